@@ -17,18 +17,18 @@ from typing import Literal
 
 # S = Q·Kᵀ and O = P·V forward; dP = dO·Vᵀ, dV = Pᵀ·dO, dQ = dS·K and dK = dSᵀ·Q backward.
 Product = Literal["S", "O", "dP", "dV", "dQ", "dK"]
-# Those that contract or produce the head width of V; the others, that of Q and K.
+# Products that contract or produce V's head width; the others use that of Q and K.
 OF_VALUE_WIDTH = frozenset({"O", "dP", "dV"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionKernel:
-    """One kernel of attention, forward or backward. Its operands begin with Q, K and V.
+    """One attention kernel, forward or backward. Its operands begin with Q, K and V.
 
     Attributes:
         name: pattern to search for in its name as a Pallas kernel, in a jaxpr or in HLO. Two rows
             may share names if only one of them runs dQ.
-        scope: pattern to search for in the names around a kernel that has none of its own. Of
+        scope: pattern to search for in the names around a kernel that has no name of its own. Of
             several rows, the one with dK and dV has two results [keys, heads, width].
         primitives: JAX primitives that call it.
         targets: its custom-call targets in HLO.
@@ -164,13 +164,13 @@ BY_TARGET = {target: kernel for kernel in KERNELS for target in kernel.targets}
 
 @functools.lru_cache(maxsize=1024)
 def kernels_named(name: str) -> tuple[AttentionKernel, ...]:
-    """The rows that a Pallas kernel's name fits: several where only its body tells them apart."""
+    """The rows matching a Pallas kernel's name: several if only the body distinguishes them."""
     return tuple(kernel for kernel in KERNELS if re.search(kernel.name, name))
 
 
 @functools.lru_cache(maxsize=1024)
 def kernel_in_scope(scope: str, results: tuple[tuple[int, ...], ...]) -> AttentionKernel | None:
-    """The row of a kernel without a name, None if it is not one of attention.
+    """The row of a kernel without a name; None if it is not an attention kernel.
 
     Args:
         scope: the names around it.
@@ -182,13 +182,13 @@ def kernel_in_scope(scope: str, results: tuple[tuple[int, ...], ...]) -> Attenti
     return (*chosen, *fitting, None)[0]
 
 
-# Splash attention's backward pass sums o · do with an einsum beside its kernels.
+# Splash attention's backward pass sums o · do with an einsum outside its kernels.
 BESIDE_KERNELS = "jit(_splash_attention)/"
 _ATTENTION = re.compile(r"attention|fmha|flash|splash|(?<![a-z])m[hq]a(?![a-z])", re.IGNORECASE)
 
 
 def is_attention(name: str) -> bool:
-    """Whether a kernel's name or target says that it computes attention; it may have no row.
+    """Whether a kernel's name or target marks it as attention; it may have no row.
 
     >>> [is_attention(name) for name in ("my_flash_fwd", "mqa", "quantized_matmul")]
     [True, True, False]

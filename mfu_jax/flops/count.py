@@ -36,11 +36,11 @@ class FlopCount:
     """Matmul FLOPs (2·m·n·k each) of one call of one program, split by purpose.
 
     All numbers are Python ints. `rematerialized` is forward work that the backward pass repeats
-    because of `jax.checkpoint`, `optimizer` work on gradients (Muon's matmuls), `other` work in no
-    known phase. `evaluation` is the part of `forward` that a training step computes without
+    because of `jax.checkpoint`, `optimizer` is work on gradients (Muon's matmuls), `other` is work
+    in no known phase. `evaluation` is the part of `forward` that a training step computes without
     differentiating it or using it for its gradients. `by_scope` maps `jax.named_scope` paths to
-    FLOPs, `by_dtype` operand dtypes (``bf16``); each of the two sums to everything counted.
-    `by_operation` has the model's part, `forward` and `backward`, by phase, scope and primitive
+    FLOPs, and `by_dtype` operand dtypes (``bf16``); each sums to everything counted.
+    `by_operation` splits the model's part, `forward` and `backward`, by phase, scope and primitive
     (``backward mlp/up/dot_general``).
     """
 

@@ -17,11 +17,11 @@ from mfu_jax.flops.executed.counting import ExecutedCount
 from mfu_jax.flops.missing import lacking, largest, missing_operations
 from mfu_jax.formatting import columns
 
-# What the compiler removed of the model's work.
+# Model work that the compiler removed.
 REMOVED = "removed by XLA"
-# An overhead that is attention over all pairs: where kernels run it, their pairs are counted.
+# An overhead of attention over all pairs; if kernels run it, the pairs they compute are counted.
 OVERHEAD_ATTENTION = "pipeline bubble: attention"
-# Forward work that trains nothing, where the model lacks it.
+# Forward work that trains nothing and is missing from the model.
 EVALUATION = "evaluation"
 _EVALUATION_NOTE = "forward work that trains nothing: a loss or metrics on the side"
 _ON_HOST = "moved to the host"
@@ -48,7 +48,7 @@ class Ledger:
         convention: how `model` counts attention pairs.
         lines: from `model` to `executed`, including the model line.
         executed: matmul FLOPs that the program runs.
-        of_which: parts of `executed` to know about; they do not sum to it.
+        of_which: parts of `executed` worth knowing; they do not sum to it.
         xla_reported: ``compiled.cost_analysis()["flops"]``, or None if XLA reports nothing.
         causes: from `executed` to `xla_reported`; empty if XLA reports nothing.
         notes: what the count could not see, and the choices that it made.
@@ -70,7 +70,7 @@ class Ledger:
 
     @property
     def removed(self) -> int:
-        """Model FLOPs that the program does without, by the compiler's work; 0 or above."""
+        """Model FLOPs that the compiled program avoids on the device; 0 or above."""
         labels = (REMOVED, THREE_REAL, _ON_HOST)
         return -sum(line.flops for line in self.lines if line.label in labels)
 
@@ -163,26 +163,26 @@ def compare_flops(
     """Explains executed FLOPs in terms of model FLOPs, and XLA's number in terms of executed.
 
     Args:
-        model: model FLOPs per step per device by `convention`; or a traced count of the function
-            that was compiled, which gives all pairs (``dense``), and says what XLA removed.
+        model: model FLOPs per step per device by `convention`; or a traced count of the
+            compiled function, which includes all pairs (``dense``) and shows what XLA removed.
         executed: ``executed_flops(compiled)`` of the same step.
-        convention: the name of the convention of `model`.
+        convention: name of the convention of `model`.
         dense: model FLOPs with every attention pair, including masked ones; None if the program
             computes only the pairs of `model`.
         attention: attention FLOPs in `model`; if attention runs in kernels, the masked pairs are
-            those that the kernels' blocks compute beyond it, instead of those of `dense`.
+            what the kernels' blocks compute beyond it, not those of `dense`.
         xla_reported: ``compiled.cost_analysis()["flops"]``, None or a negative number if unknown.
-        overheads: other known work of the program beyond the model, by label, such as
+        overheads: other known program work beyond the model, by label, such as
             ``{"MoE one-hot and dispatch matmuls": …}``.
-        is_whole: `model` was traced from the function that was compiled, and either count covers
-            all of its work: what the program lacks of it, the compiler removed.
-        operations: the model FLOPs of one device as in `FlopCount.by_operation`, to name what the
+        is_whole: whether `model` was traced from the compiled function and both counts cover all
+            its work: anything missing from the program was then removed by the compiler.
+        operations: model FLOPs of one device, keyed as `FlopCount.by_operation`, to name what the
             compiler removed.
-        unaccounted: work that `model` lacks because it could not be counted, in words.
-        complex_products: the part of `model` that is products of complex numbers, as four real
+        unaccounted: descriptions of work missing from `model` because it could not be counted.
+        complex_products: the part of `model` in complex products, each counted as four real
             ones.
-        checkpointed: what `jax.checkpoint` adds to the traced step.
-        devices: that share a traced `model`.
+        checkpointed: FLOPs that `jax.checkpoint` adds to the traced step.
+        devices: number of devices that share a traced `model`.
 
     Returns:
         The ledger; its `residual` is the unexplained rest.
@@ -234,7 +234,7 @@ def compare_flops(
     outside = executed.optimizer + executed.other
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
-    is_traced = is_whole or bool(operations)  # such a model has the step's evaluations
+    is_traced = is_whole or bool(operations)  # such a model includes the step's evaluations
     if not is_traced and (beside := min(missing, executed.evaluation)) > 0:
         lines.append(LedgerLine(label=EVALUATION, flops=beside, note=_EVALUATION_NOTE))
         missing -= beside
@@ -281,14 +281,14 @@ def compare_flops(
 
 
 def _fft(operations: Mapping[str, int | Fraction]) -> Fraction:
-    """FLOPs of FFTs; the instructions that TPUs make of one have the name of its function."""
+    """FLOPs of FFTs; on TPUs, the instructions that implement one carry its function's name."""
     return sum((Fraction(n) for name, n in operations.items() if _FFT.search(name)), Fraction(0))
 
 
 def _beyond_whole_images(
     operations: Mapping[str, int | Fraction], executed: ExecutedCount
 ) -> dict[str, int]:
-    """What convolutions on pieces of images do beyond the model's, by the kind of pieces."""
+    """FLOPs beyond the model's in convolutions on pieces of images, by kind of piece."""
     above = {
         label: sum(
             min(flops, round(executed.by_operation.get(name, 0) - operations.get(name, 0)))
@@ -302,9 +302,9 @@ def _beyond_whole_images(
 def _beside_kernels(
     attention: int, operations: Mapping[str, int | Fraction], executed: ExecutedCount
 ) -> int:
-    """Products of activations that no attention kernel runs, such as a linear attention's.
+    """FLOPs of activation products outside attention kernels, such as linear attention's.
 
-    Plain matmuls lack those that kernels run; `attention` has all, with all pairs.
+    Plain matmuls exclude those that kernels run; `attention` includes all, with all pairs.
     """
     kernels = executed.attention_operations
     plain = {name: n - kernels.get(name, 0) for name, n in executed.by_operation.items()}
@@ -312,7 +312,7 @@ def _beside_kernels(
 
 
 def _asked_for(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> int:
-    """Repeated matmuls that the model has as often: an `optimization_barrier` keeps them apart."""
+    """Repeated matmuls that the model repeats too: an `optimization_barrier` keeps them apart."""
     return sum(
         max(0, min(flops, round(operations.get(name, 0) - executed.by_operation.get(name, 0))))
         for name, flops in executed.duplicated_operations.items()
@@ -320,40 +320,40 @@ def _asked_for(operations: Mapping[str, int | Fraction], executed: ExecutedCount
 
 
 def _own(missing: int, operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> int:
-    """What devices repeat that is no more than their parts of the model, as far as names tell."""
+    """FLOPs repeated across devices that the model repeats as well, as far as names tell."""
     repeated = sum(executed.repeated.values())
     alike = min(missing - round(lacking(operations, executed.by_operation)), repeated)
     return max(min(missing, executed.repeated_by_user), alike if operations else 0)
 
 
 def _by_three(complex_products: int | Fraction, missing: int, executed: ExecutedCount) -> int:
-    """What a program without complex numbers saves by three real products instead of four.
+    """FLOPs that a program without complex dtypes saves by three real products instead of four.
 
-    Where two of four are missing, only the real or the imaginary part of the result is used.
+    If two of four are missing, only the real or the imaginary part of the result is used.
     """
     is_complex = any(dtype in _COMPLEX for dtype in executed.by_dtype)
     return 0 if is_complex or 2 * missing == complex_products else round(complex_products) // 4
 
 
 def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:
-    """What the program lacks most of a model's operations, and why it may."""
+    """Why model operations may be missing from the program, and the largest of them, as a note."""
     why = "merged with equal work, moved out of a loop, not needed for a result, or elementwise"
     named = largest(missing_operations(operations, executed.by_operation))
     return f"{why}: {named}" if named else why
 
 
 def _surplus(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> tuple[str, ...]:
-    """Which operations run more FLOPs than the model has of them, as a note."""
+    """Operations that run more FLOPs than the model has of them, as a note."""
     surplus = missing_operations(executed.by_operation, operations) if operations else {}
     return (f"more FLOPs than the model has of: {largest(surplus)}",) if surplus else ()
 
 
 def _of_which(executed: ExecutedCount, labels: Set[str]) -> tuple[LedgerLine, ...]:
-    """The parts of `executed` that the program has; they explain, and are not added.
+    """The nonzero parts of `executed` to show as explanation; they are not added.
 
     Args:
         executed: the count.
-        labels: of the lines that are added.
+        labels: labels of the lines that are added.
     """
     flops = 0 if EVALUATION in labels else executed.evaluation
     parts = [LedgerLine(label=EVALUATION, flops=flops, note=_EVALUATION_NOTE)]

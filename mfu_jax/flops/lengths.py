@@ -1,4 +1,4 @@
-"""What a user knows of lengths that are data in a program: of groups, and of sequences."""
+"""User-given lengths of groups and sequences, which are data in a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Lengths:
     """Lengths that a program reads from its data; empty if unknown.
 
     Attributes:
-        group_sizes: rows of each group (expert) of a grouped matmul, as one device has them.
+        group_sizes: rows of each group (expert) of a grouped matmul, on one device.
         sequence_lengths: keys of each sequence in paged attention.
     """
 
@@ -31,7 +31,7 @@ class Lengths:
         """The lengths that a caller gave.
 
         Raises:
-            UserError: one of them is no sequence of whole numbers.
+            UserError: one of them is not a sequence of whole numbers.
 
         >>> Lengths.of(group_sizes=[300, 0, 212])
         Lengths(group_sizes=(300, 0, 212), sequence_lengths=())

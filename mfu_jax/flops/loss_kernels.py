@@ -1,7 +1,7 @@
-"""Fused kernels of a linear layer and its cross entropy: what both counts need to know of them.
+"""Fused kernels of a linear layer and its cross entropy: the facts that both counts need.
 
-Such a kernel never writes the logits, so its backward pass computes them again. It works in blocks,
-which may reach beyond its matrices.
+Such a kernel never writes the logits, so its backward pass recomputes them. It works in blocks,
+which may extend beyond its matrices.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KERNELS = (
 
 
 def loss_kernel(name: str) -> LossKernel | None:
-    """The row that a kernel's name fits."""
+    """The row matching a kernel's name, if any."""
     return next((kernel for kernel in KERNELS if re.search(kernel.name, name)), None)
 
 

@@ -1,6 +1,6 @@
 """Attention masks: the (query, key) pairs of one sequence, under each way of counting.
 
-A mask has three counts. `dense` is every pair, as a program that ignores the mask computes them.
+A mask has three counts. `dense` is every pair, as computed by a program that ignores the mask.
 `exact` counts the pairs that the mask keeps, one by one. `maxtext` is the continuous area that
 MaxText uses (S²/2 under a causal diagonal, S·W − W²/2 in a window): half a diagonal less than
 `exact`.
@@ -41,7 +41,7 @@ class Full(Mask):
     """Every query sees every key (encoders).
 
     Attributes:
-        keys: length of the other sequence in cross attention; None: its own.
+        keys: length of the other sequence in cross attention; None for self-attention.
         queries: number of queries if it is not the sequence's length (a vision tower).
     """
 
@@ -90,7 +90,7 @@ class SlidingWindow(Mask):
         return integral(length * window - Fraction(window * window, 2))
 
     def keys_kept(self, length: int) -> int:
-        return min(self.size, length)  # a window forgets the older ones
+        return min(self.size, length)  # a window drops the older ones
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which operations of a model a program lacks, or has beyond it."""
+"""Model operations that a program lacks, and operations that it has beyond the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def largest(operations: Mapping[str, int | Fraction]) -> str:
 def lacking(
     model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
 ) -> Fraction:
-    """FLOPs that a program lacks under the names of the model's operations."""
+    """FLOPs that a program lacks, summed over the model's operations by name."""
     lacks = (Fraction(n) - Fraction(executed.get(name, 0)) for name, n in model.items())
     return sum((max(lack, Fraction(0)) for lack in lacks), Fraction(0))
 
@@ -29,9 +29,8 @@ def missing_operations(
 ) -> dict[str, Fraction]:
     """The operations of a model that a program lacks, with their FLOPs.
 
-    Fusions and rewrites may give work the name of a neighbour: what is too much under one name
-    stands for what lacks under another of the same phase and scope, else of the same phase, else
-    of any.
+    Fusions and rewrites may give work a neighbour's name: a surplus under one name offsets a
+    deficit under another of the same phase and scope, else of the same phase, else of any.
     """
     balance = {
         name: Fraction(model.get(name, 0)) - Fraction(executed.get(name, 0))
@@ -55,7 +54,7 @@ def _phase_and_scope(operation: str) -> str:
 
 
 def _settle(balance: dict[str, Fraction], names: list[str]) -> None:
-    """Sets off what is too much under some names against what lacks under others."""
+    """Offsets surpluses under some names against deficits under others."""
     lacking = [name for name in names if balance[name] > 0]
     spare = [name for name in names if balance[name] < 0]
     totals = [sum((abs(balance[n]) for n in side), Fraction(0)) for side in (lacking, spare)]

@@ -1,13 +1,13 @@
-"""What undifferentiated work of a training step is for: its optimizer, an evaluation, or its loss.
+"""The purpose of undifferentiated work in a training step: optimizer, evaluation, or loss.
 
-Names do not say: a layer may be called ``optimizer``, and a forward pass after the update looks
-like any other. What a value is computed from, and what is computed from it, do. `traced` and
-`executed` each describe a program as a list of `Value`s; this is what the words mean.
+Names do not tell: a layer may be called ``optimizer``, and a forward pass after the update looks
+like any other. What a value is computed from and what uses it do tell. `traced` and `executed` each
+describe a program as a list of `Value`s; this module defines the purposes.
 
-It is shared on purpose: two definitions of an evaluation could differ where neither count is wrong.
-A mistake in it moves FLOPs between phases of both counts alike, never in or out of their totals;
-the expected phases of the audit's programs are therefore written by hand. What finds the operands,
-inputs and gradients of a program, where a count can be wrong, is written twice.
+It is shared deliberately: two definitions of an evaluation could differ with neither count wrong.
+A mistake here moves FLOPs between phases of both counts alike, never in or out of their totals;
+the expected phases of the audit's programs are therefore written by hand. The search for a
+program's operands, inputs and gradients, where a count can go wrong, is implemented twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 Purpose = Literal["forward", "evaluation", "optimizer"]
 
-# If one matmul serves several purposes in different calls, the first of these.
+# If one matmul serves several purposes in different calls, the last of these counts.
 _ORDER: tuple[Purpose, ...] = ("evaluation", "forward", "optimizer")
 
 
@@ -28,10 +28,10 @@ class Value(NamedTuple):
         operands: positions of the values that it is computed from, all before its own.
         size: its number of elements.
         site: identifies an undifferentiated matmul; 0 for everything else.
-        is_input: an input of the program.
-        is_moved: the elements of its operands: moved, cast, or scaled.
+        is_input: whether it is an input of the program.
+        is_moved: whether it holds its operands' elements, only moved, cast, or scaled.
         is_differentiated: made inside a function under differentiation, or by its backward pass.
-        is_gradient: the result of a backward matmul.
+        is_gradient: whether it is the result of a backward matmul.
     """
 
     operands: tuple[int, ...]
@@ -46,13 +46,13 @@ class Value(NamedTuple):
 def purposes(values: Sequence[Value]) -> dict[int, Purpose]:
     """The purpose of each undifferentiated matmul of a program, by `Value.site`.
 
-    - optimizer: it becomes a part of a weight's update, or uses gradients;
+    - optimizer: it becomes part of a weight's update, or uses gradients;
     - forward: the differentiated function uses it (a rollout, a teacher), or nothing is
       differentiated;
     - evaluation: anything else, with the old weights or with the updated ones.
 
     A weight is an input that differentiated work uses; its update is computed from it, element by
-    element, and from gradients. Scalars carry no part of an update: a learning rate may depend on
+    element, and from gradients. Scalars are not part of an update: a learning rate may depend on
     an evaluation's loss.
     """
     graph = _Graph(values)
@@ -89,7 +89,7 @@ class _Graph:
         return "forward" if self.is_used[number] else "evaluation"
 
     def _inputs(self) -> list[int | None]:
-        """The input that each value is, moved, cast or scaled."""
+        """The input that each value is a moved, cast or scaled copy of, if any."""
         inputs: list[int | None] = []
         for number, value in enumerate(self.values):
             of_operands = [inputs[o] for o in value.operands] if value.is_moved else []

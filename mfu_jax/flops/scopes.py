@@ -12,7 +12,7 @@ import functools
 import re
 from typing import Literal, NamedTuple
 
-# `read_scope` tells three of them apart, `purposes` two more; XLA's is the executed count's own.
+# `read_scope` distinguishes three, `purposes` two more; only the executed count has XLA's.
 FlopPhase = Literal[
     "forward",
     "backward",

@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 _CPU_SIZES = (512, 768, 1024)
 _ACCELERATOR_SIZES = (2048, 4096, 8192)
 
-_RUN_SECONDS = 0.01  # one timed run: much longer than dispatch, short enough to fit between others
+_RUN_SECONDS = 0.01  # a timed run: far longer than dispatch, short enough to fit between other work
 _SIZE_SECONDS = 0.6  # time given to each size
 _MIN_RUNS = 4
 _BUSY = 0.05  # share of the time spent waiting for a core above which the result is corrected
@@ -93,7 +93,7 @@ def calibrate(
     each is the machine's, measured through one of them with all cores, divided by N.
 
     Args:
-        dtype: of the matmul operands, under any of its names in numpy, JAX or HLO.
+        dtype: dtype of the matmul operands, by any of its names in numpy, JAX or HLO.
         device: the device to measure; the first one by default.
         refresh: measure even if the cache has the peak.
         clock: seconds, monotonic; tests inject their own.
@@ -135,7 +135,7 @@ def measure(
     """Best matmul rate over the sizes; the cache is neither read nor written.
 
     Returns:
-        `flops_per_sec` of all that `device` can use, `size` of the best matrices, and `busy`:
+        `flops_per_sec` of everything `device` can use, `size` of the best matrices, and `busy`:
         seconds that threads waited for a core, per core and second (0 if unknown).
     """
     sizes = sizes or (_CPU_SIZES if device.platform == "cpu" else _ACCELERATOR_SIZES)

@@ -73,7 +73,7 @@ class Chip:
         return self.peak_tflops[key] * 1e12 / passes
 
     def _unit(self, dtype: str, precision: str | None) -> tuple[str, int]:
-        """The peak of the row that a matmul of `dtype` runs at, and its passes at that rate."""
+        """The row's peak at which a matmul of `dtype` runs, and its number of passes."""
         if dtype == "fp64":
             return self._first("fp64_tensor", "fp64_matrix", "fp64"), 1
         if dtype != "fp32":
@@ -85,7 +85,7 @@ class Chip:
         return next((key for key in keys if key in self.peak_tflops), keys[-1])
 
     def _describe(self, dtype: str, precision: str | None) -> str:
-        """'H100 SXM, fp32 as tf32': which peak of the row was taken."""
+        """'H100 SXM, fp32 as tf32': which peak of the row was used."""
         key, passes = self._unit(dtype, precision)
         how = "" if key == dtype else f" as {key}" if passes == 1 else f" as {passes} {key} passes"
         return f"{self.name}, {dtype}{how}"

@@ -59,8 +59,8 @@ def float32_unit(precision: str | None, *, vendor: str, has_tf32: bool) -> tuple
     """The dtype that a float32 matmul runs in at `precision`, and its passes; None: float32 itself.
 
     Args:
-        precision: `jax_default_matmul_precision`, None: default.
-        vendor: of the chip, as in hardware.yml.
+        precision: `jax_default_matmul_precision`; None for the default.
+        vendor: the chip's vendor, as in hardware.yml.
         has_tf32: whether the chip's matrix unit has TF32.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Resolves JAX's `device_kind`, or a name given by a person, to a chip of the table."""
+"""Resolves JAX's `device_kind`, or a name given by the user, to a chip of the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def find(device_kind: str, compute_capability: str | None = None) -> tuple[Chip,
     """The rows that `device_kind` may mean: one, none, or several if it is ambiguous.
 
     Whole names are compared, because 'NVIDIA A100' begins with 'NVIDIA A10' and 'TPU v5 lite' with
-    'TPU v5'. Case is ignored: traces say 'TPU v5 Lite'. Drivers before 470 leave out 'NVIDIA '. If
+    'TPU v5'. Case is ignored: traces say 'TPU v5 Lite'. Drivers before 470 omit 'NVIDIA '. If
     a ROCm driver says only 'AMD Radeon Graphics', the device's `compute_capability` ('gfx942')
     narrows the choice.
     """
@@ -70,7 +70,7 @@ def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
 
 
 def named(name: str, *, instead: str = "pass peak_tflops_per_device=… instead") -> Chip:
-    """The chip that a person means by 'h100', 'v5p', '4090' or a whole device kind.
+    """The chip that a user means by 'h100', 'v5p', '4090' or a whole device kind.
 
     Case and punctuation are ignored. An exact name, alias or device kind comes first, then the only
     row whose name ends with it, then the only row with all its words. 'h100' and 'a100' are aliases

@@ -31,7 +31,7 @@ def resolve_peak(
 
     Args:
         device_kind: `jax.devices()[0].device_kind`; None if a flag or `hardware` is given.
-        dtype: dtype of the matmul operands, under any of its names in numpy, JAX or HLO.
+        dtype: dtype of the matmul operands, by any of its names in numpy, JAX or HLO.
         peak_tflops_per_device: dense TFLOP/s of one JAX device, from the user.
         hardware: a chip's name (see `named`), or 'calibrate'.
         precision: `jax_default_matmul_precision`; only float32 depends on it.
@@ -71,7 +71,7 @@ def resolve_peak(
 
 
 def checked_peak(value: object) -> float:
-    """A TFLOP/s flag as a float; zero, negative numbers, NaN and FLOP/s are refused."""
+    """A TFLOP/s flag as a float; zero, negative numbers, NaN and FLOP/s are rejected."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
     except (TypeError, ValueError):

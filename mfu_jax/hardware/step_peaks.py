@@ -1,4 +1,4 @@
-"""The peaks that a step is compared with: of its matmuls by dtype, and of its memory.
+"""The peaks that a step is compared with: matmul rate by dtype, and memory bandwidth.
 
 A step that mixes dtypes has no single peak. Its optimal time is the sum over dtypes of FLOPs /
 peak, and utilisation is that time over the measured one.
@@ -47,8 +47,8 @@ class StepPeaks:
     """Peaks of one device for the matmuls of a step.
 
     Attributes:
-        main: of the dtype with most model FLOPs.
-        by_dtype: dtype (`canonical_dtype`) → peak in FLOP/s, for those known.
+        main: peak of the dtype with most model FLOPs.
+        by_dtype: dtype (`canonical_dtype`) → peak in FLOP/s, where known.
         bytes_per_sec: memory bandwidth; None if unknown.
     """
 
@@ -60,7 +60,7 @@ class StepPeaks:
         """Shortest time for `flops`, with dtypes in the proportions of `flops_by_dtype`.
 
         None if all of them run at the main peak: the time is then `flops` / peak. FLOPs in a dtype
-        without a known peak are timed at the main one, and `notes` says so.
+        without a known peak are timed at the main one, and `notes` mentions it.
         """
         whole = sum(flops_by_dtype.values())
         peaks = {dtype: self._of(dtype) or self.main.flops_per_sec for dtype in flops_by_dtype}
@@ -98,13 +98,13 @@ def find_peaks(
     """The peaks that a step with these matmuls is compared with.
 
     Args:
-        device: what it runs on.
-        flops_by_dtype: FLOPs of its matmuls by dtype, at any scale; float32 where empty.
-        peak_tflops_per_device: the user's own number, taken for every dtype.
+        device: the device that it runs on.
+        flops_by_dtype: FLOPs of its matmuls by dtype, at any scale; float32 if empty.
+        peak_tflops_per_device: the user's own number, used for every dtype.
         hardware_name: a chip of the table, or 'calibrate'.
 
     Raises:
-        UserError: the dtype of most FLOPs has no known peak.
+        UserError: the dtype with most FLOPs has no known peak.
     """
     counted = {dtype: flops for dtype, flops in flops_by_dtype.items() if flops} or {"f32": 0}
     main_dtype = max(counted, key=lambda dtype: counted[dtype])

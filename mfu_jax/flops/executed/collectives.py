@@ -26,8 +26,8 @@ class Collective:
     """One collective of the program.
 
     Attributes:
-        kind: its opcode, such as ``all-gather``; of an all-reduce of which each device keeps a
-            slice only, ``reduce-scatter``.
+        kind: its opcode, such as ``all-gather``; ``reduce-scatter`` for an all-reduce of which
+            each device keeps only a slice.
         bytes: bytes of its whole buffer on one device: the gathered or unreduced side.
         group_size: devices in one group; 0 if the text does not say.
         op_name: JAX's name stack of the operation.
@@ -45,8 +45,8 @@ def is_further_link(computation: HloComputation, instruction: HloInstruction) ->
     """Whether a collective continues one that an earlier instruction started.
 
     TPU programs spread one collective over a chain of fusions that compute something else
-    meanwhile: the first has it with ``AsyncCollectiveStart``, the last with
-    ``AsyncCollectiveDone``, and those in between have it as well.
+    meanwhile: it appears in the first with ``AsyncCollectiveStart``, in the last with
+    ``AsyncCollectiveDone``, and in those in between as well.
     """
     if "chain_id" not in instruction.attribute_text:  # most need no other attribute
         return False
@@ -58,10 +58,10 @@ def is_further_link(computation: HloComputation, instruction: HloInstruction) ->
 
 
 def carried_along(fused: HloComputation) -> frozenset[str]:
-    """Instructions of a fusion that only pass on the arrays of a collective under way.
+    """Instructions of a fusion that only pass on the arrays of a collective in flight.
 
-    The fusion of such a chain takes the collective's arrays and gives them back, and reads and
-    writes none of them: the links do. Empty for the fusion that starts a chain, and outside one.
+    A fusion of such a chain takes the collective's arrays and returns them without reading or
+    writing them: the links do. Empty for the fusion that starts a chain, and outside one.
     """
     links = {
         i.name
@@ -102,7 +102,7 @@ def read_collective(
 
 
 def _is_scattered(computation: HloComputation, instruction: HloInstruction) -> bool:
-    """Whether each device keeps a slice only: TPU fusions write a reduce-scatter that way."""
+    """Whether each device keeps only a slice: TPU fusions write a reduce-scatter that way."""
     users = computation.users.get(instruction.name, ())
     return bool(users) and all(user.opcode == "dynamic-slice" for user in users)
 

@@ -52,10 +52,10 @@ class MatmulCost(NamedTuple):
         rematerialized: the part that recomputes forward results.
         kernel: name of the custom kernel that runs them; empty for XLA's own matmuls.
         seen_by_xla: FLOPs that XLA's cost analysis reports for the instruction.
-        is_attention: whether an attention kernel runs it, or JAX does beside the kernel.
+        is_attention: whether an attention kernel runs it, or JAX does so beside the kernel.
         is_vector: whether it is a multiplication and a sum, for vector units.
-        passes: how it runs in parts of its precision, such as ``bf16_x6``.
-        padding: the part on rows of a kernel's tiles whose results are cut off.
+        passes: the lower-precision passes that it runs as, such as ``bf16_x6``.
+        padding: the part spent on rows of a kernel's tiles whose results are cut off.
     """
 
     instruction: HloInstruction
@@ -151,7 +151,7 @@ class CostReader:
         kernel_flops: FLOPs of custom kernels, as `executed_flops` takes them.
         trip_counts: iterations of loops, by the name or op_name of the ``while``.
         constants: returns the same program with its large constants written out, or None.
-        lengths: lengths that are data, as far as the user gave them.
+        lengths: lengths that are data, if the user gave them.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class CostReader:
         )
 
     def given_trip_count(self, instruction: HloInstruction) -> int | None:
-        """Iterations of a ``while`` that the user gave."""
+        """Iterations that the user gave for a ``while``, if any."""
         for name, times in self.trip_counts.items():
             if name in (instruction.name, instruction.op_name):
                 return times
@@ -326,7 +326,7 @@ class CostReader:
         return InstructionCost(matmul, note=cost.note)
 
     def _cost_by_devices(self, call: KernelCall) -> KernelCost | UnknownCost:
-        """The cost of a kernel; the mean of all devices' where they have different tables."""
+        """The cost of a kernel; the mean over all devices if their tables differ."""
         self.literals.choose(0)
         cost = kernel_cost(call)
         differing = sorted(self.literals.by_device)
@@ -381,7 +381,7 @@ _RULES = _OF_OPCODES | {f"{opcode}-start": rule for opcode, rule in _OF_OPCODES.
 
 
 def _unknown(instruction: HloInstruction) -> InstructionCost:
-    """The cost of an opcode without a rule: that of asynchronous work is where it starts."""
+    """The cost of an opcode without a rule; asynchronous work is counted at its start."""
     opcode = instruction.opcode
     if opcode.endswith(("-done", "-update")) or opcode.removesuffix("-start") in NO_MATMUL:
         return _NOTHING

@@ -67,23 +67,23 @@ class ExecutedCount(FlopCount):
             of `total`, not of `forward` or `rematerialized`.
         duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
             of `total`.
-        duplicated_operations: the forward and backward part of `duplicated`, by operation as in
-            `by_operation`, which lacks them.
+        duplicated_operations: the forward and backward part of `duplicated`, keyed as
+            `by_operation`, which excludes it.
         repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
-            beyond one run each, by extent in words. Part of `total`.
+            beyond one run of each, by a description of the extent. Part of `total`.
         repeated_attention: the part of `repeated` in `attention_kernels`.
         repeated_by_user: the part of `repeated` inside a `shard_map`.
         padding: FLOPs of forward and backward matmuls on explicit zero padding. Part of `total`.
-        expansion: the same on zeros of ragged and depthwise products that XLA computes densely.
-        in_pieces: FLOPs of convolutions on pieces of images, which overlap: by the kind of pieces,
-            as in `by_operation`, of which they are a part.
+        expansion: the same for zeros of ragged and depthwise products that XLA computes densely.
+        in_pieces: FLOPs of convolutions on overlapping pieces of images: by kind of piece, then
+            keyed as `by_operation`, of which they are a part.
         vector_matmuls: FLOPs of matmuls that run on vector units: XLA writes them as a
             multiplication and a sum, because one of m, n and k is 1. Part of `total`.
-        hardware_passes: FLOPs of matmuls that run as several on parts of their precision, by those
-            passes: ``{"bf16_x6": …}`` takes six times as long as bf16. 2·m·n·k once, in `total`.
+        hardware_passes: FLOPs of matmuls that run as several lower-precision passes, by passes:
+            ``{"bf16_x6": …}`` takes six times as long as bf16. Counted once, 2·m·n·k, in `total`.
         kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
             Part of `total`.
-        attention_kernels: FLOPs of attention kernels, forward and backward, once.
+        attention_kernels: FLOPs of attention kernels, forward and backward, without recomputation.
         attention_operations: the same by operation: a part of `by_operation`.
         elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
             Not part of `total`.
@@ -95,7 +95,7 @@ class ExecutedCount(FlopCount):
         kernels_once: FLOPs of `kernels` with every loop body counted once.
         kernels_xla: what XLA reports for `kernels_once`: the authors' `cost_estimate`s, or 0.
         vector_once: `vector_matmuls` with every loop body counted once.
-        vector_xla: what XLA reports for `vector_once`: one FLOP a multiplication, one an addition.
+        vector_xla: what XLA reports for `vector_once`: one FLOP per multiplication or addition.
         elementwise_once: `elementwise` with every loop body counted once.
         flags: choices that the count made, such as the branch of a conditional.
     """
@@ -149,7 +149,7 @@ def executed_flops(
             program does not contain the cost; `register_kernel` overrides the program's.
         trip_counts: iterations of loops that depend on data, by the op_name or name of the
             ``while`` that `unaccounted` shows.
-        group_sizes: rows of each group (expert) in grouped matmuls, as one device has them.
+        group_sizes: rows of each group (expert) in grouped matmuls, on one device.
         sequence_lengths: keys of each sequence in paged attention.
 
     Returns:
@@ -157,7 +157,7 @@ def executed_flops(
 
     Raises:
         HloParseError: the text is not optimised HLO.
-        UserError: the sizes or lengths are no whole numbers.
+        UserError: the sizes or lengths are not whole numbers.
 
     >>> executed_flops('''HloModule m
     ... ENTRY %main (x: f32[2,3], y: f32[3,4]) -> f32[2,4] {
@@ -182,7 +182,7 @@ def counter_of(
     trip_counts: Mapping[str, int] | None = None,
     lengths: Lengths = NO_LENGTHS,
 ) -> ProgramCounter:
-    """What counts a program; arguments and errors as of `executed_flops`."""
+    """The counter of a program; arguments and errors as for `executed_flops`."""
     text = program if isinstance(program, str) else program.as_text()
     if not text:
         raise HloParseError("the compiled program has no text")
@@ -286,7 +286,7 @@ class ProgramCounter:
         )
 
     def _unaccounted(self) -> Iterator[Unaccounted]:
-        """What cannot be counted, with its runs, including those in branches not counted."""
+        """Work that cannot be counted, with its runs, including those in branches not counted."""
         for name in reversed(self.order):
             if unknown := self.costs[name].unaccounted:
                 runs = math.ceil(self.runs.times[name]) + self.runs.untaken[name]
@@ -294,7 +294,7 @@ class ProgramCounter:
                     yield dataclasses.replace(item, times=item.times * runs)
         for instruction, reason, runs in self.runs.unknown_loops.values():
             if self.reader.iterations.contains(instruction):
-                continue  # it counts by the textbook
+                continue  # counted by the textbook formula
             reason = f"{reason}; its body is counted once; give trip_counts"
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
@@ -371,7 +371,7 @@ class ProgramCounter:
 
     @functools.cached_property
     def _duplicates(self) -> dict[int, Found]:
-        """Other matmuls that repeat what one computes, by ``id``."""
+        """Matmuls that repeat what another one computes, by ``id``."""
         first = (item for n, item in self._running() if n not in self._recomputed)
         places = ((item.computation, item.matmul.instruction) for item in first)
         return {id(i): self._found[id(i)] for i in duplicates(self.reader.dataflow, places)}
@@ -386,11 +386,11 @@ class ProgramCounter:
         }
 
     def _running(self) -> Iterator[tuple[int, Found]]:
-        """Those of `_found` that run also where branches are decided."""
+        """Those of `_found` that run at all; the others count only with loops counted once."""
         return (pair for pair in self._found.items() if pair[1].runs)
 
     def _op_name(self, name: str, instruction: HloInstruction) -> str:
-        """A matmul's op_name, else that of the fusion that it is in, else a guess."""
+        """A matmul's op_name, else that of its fusion, else a guess."""
         caller = self.module.caller(name) if not instruction.op_name else None
         of_fusion = caller[1].op_name if caller and caller[1].opcode == "fusion" else ""
         for op_name in (instruction.op_name, of_fusion):

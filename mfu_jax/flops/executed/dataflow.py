@@ -24,7 +24,7 @@ class Frame:
         computation: the computation.
         outer: the frame of the call.
         call: the instruction that runs it on its operands.
-        loop: of a computation inside a loop: the ``while``, and the frame that it is in.
+        loop: for a computation inside a loop: the frame of the ``while``, and the ``while``.
     """
 
     computation: HloComputation
@@ -70,11 +70,11 @@ class Dataflow:
         self._entered: dict[tuple[int, str], Frame] = {}  # by the caller's frame, and the call
 
     def frame_of(self, computation: HloComputation) -> Frame:
-        """The frame of a computation, with those of the computations that enclose it; kept."""
+        """The frame of a computation, with those of its enclosing computations; cached."""
         return self._enclosed(computation, self._frames, _ENCLOSE)
 
     def frame_in_fusions(self, computation: HloComputation) -> Frame:
-        """The frame of a fused computation, up to the first one that is not fused; kept."""
+        """The frame of a fused computation, up to the first one that is not fused; cached."""
         return self._enclosed(computation, self._fused_frames, {"fusion"})
 
     def _enclosed(
@@ -96,7 +96,7 @@ class Dataflow:
         return frames[name]
 
     def enter(self, frame: Frame, call: HloInstruction) -> Frame:
-        """The frame of the computation that a fusion or call runs; kept.
+        """The frame of the computation that a fusion or call runs; cached.
 
         Raises:
             UnknownValueError: it does not run exactly one computation.
@@ -114,7 +114,7 @@ class Dataflow:
     ) -> tuple[Frame, HloInstruction, TuplePath]:
         """Follows a value, or the element at `path` of a tuple, to the instruction that makes it.
 
-        Stops at a parameter whose value is unknown; for a loop's state, the remaining path says
+        Stops at a parameter whose value is unknown; for a loop's state, the remaining path tells
         which element it is.
         """
         for _ in range(10 * MAX_DEPTH):
@@ -152,7 +152,7 @@ class Dataflow:
     def _before(
         self, frame: Frame, loop: HloInstruction, body: HloComputation, path: TuplePath
     ) -> tuple[Frame, HloInstruction, TuplePath] | None:
-        """What an element of a loop's state is in every iteration, as of `follow`; None: unknown.
+        """The source of a loop-state element in all iterations, as from `follow`; None if unknown.
 
         A TPU copies a constant into fast memory before a loop, and again at the end of the body.
         """
@@ -186,7 +186,7 @@ class Dataflow:
 def _is_same(
     one: tuple[Frame, HloInstruction, TuplePath], other: tuple[Frame, HloInstruction, TuplePath]
 ) -> bool:
-    """Whether two ends of `follow` have one value: the same instruction, or equal constants."""
+    """Whether two results of `follow` have one value: the same instruction, or equal constants."""
     if one[1] is other[1]:
         return one[0] is other[0] and one[2] == other[2]
     constants = [source for _, source, _ in (one, other) if source.opcode == "constant"]

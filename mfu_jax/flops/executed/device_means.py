@@ -1,6 +1,6 @@
 """Kernels whose blocks differ between devices: each reads its own part of a table.
 
-Splash attention over a split sequence does: of a causal mask, the last device keeps the most.
+Splash attention over a split sequence is one: of a causal mask, the last device keeps the most.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mfu_jax.flops.executed.kernels.registry import (
 def device_mean(
     call: KernelCall, differing: Sequence[int], devices: int, choose: Callable[[int], None]
 ) -> KernelCost | UnknownCost:
-    """The mean of all devices' costs, which a note states with the least and the most.
+    """The mean of all devices' costs, with a note that gives the least and the most.
 
     Args:
-        call: of the kernel.
+        call: the kernel's call.
         differing: indices of its operands that differ between devices.
         devices: how many run the program.
-        choose: makes `call` that of one device.
+        choose: makes `call` read the tables of one device.
     """
     known: dict[tuple[str | None, ...], KernelCost | UnknownCost] = {}
     costs: list[KernelCost] = []  # of each device

@@ -1,4 +1,4 @@
-"""Integers that follow from the number of the device: its part of a constant table."""
+"""Integers that follow from the device number: the device's part of a constant table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class DeviceValues:
     """Evaluates small integer arrays of one device.
 
     Args:
-        dataflow: of the program.
-        text: the text of a constant's value, or None.
+        dataflow: dataflow of the program.
+        text: returns the text of a constant's value, or None.
         device: its number among the program's partitions.
 
     Attributes:
-        by_device: whether a value that was asked for depends on the device.
+        by_device: whether a requested value depends on the device.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class DeviceValues:
         """An instruction's result; None if it depends on data.
 
         Raises:
-            UnknownValueError: a fusion or call on the way cannot be followed.
+            UnknownValueError: a fusion or call along the way cannot be followed.
         """
         frame, source, path = self.dataflow.follow(frame, instruction)
         if path or depth > MAX_DEPTH or not is_small_integer(source.shape, LARGEST):

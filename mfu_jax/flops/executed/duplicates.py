@@ -1,7 +1,7 @@
 """Matmuls that a program runs several times on the same operands.
 
 Where recomputing a matmul is cheaper than storing its result, XLA may copy it into each fusion that
-uses the result (seen on TPU v6e and 7x: logits, attention scores). Where the results do not fit
+uses the result (seen on TPU v6e and 7x: logits, attention scores). If the results do not fit
 into memory, it recomputes them later, even if nothing in the program asks for it.
 """
 
@@ -27,8 +27,8 @@ _Framed = tuple[Frame, HloInstruction]
 def is_recomputed(module: HloModule, computation: HloComputation, matmul: HloInstruction) -> bool:
     """Whether XLA recomputes a matmul, or the fusion that it is in, to save memory.
 
-    It does if it says so in the name, and the original is still there. Its operands may be other
-    copies of the same weights, so values need not show it.
+    It does if the name is marked and the original is still there. The operands may be other copies
+    of the same weights, so comparing values may not show it.
     """
     place: Place | None = (computation, matmul)
     while place is not None:
@@ -44,7 +44,7 @@ def is_recomputed(module: HloModule, computation: HloComputation, matmul: HloIns
 def _original(computation: HloComputation, copied: HloInstruction, name: str) -> bool:
     """Whether an instruction of this name, or a clone of it, does the same as `copied`.
 
-    Of one that makes several arrays, XLA may recompute only some, or more from the same matmul.
+    If it makes several arrays, XLA may recompute only some, or more from the same matmul.
     """
     arrays = {leaf.dims for leaf in copied.shape.leaves()}
     return any(
@@ -75,7 +75,7 @@ def duplicates(dataflow: Dataflow, places: Iterable[Place]) -> list[HloInstructi
 
 
 def _by_leaf(dataflow: Dataflow, group: list[_Framed], which: int) -> list[list[_Framed]]:
-    """Those that have one leaf, if there are several."""
+    """The instructions that share a leaf, in groups of two or more."""
     leaves: dict[Hashable, list[_Framed]] = defaultdict(list)
     for frame, instruction in group:
         leaves[_leaf(dataflow, frame, instruction, which)].append((frame, instruction))

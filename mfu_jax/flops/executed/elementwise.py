@@ -41,11 +41,11 @@ def elementwise_flops(
 
 
 def flops_of_lines(lines: Iterable[Line]) -> int | None:
-    """FLOPs of instructions that have no rule, from their text; None if a shape is none."""
+    """FLOPs of instructions that have no rule, from their text; None if a shape is invalid."""
     try:
         return sum([parse_shape(line[2]).size for line in lines if line[3] in ELEMENTWISE])
     except HloParseError:
-        return None  # the instruction itself says it better
+        return None  # the instruction itself reports it better
 
 
 _Cost = Callable[[str], int]

@@ -1,4 +1,4 @@
-"""What the slices of one program share: its constants, its devices, and the limit of its steps."""
+"""What the slices of one program share: its constants, its devices, and its step limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mfu_jax.flops.executed.hlo import ELIDED, HloComputation, HloInstruction, H
 from mfu_jax.flops.executed.integers.values import Value, constant_value
 from mfu_jax.flops.executed.places import Leaf
 
-MAX_STEPS = 2_000_000  # evaluated for one program: bounds the time to seconds
+MAX_STEPS = 2_000_000  # evaluated for one program: limits the time to seconds
 
 
 class StepLimitError(Exception):
@@ -31,7 +31,7 @@ class LoopSlice(Protocol):
         """Whether the body passes a value on unchanged."""
 
     def final(self, initial: Sequence[Value], path: TuplePath) -> Value:
-        """A value after the loop, for values of `paths` before it."""
+        """A value after the loop, given the values of `paths` before it."""
 
 
 class BranchSlice(Protocol):
@@ -41,7 +41,7 @@ class BranchSlice(Protocol):
     is_joint: bool
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """The values of all registers, for values of `inputs`."""
+        """The values of all registers, given values of `inputs`."""
 
 
 class Parts(Protocol):
@@ -63,13 +63,13 @@ class Evaluation:
     Attributes:
         module: the program.
         full_module: returns the program with its large constants written out, or None.
-        parts: keeps the slices. It is a weak reference: they hold this, and a counted program
-            must not wait for the garbage collector.
-        devices: that run the program.
-        device_opcode: of the instruction that says which device runs the program.
-        steps_left: of `MAX_STEPS`.
+        parts: keeps the slices. It is a weak reference: they refer back to this, and a counted
+            program must not wait for the garbage collector.
+        devices: number of devices that run the program.
+        device_opcode: opcode of the instruction that gives the number of the running device.
+        steps_left: steps left of `MAX_STEPS`.
         elided: whether a constant was needed that the text elides.
-        limited: whether a loop was too long to be run.
+        limited: whether a loop was too long to simulate.
     """
 
     module: HloModule
@@ -93,7 +93,7 @@ class Evaluation:
             raise StepLimitError
 
     def doubts(self) -> str:
-        """Other reasons than data for a value that is not known."""
+        """Reasons other than data why a value is unknown, as text."""
         loop = ", or on a loop that is too long to be run"
         return loop * self.limited + f", or on {ELIDED}" * self.elided
 

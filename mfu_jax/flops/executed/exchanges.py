@@ -1,4 +1,4 @@
-"""Integers that devices exchange: their sums, what they gather, and what they pass on."""
+"""Integers that devices exchange in all-reduces, all-gathers and collective permutes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compile_exchange(
         instruction: the collective.
         opcode: its kind.
         sent: the shape of what a device sends.
-        received: that of what it receives.
+        received: the shape of what it receives.
 
     Returns:
         The function; None if such an exchange is not evaluated.
@@ -47,7 +47,7 @@ def compile_exchange(
         HloParseError: the collective lacks an attribute.
     """
     if (module.header_int("num_partitions") > 1) != bool(instruction.attribute("channel_id")):
-        return None  # a channel is among partitions, none among replicas: there is one of those
+        return None  # a channel means partitions, none means replicas: there is only one of those
     receive = _RECEIVE[opcode](module, instruction, sent, received)
     if receive is None:
         return None
@@ -83,7 +83,7 @@ def _permuted(
 def _reduced(
     module: HloModule, instruction: HloInstruction, sent: Shape, received: Shape
 ) -> _Receive | None:
-    """Each device receives the sum of its group, or the least or greatest value."""
+    """Each device receives the sum, minimum or maximum over its group."""
     names = instruction.computations("to_apply")
     if len(names) != 1 or sent.size != received.size:
         return None
@@ -106,7 +106,7 @@ def _gathered(
     dims = instruction.integers("dimensions")
     if len(dims) != 1:
         raise instruction.error("all-gather without its dimension")
-    run = math.prod(sent.dims[dims[0] :])  # elements of one device that stand side by side
+    run = math.prod(sent.dims[dims[0] :])  # contiguous elements of one device
 
     def of_group(parts: list[Value]) -> Value:
         rows = [elements_of(part) for part in parts]

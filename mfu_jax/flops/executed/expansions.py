@@ -1,7 +1,7 @@
 """Factorisations that a TPU program expands into blocks: custom calls, and matmuls between them.
 
-Each counts by the textbook, once, at its first block; its matmuls are part of it. All instructions
-of an expansion have the op_name of the primitive; of several with the same name, each is connected.
+Each is counted once, by the textbook formula, at its first block; this includes its matmuls. All
+instructions of an expansion have the primitive's op_name; within one name, each is connected.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _BLOCKS = {
 }
 _ROUTINES = tuple(_BLOCKS.values())
 _LEAST_RANK = {**dict.fromkeys(_BLOCKS, 2), "triangular_solve": 3, "eigh": 1}
-# XLA may write an instruction's own name behind the primitive that it is expanded from.
+# XLA may append an instruction's own name to the primitive that it is expanded from.
 _OWN_NAME = re.compile(rf"(/(?:{'|'.join(_BLOCKS)}))/[\w-]+\.\d+$")
 _WINDOW = re.compile(r"size=([\dx]+)")
 _PASSED_ON = frozenset("get-tuple-element bitcast tuple copy copy-start copy-done".split())
 
 
 class Part(NamedTuple):
-    """What one instruction counts of an expansion.
+    """The part of an expansion that is counted at one instruction.
 
     Attributes:
         name: the primitive.
-        flops: the textbook's at the first block, 0 elsewhere; None if its size is not known.
+        flops: textbook FLOPs at the first block, 0 elsewhere; None if its size is unknown.
         seen_by_xla: FLOPs of all the expansion's matmuls, at its first block.
     """
 
@@ -54,12 +54,12 @@ class Expansions:
         self.module = module
 
     def part(self, instruction: HloInstruction) -> Part | None:
-        """What an instruction counts of an expansion; None if it belongs to none."""
+        """The part of an expansion counted at an instruction; None if it belongs to none."""
         return self._parts.get(id(instruction))
 
     @functools.cached_property
     def _parts(self) -> Mapping[int, Part]:
-        names: dict[str, set[str]] = defaultdict(set)  # of the computations with blocks
+        names: dict[str, set[str]] = defaultdict(set)  # by computation with blocks
         for computation, instruction in self.module.places("custom-call"):
             if _is_block(instruction):
                 names[computation.name].add(_op_name(instruction))
@@ -76,9 +76,9 @@ class Expansions:
     def _sharing(
         self, computation: HloComputation, op_names: set[str]
     ) -> Mapping[str, list[HloInstruction]]:
-        """Names of expansions that read the blocks of another one, and these blocks.
+        """Names of expansions that read another one's blocks, with these blocks.
 
-        The solves of a gradient and those of its primal have the same matrix: XLA inverts it once.
+        The solves of a gradient and of its primal have the same matrix: XLA inverts it once.
         """
         blocks: dict[str, HloInstruction] = {}
         found: dict[str, list[HloInstruction]] = defaultdict(list)
@@ -95,7 +95,7 @@ class Expansions:
         return found
 
     def _names(self, instruction: HloInstruction) -> set[str]:
-        """The op_names of the matmuls and blocks that an instruction is or holds."""
+        """The op_names of the matmuls and blocks that an instruction is or contains."""
         if instruction.opcode != "fusion":
             return {_op_name(instruction)} if _is_part(instruction) else set()
         inside = (self.module[name].instructions.values() for name in instruction.callees)
@@ -131,7 +131,7 @@ class Expansions:
     def _matmuls(
         self, computation: HloComputation, instruction: HloInstruction, op_name: str
     ) -> Iterator[tuple[HloComputation, HloInstruction]]:
-        """Blocks and matmuls of this name in an instruction: itself, or what its fusion holds."""
+        """Blocks and matmuls of this name in an instruction: itself, or its fusion's contents."""
         if instruction.opcode == "fusion":
             for callee in map(self.module.__getitem__, instruction.callees):
                 for inner in callee.instructions.values():
@@ -154,7 +154,7 @@ def _target(instruction: HloInstruction) -> str:
 
 
 def _is_block(instruction: HloInstruction) -> bool:
-    """Whether it is a block of its primitive, the sizes of which say the matrix's."""
+    """Whether it is a block of its primitive, whose sizes give the matrix's."""
     target = _BLOCKS.get(_primitive(_op_name(instruction)))
     return target is not None and _target(instruction).startswith(target)
 
@@ -162,7 +162,7 @@ def _is_block(instruction: HloInstruction) -> bool:
 def _is_part(instruction: HloInstruction) -> bool:
     """Whether it is work of an expansion: a matmul, or any of the compiler's block routines.
 
-    A matmul by a vector is a multiplication and a sum.
+    A matmul with a vector is written as a multiplication and a sum.
     """
     is_matmul = instruction.opcode in MATMULS or instruction.opcode in ("reduce", "reduce-window")
     return is_matmul or _target(instruction).startswith(_ROUTINES)
@@ -173,7 +173,7 @@ def _counted(
     members: Sequence[tuple[HloComputation, HloInstruction]],
     shared: Sequence[HloInstruction] = (),
 ) -> dict[int, Part]:
-    """The parts of an expansion; it counts at its first block, with shared ones at a matmul."""
+    """The parts of an expansion, counted at its first block; if blocks are shared, at a matmul."""
     blocks = [i for _, i in members if _is_block(i)] or list(shared)
     if not blocks or not members:
         return {}
@@ -189,7 +189,7 @@ def _counted(
 
 
 def _summed(instruction: HloInstruction) -> Shape:
-    """A matmul's result; of a sum that is broadcast again at once, the sum."""
+    """A matmul's result; for a sum that is broadcast again immediately, the sum."""
     sizes = _WINDOW.search(instruction.attribute("window"))
     if instruction.opcode != "reduce-window" or not sizes:
         return instruction.shape
@@ -213,7 +213,7 @@ def _cholesky(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
 
 
 def _panels(count: Callable[[int, int], int]) -> _Rule:
-    """Of blocks of columns, the first of which has all rows."""
+    """The rule for blocks of columns, the first of which has all rows."""
 
     def rule(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
         return _batch(blocks[0]) * count(max(b.dims[-2] for b in blocks), _width(blocks))
@@ -228,16 +228,16 @@ def _form_q(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
 
 
 def _triangular_solve(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int | None:
-    """A routine inverts the diagonal blocks, maybe of two solves with the same matrix.
+    """A routine inverts the diagonal blocks, possibly for two solves with the same matrix.
 
-    Of k rows of blocks, each but the first is updated, and each is then multiplied: 2k − 1 matmuls
-    of 2n − side rows together. The last row of blocks may be lower than the others.
+    Of k block rows, all but the first are updated, and all are then multiplied: 2k − 1 matmuls
+    with 2n − side rows in total. The last block row may have fewer rows than the others.
     """
     *_, count, side, _ = blocks[0].dims
     solves, rest = divmod(len(matmuls), 2 * count - 1)
     if not solves or rest or any(block.dims[-3:] != blocks[0].dims[-3:] for block in blocks):
         return None
-    right_hand_sides = max(shape.size for shape in matmuls) // side  # of the batch together
+    right_hand_sides = max(shape.size for shape in matmuls) // side  # over the whole batch
     rows, rest = divmod(sum(shape.size for shape in matmuls), solves * right_hand_sides)
     n, odd = divmod(rows + side, 2)
     if rest or odd or not (count - 1) * side < n <= count * side:
@@ -246,7 +246,7 @@ def _triangular_solve(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int 
 
 
 def _eigh(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
-    """A block routine is given quarters; its first result is half of the diagonal."""
+    """A block routine takes quarters; its first result is half of the diagonal."""
     return sum(
         math.prod(block.dims[:-1]) * textbook.symmetric_eigenvectors(2 * block.dims[-1])
         for block in blocks

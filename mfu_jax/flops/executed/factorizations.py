@@ -1,4 +1,4 @@
-"""FLOPs of the HLO instructions that factorise, solve or transform, by the textbook."""
+"""FLOPs of the HLO instructions that factorise, solve or transform, by textbook formulas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _triangular_solve(computation: HloComputation, instruction: HloInstruction) 
 
 
 def _fft(computation: HloComputation, instruction: HloInstruction) -> int:
-    """Of each signal: the longer side of a real transform has all its points."""
+    """Per signal: the longer side of a real transform has all its points."""
     points = math.prod(instruction.integers("fft_length"))
     operand, result = computation.operand(instruction, 0).shape, instruction.shape
     is_real = not (operand.dtype.startswith("c") and result.dtype.startswith("c"))

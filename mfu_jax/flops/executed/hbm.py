@@ -2,7 +2,7 @@
 
 Operands are read once and results written once, but slices and in-place updates touch only part of
 their operand, arrays in faster memory (TPU memory space S(1) and others) cause no HBM traffic, and
-those of a collective that a fusion carries along are counted where it starts.
+those of a collective that a fusion carries along are counted at the collective's start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FREE = frozenset(
 )
 _SLICES = PARTS - {"dynamic-update-slice"}
 _ALIASES = "output_to_operand_aliasing"
-_DEEPEST = 8  # bitcasts and fusions within fusions that are followed
+_DEEPEST = 8  # nested bitcasts and fusions that are followed
 
 
 class Traffic:
@@ -62,7 +62,7 @@ class Traffic:
         names = instruction.callees
         if len(names) == 1:
             fused = self.module[names[0]]
-            # A chain's fusions give the collective's arrays back in place.
+            # A chain's fusions return the collective's arrays in place.
             is_linked = _ALIASES in instruction.attribute_text
             carried = carried_along(fused) if is_linked else frozenset()
             if carried or names[0] in self._cut:
@@ -120,13 +120,13 @@ def _touched(
     *,
     updated: bool = False,
 ) -> int | None:
-    """Bytes that slices and in-place updates read of a fused parameter; None if all bytes.
+    """Bytes of a fused parameter that slices and in-place updates read; None if all bytes.
 
     Args:
         module: the program.
         fused: the fusion's computation.
         source: the parameter, or what it is renamed to.
-        depth: of renamings and fusions so far.
+        depth: number of renamings and fusions so far.
         updated: whether `source` is the parameter after an update in place.
     """
     total = 0
@@ -146,7 +146,7 @@ def _read_by(
     depth: int,
     updated: bool,
 ) -> int | None:
-    """What one user reads; arguments as of `_touched`."""
+    """Bytes that one user reads; arguments as for `_touched`."""
     places = [number for number, name in enumerate(user.operands) if name == source.name]
     if user.opcode in _SLICES and places[0] == 0:
         return user.shape.bytes
@@ -173,7 +173,7 @@ def _read_by(
 
 
 def _only_renames(instruction: HloInstruction) -> bool:
-    """A bitcast, or a fusion that gives its operand back in another tiling of the same memory."""
+    """A bitcast, or a fusion that returns its operand in another tiling of the same memory."""
     if instruction.opcode != "fusion" or _ALIASES not in instruction.attribute_text:
         return instruction.opcode == "bitcast"
     return instruction.attributes.get(_ALIASES, "").startswith("{{}: (0")

@@ -61,7 +61,7 @@ class HloInstruction:
         opcode: as in the text: ``dot``, ``all-gather-start`` …
         operand_text: the text between the opcode's parentheses: operands, or a constant's value.
         attribute_text: the text after the operands.
-        number: of its first line.
+        number: number of its first line.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class HloInstruction:
         head: int,
         after: int = 0,
     ) -> None:
-        """Its line is `after` lines behind line `head`, as both are kept: most are shared ints."""
+        """Its line is `head + after`; both are kept, since most of them are shared ints."""
         self.name = name
         self.shape_text = shape_text
         self.opcode = opcode
@@ -227,12 +227,12 @@ class HloComputation:
 
     Attributes:
         name: unique in its module.
-        number: of its first line.
+        number: number of its first line.
         deferred: the text of its instructions until they are needed, which may be never.
-        elementwise: FLOPs of one run, if it has nothing but elementwise work; None elsewhere.
-        mixes: whether its result is made of all its parameters, without a matmul, and of no value
+        elementwise: FLOPs of one run, if it has only elementwise work; else None.
+        mixes: whether its result depends on all its parameters, without a matmul, and on no value
             that differs between devices.
-        is_defined: whether all operands were seen to be defined when it was read.
+        is_defined: whether reading it showed all operands to be defined.
         roots: how many are marked as ROOT: one, in a complete program.
     """
 
@@ -264,7 +264,7 @@ class HloComputation:
         return self._made
 
     def mark_root(self, name: str) -> None:
-        """Notes an instruction that is marked as ROOT."""
+        """Records an instruction that is marked as ROOT."""
         self.roots += 1
         self._marked = self._marked or name
 
@@ -285,7 +285,7 @@ class HloComputation:
         try:
             return [made[name].shape for name in instruction.operands]
         except KeyError:
-            return [self[name].shape for name in instruction.operands]  # says which is missing
+            return [self[name].shape for name in instruction.operands]  # reports which is missing
 
     @property
     def root(self) -> HloInstruction:
@@ -322,7 +322,7 @@ class HloComputation:
 
 Place = tuple[HloComputation, HloInstruction]
 """An instruction, and where it is."""
-# Millions of pairs would be objects that each garbage collection visits.
+# Not a list of pairs: each garbage collection would visit millions of them.
 Index = tuple[list[HloComputation], list[HloInstruction]]
 _Callers = tuple[dict[str, HloComputation], dict[str, HloInstruction | None]]  # None for several
 
@@ -331,10 +331,10 @@ class HloModule:
     """A program.
 
     Attributes:
-        name: of the program.
+        name: name of the program.
         header: its first line.
         computations: by name.
-        indexed: the computations and the instructions of each opcode of `opcodes.INDEXED`.
+        indexed: for each opcode of `opcodes.INDEXED`, the computations and instructions with it.
         entry: the computation that runs first.
     """
 
@@ -365,7 +365,7 @@ class HloModule:
             raise HloParseError(f"there is no computation %{name}") from None
 
     def places(self, opcode: str) -> Iterable[Place]:
-        """What `indexed` has of an opcode."""
+        """The instructions of an opcode in `indexed`, with their computations."""
         return zip(*self.indexed.get(opcode, ((), ())), strict=True)
 
     @functools.cached_property
@@ -393,6 +393,6 @@ class HloModule:
 
     def header_int(self, key: str, default: int = 1) -> int:
         """A number in the first line, such as ``num_partitions``."""
-        start = self.header.find(f"{key}=")  # quick, and the header is long
+        start = self.header.find(f"{key}=")  # fast, and the header is long
         match = re.search(rf"\b{key}=(\d+)", self.header[start - 1 :]) if start > 0 else None
         return int(match[1]) if match else default

@@ -47,7 +47,7 @@ def dtype_bits(dtype: str) -> int:
 class Shape:
     """An array's dtype and dimensions, or a tuple's elements (dtype ``tuple``).
 
-    A program has few, which are asked often: what follows from one is kept.
+    A program has few distinct ones, queried often: derived values are cached.
     """
 
     dtype: str
@@ -140,13 +140,13 @@ def _parse_shape(text: str, depth: int) -> Shape:
     return Shape(dtype, sizes, layout=layout or "")
 
 
-# What excludes one character only is matched several times faster: kernels have long strings.
+# Classes that exclude one character match several times faster: kernels have long strings.
 _STRING = r'(?:"[^"]*+(?<!\\)"|"[^"\\]*(?:\\.[^"\\]*)*")'
 SPECIAL = re.compile(rf"{_STRING}|[{{}}()\[\],]", re.DOTALL)
 
 
 def _braces(depth: int) -> str:
-    """What matches ``{…}`` with braces in it, down to a depth."""
+    """A pattern for ``{…}`` with nested braces, down to a depth."""
     inner = rf"|{_braces(depth - 1)}" if depth else ""
     return rf'\{{(?:[^{{}}"]++|{_STRING}{inner})*+\}}'
 
@@ -221,7 +221,7 @@ _PLAIN_VALUE = re.compile(
 
 
 def plain_attribute(text: str, key: str) -> str | None:
-    """One of an instruction's attributes, empty if absent; None if the others must be read, too.
+    """One of an instruction's attributes, empty if absent; None if the others must be read too.
 
     >>> plain_attribute(", index=1, replica_groups=[2,4]<=[8]", "replica_groups")
     '[2,4]<=[8]'

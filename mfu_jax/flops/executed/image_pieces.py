@@ -1,6 +1,6 @@
 """Convolutions that XLA runs on pieces of their images: in blocks, or sharded over devices.
 
-A TPU program cuts one or two large images into blocks, which overlap, and of which the last is
+A TPU program cuts one or two large images into overlapping blocks, the last of which is
 partly empty. Devices that share an image exchange its edges; the first and the last receive zeros.
 Both multiply more than the model does; how much follows from the model's own convolutions.
 """
@@ -14,7 +14,7 @@ BLOCKS = "overlapping blocks of images"
 EDGES = "edges of sharded images"
 
 _CONVOLUTION = "conv_general_dilated"
-# What moves parts of an image under the name of its convolution.
+# Opcodes that move parts of an image under the name of its convolution.
 _EXCHANGES = ("collective-permute", "collective-permute-start")
 _JOINS = ("maximum", "concatenate")  # TPUs join arrays by the maximum of both, padded with -inf
 
@@ -28,13 +28,13 @@ class ImagePieces:
         self._scopes = {read_scope(name).path for name in names}
 
     def label(self, op_name: str) -> str:
-        """What a matmul of this name does beyond the model's; empty if it has whole images."""
+        """The kind of pieces that a matmul of this name runs on; empty for whole images."""
         is_convolution = op_name.endswith(_CONVOLUTION)
         return self._label if is_convolution and read_scope(op_name).path in self._scopes else ""
 
 
 def _names(module: HloModule, opcodes: tuple[str, ...]) -> set[str]:
-    """The names of convolutions that instructions of some opcodes have."""
+    """The convolutions' names that instructions of some opcodes carry."""
     return {
         name
         for opcode in opcodes

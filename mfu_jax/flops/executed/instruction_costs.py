@@ -1,7 +1,7 @@
-"""What each instruction of a compiled program costs: one record per instruction that is launched.
+"""What each instruction of a compiled program costs: one record per launched instruction.
 
-A fusion is one record, with all that it contains; so is an asynchronous operation, at its start.
-Their sums are the totals of `executed_flops`. Profiles join them with times, by name.
+A fusion is one record, including all it contains; so is an asynchronous operation, at its start.
+The records sum to the totals of `executed_flops`. Profiles join them with times, by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mfu_jax.flops.executed.replication import replica_groups
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
 
-# Instructions of which a device launches nothing.
+# Instructions for which a device launches nothing.
 _NOT_LAUNCHED = frozenset("parameter constant get-tuple-element tuple bitcast".split())
 _CONTROL = frozenset({"while", "conditional", "call"})
 _MESSAGES = frozenset({"send", "recv"})
@@ -41,16 +41,16 @@ class InstructionRecord:
         module: name of the program.
         computation: name of the computation that it is in.
         opcode: as in the text: ``fusion``, ``all-gather-start`` ….
-        op_name: JAX's name stack of it, or of its largest matmul.
+        op_name: JAX's name stack for it, or for its largest matmul.
         scope: named scopes of `op_name`, joined by ``/``.
-        phase: of its largest matmul, else of `op_name`.
-        runs: in one step; 0 in a branch that is not counted. Where devices differ, the mean,
+        phase: phase of its largest matmul, else of `op_name`.
+        runs: runs in one step; 0 in a branch that is not counted. If devices differ, the mean,
             rounded up.
-        flops_by_dtype: matmul FLOPs, those in a fusion included, by operand dtype.
+        flops_by_dtype: matmul FLOPs, including those in a fusion, by operand dtype.
         flops_by_phase: the same by phase.
-        vector_matmuls: the part of the matmul FLOPs that vector units do, as products and sums.
+        vector_matmuls: the part of the matmul FLOPs that vector units run, as products and sums.
         kernels: names of the custom kernels that it runs.
-        elementwise: FLOPs of everything that is no matmul, by XLA's rules.
+        elementwise: FLOPs of everything that is not a matmul, by XLA's rules.
         hbm_bytes: bytes that it reads from and writes to HBM.
         collective: the collective that it starts; `Collective.times` is 1.
         device_groups: the devices that exchange data in it; empty if the text does not say.
@@ -61,7 +61,7 @@ class InstructionRecord:
         host_bytes: bytes that it copies between HBM and the host's memory.
         to_host: whether it copies them to the host.
         shape: its arrays, and the shape of its largest matmul.
-        unaccounted: reasons why FLOPs of it are not known.
+        unaccounted: reasons why some of its FLOPs are unknown.
     """
 
     name: str
@@ -105,12 +105,12 @@ class InstructionRecord:
 
     @property
     def is_start(self) -> bool:
-        """Whether work that it starts goes on beside the instructions that follow."""
+        """Whether it starts work that overlaps the instructions that follow."""
         return self.starts_chain or self.opcode.endswith("-start") or self.opcode in _MESSAGES
 
     @property
     def is_async(self) -> bool:
-        """Whether it starts or completes work that goes on beside other instructions."""
+        """Whether it starts or completes work that overlaps other instructions."""
         return self.opcode.endswith(("-start", "-update", "-done"))
 
 
@@ -119,9 +119,9 @@ class ProgramCosts:
     """A compiled program, instruction by instruction.
 
     Attributes:
-        name: of its module.
-        devices: that it is partitioned over.
-        state: arrays that it takes and gives back in the same form, as weights are.
+        name: name of its module.
+        devices: number of devices that it is partitioned over.
+        state: arrays that it takes and returns in the same form, such as weights.
         records: by the instructions' names.
         executed: the count of the same program.
     """
@@ -146,7 +146,7 @@ def instruction_costs(
         program: the result of ``jax.jit(f).lower(…).compile()``, or its ``as_text()``.
         kernel_flops: as `executed_flops` takes them.
         trip_counts: the same.
-        lengths: of groups and sequences.
+        lengths: lengths of groups and sequences.
 
     Raises:
         HloParseError: the text is not optimised HLO.
@@ -189,7 +189,7 @@ class _RecordReader:
     """Makes the records of one program.
 
     Args:
-        counter: of the program.
+        counter: the program's counter.
     """
 
     def __init__(self, counter: ProgramCounter) -> None:
@@ -269,7 +269,7 @@ class _RecordReader:
         )
 
     def _inside(self, computation: HloComputation, instruction: HloInstruction) -> _Inside:
-        """The instruction, and the instructions of the computations that it is made of."""
+        """The instruction, and the instructions of the computations that it consists of."""
         cost = self.reader.instruction_cost(computation, instruction, fused=False)
         inside = _Inside([instruction], [cost])
         fused = instruction.opcode == "fusion"
@@ -295,7 +295,7 @@ class _RecordReader:
     def _scope(
         self, instruction: HloInstruction, inside: _Inside, matmuls: list[_Matmul]
     ) -> tuple[str, Scope]:
-        """Of the largest matmul; else of the instruction, or of the last one in it that has any."""
+        """Name and scope of the largest matmul, else of the instruction or its last named part."""
         largest = max(matmuls, key=lambda m: m.flops, default=None)
         if largest is not None and largest.flops:
             return largest.op_name, largest.scope
@@ -357,7 +357,7 @@ def _estimated_cycles(instruction: HloInstruction) -> int | None:
 
 
 def _chain(inside: _Inside, target: str) -> str:
-    """The chain that a fusion starts or ends, by the collective that it carries along."""
+    """The id of the chain of a collective that a fusion starts or ends; empty if none."""
     if not any(
         f'"{target}"' in i.attribute_text for i in inside.instructions if i.opcode == "custom-call"
     ):
@@ -371,7 +371,7 @@ def _chain(inside: _Inside, target: str) -> str:
 
 
 def _host_bytes(computation: HloComputation, instruction: HloInstruction, inside: _Inside) -> int:
-    """Bytes of a copy, or slice, whose source or destination is in the host's memory."""
+    """Bytes of a copy or slice whose source or destination is in the host's memory."""
     if not instruction.opcode.endswith("-start") or _HOST_MEMORY not in instruction.shape_text:
         return 0
     sizes = [shape.bytes for shape in computation.operand_shapes(instruction)]
@@ -382,7 +382,7 @@ def _host_bytes(computation: HloComputation, instruction: HloInstruction, inside
 
 
 def _is_to_host(instruction: HloInstruction) -> bool:
-    """Whether what an asynchronous copy, or slice, writes is in the host's memory."""
+    """Whether an asynchronous copy or slice writes to the host's memory."""
     elements = instruction.shape.elements
     if not instruction.opcode.endswith("-start") or len(elements) < 2:
         return False

@@ -11,7 +11,7 @@ from mfu_jax.flops.executed.costs import MatmulCost
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape
 from mfu_jax.flops.executed.matmuls import flops_per_multiply_add, parse_window, result_shape
 
-# With one result element for each operand element, so that a chain of them could be one loop.
+# One result element for each operand element, so that a chain of them could be one loop.
 _ELEMENTWISE = frozenset(
     "abs add and atan2 bitcast-convert cbrt ceil clamp compare convert cosine divide erf "
     "exponential exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum "
@@ -31,7 +31,7 @@ class Array(NamedTuple):
 
 
 class MatmulShape(NamedTuple):
-    """``[batch, m, k] @ [batch, k, n]``; of a convolution, m is whatever the others leave."""
+    """``[batch, m, k] @ [batch, k, n]``; for a convolution, m is whatever remains."""
 
     batch: int
     m: int
@@ -45,13 +45,13 @@ class InstructionShape:
 
     Attributes:
         results: its arrays.
-        result_bytes: of them.
-        operands: names of the instructions that it reads, behind bitcasts and barriers.
+        result_bytes: their bytes.
+        operands: names of the instructions that it reads, looking through bitcasts and barriers.
         operand_arrays: their arrays.
-        matmul: its largest one; None if it has none, or the shape cannot be told.
-        passes: in which the hardware runs that, on parts of its precision; 6 of ``bf16_x6``.
-        is_elementwise: every result element comes from one element of each operand.
-        target: of a custom call; ``host transfer`` of messages to and from the host.
+        matmul: its largest one; None if it has none, or the shape is unknown.
+        passes: number of lower-precision passes that the hardware runs it in; 6 for ``bf16_x6``.
+        is_elementwise: whether every result element comes from one element of each operand.
+        target: target of a custom call; ``host transfer`` for messages to and from the host.
     """
 
     results: tuple[Array, ...] = ()
@@ -73,10 +73,10 @@ def shape_of(
     """The form of an instruction.
 
     Args:
-        computation: that it is in.
+        computation: the computation that it is in.
         instruction: the launched one.
-        inside: it, and the instructions of the computations that it is made of.
-        matmuls: those of `inside`.
+        inside: it, and the instructions of the computations that it consists of.
+        matmuls: the matmuls of `inside`.
     """
     largest = max(matmuls, key=lambda matmul: matmul.flops, default=None)
     arrays = (a for shape in computation.operand_shapes(instruction) for a in _arrays(shape))
@@ -93,7 +93,7 @@ def shape_of(
 
 
 def state_of(entry: HloComputation) -> frozenset[Array]:
-    """The arrays that a program takes and gives back in the same form: weights, moments."""
+    """The arrays that a program takes and returns in the same form: weights, moments."""
     taken = {array for p in entry.parameters.values() for array in _arrays(p.shape)}
     return frozenset(array for array in _arrays(entry.root.shape) if array in taken)
 
@@ -128,7 +128,7 @@ def _is_elementwise(instruction: HloInstruction, inside: Sequence[HloInstruction
 def _matmul_shape(
     computation: HloComputation, inside: Sequence[HloInstruction], matmul: MatmulCost
 ) -> MatmulShape | None:
-    """From the result's dimensions; the contracted one follows from the FLOPs."""
+    """Taken from the result's dimensions; the contracted one follows from the FLOPs."""
     result = result_shape(matmul.instruction)
     if matmul.kernel or matmul.is_vector or len(result.dims) < 2 or not matmul.flops:
         return None
@@ -139,7 +139,7 @@ def _matmul_shape(
     batch = len(matmul.instruction.integers("lhs_batch_dims"))
     contracted = len(matmul.instruction.integers("lhs_contracting_dims"))
     left = _operand_rank(computation, inside, matmul.instruction) - contracted
-    if left < batch:  # a library's call, which says it elsewhere: its result is a matrix
+    if left < batch:  # a library call, which specifies it elsewhere: its result is a matrix
         batch, left = len(result.dims) - 2, len(result.dims) - 1
     dims = result.dims
     return MatmulShape(
@@ -150,7 +150,7 @@ def _matmul_shape(
 def _operand_rank(
     computation: HloComputation, inside: Sequence[HloInstruction], instruction: HloInstruction
 ) -> int:
-    """Dimensions of the left operand; 0 where the text does not say which are contracted."""
+    """Dimensions of the left operand; 0 if the text does not say which are contracted."""
     if not instruction.attribute("lhs_contracting_dims"):
         return 0
     name = instruction.operand(0)

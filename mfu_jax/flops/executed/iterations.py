@@ -1,8 +1,8 @@
 """Decompositions that a TPU program iterates until they converge: `svd`, `eigh` beyond 256 rows.
 
-How many iterations run depends on data. Each decomposition counts by the textbook, as everywhere
-else, at its outermost loop; matmuls and blocks inside are part of it. JAX writes them as functions
-of its own, whose names stand in every op_name.
+The number of iterations depends on data. As everywhere else, each decomposition is counted by a
+textbook formula, at its outermost loop; this includes matmuls and blocks inside. JAX writes them
+as separate functions, whose names appear in every op_name.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from mfu_jax.flops.executed import textbook
 from mfu_jax.flops.executed.hlo import HloInstruction, HloModule, Shape
 
 _EIGH = "jit(_eigh_work)"
-_SVD = "jit(_svd_tall_and_square_input)"  # a part of it
+_SVD = "jit(_svd_tall_and_square_input)"  # part of svd
 
 
 class Iterated(NamedTuple):
     """One decomposition.
 
     Attributes:
-        name: of the primitive.
-        flops: the textbook's.
-        dtype: of the matrix.
+        name: name of the primitive.
+        flops: FLOPs by the textbook formula.
+        dtype: dtype of the matrix.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Iterations:
     """Finds the decompositions of a program that iterate.
 
     Attributes:
-        any: whether there are some.
+        any: whether there are any.
     """
 
     def __init__(self, module: HloModule) -> None:
@@ -78,7 +78,7 @@ def _function(op_name: str) -> str:
 
 
 def _iterated(loop: HloInstruction) -> Iterated | None:
-    """From the arrays in the state of the outermost loop; None if they do not say the sizes."""
+    """Read from the arrays in the outermost loop's state; None if they do not give the sizes."""
     arrays = [shape for shape in loop.shape.leaves() if shape.dtype[0] in "fbc"]
     rank = max((len(shape.dims) for shape in arrays), default=0)
     matrices = [shape for shape in arrays if len(shape.dims) == rank]

@@ -1,4 +1,4 @@
-"""The constants that a compiled program's text leaves out."""
+"""The constants that a compiled program's text omits."""
 
 from __future__ import annotations
 

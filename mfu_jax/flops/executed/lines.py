@@ -1,12 +1,12 @@
-"""The lines of a computation's text, all matched at once where each is an instruction."""
+"""The lines of a computation's text, all matched at once if each is an instruction."""
 
 from __future__ import annotations
 
 import re
 
 # A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that. Operands
-# without brackets and strings end at the first parenthesis. What excludes one character only is
-# matched several times faster than a class, and faster still if it is never given back (`++`).
+# without brackets and strings end at the first parenthesis. A class that excludes one character
+# matches several times faster than others, and faster still without backtracking (`++`).
 PATTERN = r" *(ROOT |)%?([^ ]++) = (\(.*?\)|[^ ]++) ([a-z][^(]*+)\("
 _LINE = re.compile(rf"\n{PATTERN}([^)]*+)\)(.*+)")
 
@@ -23,5 +23,5 @@ def read_lines(text: str) -> list[Line] | None:
         text: lines, each with the line break before it.
     """
     found = _LINE.findall(text)
-    # A match that goes on into the next line leaves fewer than there are lines.
+    # If a match runs on into the next line, there are fewer matches than lines.
     return found if found and len(found) == text.count("\n") else None

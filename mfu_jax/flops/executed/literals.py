@@ -1,4 +1,4 @@
-"""The values of operands that are constants, as HLO text: tables by which kernels skip blocks."""
+"""The values of constant operands, as HLO text: tables that tell kernels which blocks to skip."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Literals:
     """Finds the values of constant operands.
 
     Args:
-        dataflow: of the program.
+        dataflow: dataflow of the program.
         full_module: returns the same program with its large constants written out, or None.
 
     Attributes:
@@ -32,7 +32,7 @@ class Literals:
         self._device = 0
 
     def choose(self, device: int) -> None:
-        """Chooses the device whose tables are wanted, where devices have different ones."""
+        """Chooses the device whose tables are read, if devices have different ones."""
         self._device = device
         self.by_device = set()
 
@@ -41,8 +41,7 @@ class Literals:
     ) -> str | None:
         """The text of a constant operand's value, even if the program's text elides it.
 
-        XLA writes a table whose elements are all the same as a broadcast, and one of positions as
-        an iota.
+        XLA writes a table of equal elements as a broadcast, and a table of positions as an iota.
         """
         frame, operand = (
             self.dataflow.frame_of(computation),

@@ -1,8 +1,8 @@
 """Trip counts of `while` loops, and the integers that each iteration starts with.
 
 CPU and GPU programs state trip counts that do not depend on an outer loop; TPU programs state none.
-A counter that changes by a constant is proved to end the loop after a number of iterations. Other
-loops are run: their condition and the few integers that it depends on, with exact arithmetic, up to
+If a counter changes by a constant, the number of iterations is proved. Other loops are simulated:
+their condition and the few integers that it depends on, with exact arithmetic, for up to
 `MAX_TRIPS` iterations. Nothing is extrapolated.
 """
 
@@ -21,7 +21,7 @@ from mfu_jax.flops.executed.integers.by_device import among, joined, of_device
 from mfu_jax.flops.executed.integers.values import Value, value_range, wrapped
 from mfu_jax.flops.executed.slices import UNKNOWN, Slice, Step
 
-MAX_TRIPS = 100_000  # iterations of a loop that are run
+MAX_TRIPS = 100_000  # maximum simulated iterations of a loop
 ENDLESS = "its condition stays true"
 ON_DATA = "its trip count depends on data"
 OVER_LIMIT = f"its trip count depends on more than {MAX_TRIPS:,} iterations"
@@ -30,7 +30,7 @@ State = tuple[Value, ...]
 
 
 def stated_trip_count(instruction: HloInstruction) -> int | None:
-    """The ``known_trip_count`` that the compiler wrote to a ``while``."""
+    """The ``known_trip_count`` that the compiler attached to a ``while``, if any."""
     known = instruction.backend_config.get("known_trip_count")
     if isinstance(known, dict) and str(known.get("n", "")).isdecimal():
         return int(known["n"])
@@ -42,8 +42,8 @@ class LoopRun:
     """What one run of a loop does.
 
     Attributes:
-        trips: iterations; None if they are not known.
-        states: how many iterations start with each state; one vague one if it is not known.
+        trips: iterations; None if unknown.
+        states: how many iterations start with each state; a single vague state if unknown.
         final: the state after the last iteration.
         reason: why `trips` or the states are not known.
     """
@@ -58,7 +58,7 @@ class Loop:
     """The part of a ``while`` that its condition and the wanted values of its state depend on.
 
     Attributes:
-        paths: of the values in its state that this takes, in the order of a `State`.
+        paths: paths of the state's values that it follows, in the order of a `State`.
         is_joint: whether devices exchange integers in it.
     """
 
@@ -72,10 +72,10 @@ class Loop:
         """Slices a loop.
 
         Args:
-            evaluation: of the program.
+            evaluation: evaluation of the program.
             instruction: the ``while``.
             wanted: paths in its state to follow.
-            trips: its iterations, if they are known; else its condition says when it ends.
+            trips: its iterations; None if unknown: its condition then decides when it ends.
         """
         body, condition = (evaluation.module[name] for name in instruction.loop_computations)
         self.evaluation = evaluation
@@ -101,12 +101,12 @@ class Loop:
         linear = {step.register for step in self.body.steps if step.instruction.opcode in _LINEAR}
         self.may_be_line = [register in linear for register in self.next]
         self.memo: dict[State, LoopRun] = {}
-        self.proofs: dict[State, int | None] = {}  # by the values that are `counted`
+        self.proofs: dict[State, int | None] = {}  # by the `counted` values
         self.joint_memo: dict[State, list[LoopRun]] = {}  # of each device
         self.known_steps: dict[State, list[int | None]] = {}  # by the values that never change
 
     def _follow(self, paths: Iterable[TuplePath]) -> None:
-        """Takes paths, and all paths that their values in the next iteration depend on."""
+        """Adds paths, and all paths that their values in the next iteration depend on."""
         self._add_paths(paths)
         while len(self.next) < len(self.paths):
             self.next.append(self.body.root(self.paths[len(self.next)]))
@@ -120,7 +120,7 @@ class Loop:
         return self.invariant[self.at[path]]
 
     def final(self, initial: Sequence[Value], path: TuplePath) -> Value:
-        """A value after the loop, for values of `paths` before it."""
+        """A value after the loop, given the values of `paths` before it."""
         start, k = tuple(initial), self.at[path]
         if self.is_joint:
             runs = enumerate(self.run_jointly(start))
@@ -178,20 +178,20 @@ class Loop:
         return self._vague(initial, trips, reason)
 
     def _vague(self, initial: State, trips: int | None, reason: str) -> LoopRun:
-        """A run of which only the values that never change are known, and `trips` may be."""
+        """A run with only the invariant values known, and `trips` if given."""
         self.evaluation.limited |= reason == OVER_LIMIT
         pairs = zip(initial, self.invariant, strict=True)
         vague = tuple(value if invariant else None for value, invariant in pairs)
         return LoopRun(trips, {vague: 1 if trips is None else trips}, vague, reason)
 
     def run_jointly(self, initial: State) -> list[LoopRun]:
-        """The run of each device, from a state of all devices."""
+        """The run of each device, starting from a state of all devices."""
         if initial not in self.joint_memo:
             self.joint_memo[initial] = self._run_jointly(initial)
         return self.joint_memo[initial]
 
     def _run_jointly(self, initial: State) -> list[LoopRun]:
-        """As `_run`, of all devices step by step; those that are done take no part any more."""
+        """As `_run`, for all devices in lockstep; those that are done drop out."""
         running = set(range(self.evaluation.devices))
         states: list[Counter[State]] = [Counter() for _ in running]
         runs: dict[int, LoopRun] = {}
@@ -226,7 +226,7 @@ class Loop:
         return [run for _, run in sorted(runs.items())]
 
     def _holds(self, state: State) -> Value:
-        """Whether the loop goes on: 1 or 0, by device where that differs; None: not known."""
+        """Whether the loop continues: 1 or 0, by device if they differ; None if unknown."""
         return self.condition.run([state[k] for k in self.condition_at])[self.holds]
 
     def _after(self, state: State) -> State:
@@ -236,7 +236,7 @@ class Loop:
     # The proof: values that change by a constant, and a comparison that is linear in them.
 
     def _steps(self, initial: State) -> list[int | None]:
-        """By how much one iteration changes each value of the state; None if it varies."""
+        """The change of each value of the state in one iteration; None if it varies."""
         pairs = zip(initial, self.invariant, strict=True)
         key = tuple([value for value, invariant in pairs if invariant])
         if key not in self.known_steps:
@@ -245,7 +245,7 @@ class Loop:
 
     def _found_steps(self, initial: State) -> list[int | None]:
         inputs = [
-            initial[k] if self.invariant[k] else _Line(0, 0, k)  # 0 more than the value of k
+            initial[k] if self.invariant[k] else _Line(0, 0, k)  # the value of k, plus 0
             for k in self.body_at
         ]
         values = _propagate(self.body, inputs)
@@ -259,7 +259,7 @@ class Loop:
         return steps
 
     def _proved(self, initial: State) -> int | None:
-        """Iterations, where the condition compares values that change by a constant."""
+        """Iterations, if the condition compares values that change by a constant."""
         steps = {s.register: s for s in self.condition.steps}
         comparison = steps.get(self.holds)
         if comparison is None or comparison.instruction.opcode != "compare":
@@ -286,7 +286,7 @@ class Loop:
         return trips
 
     def _stays_in_range(self, values: list[Value | _Line], trips: int) -> bool:
-        """Whether no value of the condition overflows until the loop ends."""
+        """Whether no value of the condition overflows before the loop ends."""
         for value, shape in zip(values, self.condition.shapes, strict=True):
             if isinstance(value, _Line):
                 low, high = value_range(shape.dtype) or (0, 0)
@@ -297,7 +297,7 @@ class Loop:
 
 
 class _Line(NamedTuple):
-    """``first + t·step`` in iteration t; with `of`, `first` more than that value of the state."""
+    """``first + t·step`` in iteration t; with `of`, an offset from that value of the state."""
 
     first: int
     step: int
@@ -311,7 +311,7 @@ def _line(value: Value | _Line) -> _Line | None:
 
 
 def _propagate(part: Slice, inputs: Sequence[Value | _Line]) -> list[Value | _Line]:
-    """The registers of a slice, where some inputs are lines."""
+    """The registers of a slice, some of whose inputs are lines."""
     part.evaluation.spend(1 + len(part.steps))
     values: list[Value | _Line] = list(part.initial)
     for register, value in zip(part.inputs.values(), inputs, strict=True):

@@ -28,7 +28,7 @@ def _sizes(instruction: HloInstruction, shape: Shape, dims: tuple[int, ...]) -> 
 
 
 def flops_per_multiply_add(dtype: str) -> int:
-    """2; 8 of complex numbers, which take four real products and four sums.
+    """2; 8 for complex numbers, which take four real products and four sums.
 
     >>> flops_per_multiply_add("bf16"), flops_per_multiply_add("c64")
     (2, 8)
@@ -37,7 +37,7 @@ def flops_per_multiply_add(dtype: str) -> int:
 
 
 def dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``dot``: 2 · result elements · contracted elements (8 of complex numbers)."""
+    """``dot``: 2 · result elements · contracted elements (8 instead of 2 if complex)."""
     if not instruction.attribute("lhs_contracting_dims"):  # "{}" if nothing is contracted
         raise instruction.error(f"{instruction.opcode} without lhs_contracting_dims")
     lhs = computation.operand(instruction, 0).shape
@@ -57,7 +57,7 @@ class WindowDimension:
     window_dilation: int = 1
 
     def real_positions(self, base: int, output: int) -> int:
-        """Pairs of output and kernel position that read an element, not padding or a hole.
+        """Pairs of output and kernel positions that read an element, not padding or a hole.
 
         The kernel's k-th element reads input position ``o·stride + k·window_dilation − pad_low``
         of the dilated base, whose real elements are the multiples of `base_dilation` below
@@ -218,9 +218,9 @@ _TPU_PASSES = {"{highest,highest}": "bf16_x6", "{high,high}": "bf16_x3"}
 
 
 def hardware_passes(computation: HloComputation, instruction: HloInstruction) -> str:
-    """How a matmul in parts of its operands' precision runs: ``bf16_x6``; empty for one pass.
+    """The lower-precision passes that a matmul runs as: ``bf16_x6``; empty for one pass.
 
-    By its dot algorithm. TPUs multiply float32 in one pass of bf16, or three or six by its
+    Read from its dot algorithm. TPUs multiply float32 in one, three or six passes of bf16 by its
     precision; other hardware has float32 units. Only TPU programs have tiled layouts.
     """
     if match := _PASSES.match(instruction.attribute("algorithm")):

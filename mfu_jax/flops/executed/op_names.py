@@ -27,9 +27,9 @@ def inferred_op_name(
 ) -> str:
     """The op_name of the nearest users that have one, or of the nearest operands.
 
-    A user that is not differentiated may be an update. What it uses is a gradient if one operand
-    is a cotangent, and the other an activation, or an input of the program, or the backward pass
-    uses it as well.
+    A user that is not differentiated may be an update. The instruction is then a gradient if one
+    operand is a cotangent and either the other is an activation or a program input, or the
+    backward pass uses the result as well.
     """
     users, operands = (list(of(module, computation, instruction)) for of in (_users, _operands))
     by_phase = _by_phase(module, users, _users)
@@ -48,7 +48,7 @@ def inferred_op_name(
 def _by_phase(
     module: HloModule, places: list[_Place], neighbours: _Neighbours
 ) -> dict[FlopPhase, str]:
-    """The nearest op_name of each phase; none further than a differentiated forward one."""
+    """The nearest op_name of each phase; users are searched up to a differentiated forward one."""
     names: dict[FlopPhase, str] = {}
     for name in _nearest_names(module, places, neighbours):
         phase = read_scope(name).phase
@@ -69,9 +69,9 @@ def _is_differentiated(op_name: str) -> bool:
 def unfolded_op_name(
     module: HloModule, computation: HloComputation, instruction: HloInstruction, op_name: str
 ) -> str:
-    """A matmul's op_name; where XLA folded a user's transpose into it, one of its own phase.
+    """A matmul's op_name; if XLA folded a user's transpose into it, a name of its own phase.
 
-    Such a matmul has the transpose's name: that of a gradient may be outside the differentiated
+    Such a matmul has the transpose's name, which for a gradient may be outside the differentiated
     function. One operand of a backward matmul is a cotangent, the result of backward elementwise
     work; products of gradients (Muon, Shampoo) use the results of backward matmuls.
     """
@@ -108,7 +108,7 @@ def _users(
 ) -> Iterator[_Place]:
     """Users of a result: in its computation, inside fusions, and at its caller.
 
-    A fusion has the name of its result; what it does with an operand has one of its own.
+    A fusion has the name of its result; what it does with an operand has its own name.
     """
     for user in computation.users.get(instruction.name, []):
         if user.opcode != "fusion":

@@ -24,30 +24,30 @@ NO_MATMUL = _FREE_IN_FUSIONS | frozenset(
     "shift-right-logical sign sine sinh sort sqrt stochastic-convert subtract tan tanh topk "
     "xor".split()
 )
-# Those whose cost in a fusion is one FLOP an element, or none.
+# Opcodes whose cost in a fusion is one FLOP per element, or none.
 ONLY_ELEMENTWISE = ELEMENTWISE | NO_MATMUL - HAS_RULE
 
 
 @functools.lru_cache(maxsize=1024)
 def is_free(opcode: str) -> bool:
-    """Whether an instruction costs nothing: that of asynchronous work is where it starts."""
+    """Whether an instruction costs nothing; asynchronous work is counted at its start."""
     return opcode in _FREE or opcode.endswith(("-done", "-update"))
 
 
-# What reads or writes a part of an array.
+# Opcodes that read or write part of an array.
 PARTS = frozenset({"dynamic-slice", "slice", "gather", "dynamic-update-slice"})
-# What a count looks for in all of a program.
+# Opcodes that a count looks for in the whole program.
 INDEXED = PARTS.union(
     CALLS,
     ("pad", "select", "and", "maximum", "concatenate"),
     ("collective-permute", "collective-permute-start"),
 )
-# Whose results are another device's, whatever their operands are.
+# Opcodes whose results differ between devices, whatever their operands.
 DIFFER_BY_DEVICE = frozenset(
     {"partition-id", "replica-id", "rng", "infeed", "recv", "ragged-all-to-all"}
 )
-# Whose results are made of their operands, and of nothing that differs between devices.
+# Opcodes whose results depend on their operands, and on nothing that differs between devices.
 MIXING = NO_MATMUL - DIFFER_BY_DEVICE - {"parameter", "tuple", "get-tuple-element"}
 
 MATMUL_NAME = "dot_general"
-"""How an op_name ends that JAX gives to a matmul."""
+"""The end of the op_name that JAX gives to a matmul."""

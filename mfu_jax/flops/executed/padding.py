@@ -1,8 +1,8 @@
-"""FLOPs of a matmul on elements that are known to be zero, or on results that nobody reads.
+"""FLOPs of a matmul on elements known to be zero, or on results that are never read.
 
-XLA pads matmuls to tiles and convolutions to what a library takes, and computes ragged and
-depthwise products densely. `matmuls` counts what then runs; this is what the model does not need.
-What the user pads or cuts off herself is the model's.
+XLA pads matmuls to tiles and convolutions to sizes that a library accepts, and computes ragged and
+depthwise products densely. `matmuls` counts what then runs; this is the part that the model does
+not need. Padding and cuts written by the user belong to the model.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mfu_jax.flops.executed.partly_zero import Real, slice_ranges, whole
 from mfu_jax.flops.executed.zeros import Zeros, group_share, is_written_by_user
 from mfu_jax.flops.lengths import Lengths
 
-_MOST_PAIRS = 4_000_000  # of output and kernel positions that are looked at one by one
+_MOST_PAIRS = 4_000_000  # of output and kernel positions that are checked one by one
 _LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)$")
-# Of each convolution, which array is its input, kernel and output: operands 0, 1 or the result, 2.
+# For each convolution, which array is its input, kernel and output: operand 0 or 1, or 2 (result).
 _ROLES = {
     "convolution": (0, 1, 2),
     "__cudnn$convForward": (0, 1, 2),
@@ -31,7 +31,7 @@ _ROLES = {
     "__cudnn$convBackwardInput": (2, 1, 0),
     "__cudnn$convBackwardFilter": (0, 2, 1),
 }
-_FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may want a part
+_FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may need a part
 _SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
 
 
@@ -39,8 +39,8 @@ class Wasted(NamedTuple):
     """FLOPs that the model does not need.
 
     Attributes:
-        padding: on zeros of explicit padding, and for results that are cut off.
-        expansion: on the other zeros of ragged or depthwise products that are computed densely.
+        padding: FLOPs on zeros of explicit padding, and for results that are cut off.
+        expansion: FLOPs on the other zeros of ragged or depthwise products computed densely.
     """
 
     padding: int = 0
@@ -51,8 +51,8 @@ class WasteFinder:
     """Finds what a program's matmuls spend on zeros.
 
     Attributes:
-        opcodes: of what makes zeros, or cuts results off, in this program: few programs have any,
-            and looking for it at every matmul takes time.
+        opcodes: opcodes that make zeros or cut off results in this program: few programs have any,
+            and searching at every matmul takes time.
     """
 
     def __init__(self, dataflow: Dataflow, lengths: Lengths) -> None:
@@ -63,7 +63,7 @@ class WasteFinder:
         for opcode, is_a_sign in _MAKE_ZEROS.items():
             if any(is_a_sign(*place) for place in module.places(opcode)):
                 self.opcodes.add(opcode)
-        if {"select", "and"} <= module.indexed.keys():  # rows between two bounds: a group's
+        if {"select", "and"} <= module.indexed.keys():  # rows between two bounds: those of a group
             self.opcodes.add("select")
 
     def wasted(
@@ -73,7 +73,7 @@ class WasteFinder:
         flops: int,
         in_kernel: int = 0,
     ) -> Wasted:
-        """The part of `flops` spent on known zeros, or on rows that a kernel cuts off again."""
+        """The part of `flops` spent on known zeros, or on rows that a kernel cuts off."""
         if in_kernel or not self.opcodes:
             return Wasted(in_kernel)
         target = instruction.opcode
@@ -86,7 +86,7 @@ class WasteFinder:
         operands = [computation.operand(instruction, i) for i in (0, 1)]
         shapes = [*(operand.shape for operand in operands), result_shape(instruction)]
         read = self._read(computation, instruction)
-        if self.opcodes == {"slice"}:  # it only cuts results off
+        if self.opcodes == {"slice"}:  # the program only cuts off results
             if read.is_all:
                 return Wasted()
             arrays = [whole(shape) for shape in shapes[:2]]
@@ -96,7 +96,7 @@ class WasteFinder:
         return _difference(instruction, target, flops, [*arrays, read], shapes)
 
     def _cut_factor(self, computation: HloComputation, svd: HloInstruction, flops: int) -> int:
-        """FLOPs on columns of a singular factor that a slice of the primitive's drops."""
+        """FLOPs on columns of a singular factor that the primitive's own slice drops."""
         m, n = sorted(computation.operand(svd, 0).shape.dims[-2:], reverse=True)
         shapes = [shape.dims[-2:] for shape in svd.shape.elements]
         users = computation.users.get(svd.name, ())
@@ -107,7 +107,7 @@ class WasteFinder:
         return flops - thin * math.prod(computation.operand(svd, 0).shape.dims[:-2])
 
     def _is_cut(self, owner: HloComputation, value: HloInstruction) -> bool:
-        """Whether a slice that the user did not write is all that reads a value."""
+        """Whether a value's only reader is a slice that the user did not write."""
         while (place := _only_user(self.dataflow.module, owner, value)) is not None:
             owner, value = place
             if value.opcode == "slice":
@@ -142,7 +142,7 @@ class WasteFinder:
 
 
 def _is_xlas_own(_: HloComputation, moved: HloInstruction) -> bool:
-    """Whether it is a pad or slice that the user did not write, but not of a gather's indices."""
+    """Whether a pad or slice was not written by the user and is not of a gather's indices."""
     return not is_written_by_user(moved) and not _is_of_indices(moved)
 
 
@@ -155,7 +155,7 @@ def _keeps_a_group(computation: HloComputation, select: HloInstruction) -> bool:
     return group_share(computation, select) is not None
 
 
-# What makes zeros, or cuts results off, and which of them do.
+# Opcodes that may make zeros or cut off results, and tests of whether they do.
 _MAKE_ZEROS = {"pad": _is_xlas_own, "slice": _is_xlas_own, "select": _keeps_a_group}
 
 
@@ -166,7 +166,7 @@ def _difference(
     arrays: Sequence[Real],
     shapes: Sequence[Shape],
 ) -> Wasted:
-    """What `arrays`, the real parts of both operands and the result, leave of `flops`."""
+    """The part of `flops` outside `arrays`, the real parts of both operands and the result."""
     everything = [whole(shape) for shape in shapes]
     if arrays == everything:
         return Wasted()
@@ -204,7 +204,7 @@ def _dot(instruction: HloInstruction, arrays: Sequence[Real]) -> int | None:
 
 
 def _common(ranges: Sequence[range]) -> int:
-    """How many positions all ranges have."""
+    """Number of positions that all ranges share."""
     smallest = min(ranges, key=len)
     others = [r for r in ranges if r != smallest]
     return sum(all(p in r for r in others) for p in smallest) if others else len(smallest)
@@ -244,7 +244,7 @@ def _convolution(instruction: HloInstruction, arrays: Sequence[Real]) -> int | N
 def _only_user(
     module: HloModule, owner: HloComputation, value: HloInstruction
 ) -> tuple[HloComputation, HloInstruction] | None:
-    """The one instruction that uses a value, inside or outside of fusions."""
+    """The only instruction that uses a value, inside or outside fusions; None if not one."""
     for _ in range(MAX_DEPTH):
         if value is owner.root:
             caller = module.caller(owner.name)

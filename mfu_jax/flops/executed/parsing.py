@@ -19,12 +19,12 @@ from mfu_jax.flops.executed.opcodes import INDEXED, MATMUL_NAME, MIXING, ONLY_EL
 
 _INSTRUCTION = re.compile(rf"{PATTERN}(?:([^)]*)\))?(.*)", re.DOTALL)
 _INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
-# Computations of nothing else are most of a program; their instructions are made when needed.
+# Most computations contain nothing else; their instructions are made only when needed.
 _DEFERRED = ONLY_ELEMENTWISE - INDEXED
 _MIXING = MIXING | {"parameter"}
 _END = re.compile(r"\n}")
 _ELEMENT = re.compile(r"%([^\s,(){}#]+)#(\d+)")
-# Outside of computations: the program's first line, and those of computations.
+# Outside computations: the first line of the program, and of each computation.
 _HEADER = re.compile(
     r"^(?:HloModule (.*)|(ENTRY )?(%?)([^\s(]+) (?:\(.*\) -> .* )?\{)$", re.MULTILINE
 )
@@ -52,7 +52,7 @@ class _Parser:
         self.number = 0
         self.computations: dict[str, HloComputation] = {}
         self.indexed: dict[str, Index] = {opcode: ([], []) for opcode in INDEXED}
-        # Equal shapes and opcodes are few, and one object is quick to compare.
+        # Few shapes and opcodes are distinct, and one shared object is fast to compare.
         self.kept: dict[str, str] = {}
 
     def module(self) -> HloModule:
@@ -78,7 +78,7 @@ class _Parser:
         return HloModule(name, header, self.computations, indexed, entry)
 
     def _lines(self) -> Iterator[str]:
-        """The lines from `position`, which may be moved meanwhile."""
+        """The lines from `position`, which may move meanwhile."""
         text = self.text
         while self.position <= len(text):
             start = self.position
@@ -89,7 +89,7 @@ class _Parser:
             yield text[start:end]
 
     def _read_at_once(self, computation: HloComputation, *, has_percent: bool) -> bool:
-        """Reads all instructions of a computation; False if a line of it needs a closer look.
+        """Reads all instructions of a computation; False if one of its lines needs a closer look.
 
         Args:
             computation: it begins at `position`.
@@ -123,7 +123,7 @@ class _Parser:
         return True
 
     def _add(self, computation: HloComputation, lines: Sequence[Line], *, is_plain: bool) -> None:
-        """Makes the instructions of a computation; `is_plain` as of all their operands."""
+        """Makes the instructions of a computation; `is_plain` if all their operands are."""
         one, indexed = self.kept.setdefault, self.indexed
         made, head = computation.instructions, computation.number
         for after, (_, name, shape, opcode, operands, rest) in enumerate(lines, 1):
@@ -139,9 +139,9 @@ class _Parser:
                 instructions.append(instruction)
 
     def _read_by_lines(self, computation: HloComputation) -> None:
-        """Reads a computation of which some instructions have several lines, or errors."""
+        """Reads a computation in which some instructions span several lines or have errors."""
         last: HloInstruction | None = None
-        unread: list[str] = []  # the tail of `last`, where its first line does not say all
+        unread: list[str] = []  # the tail of `last`, if its first line is incomplete
         made = computation.instructions
         for line in self._lines():
             if match := _INSTRUCTION.match(line):
@@ -175,7 +175,7 @@ class _Parser:
 
 
 def _name_elements(operands: str, instructions: dict[str, HloInstruction], number: int) -> None:
-    """Adds what ``%tuple#3`` in a list of operands stands for, as libtpu dumps it (from 0.0.48)."""
+    """Adds the elements that operands such as ``%tuple#3`` name, in libtpu dumps (from 0.0.48)."""
     for match in _ELEMENT.finditer(operands):
         name, index = match[0][1:], int(match[2])
         made = instructions.get(match[1])

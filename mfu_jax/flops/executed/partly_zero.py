@@ -1,7 +1,7 @@
-"""Arrays that are partly zero, and what moving their elements makes of them.
+"""Arrays that are partly zero, and how moving their elements changes that.
 
-Of each dimension, the positions that may differ from zero are a `range`; padding, slices, reversals
-and transpositions of ranges are ranges.
+In each dimension, the positions that may differ from zero form a `range`; padding, slicing,
+reversing and transposing ranges gives ranges again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Real(NamedTuple):
     """Which elements of an array may differ from zero.
 
     Attributes:
-        shape: the array's.
-        dims: of each dimension, the positions.
-        share: of the elements at these positions, those of the group that each belongs to, where
-            XLA writes a ragged or grouped operand densely.
-        unpadded: of the elements at these positions, those that are no padding, where a reshape
-            has split a padded dimension.
+        shape: shape of the array.
+        dims: their positions in each dimension.
+        share: share of the elements at these positions that lie in their own group, if XLA writes
+            a ragged or grouped operand densely.
+        unpadded: share of the elements at these positions that are not padding, if a reshape has
+            split a padded dimension.
     """
 
     shape: Shape
@@ -56,7 +56,7 @@ def slice_ranges(instruction: HloInstruction) -> tuple[range, ...]:
     """The positions that a ``slice`` keeps.
 
     Raises:
-        HloParseError: it does not say which, for each of its dimensions.
+        HloParseError: it does not give them for each of its dimensions.
     """
     found = _SLICE.findall(instruction.attribute("slice"))
     if len(found) != len(instruction.shape.dims):
@@ -109,7 +109,7 @@ def sliced(real: Real, cut: HloInstruction, source: HloInstruction) -> Real:
 
 
 def reshaped(real: Real, reshape: HloInstruction, source: HloInstruction) -> Real:
-    """A reshape in logical order, a bitcast in the order of both layouts."""
+    """Reshapes in logical order; for a bitcast, in the order of both layouts."""
     before = list(range(len(source.shape.dims)))
     after = list(range(len(reshape.shape.dims)))
     if reshape.opcode == "bitcast":

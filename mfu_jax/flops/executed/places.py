@@ -1,4 +1,4 @@
-"""Where the values of a program stand."""
+"""Where the values of a program are."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from mfu_jax.flops.executed.dataflow import Frame, TuplePath
 from mfu_jax.flops.executed.hlo import HloInstruction, Shape
 
-DEVICE: TuplePath = (-1,)  # of any value: the number of the device that runs the program
-NUMBER = Shape("u32")  # what a device's number is
+DEVICE: TuplePath = (-1,)  # for any value: the number of the device that runs the program
+NUMBER = Shape("u32")  # the shape of a device's number
 
 
 class Leaf(NamedTuple):
-    """An array of a computation's arguments: a parameter, or at `path` of a tuple."""
+    """An array among a computation's arguments: a parameter, or the one at `path` of its tuple."""
 
     number: int
     path: TuplePath = ()
@@ -22,7 +22,7 @@ Key = tuple[int, str, TuplePath]
 
 
 class Place(NamedTuple):
-    """Where a value stands: an instruction's result, or the array at `path` of its tuple."""
+    """Where a value is: an instruction's result, or the array at `path` of its tuple."""
 
     frame: Frame
     instruction: HloInstruction

@@ -1,6 +1,6 @@
 """What each computation calls, and the few integers that this depends on: its environment.
 
-Most computations depend on nothing, and have one environment: the empty one.
+Most computations depend on no integer and have one environment: the empty one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Placed(NamedTuple):
     """A computation in an environment that is not empty.
 
     Attributes:
-        name: the computation's.
-        environment: values; of all devices where these exchange integers in the computation.
-        device: the one that runs it then.
+        name: name of the computation.
+        environment: values; those of all devices if they exchange integers in the computation.
+        device: the device that runs it in that case.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Placed(NamedTuple):
 
 
 Node = str | Placed
-"""A computation in one environment: its name alone if that is the empty one."""
+"""A computation in one environment: just its name if the environment is empty."""
 
 
 def node_of(name: str, environment: Environment = (), device: int | None = None) -> Node:
@@ -58,7 +58,7 @@ class Resolved(NamedTuple):
     Attributes:
         instruction: the call.
         callees: what it runs, and how often.
-        is_choice: whether only one of the callees runs, and it is not known which.
+        is_choice: whether only one of the callees runs, and which one is unknown.
         reason: why a loop's trip count is not known.
     """
 
@@ -78,9 +78,9 @@ class Planned(Protocol):
         """Whether devices exchange integers in what it runs."""
 
     def resolve(self, values: list[Value], device: int | None) -> Resolved:
-        """What the instruction runs, for the registers of its computation's slice.
+        """What the instruction runs, given the registers of its computation's slice.
 
-        Where these have the values of all devices, it is what one device runs.
+        If they hold the values of all devices, it is what `device` runs.
         """
 
 
@@ -89,7 +89,7 @@ class Plan:
     """The calls of one computation. Most have few or none, and share the empty tuple.
 
     Attributes:
-        part: makes the integers that decide what runs; None if nothing is to be decided.
+        part: computes the integers that decide what runs; None if there is nothing to decide.
         decisions: their registers.
         fixed: what runs once in every environment.
         planned: the other calls.
@@ -109,12 +109,12 @@ class Plan:
 
     @property
     def is_joint(self) -> bool:
-        """Whether devices exchange integers in the computation: it needs those of all devices."""
+        """Whether devices exchange integers in the computation: it then needs those of all."""
         inside = any(planned.is_joint for planned in self.planned)
         return inside or (self.part is not None and self.part.is_joint)
 
     def environment(self, inputs: Sequence[Value]) -> Environment:
-        """The values of `decisions`, for values of `needs`."""
+        """The values of `decisions`, given values of `needs`."""
         if not self.part or not self.decisions:
             return ()
         try:
@@ -126,7 +126,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """A computation, and where the values that it needs are among its caller's."""
+    """A computation, and the caller's registers that hold the values it needs."""
 
     name: str
     plan: Plan
@@ -234,8 +234,8 @@ class Planner:
     Args:
         module: the program.
         calls: the calls of each computation.
-        given_trip_count: the trip count that the user gave for a ``while``, or None.
-        full_module: the program with its large constants written out, or None.
+        given_trip_count: returns the trip count that the user gave for a ``while``, or None.
+        full_module: returns the program with its large constants written out, or None.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Planner:
         self.plans: dict[str, Plan] = {}
 
     def add(self, name: str) -> None:
-        """Plans a computation, whose callees are planned already."""
+        """Plans a computation whose callees are already planned."""
         if not self.calls[name]:
             self.plans[name], self.nodes[name] = NO_CALLS, name
             return
@@ -270,7 +270,7 @@ class Planner:
             self.nodes[name] = node_of(name, plan.environment(()))
 
     def entries(self) -> Counter[Node]:
-        """The program as devices run it, and how many do; one device stands for equal ones."""
+        """The entry as devices run it, with the number that do; 1 if all run the same."""
         name = self.module.entry.name
         if name in self.nodes:
             return Counter([self.nodes[name]])
@@ -352,7 +352,7 @@ class Planner:
         return self.branches[name, path]
 
     def _disagreement(self, computation: HloComputation, call: HloInstruction) -> Iterator[str]:
-        """A note if the compiler states another trip count than a proof gives."""
+        """A note if the compiler's stated trip count differs from the proved one."""
         stated = stated_trip_count(call)
         if stated is None or self.given_trip_count(call) is not None:
             return

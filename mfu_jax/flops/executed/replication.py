@@ -1,9 +1,9 @@
 """Matmuls that several devices run on the same values: work that is replicated, not shared.
 
-One device's program is followed with, for every value, the groups of devices that hold the same
-one. Sharded parameters and partition ids differ between devices; collectives make values equal
-again. Where the text does not say, all devices are taken to differ: no work is called a repetition
-that is not.
+The program is walked while tracking, for every value, the groups of devices that hold the same one.
+Sharded parameters and partition ids differ between devices; collectives make values equal again.
+Where the text does not say, all devices are assumed to differ, so that no work is wrongly called a
+repetition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.opcodes import DIFFER_BY_DEVICE
 
 _CALLS = ("fusion", "call", "async-start")
-# Of each device, the first device that holds the same value; of a tuple, those of its elements.
+# For each device, the first device that holds the same value; for a tuple, those of its elements.
 Groups = tuple[int, ...]
 Held: TypeAlias = "Groups | list[Held]"
 
@@ -37,15 +37,15 @@ _MOST_LOOP_PASSES = 8
 
 
 def holders(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int, Groups]:
-    """Of each matmul that runs, by ``id``, the devices on which its result is the same.
+    """For each matmul that runs, by ``id``, the devices on which its result is the same.
 
     Args:
         module: the parsed program.
-        program: the compiled one, or its text.
+        program: the compiled program, or its text.
         matmuls: the ``id`` of its matmuls.
 
     Returns:
-        Without those that are different on every device; empty if the program is not partitioned.
+        Omits matmuls that differ on every device; empty if the program is not partitioned.
     """
     devices = module.header_int("num_partitions")
     if devices == 1 or module.header_int("replica_count") > 1:
@@ -75,7 +75,7 @@ def _shardings_of(program: Any) -> list[str]:
 def _canonical(keys: Sequence[Hashable]) -> Groups:
     """The groups of devices with equal keys."""
     last = len(keys) - 1
-    first = dict(zip(reversed(keys), range(last, -1, -1), strict=True))  # the first one stays
+    first = dict(zip(reversed(keys), range(last, -1, -1), strict=True))  # the first one wins
     return tuple(map(first.__getitem__, keys))
 
 
@@ -90,7 +90,7 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-@functools.lru_cache(maxsize=256)  # many parameters have the same
+@functools.lru_cache(maxsize=256)  # many parameters share one
 def _placed(sharding: str, devices: int) -> Groups:
     """Which devices hold the same shard of a parameter."""
     if sharding == "{replicated}" or sharding.startswith("{maximal"):
@@ -132,7 +132,7 @@ def replica_groups(text: str, devices: int) -> list[list[int]] | None:
     return ids.tolist() if ids.size == devices and ids.ndim == 2 else None  # each device once
 
 
-# What a group of devices makes of the values that it holds.
+# What a group of devices receives, given the values that it holds.
 _RECEIVED: dict[str, Callable[[list[int]], Hashable]] = {
     "all-reduce": lambda held: tuple(sorted(held)),
     "all-gather": tuple,
@@ -149,7 +149,7 @@ class _Walk:
     def __init__(self, module: HloModule, devices: int, matmuls: Set[int]) -> None:
         self.module = module
         self.matmuls = matmuls
-        self.kept: dict[Groups, Groups] = {}  # equal groups are one object: quick to compare
+        self.kept: dict[Groups, Groups] = {}  # equal groups are one object: fast to compare
         self.same = self.one(0 for _ in range(devices))
         self.different = self.one(range(devices))
         self.devices = devices
@@ -164,7 +164,7 @@ class _Walk:
         return self.kept.setdefault(made, made)
 
     def run(self, computation: HloComputation, given: Sequence[Held], depth: int) -> Held:
-        """Who holds a computation's result; notes it of every instruction in it."""
+        """The devices that hold the same result of a computation; records those of its matmuls."""
         if depth > MAX_DEPTH:
             return self.different
         held: dict[str, Held] = {}
@@ -214,7 +214,7 @@ class _Walk:
         return results[0] if len(results) == 1 else self._whole(results)
 
     def _called(self, name: str, operands: list[Held], depth: int) -> Held:
-        """The result of a computation; kept, because the passes of a loop repeat most of them."""
+        """The result of a computation; cached, because passes over a loop repeat most of them."""
         computation = self.module[name]
         if list in map(type, operands):
             return self.run(computation, operands, depth)
@@ -262,7 +262,7 @@ class _Walk:
         if len(groups) == 1:  # of all devices
             return self.different if kind in _BY_PLACE else self.same
         keys: list[Hashable] = [None] * self.devices
-        numbers: dict[Hashable, int] = {}  # instead of values as long as a group
+        numbers: dict[Hashable, int] = {}  # replace values as long as a group
         for group in groups:
             value = _RECEIVED[kind]([held[device] for device in group])
             number = numbers.setdefault(value, len(numbers))
@@ -287,18 +287,18 @@ class _Walk:
         for element in held:
             if element is self.different:
                 return element
-            if element is not whole:  # quick where all are the same
+            if element is not whole:  # fast where all are the same
                 whole = self._merge(whole, self._whole(element))
         return whole
 
     def _either(self, a: Held, b: Held) -> Held:
-        """A value that is one of two."""
+        """A value that may be either of two."""
         if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
             return [self._either(x, y) for x, y in zip(a, b, strict=True)]
         return self._merge(self._whole(a), self._whole(b))
 
     def _with(self, held: Held, choice: Groups) -> Held:
-        """A value that a choice decides on."""
+        """A value that depends on a choice."""
         if choice is self.same:
             return held
         if isinstance(held, list):

@@ -2,10 +2,10 @@
 
 What a computation runs may depend on a few integers: the bound of a loop, the index of a branch.
 Their values are its environment. From the entry downwards, each computation is resolved once for
-every environment that it runs in, and the number of its runs is kept for each.
-Most computations depend on nothing, and have one environment: the empty one.
-The entry's is the number of the device, where that decides anything: then all devices are resolved,
-and runs are their mean.
+every environment that it runs in, and its runs are counted for each.
+Most computations depend on no integer and have one environment: the empty one.
+The entry's environment is the device number if that decides anything: then all devices are
+resolved, and runs are their mean.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class RunCounter:
     """Counts the runs of all computations.
 
     Args:
-        planner: of the program.
+        planner: planner of the program.
         order: names of its computations, callees before callers; the last one is the entry.
-        flops: of one run of each computation, without what it calls.
+        flops: FLOPs of one run of each computation, without its callees.
 
     Attributes:
-        times: runs of each computation in one step; a fraction where devices differ.
+        times: runs of each computation in one step; a fraction if devices differ.
         once: the same with every loop body counted once.
         untaken: upper bound of the runs in branches that are not counted.
-        unknown_loops: loops whose trip count is not known, with the reason and their runs.
+        unknown_loops: loops whose trip count is unknown, with the reason and their runs.
         choices: texts about branches of different cost, and how often each choice was made.
     """
 
@@ -48,7 +48,7 @@ class RunCounter:
         self.order = order
         self.entry = order[-1]
         self.flops = flops
-        # Of computations that are reached and call others.
+        # For computations that are reached and call others.
         self.resolved: dict[str, dict[Node, Sequence[Resolved]]] = {}
         self.entries: Counter[Node] = Counter()
         self.totals: dict[Node, int] = {}
@@ -97,9 +97,9 @@ class RunCounter:
                 self.resolved.setdefault(name, {}).setdefault(node, ())
 
     def _add_totals(self, name: str) -> None:
-        """FLOPs of one run of a computation in each environment, with all that it calls.
+        """Adds the FLOPs of one run of a computation in each environment, callees included.
 
-        Most and least of them, where it is not known which branch runs.
+        Both the most and the least, since it may be unknown which branch runs.
         """
         if self.plans[name] is NO_CALLS:
             self.totals[name] = self.least[name] = self.flops[name]
@@ -138,7 +138,7 @@ class RunCounter:
                 self.times[name] = of_all
 
     def _run_calls(self, name: str, times: dict[Node, int], untaken: dict[Node, int]) -> int:
-        """Adds the runs of what a computation calls; returns those of its own."""
+        """Adds the runs of a computation's callees; returns its own."""
         of_all = 0
         for node, calls in self.resolved.get(name, {}).items():
             runs, not_run = times[node], untaken[node]
@@ -156,7 +156,7 @@ class RunCounter:
         return of_all
 
     def _average(self, devices: int) -> None:
-        """Divides what all devices run among them; what is listed as unknown is rounded up."""
+        """Divides the runs by the number of devices; those listed as unknown are rounded up."""
         for name, runs in self.times.items():
             self.times[name] = integral(Fraction(runs, devices))
         for name, not_run in self.untaken.items():
@@ -177,7 +177,7 @@ class RunCounter:
             self.choices[text] += 1
 
     def _taken(self, call: Resolved) -> Node | None:
-        """Of branches between which nothing decides, the most expensive one."""
+        """The most expensive branch, if it is unknown which one runs; else None."""
         if not call.is_choice:
             return None
         return max(call.callees, key=lambda callee: self.totals[callee[0]])[0]
@@ -226,7 +226,7 @@ class RunCounter:
         return callers
 
     def caller_op_name(self, name: str) -> str:
-        """The op_name of a computation's first caller that has one, itself or by its own."""
+        """The op_name of a computation's first caller that has one, itself or from its callers."""
         for outer, call in self._callers[name]:
             if op_name := call.op_name or self.caller_op_name(outer):
                 return op_name
@@ -234,5 +234,5 @@ class RunCounter:
 
 
 def _shown(least: int, most: int) -> str:
-    """FLOPs of a branch, of which a branch inside may leave out a part."""
+    """FLOPs of a branch; a range if a branch inside it may skip a part."""
     return f"{most:,}" if least == most else f"{least:,} to {most:,}"

@@ -1,9 +1,9 @@
-"""Slices: the few instructions of a computation that make the integers which decide what runs.
+"""Slices: the few instructions of a computation that compute the integers deciding what runs.
 
-A `Slice` is a straight line of steps over registers, through tuples, copies, fusions, calls, loops
+A `Slice` is a straight-line program over registers, through tuples, copies, fusions, calls, loops
 and conditionals. What it cannot evaluate is unknown: floats, large arrays, the program's arguments.
-The number of the device is an input like any other. Where devices exchange integers, the values of
-all devices are computed together.
+The device number is an input like any other. If devices exchange integers, the values of all
+devices are computed together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mfu_jax.flops.executed.integers.values import (
 )
 from mfu_jax.flops.executed.places import DEVICE, NUMBER, Key, Leaf, Place
 
-UNKNOWN = 0  # the register of what is not known
+UNKNOWN = 0  # the register of all unknown values
 _MAX_NESTING = 30  # of loops and conditionals
 _SAME_VALUE = frozenset(
     "copy reshape opt-barrier optimization-barrier domain add-dependency".split()
@@ -40,11 +40,11 @@ class Step(NamedTuple):
     """Computes one register from others.
 
     Attributes:
-        register: the one.
-        instruction: what it stands for.
-        compute: takes the values of one device; where `is_joint`, of all devices together.
+        register: the register that it sets.
+        instruction: the instruction that it evaluates.
+        compute: takes the values of one device; if `is_joint`, of all devices together.
         operands: registers.
-        given: takes the values of `operands` out of those of all registers.
+        given: picks the values of `operands` from those of all registers.
         is_joint: whether devices exchange integers in it.
     """
 
@@ -62,13 +62,13 @@ _NOT_KNOWN: _Sources = (lambda registers: UNKNOWN, [])
 
 
 class Slice:
-    """The steps that make the wanted values of one computation.
+    """The steps that compute the wanted values of one computation.
 
     Attributes:
-        frame: of the computation.
+        frame: frame of the computation.
         inputs: the arguments that the steps need, in the order in which `run` takes them.
         steps: in the order in which they run.
-        shapes: of what each register holds.
+        shapes: shape of each register's value.
         initial: the value of each register before any step: that of a constant, else None.
         is_joint: whether devices exchange integers in it.
     """
@@ -90,7 +90,7 @@ class Slice:
         self._frames: dict[tuple[int, str], Frame] = {}
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """The values of all registers, for values of `inputs`.
+        """The values of all registers, given values of `inputs`.
 
         Raises:
             StepLimitError: the program needs too many steps.
@@ -119,7 +119,7 @@ class Slice:
         return values
 
     def _run_jointly(self, inputs: tuple[Value, ...]) -> list[Value]:
-        """The same on all devices; kept, because each device asks for it."""
+        """The same for all devices; cached, because each device asks for it."""
         if inputs not in self._joint_runs:
             self.evaluation.spend(self.evaluation.devices * (1 + len(self.steps)))
             values = self._start(inputs)
@@ -134,7 +134,7 @@ class Slice:
         return self.register(self.frame.computation.root, path)
 
     def register(self, instruction: HloInstruction, path: TuplePath = ()) -> int:
-        """The register of an instruction of the computation; adds the steps that make it."""
+        """The register of an instruction of the computation; adds the steps that compute it."""
         wanted = Place(self.frame, instruction, path)
         first = wanted.key()
         registers = self._registers
@@ -161,7 +161,7 @@ class Slice:
         return registers[first]
 
     def _holds(self, register: int, shape: Shape | None) -> bool:
-        """Whether a register holds what a shape says."""
+        """Whether a register's value has the dtype and size of a shape."""
         held = self.shapes[register]
         return shape is held or (
             shape is not None and (shape.dtype, shape.size) == (held.dtype, held.size)
@@ -182,7 +182,7 @@ class Slice:
         *,
         is_joint: bool = False,
     ) -> int:
-        """A register that a step computes: now if all of its operands are known."""
+        """A register that a step computes: immediately if all its operands are known."""
         is_lazy = instruction.opcode in _LAZY
         if operands and (all if is_lazy else any)(i == UNKNOWN for i in operands):
             return UNKNOWN
@@ -200,7 +200,7 @@ class Slice:
         return register
 
     def _sources(self, place: Place, shape: Shape | None) -> _Sources:
-        """The places that a place is made of, and how to make its register from theirs."""
+        """The places that a place's value comes from, and how to make its register from theirs."""
         frame, instruction, path = place
         if shape is None or not is_small_integer(shape):
             return _NOT_KNOWN
@@ -266,7 +266,7 @@ class Slice:
         return Place(inner, inner.computation.root, path)
 
     def _done(self, place: Place, shape: Shape) -> _Sources:
-        """The result of asynchronous work, as if it were done where it is started."""
+        """The result of asynchronous work, as if it were done at its start."""
         started = place.operand(0)
         while started.instruction.opcode.endswith("-update"):
             started = started.operand(0)
@@ -280,7 +280,7 @@ class Slice:
         return _NOT_KNOWN if place.path else self._computed(started, opcode, shape)
 
     def _received(self, place: Place, path: TuplePath, opcode: str, shape: Shape) -> _Sources:
-        """What a device receives, as all devices' values together say."""
+        """What a device receives, computed from the values of all devices."""
         evaluation, instruction = self.evaluation, place.instruction
         index = path[0] if path else 0  # of several that are sent at once
         is_one_of = len(instruction.operands) == 1 or (path and index < len(instruction.operands))
@@ -341,7 +341,7 @@ class Slice:
         evaluation.nesting -= 1
         chosen_by = place.operand(0)
         sources = [chosen_by]
-        starts = []  # of each branch's inputs among the sources
+        starts = []  # where each branch's inputs start among the sources
         for number, (branch, _) in enumerate(branches):
             starts.append(len(sources))
             sources += [place.operand(1 + number, leaf.path) for leaf in branch.inputs]
@@ -366,8 +366,8 @@ class Slice:
 
 
 def _given(registers: list[int]) -> Callable[[list[Value]], Sequence[Value]]:
-    """Takes the values of some registers; most of the time of a long loop goes by here."""
-    if len(registers) == 1:  # of one alone, no sequence
+    """Picks the values of some registers; a long loop spends most of its time here."""
+    if len(registers) == 1:  # a single index would give no sequence
         return operator.itemgetter(slice(registers[0], registers[0] + 1))
     return operator.itemgetter(*registers)
 

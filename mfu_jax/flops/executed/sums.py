@@ -1,4 +1,4 @@
-"""What the matmuls of a program add up to: by phase, scope, dtype, kernel, and what is wasted."""
+"""Sums over the matmuls of a program: by phase, scope, dtype, kernel, and what is wasted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Found(NamedTuple):
         computation: where it is.
         matmul: its cost.
         op_name: its own, its fusion's, or one inferred from its neighbours.
-        runs: how often it runs in one step; a fraction where devices differ.
+        runs: how often it runs in one step; a fraction if devices differ.
         once: the same with every loop body counted once.
     """
 
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 
 MODEL_PHASES = ("forward", "evaluation", "backward")
-_SHARD_MAP = "/shard_map/"  # around what each device runs because the user wrote it so
+_SHARD_MAP = "/shard_map/"  # around work that each device runs because the user wrote it so
 _AGAIN = ("rematerialized", "xla_rematerialized")
 
 
@@ -85,13 +85,13 @@ class Sums:
             self.kernels_xla += once * matmul.seen_by_xla
 
     def add_model(self, item: Found, scope: Scope, zeros: Wasted, pieces: str) -> None:
-        """Adds what the model needs of a forward or backward matmul, and its known zeros.
+        """Adds the part of a forward or backward matmul that the model needs, and its known zeros.
 
         Args:
             item: the matmul.
             scope: its phase and scope.
-            zeros: what it spends on them.
-            pieces: of an image, if it is a convolution of such: see `image_pieces`.
+            zeros: what it spends on known zeros.
+            pieces: kind of image pieces, if it is a convolution on such: see `image_pieces`.
         """
         name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
         needed = item.matmul.flops - item.matmul.rematerialized - sum(zeros)
@@ -110,7 +110,7 @@ class Sums:
         self.duplicated[name] += item.runs * item.matmul.flops
 
     def add_repeated(self, item: Found, holders: Groups, zeros: int) -> None:
-        """Adds what devices repeat of a forward or backward matmul, without its known zeros."""
+        """Adds the part of a forward or backward matmul that devices repeat, minus known zeros."""
         matmul, runs = item.matmul, item.runs
         devices, groups = len(holders), len(set(holders))
         needed = matmul.flops - matmul.rematerialized - zeros
@@ -126,7 +126,7 @@ class Sums:
 
 
 def whole(parts: Mapping[str, Number]) -> Counter[str]:
-    """Parts rounded to whole numbers, of which the sum is rounded down.
+    """Parts rounded to whole numbers that add up to the exact sum, rounded down.
 
     >>> dict(whole({"a": Fraction(1, 2), "b": Fraction(3, 2), "c": 1}))
     {'a': 0, 'b': 2, 'c': 1}

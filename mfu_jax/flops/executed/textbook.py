@@ -2,8 +2,8 @@
 
 Golub and Van Loan, Matrix Computations (4th ed.): LU 3.2.4, Cholesky 4.2.5, QR 5.2.2 (its Q 5.1.6),
 Hessenberg 7.4.3, Schur 7.5.6, tridiagonal 8.3.1, symmetric QR 8.3.3, SVD 8.6.3. FFT: Cooley and
-Tukey's 5·N·log₂N. Lower orders are dropped, thirds are rounded down. They are not what a library
-runs, but what every program is counted by, so that a step's counts agree on all platforms.
+Tukey's 5·N·log₂N. Lower-order terms are dropped, thirds are rounded down. This is not what a
+library runs, but how every program is counted, so that a step's counts agree on all platforms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def cholesky(n: int) -> int:
 
 
 def lu(rows: int, columns: int) -> int:
-    """m·n² − n³/3 of the long side m and the short side n."""
+    """m·n² − n³/3 for the long side m and the short side n."""
     m, n = max(rows, columns), min(rows, columns)
     return (3 * m * n**2 - n**3) // 3
 
@@ -29,7 +29,7 @@ def qr(rows: int, columns: int) -> int:
 
 
 def form_q(rows: int, columns: int, reflectors: int) -> int:
-    """4·m·n·k − 2·(m + n)·k² + 4k³/3: Q [m, n] of k reflectors."""
+    """4·m·n·k − 2·(m + n)·k² + 4k³/3: Q [m, n] from k reflectors."""
     m, n, k = rows, columns, reflectors
     return (12 * m * n * k - 6 * (m + n) * k**2 + 4 * k**3) // 3
 

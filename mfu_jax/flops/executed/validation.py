@@ -1,4 +1,4 @@
-"""Checks that a parsed program is whole, so that a lost line is an error and not another count."""
+"""Checks that a parsed program is whole, so that a lost line is an error, not a different count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mfu_jax.flops.executed.lines import WITHOUT_OPERANDS
 
 
 def check_module(module: HloModule) -> None:
-    """Checks what every complete program has: one ROOT a computation, and defined operands.
+    """Checks what every complete program has: one ROOT per computation, and defined operands.
 
     Raises:
         HloParseError: something is missing.

@@ -1,4 +1,4 @@
-"""An HLO program as the `Value`s that say what its undifferentiated matmuls are for.
+"""An HLO program as the `Value`s that decide the purpose of its undifferentiated matmuls.
 
 Fusions and calls are inlined, and a loop's body once: weights that one iteration updates are
 weights, not gradients, in the next one.
@@ -22,9 +22,9 @@ _SAME = frozenset(
     "copy bitcast optimization-barrier opt-barrier copy-done all-reduce-done all-gather-done "
     "collective-permute-done".split()
 )
-# XLA combines those of several values into one, under the op_name of one of them.
+# XLA combines several of these into one instruction, under the op_name of one of them.
 _COMBINED = frozenset({"all-reduce", "all-gather", "collective-permute"})
-# Results that have the elements of their operands: moved, cast, or scaled.
+# Results that hold their operands' elements: moved, cast, or scaled.
 _MOVES = frozenset(
     "all-to-all broadcast concatenate convert copy copy-start dynamic-slice multiply negate pad "
     "reduce-precision reshape reverse slice transpose".split()
@@ -36,7 +36,7 @@ def value_graph(module: HloModule, matmuls: Mapping[int, tuple[str, FlopPhase]])
 
     Args:
         module: the program.
-        matmuls: of each matmul that runs, by the ``id`` of its instruction, the op_name and phase.
+        matmuls: op_name and phase of each matmul that runs, by the ``id`` of its instruction.
     """
     graph = _Graph(module, matmuls)
     entry = module.entry

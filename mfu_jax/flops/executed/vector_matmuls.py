@@ -1,11 +1,11 @@
 """Matmuls that XLA writes as a multiplication and a sum, which run on vector units.
 
-A matrix unit gains nothing where m, n or k is 1. XLA then broadcasts both operands to all m·n·k
+A matrix unit gains nothing if m, n or k is 1. XLA then broadcasts both operands to all m·n·k
 pairs, multiplies them, and sums over k (DotStrengthReduction); an outer product sums nothing. The
-sum may be in another fusion, or in two stages; where it is broadcast again at once, a TPU sums a
-window as wide as k at every place. Of a product, either the multiplication or the sum keeps the
-op_name of JAX's matmul, which a user's own ``(a * b).sum()`` does not have. XLA moves a factor of
-the result to the smaller operand: that multiplication has the matmul's name, too.
+sum may be in another fusion, or in two stages; if it is broadcast again immediately, a TPU sums a
+window as wide as k at every position. Either the multiplication or the sum keeps the op_name of
+JAX's matmul, which a user's own ``(a * b).sum()`` lacks. XLA moves a scale factor of the result to
+the smaller operand: that multiplication also has the matmul's name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SAME_ELEMENTS = {
 }
 # A long sum in stages: CPUs sum windows of 32 first.
 _STAGES = frozenset({"reduce", "reduce-window"})
-# Between an operand as the program holds it and the multiplication.
+# Between an operand as the program stores it and the multiplication.
 _SAME_OPERAND = frozenset("convert bitcast reshape transpose copy broadcast parameter".split())
 # Between an operand that is multiplied by a factor and the matmul.
 _TO_THE_MATMUL = frozenset("convert bitcast reshape transpose copy broadcast".split())
@@ -38,12 +38,12 @@ _Place = tuple[Frame, HloInstruction]
 
 
 class VectorPart(NamedTuple):
-    """What one instruction does of such a matmul.
+    """The part of such a matmul that one instruction does.
 
     Attributes:
         flops: 2·m·n·k at the instruction that has the matmul's name; 0 at the other one.
-        dtype: of the operands, before XLA widens them to multiply.
-        passes: how many products make one, such as ``bf16_x3``; empty for one.
+        dtype: dtype of the operands, before XLA widens them to multiply.
+        passes: how many products make up one, such as ``bf16_x3``; empty for one.
     """
 
     flops: int
@@ -62,7 +62,7 @@ class VectorMatmuls:
         self._parts: dict[str, Mapping[int, VectorPart]] = {}
 
     def part(self, computation: HloComputation, instruction: HloInstruction) -> VectorPart | None:
-        """What an instruction does of a matmul; None if it belongs to none."""
+        """The part of a matmul that an instruction does; None if it belongs to none."""
         if instruction.opcode not in _PARTS:
             return None
         return self.parts(computation).get(id(instruction))
@@ -101,12 +101,12 @@ class VectorMatmuls:
     def _product(self, frame: Frame, multiply: HloInstruction) -> VectorPart:
         shape = multiply.shape
         operands = [frame.computation.operand(multiply, i) for i in (0, 1)]
-        # XLA may keep one operand wide that it computes in the same fusion.
+        # XLA may keep an operand wide if it is computed in the same fusion.
         dtype = min((self._dtype(frame, operand) for operand in operands), key=dtype_bits)
         return VectorPart(flops_per_multiply_add(shape.dtype) * shape.size, dtype)
 
     def _summed(self, frame: Frame, reduce: HloInstruction) -> list[_Place]:
-        """The multiplications whose results a reduce adds up: several if one takes passes."""
+        """The multiplications whose results a reduce adds up: several if it runs in passes."""
         if not self._adds(reduce):
             return []
         places: list[_Place] = []
@@ -152,7 +152,7 @@ class VectorMatmuls:
 
 
 def _is_named(instruction: HloInstruction) -> bool:
-    """Whether the op_name, or one of those that XLA merged in it, is a matmul's."""
+    """Whether the op_name, or one of those that XLA merged into it, is a matmul's."""
     if MATMUL_NAME not in instruction.attribute_text:
         return False
     names = instruction.op_name.split(";")
@@ -165,7 +165,7 @@ def _is_address(multiply: HloInstruction) -> bool:
 
 
 def _is_factor(computation: HloComputation, multiply: HloInstruction) -> bool:
-    """Whether it multiplies a matmul's operand by one number that was the result's factor."""
+    """Whether it multiplies a matmul's operand by a scalar that was a factor of the result."""
     operands = (computation.operand(multiply, i) for i in (0, 1))
     if not any(o.opcode == "broadcast" and not o.integers("dimensions") for o in operands):
         return False
@@ -184,5 +184,5 @@ def _is_users(instruction: HloInstruction) -> bool:
 
 
 def _has_users_name(instruction: HloInstruction) -> bool:
-    """Whether the op_name is JAX's; XLA calls what it adds ``multiply.1291``, without a path."""
+    """Whether the op_name is JAX's; XLA names what it adds ``multiply.1291``, without a path."""
     return "/" in instruction.op_name

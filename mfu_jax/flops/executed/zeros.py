@@ -1,6 +1,6 @@
 """Where a value is known to be zero: explicit padding, and the dense form of ragged operands.
 
-What is not followed counts as real.
+What cannot be followed counts as real, that is, nonzero.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from mfu_jax.flops.executed.partly_zero import MOVES, Real, whole
 from mfu_jax.flops.executed.validation import one_integer
 from mfu_jax.flops.lengths import Lengths
 
-# Primitives whose pads and slices the user wrote; the gradient of a pad is one with less than 0.
+# Primitives whose pads and slices the user wrote; a pad's gradient is a negative pad.
 _USERS = frozenset({"concatenate", "dynamic_slice", "pad", "slice", "split"})
 _SAME_PLACES = frozenset({"copy", "convert", "negate", "reduce-precision", "all-reduce"})
 _ZERO = re.compile(r"-?0(\.0*)?")
 
 
 def is_written_by_user(instruction: HloInstruction) -> bool:
-    """Whether a pad or slice is JAX's own: the model counts what it adds or drops.
+    """Whether a pad or slice comes from JAX code: the model counts what it adds or drops.
 
     XLA's have the matmul's op_name, or none.
     """
@@ -30,7 +30,7 @@ def is_written_by_user(instruction: HloInstruction) -> bool:
 
 
 class Zeros:
-    """What a program's values are known to be zero at."""
+    """Where a program's values are known to be zero."""
 
     def __init__(self, dataflow: Dataflow, lengths: Lengths) -> None:
         self.dataflow = dataflow
@@ -42,7 +42,7 @@ class Zeros:
 
         Args:
             frame: one that the dataflow keeps.
-            instruction: in its computation.
+            instruction: an instruction of its computation.
         """
         try:
             real = self._real(frame, instruction, 0)
@@ -101,7 +101,7 @@ class Zeros:
         return is_zeros and not is_written_by_user(pad)
 
     def _selected(self, frame: Frame, select: HloInstruction) -> Real:
-        """Zeros but for one group: how a ragged or grouped operand is written densely."""
+        """Zeros except in one group: the dense form of a ragged or grouped operand."""
         computation = frame.computation
         mask, chosen, other = (computation.operand(select, i) for i in range(3))
         if not self.is_zero(frame, other):
@@ -130,14 +130,14 @@ class Zeros:
         return made, source
 
     def _share_in_groups(self, rows: int, groups: int) -> Fraction:
-        """Each row is in one group; in none, where the sizes that the user gave leave some out."""
+        """Each row is in one group, or in none if the user's group sizes leave some out."""
         sizes = self.lengths.group_sizes
         if len(sizes) != groups or sum(sizes) > rows:
             return Fraction(1, groups)
         return Fraction(sum(sizes), rows * groups)
 
     def _rows(self, frame: Frame, mask: HloInstruction) -> tuple[int, int] | None:
-        """Rows and groups of a mask that is ``start ≤ row`` and ``row < end`` of each group."""
+        """Rows and groups of a mask ``start ≤ row`` and ``row < end`` per group; else None."""
         frame, mask = self._origin(frame, mask)
         while mask.opcode == "broadcast":
             frame, mask = self._origin(frame, frame.computation.operand(mask, 0))
@@ -175,9 +175,9 @@ class Zeros:
 
 
 def group_share(computation: HloComputation, select: HloInstruction) -> Fraction | None:
-    """1/n if XLA keeps one of n positions of a dimension: those that equal the group's number.
+    """1/n if XLA keeps one of n positions of a dimension: where it equals the group's number.
 
-    The user's own masks have op_names; their products are the model's.
+    The user's own masks have op_names; their products belong to the model.
     """
     mask = computation.operand(select, 0)
     if select.op_name or mask.opcode != "compare" or mask.attribute("direction") != "EQ":

@@ -1,6 +1,6 @@
 """Elementwise instructions, with the exact arithmetic of their dtype.
 
-Division by zero is not known: HLO leaves its result to the hardware.
+Division by zero is unknown: HLO leaves its result to the hardware.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def elementwise(function: Callable[..., int | None], wrap: Wrap) -> Compute:
 
 
 def _divide(a: int, b: int) -> int | None:
-    """Division towards zero; the hardware decides what division by zero gives."""
+    """Division rounded towards zero; None for division by zero, which the hardware decides."""
     if b == 0:
         return None
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -50,7 +50,7 @@ def _remainder(a: int, b: int) -> int | None:
 
 
 def _power(a: int, b: int) -> int | None:
-    """a to the power of b, modulo 2⁶⁴, which every narrower dtype divides."""
+    """a to the power of b, modulo 2⁶⁴, which the modulus of every narrower dtype divides."""
     return pow(a, b, 1 << 64) if b >= 0 else None
 
 
@@ -110,7 +110,7 @@ def _not(dtype: str) -> Callable[..., int]:
     return (lambda a: 1 - a) if dtype == "pred" else (lambda a: ~a)
 
 
-# Their functions depend on the number of bits.
+# Functions that depend on the number of bits.
 BITWISE: dict[str, Callable[[str], Callable[..., int]]] = {
     "shift-left": _shift_left,
     "shift-right-arithmetic": _shift_right_arithmetic,

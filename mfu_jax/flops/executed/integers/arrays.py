@@ -18,7 +18,7 @@ def _strides(dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _taken(positions: list[int]) -> Compute:
-    """Takes the elements at fixed positions of the only operand."""
+    """Picks the elements at fixed positions of the only operand."""
 
     def compute(values: Sequence[Value]) -> Value:
         elements = elements_of(values[0])
@@ -71,7 +71,7 @@ def _iota(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compu
 def _starts(
     values: Sequence[Value], dims: tuple[int, ...], sizes: tuple[int, ...]
 ) -> list[int] | None:
-    """Start indices, clamped so that the slice is inside of the array."""
+    """Start indices, clamped so that the slice is inside the array."""
     starts = []
     for value, dim, size in zip(values, dims, sizes, strict=True):
         if not isinstance(value, int):
@@ -116,7 +116,7 @@ def _dynamic_update_slice(computation: HloComputation, i: HloInstruction, shape:
 
 def _concatenate(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
     (dim,) = i.integers("dimensions")
-    # Elements of each operand that stand side by side in the result.
+    # Elements of each operand that are contiguous in the result.
     runs = [math.prod(s.dims[dim:]) for s in computation.operand_shapes(i)]
 
     def compute(values: Sequence[Value]) -> Value:
@@ -172,7 +172,7 @@ def _prefix(computation: HloComputation, i: HloInstruction, shape: Shape) -> Com
 
 
 def _allocated(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
-    """Memory without values yet, such as that of a scan's results: no program reads it as it is."""
+    """Memory without values yet, such as a scan's results: no program reads it before writing."""
     if i.attribute_string("custom_call_target") != "AllocateBuffer":
         return None
     return lambda values: make_value([0] * shape.size)

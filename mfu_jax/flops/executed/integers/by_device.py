@@ -10,21 +10,21 @@ Values = tuple[Value, ...]
 
 
 def joined(values: Sequence[Value]) -> Value:
-    """The values of all devices, in the order of their numbers; one if all devices have it."""
+    """The values of all devices, in the order of their numbers; just one if all are equal."""
     first = values[0]
     is_same = all(value is first or value == first for value in values)
     return first if is_same else ByDevice(tuple(values))
 
 
 def of_device(value: Value, device: int | None) -> Value:
-    """What one device has."""
+    """The value of one device."""
     if isinstance(value, ByDevice):
         return None if device is None else value.values[device]
     return value
 
 
 def among(values: Sequence[Value], devices: Collection[int]) -> Values:
-    """The same values without those of other devices, which take no part."""
+    """The same values without those of other devices, which do not take part."""
     return tuple(
         ByDevice(tuple(v if d in devices else None for d, v in enumerate(value.values)))
         if isinstance(value, ByDevice)
@@ -34,7 +34,7 @@ def among(values: Sequence[Value], devices: Collection[int]) -> Values:
 
 
 def on_each(compute: Compute, values: Sequence[Value]) -> Value:
-    """What each device computes of its own values."""
+    """What each device computes from its own values."""
     count = next((len(value.values) for value in values if isinstance(value, ByDevice)), 0)
     if not count:
         return compute(list(values))
@@ -53,13 +53,13 @@ def on_each_choice(
     compute: Compute,
     values: Sequence[Value],
 ) -> Value:
-    """What devices compute that choose branches differently: each branch on its devices alone.
+    """What devices that choose different branches compute: each branch on its devices alone.
 
     Args:
-        choices: what chooses the branch.
-        branch_of: the branch that it chooses, None if that is not known.
-        compute: takes what chooses the branch, and `values`.
-        values: what the branches take.
+        choices: each device's value that chooses the branch.
+        branch_of: the branch that a value chooses; None if unknown.
+        compute: takes the choosing value, and `values`.
+        values: the branches' arguments.
     """
     branches = [branch_of(choice) for choice in choices.values]
     results: list[Value] = [None] * len(branches)

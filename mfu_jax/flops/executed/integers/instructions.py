@@ -38,9 +38,9 @@ def compile_instruction(
         module: the program, for a ``reduce``'s computation.
         computation: the computation that the instruction is in.
         instruction: one whose result is a small integer array.
-        opcode: its opcode; of an asynchronous one, that of the work it does.
-        shape: of the result.
-        largest: elements of an operand.
+        opcode: its opcode; for an asynchronous one, that of the work it does.
+        shape: shape of the result.
+        largest: most elements that an operand may have.
 
     Returns:
         The function; None if such an instruction is not evaluated.
@@ -90,15 +90,15 @@ def _compile(
 
 
 def branch_index(chosen_by: HloInstruction, branches: int, value: Value) -> int | None:
-    """The branch of a conditional that runs, or None if the value is not known.
+    """The branch of a conditional that runs, or None if the value is unknown.
 
     Args:
         chosen_by: the conditional's first operand: a boolean, or an index.
         branches: how many there are.
-        value: the operand's.
+        value: the operand's value.
     """
     if not isinstance(value, int):
         return None
-    if chosen_by.shape.dtype == "pred":  # the first branch is that of true
+    if chosen_by.shape.dtype == "pred":  # the first branch is for true
         return 0 if value else branches - 1
     return value if 0 <= value < branches else branches - 1

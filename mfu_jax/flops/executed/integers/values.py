@@ -1,8 +1,8 @@
 """Values: small arrays of integers, and the ranges of their dtypes.
 
-A value is an int (any array of one element), a `Table` (a small array), or None: not known, because
-it depends on data or on an instruction that is not evaluated. Where devices exchange integers, the
-values of all devices are evaluated together: `ByDevice` has those that differ.
+A value is an int (any array of one element), a `Table` (a small array), or None: unknown, because
+it depends on data or on an instruction that is not evaluated. If devices exchange integers, the
+values of all devices are evaluated together: `ByDevice` holds those that differ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Table:
 
 
 class ByDevice(NamedTuple):
-    """What each device has, by its number; None if that is not known or it takes no part."""
+    """Each device's value, by its number; None if unknown or if it takes no part."""
 
     values: tuple[Value, ...]
 

@@ -1,4 +1,4 @@
-"""The cost of a kernel from its body, as far as the body tells it."""
+"""The cost of a kernel from its body, as far as the body determines it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def body_cost(
 
 
 def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, int]:
-    """FLOPs of all steps, and the part that is needed; adds to `notes` what they assume."""
+    """FLOPs of all steps, and the part that is needed; adds assumptions to `notes`."""
     first = sum(steps < 0 for steps in body.grid)  # sizes of the grid precede the tables
     groups = _GROUPS.get(call.target, of_given_groups)(call, body)
     notes += [groups.note] if groups.note else []
@@ -80,7 +80,7 @@ def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, i
 
 
 def _with_constant_bounds(call: KernelCall, body: KernelBody) -> KernelBody:
-    """The body with those sizes of its grid that are operands and constants of the program."""
+    """The body, with the grid sizes filled in that are operands and constants of the program."""
     dynamic = (axis for axis, steps in enumerate(body.grid) if steps < 0)
     found = {axis: call.literal(index) or "" for index, axis in enumerate(dynamic)}
     sizes = {axis: int(text) for axis, text in found.items() if text.isdecimal()}
@@ -93,7 +93,7 @@ def _with_constant_bounds(call: KernelCall, body: KernelBody) -> KernelBody:
 def _share_recomputed(body: KernelBody | None, call: KernelCall) -> Fraction:
     """The share of the body's matmuls that an attention kernel recomputes.
 
-    Of several kernels with one name, the first whose matmul count divides the body's.
+    Of several kernels with one name, it takes the first whose matmul count divides the body's.
     """
     results = tuple(shape.dims for shape in call.results)
     if in_scope := kernel_in_scope(call.instruction.op_name, results):
@@ -107,7 +107,7 @@ def _share_recomputed(body: KernelBody | None, call: KernelCall) -> Fraction:
 
 
 def _scalar_table(call: KernelCall, index: int) -> Table:
-    """Dimensions and values, in row-major order, of an operand that is a constant."""
+    """Dimensions and values, in row-major order, of a constant operand."""
     text = call.literal(index)
     if text is None:
         raise UnknownBodyError("it skips blocks by a table that is not a constant of the program")

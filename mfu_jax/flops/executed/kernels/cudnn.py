@@ -32,7 +32,7 @@ def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -
     full = min(queries, keys)  # query i < full sees i + 1 keys, a later one all keys
     pairs = full * (full + 1) // 2 + (queries - full) * keys
     if 0 < window < queries:
-        # Query i loses those keys of 0 … i − window that exist.
+        # Query i loses the keys among 0 … i − window that exist.
         pairs -= attention_pairs(queries - window, keys, causal=True)
     return pairs
 
@@ -48,7 +48,7 @@ def _attention(call: KernelCall) -> KernelCost | UnknownCost:
 def attention_cost(
     call: KernelCall, kernel: AttentionKernel, pairs: int, widths: tuple[int, int], note: str
 ) -> KernelCost:
-    """Cost of a kernel over pairs of query and key, whose heads are so wide in K and in V."""
+    """Cost of a kernel over pairs of query and key; `widths` are the head widths of K and V."""
     key, value = widths
 
     def flops(products: tuple[Product, ...]) -> int:
@@ -70,7 +70,7 @@ def _fmha_config(call: KernelCall) -> dict[str, Any]:
 
 
 def _pairs(call: KernelCall, kernel: AttentionKernel) -> tuple[int, str]:
-    """Pairs that the mask keeps in all heads of the batch, and a note where lengths are data."""
+    """Pairs that the mask keeps in all heads of the batch, and a note if lengths are data."""
     config = _fmha_config(call)
     scores = config.get("intermediate_tensor_shape")
     dims = json_integers(call, scores.get("dimensions") if isinstance(scores, dict) else None)

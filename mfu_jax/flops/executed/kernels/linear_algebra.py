@@ -1,6 +1,6 @@
 """Factorisations and solves: LAPACK's calls on CPUs, cuSOLVER's and cuBLAS's on GPUs.
 
-They count by the textbook, once per matrix, whatever the library does inside.
+They are counted by textbook formulas, once per matrix, whatever the library does inside.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _form_q(call: KernelCall) -> int:
 
 @register_kernel(*_targets("ormqr unmqr", "cusolver_ormqr_ffi"))
 def _apply_q(call: KernelCall) -> int:
-    _, length, reflectors = _matrix(call)  # one column a reflector
+    _, length, reflectors = _matrix(call)  # one column per reflector
     batch, rows, columns = _matrix(call, 2)
     vectors = rows * columns // max(1, length)
     return batch * textbook.apply_q(length, vectors, min(reflectors, call.operand(1).dims[-1]))
@@ -113,7 +113,7 @@ def _tridiagonal(call: KernelCall) -> int:
 
 @register_kernel(*_targets("gtsv", "cusparse_gtsv2_ffi"))
 def _tridiagonal_solve(call: KernelCall) -> int:
-    """8 for each element of the right-hand sides (Thomas)."""
+    """8 per element of the right-hand sides (Thomas algorithm)."""
     return 8 * call.operand(3).size
 
 

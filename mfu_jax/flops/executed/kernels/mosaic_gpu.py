@@ -1,8 +1,8 @@
 """Pallas kernels for GPUs compiled by Mosaic: their body is in the program, down to the PTX.
 
-The tensor core's instructions are inline assembly. A warp group of four warps runs a ``wgmma``
-together, a warp an ``mma.sync``, one thread a ``tcgen05.mma``; so the body is walked once for every
-warp of every block, and each warp adds its share.
+Tensor-core instructions are inline assembly. A warp group of four warps runs a ``wgmma`` together,
+one warp an ``mma.sync``, one thread a ``tcgen05.mma``; so the body is walked once for every warp of
+every block, and each warp adds its share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mfu_jax.flops.executed.kernels.registry import (
 
 _WARP = 32  # threads
 # wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16, mma.sync.aligned.m16n8k16.row.col.f32.bf16…
-# mma.sp.sync.aligned.m16n8k32…: of the k elements of `a` in a row, half are stored and multiplied.
+# mma.sp.sync.aligned.m16n8k32…: of the k elements in a row of `a`, half are stored and multiplied.
 _INSTRUCTION = re.compile(
     r"\b(wgmma\.mma_async|mma)(\.sp(?:::\w+)?)?\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.([\w.]+)"
 )
@@ -80,9 +80,9 @@ def _read_module(module: Any) -> KernelBody:
     (launch,) = launches
     reader = Reader(_matmul)
     segments = integers(launch.attributes["operandSegmentSizes"])
-    count = sum(segments[:10])  # of a token, the grid, the threads, and blocks of a cluster
+    count = sum(segments[:10])  # for a token, the grid, the threads, and a cluster's blocks
     sizes = [_constant(v) for v in list(launch.operands)[segments[0] : count]]
-    # The module's constants are outside of the launch.
+    # The module's constants are outside the launch.
     for operation in launch.parent.regions[0].blocks[0].operations:
         if operation.operation.name == "arith.constant":
             reader.op(operation.operation)
@@ -129,7 +129,7 @@ def _constant(value: Any) -> int:
 
 
 def _matmul(operation: Any) -> tuple[int, str] | None:
-    """One warp's share of 2·m·n·k of a tensor-core instruction."""
+    """One warp's share of a tensor-core instruction's 2·m·n·k."""
     attributes = operation.attributes
     texts = (str(attributes[key]) for key in _TEXTS if key in attributes)
     text = next(texts, str(operation.name))

@@ -1,6 +1,6 @@
 """Kernels whose work depends on lengths that are data: grouped matmuls, paged attention.
 
-The user may give the lengths. Where she doesn't, paged attention is counted as if every sequence
+The user may give the lengths. Otherwise, paged attention is counted as if every sequence
 filled its pages, an upper bound.
 """
 
@@ -23,9 +23,9 @@ class Groups(NamedTuple):
     """A kernel with its groups' sizes.
 
     Attributes:
-        body: with the grid that they make.
-        tables: that they make, by operand.
-        needed: FLOPs of the groups' products alone, without what fills up tiles; None: all.
+        body: the body, with the grid that they imply.
+        tables: the tables that they imply, by operand.
+        needed: FLOPs of the groups' products alone, without what fills up tiles; None if all.
         note: what the count assumes.
     """
 
@@ -36,9 +36,9 @@ class Groups(NamedTuple):
 
 
 def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
-    """A grouped matmul with the grid and the tables that `group_sizes` make; others unchanged.
+    """A grouped matmul with the grid and tables that `group_sizes` imply; others unchanged.
 
-    The kernels of megablox and XLA's own for `ragged_dot` have one dynamic axis, the visits of a
+    The kernels of megablox, and XLA's own for `ragged_dot`, have one dynamic axis, the visits of a
     tile of rows by a group, and four tables: first rows of the groups [groups + 1], the group and
     the tile of each visit [tiles + groups − 1], and a group offset [1]. Those of tokamax have a
     loop instead of a grid, and the number of visits [1] as a table before the others.
@@ -81,10 +81,10 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
 
 
 def needed_flops(call: KernelCall, groups: int, rows: int) -> int | None:
-    """FLOPs of rows [rows, in] times their group's of the matrices [groups, in, out].
+    """FLOPs of rows [rows, in] times their group's matrix, one of [groups, in, out].
 
-    The matrices are an operand, or the result where they are a gradient. A kernel multiplies whole
-    tiles, also where a matrix ends within one.
+    The matrices are an operand, or the result if they are a gradient. A kernel multiplies whole
+    tiles, even if a matrix ends within one.
     """
     arrays = (*call.operands, *call.results)
     sizes = [math.prod(s.dims[1:]) for s in arrays if len(s.dims) == 3 and s.dims[0] == groups]

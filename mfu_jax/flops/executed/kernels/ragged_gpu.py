@@ -1,7 +1,7 @@
 """Tokamax's grouped matmuls on GPU, which read their groups from tables in memory.
 
-The user may give the groups' sizes. Where she doesn't, all groups but one have one row, which costs
-a whole tile: an upper bound.
+The user may give the groups' sizes. Otherwise, all groups but one are taken to have one row, which
+costs a whole tile: an upper bound.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _RAGGED = re.compile(r"ragged_?dot", re.IGNORECASE)
 
 
 def of_groups_on_gpu(call: KernelCall, body: KernelBody) -> Groups:
-    """A grouped matmul with the tables that its groups make; other kernels unchanged.
+    """A grouped matmul with the tables that its groups imply; other kernels unchanged.
 
     One kernel has seven tables [tiles + groups − 1], an entry for each visit of a tile of rows by a
-    group: the group, the tile, its first row, the first and the last row of the group in it,
-    where in the tile they begin, and how many they are. The other, for the gradient of the
-    matrices [groups, in, out], has the size and the first row of each group [groups].
+    group: the group, the tile, its first row, the start and end of the group's rows in it, where
+    in the tile these begin, and how many there are. The other, for the gradient of the matrices
+    [groups, in, out], has the size and the first row of each group [groups].
     """
     integers = list(itertools.takewhile(_is_table, call.operands))
     size, arrays, result = len(integers), call.operands[len(integers) :], call.results[0].dims
@@ -52,7 +52,7 @@ def of_groups_on_gpu(call: KernelCall, body: KernelBody) -> Groups:
 
 
 def of_groups_by_triton(call: KernelCall, body: KernelBody) -> Groups:
-    """A grouped matmul whose last operands are each group's first and last row; others unchanged.
+    """A grouped matmul whose last operands are each group's start and end row; others unchanged.
 
     It multiplies rows [rows, in] by matrices [groups, in, out], or [rows, in] by [rows, out] for
     their gradient.
@@ -76,7 +76,7 @@ def _is_table(shape: Shape) -> bool:
 
 
 def _is_gradient(arrays: Sequence[Shape], result: tuple[int, ...]) -> bool:
-    """Whether the result [groups, in, out] may be made of [in, rows] and [rows, out]."""
+    """Whether the result [groups, in, out] may come from [in, rows] and [rows, out]."""
     shapes = [array.dims for array in arrays]
     if [len(dims) for dims in shapes] != [2, 2]:
         return False

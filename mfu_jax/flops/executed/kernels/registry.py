@@ -1,6 +1,6 @@
-"""The table of rules for custom calls, and what a rule is given.
+"""The table of rules for custom calls, and the `KernelCall` that a rule receives.
 
-A kernel without a rule is listed in the count's `unaccounted`, never counted as 0. Facts of
+A kernel without a rule is listed in the count's `unaccounted`, never counted as 0. Facts about
 attention kernels that traced and executed counts share are in `mfu_jax.flops.attention_kernels`.
 """
 
@@ -23,11 +23,11 @@ class KernelCost:
 
     Attributes:
         flops: all its matmul FLOPs.
-        rematerialized: the part that recomputes forward results (a flash attention's backward
+        rematerialized: the part that recomputes forward results (a flash attention's backward pass
             recomputes the scores).
-        dtype: operand dtype; by default the widest of the first two operands.
+        dtype: operand dtype; by default `KernelCall.dtype`.
         seen_by_xla: FLOPs that XLA's own cost analysis reports for the kernel.
-        padding: the part that fills up tiles: rows of other groups, zeros beyond a matrix.
+        padding: the part that only fills up tiles: rows of other groups, zeros beyond a matrix.
         note: a choice that the reader should know about, shown as a flag.
     """
 
@@ -121,7 +121,7 @@ TRITON = "__gpu$xla.gpu.triton"
 MOSAIC_GPU = "mosaic_gpu_v2"
 _TRITON_NAME = re.compile(r'backend_config=\{.*\bname = "([^"]+)"', re.DOTALL)
 
-# What JAX calls the primitives that run kernels.
+# JAX's names for the primitives that run kernels.
 _PALLAS = ("pallas_call", "mpmd_map", "core_map")
 
 KernelRule = Callable[[KernelCall], KernelCost | UnknownCost | int]
@@ -162,7 +162,7 @@ _FREE = re.compile(
     r"|__cub\$\w+|__gpu\$TopK|ResizeNearest\w*|NopCustomCall|BarrierStart|BarrierDone"
     r"|xla_ffi_(partitioned_)?python_\w+callback|xla_python_\w+callback|SetBound|GetBound"
     r"|AsyncCollective(Start|Done)|PrepareAsyncCall(Start|Done)|cu_threefry2x32(_ffi)?|X64\w+|CreateBuffer|Pin|Unpin"
-    r"|SliceId|ZeroCrop"  # of programs over several TPU slices
+    r"|SliceId|ZeroCrop"  # in programs over several TPU slices
 )
 
 

@@ -1,4 +1,4 @@
-"""Costs of TransformerEngine's custom calls: fused attention, matmuls, and what has none."""
+"""Costs of TransformerEngine's custom calls: fused attention, matmuls, and calls without any."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _pairs(queries: int, keys: int, shift: int, left: int, right: int) -> int:
 
 @register_kernel("te_gemm_v2_ffi", "te_gemm_ffi")
 def _gemm(call: KernelCall) -> KernelCost | UnknownCost:
-    """2·M·N·K of operands M·K and K·N and a result M·N: the root of their product is M·N·K."""
+    """2·M·N·K for operands M·K, K·N and result M·N: the square root of their product is M·N·K."""
     left, right = call.operand(0), call.operand(2)  # the scales of each follow it
     if _integers(call).get("collective_op", 0):
         return UnknownCost(reason="it is a matmul and a collective in one", dtype=left.dtype)

@@ -1,4 +1,4 @@
-"""Triton kernels (of Pallas for GPUs, or jax-triton): the program has their body as Triton's IR."""
+"""Triton kernels (from Pallas for GPUs or jax-triton): the program has their body as Triton IR."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _triton(call: KernelCall) -> KernelCost | UnknownCost:
 
 @register_kernel("triton_kernel_call", "triton_kernel_call_ffi")
 def _jax_triton(call: KernelCall) -> KernelCost | UnknownCost:
-    """A kernel of jax-triton: the same, within a compressed message."""
+    """A kernel of jax-triton: the same, inside a compressed message."""
     return body_cost(call, lambda: _body_in_message(call))
 
 
@@ -56,7 +56,7 @@ def _body_in_message(call: KernelCall) -> KernelBody:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a protocol buffer's integers, strings and messages.
+    """Field numbers and values of a protocol buffer's integers, strings and messages.
 
     Raises:
         ValueError: it has a field of another kind.

@@ -1,6 +1,6 @@
-"""Reads a custom call's ``backend_config`` where it is no JSON.
+"""Reads a custom call's ``backend_config`` that is not JSON.
 
-In MLIR's notation it is ``{grid_x = 8 : i32, ir = "…"}``; else it is a string of any bytes.
+In MLIR's notation it is ``{grid_x = 8 : i32, ir = "…"}``; else it is a string of arbitrary bytes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 def mlir_string(tail: str, key: str) -> bytes | None:
-    """The bytes of a string attribute, None if there is none of this name.
+    """The bytes of a string attribute; None if there is none of this name.
 
     Args:
-        tail: what follows the operands of the custom call.
+        tail: the text after the operands of the custom call.
         key: the attribute's name.
 
     >>> mlir_string(r'backend_config={grid_x = 8 : i32, ir = "ML\\EFR\\5C\\22"}', "ir")
@@ -32,7 +32,7 @@ def mlir_string(tail: str, key: str) -> bytes | None:
 
 
 def mlir_integer(tail: str, key: str) -> int | None:
-    """An integer attribute, None if there is none of this name."""
+    """An integer attribute; None if there is none of this name."""
     match = re.search(rf"\b{key} = (-?\d+) : i", tail.partition("backend_config={")[2])
     return int(match[1]) if match else None
 

@@ -8,9 +8,9 @@ Table = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions, and values in row
 
 # Canonical names of operations that every dialect spells differently.
 POSITION, EXTENT = "grid.position", "grid.extent"
-# Of a block among those that share a cluster.
+# The same for a block within its cluster.
 IN_CLUSTER, CLUSTER = "cluster.position", "cluster.extent"
-# Whether a block takes over the work of one that has not started: then that one never does.
+# Whether a block takes over the work of one that has not started, which then never starts.
 TAKES_OVER = "cluster.takes_over"
 
 
@@ -47,10 +47,10 @@ class KernelBody:
     Attributes:
         grid: number of steps in each dimension; negative if it depends on data.
         block: its operations.
-        positions: axis of the grid whose position a block argument is, by the argument's number.
+        positions: axis of the grid whose position a block argument holds, by the argument's number.
         tables: numbers of the arguments that are scalar-prefetch operands.
         cluster: blocks of a cluster in each dimension; empty if every block is alone.
-        strides: distance of two positions on each axis; empty if 1 everywhere.
+        strides: distance between positions on each axis; empty if 1 everywhere.
         matmuls: number of matmul operations in the body's text.
         dtype: left operand's dtype of the first matmul.
         makers: the operation that makes a value, by the value's number.

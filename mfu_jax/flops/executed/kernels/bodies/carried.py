@@ -1,4 +1,4 @@
-"""Which values that a loop carries decide what it multiplies: the others are data."""
+"""Which loop-carried values decide what a loop multiplies: the others are data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mfu_jax.flops.executed.kernels.bodies.body import Block, KernelBody, Op
 
 
 class Carried:
-    """Finds them for the loops of one body.
+    """Finds these values for the loops of one body.
 
     Args:
         body: the kernel.
@@ -24,7 +24,7 @@ class Carried:
 
         Args:
             loop: an ``scf.for`` or ``scf.while``.
-            result: index of a result that is needed, too.
+            result: index of a result that is needed as well.
         """
         if result is not None:
             return self._deciding(loop, {result})
@@ -88,7 +88,7 @@ class Carried:
 
 
 def loop_arguments(loop: Op) -> tuple[int, ...]:
-    """Numbers of the block arguments that hold what the loop carries."""
+    """Numbers of the block arguments that hold the loop-carried values."""
     first = 1 if loop.name == "scf.for" else 0  # after the counter
     return loop.regions[0].arguments[first:]
 

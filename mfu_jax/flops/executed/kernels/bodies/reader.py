@@ -1,4 +1,4 @@
-"""Copies MLIR into plain Python objects. Each dialect adds what it multiplies, and its grid."""
+"""Copies MLIR into plain Python objects. Each dialect adds its matmuls and its grid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _POSITIONS = {
     "gpu.cluster_block_id": IN_CLUSTER,
     "gpu.cluster_dim_blocks": CLUSTER,
 }
-# An integer attribute of an operation, by its name.
+# The integer attribute to read from an operation, by the operation's name.
 _ATTRIBUTES = {
     "arith.constant": "value",
     "arith.cmpi": "predicate",
@@ -95,7 +95,7 @@ class Reader:
         return op
 
     def body(self, block: Block, **facts: Any) -> KernelBody:
-        """The kernel whose operations this has read; `facts` are other fields of a body."""
+        """The kernel whose operations were read; `facts` are the other fields of a body."""
         return KernelBody(
             block=block, matmuls=self.matmuls, dtype=self.dtype, makers=self.makers, **facts
         )
@@ -124,10 +124,10 @@ def read_body(
     try:
         with ir.Context() as context, ir.Location.unknown():
             context.allow_unregistered_dialects = True
-            # A damaged body's messages may not be UTF-8, on which the bindings abort.
+            # A damaged body's messages may not be UTF-8, which makes the bindings abort.
             context.emit_error_diagnostics = True
             context.attach_diagnostic_handler(lambda diagnostic: True)
-            # The stable form has names of its own; anything else is in the upstream dialects.
+            # The stable form has its own names; anything else is in the upstream dialects.
             is_stable = raw.startswith(_BYTECODE) and dialect == "tpu"
             register(context, not is_stable)
             module = ir.Module.parse(raw)

@@ -1,7 +1,7 @@
-"""Runs the scalar part of a kernel's body, and adds up the matmuls that it reaches.
+"""Runs the scalar part of a kernel's body and adds up the matmuls that it reaches.
 
-Every step of the grid takes the branches that its indices choose, so that blocks which a causal or
-sparse mask skips cost nothing.
+Every step of the grid takes the branches that its indices choose, so that blocks skipped by a
+causal or sparse mask cost nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mfu_jax.flops.executed.kernels.bodies.carried import Carried, loop_argument
 ScalarTable = Callable[[int], Table]
 
 _MAX_GRID_STEPS = 1 << 20
-_MAX_ITERATIONS = 1 << 22  # of all loops that have to be run
+_MAX_ITERATIONS = 1 << 22  # over all loops that have to be run
 _LOOPS = ("scf.for", "scf.while")
 
 Carry = dict[int, int]  # known values that a loop carries, by their position
@@ -162,7 +162,7 @@ _SAME = {
     "tpu.assume_multiple",
 }
 # One thread stands for its warp: the first, which is the one that `elect` chooses and whose value
-# the others read.
+# the other threads read.
 _ELECT, _SHUFFLE = "nvvm.elect.sync", "nvvm.shfl.sync"
 
 
@@ -180,7 +180,7 @@ class _Walk:
 
     @property
     def iterations(self) -> int:
-        """Iterations that may still be run, in all loops together."""
+        """Iterations that may still run, over all loops together."""
         return self._iterations
 
     @iterations.setter
@@ -232,7 +232,7 @@ class _Walk:
         return self.for_loop(op, self.carried.deciding(op), counted=True)[0]
 
     def for_loop(self, op: Op, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
-        """FLOPs of an ``scf.for``, if they are counted, and what it carries in the end."""
+        """FLOPs of an ``scf.for``, if `counted`, and its carried values at the end."""
         start, end, by = (self.value(v) for v in op.operands[:3])
         inner, arguments = op.regions[0], loop_arguments(op)
         carry = {i: self.value(op.operands[3 + i]) for i in indices}
@@ -247,7 +247,7 @@ class _Walk:
         return total, carry
 
     def while_loop(self, op: Op, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
-        """FLOPs of an ``scf.while``, if they are counted, and what its results are."""
+        """FLOPs of an ``scf.while``, if `counted`, and its results."""
         before, after = op.regions
         last = before.ops[-1]
         carry = {i: self.value(op.operands[i]) for i in indices}
@@ -266,7 +266,7 @@ class _Walk:
             carry = {i: self.value(after.ops[-1].operands[i]) for i in indices}
 
     def _known(self, numbers: Sequence[int]) -> Carry:
-        """Those of the values that are known, by their position."""
+        """The values that are known, by their position."""
         known = {}
         for position, number in enumerate(numbers):
             try:
@@ -307,7 +307,7 @@ class _Walk:
         if op.name == CLUSTER:
             return self.cluster(op.attribute)
         if op.name == "llvm.extractvalue" and self.takes_over(op):
-            return 0  # every block does its own work: together they do as much
+            return 0  # every block does its own work: the total is the same
         if op.name == _ELECT:
             return 1
         if op.name == _SHUFFLE:
@@ -328,7 +328,7 @@ class _Walk:
         return self.body.cluster[axis] if axis < len(self.body.cluster) else 1
 
     def takes_over(self, op: Op) -> bool:
-        """Whether an operation reads what a block was told about another one's work."""
+        """Whether an operation reads the reply to a block's query for another one's work."""
         maker = self.body.makers.get(op.operands[0])
         return maker is not None and maker.name == TAKES_OVER
 
@@ -370,7 +370,7 @@ class _Walk:
         return self.element(source, place)
 
     def element(self, source: int, place: Callable[[Sequence[int]], int]) -> int:
-        """The element of a table at a place, which its dimensions may decide."""
+        """The element of a table at a place, which may depend on its dimensions."""
         if source not in self.body.tables:
             raise UnknownBodyError("it skips blocks by values in memory")
         number = self.body.tables.index(source)

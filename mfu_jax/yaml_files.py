@@ -20,7 +20,7 @@ CONFIG_FOLDER = next(
 _DEEPEST_NESTING = 50
 # Configs are a few kilobytes; a larger file is something else.
 _MOST_BYTES = 2**20
-_MOST_NODES = 50_000  # scalars, lists and mappings, counted once per alias that stands for them
+_MOST_NODES = 50_000  # scalars, lists and mappings, counted again for each alias
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

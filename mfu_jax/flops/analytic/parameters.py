@@ -12,7 +12,7 @@ from mfu_jax.flops.analytic.towers.maxtext import require_towers
 
 
 class ParameterCount(NamedTuple):
-    """Numbers of a model's weights.
+    """Parameter counts of a model.
 
     Attributes:
         total: all weights, tied ones counted once.

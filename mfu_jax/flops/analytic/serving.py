@@ -87,7 +87,7 @@ def decode_cost(
 ) -> ServingCost:
     """Decoding one token for each of `batch` sequences: its sequence's `context_length`-th.
 
-    It sees as many keys as the mask gains pairs over one token less. Latent attention (MLA)
+    It sees as many keys as this token adds pairs to the mask. Latent attention (MLA)
     attends to the cached latent directly. Towers and encoders ran in the prefill.
 
     Raises:

@@ -59,7 +59,7 @@ def _deepseek_attention(config: ModelConfig) -> Components:
 
 
 def _indexed_mask(sparse: SparseAttention) -> Mask:
-    """In the indexer's dense warm-up, it keeps every key (arXiv 2512.02556, section 2.1.1)."""
+    """The mask keeps every key in the indexer's dense warm-up (arXiv 2512.02556, section 2.1.1)."""
     return Causal() if _is_warm_up(sparse) else TopK(sparse.indexer_topk)
 
 

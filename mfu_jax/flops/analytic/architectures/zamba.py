@@ -48,7 +48,7 @@ def _kinds(config: ModelConfig, mixer: str) -> list[str]:
 
 
 def _shared_block(config: ModelConfig) -> Components:
-    """Attention over the layer's input next to the embedding, ``[T, 2·D]``, and an MLP."""
+    """Attention over the concatenated layer input and embedding, ``[T, 2·D]``, and an MLP."""
     width, sizes = config.emb_dim, config.attention
     return (
         formulas.norm("norms", 3 * width),

@@ -5,7 +5,7 @@ A family is registered under the `model_type`s that it translates:
     @model_type("llama", "mistral")
     def llama(c: Fields) -> ModelConfig: ...
 
-Fields that a config omits have their defaults in transformers 5.23.0
+Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).
 """
 

@@ -87,7 +87,7 @@ def gemma3n_text(c: Fields) -> ModelConfig:
 
 @model_type("gemma3n")
 def gemma3n(c: Fields) -> ModelConfig:
-    """Gemma 3n and its towers, sized by images_per_sequence and audio_frames_per_sequence."""
+    """Gemma 3n and its towers; images_per_sequence, audio_frames_per_sequence: how many inputs."""
     vision = c.nested("vision_config", "gemma3n_vision")
     audio = c.nested("audio_config", "gemma3n_audio")
     if vision.text("architecture") != "mobilenetv5_300m_enc":

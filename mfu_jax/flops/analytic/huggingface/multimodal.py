@@ -20,7 +20,7 @@ def emu3(c: Fields) -> ModelConfig:
 
 @model_type("llama4")
 def llama4(c: Fields) -> ModelConfig:
-    """Llama 4 and its vision tower, sized by images_per_sequence and tiles_per_image."""
+    """Llama 4 and its vision tower; images_per_sequence and tiles_per_image: how many inputs."""
     vision = c.nested("vision_config", "llama4_vision_model")
     ratio = vision.get("pixel_shuffle_ratio")
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:

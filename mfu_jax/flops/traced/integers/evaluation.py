@@ -48,7 +48,7 @@ _MOST_SPECULATED = 10_000  # of these in code that may never run
 _TAKES_OVER = "query_cluster_cancel"
 
 Values = dict[Any, Known]  # by variable
-Visit = Callable[[Values, Known], None]  # the bool: whether the loop runs, by place if that differs
+Visit = Callable[[Values, Known], None]  # Known: whether the loop runs, by place if that differs
 
 
 class Integers:

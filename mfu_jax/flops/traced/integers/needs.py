@@ -57,7 +57,7 @@ class Scan(NamedTuple):
 
 
 class While(NamedTuple):
-    """The parts of a `while` equation; the operands are both groups of constants, then the carry."""
+    """The parts of a `while` equation; its operands: both groups of constants, then the carry."""
 
     condition: Any
     body: Any

@@ -174,7 +174,7 @@ def _combine(name: str, lines: list[Line]) -> Line | None:
 
 
 def _both(a: Any, b: Any) -> Any:
-    """The conjunction of two conditions: it fails when the first of them does."""
+    """The conjunction of two conditions: it fails as soon as one of them does."""
     counts = [v.count if isinstance(v, Until) else _map(_from_bool, v) for v in (a, b)]
     present = [count for count in counts if count is not _NEVER]
     if len(present) < 2:

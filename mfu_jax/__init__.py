@@ -1,6 +1,6 @@
 """Compute-efficiency metrics for JAX training: model FLOPs, executed FLOPs, MFU, HFU.
 
-The public names are imported when they are first used: counting the FLOPs of a config needs no JAX.
+Public names are imported on first use: counting the FLOPs of a config needs no JAX.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PUBLIC = {
     "instrument": "mfu_jax.instrumentation.instrumented_step",
 }
 
-# modules that are public as they are
+# modules that are public themselves
 _MODULES = ("dumps", "flags", "hardware")
 
 __all__ = [

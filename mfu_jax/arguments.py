@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from mfu_jax.errors import UserError, nearest
 
-_MOST_LISTED = 25  # keys that an error message lists; the fields of a model are more
+_MOST_LISTED = 25  # the most keys that an error message lists; a model has more fields than this
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The words of a command line by kind.
+    """The words of a command line, sorted by kind.
 
     Attributes:
         names: words that are neither pairs nor flags: models, files, chips.
-        pairs: key and text of every ``key=value`` or ``--key=value``, in the order given.
-        flags: ``--json`` and the like.
+        pairs: key and text of each ``key=value`` or ``--key=value``, in the order given.
+        flags: such as ``--json``.
     """
 
     names: tuple[str, ...]
@@ -33,10 +33,10 @@ class Arguments:
         """The only name.
 
         Args:
-            what: the thing expected, for the message.
+            what: what was expected, for the error message.
 
         Raises:
-            UserError: there is none, or more than one.
+            UserError: there is no name, or more than one.
         """
         if len(self.names) != 1:
             raise UserError(f"expected one {what}, got {' '.join(self.names) or 'none'}")
@@ -53,14 +53,14 @@ def parse(
     """Sorts the words of a command line.
 
     Args:
-        words: as the shell splits them, without the command.
-        keys: all that the command knows; None: any, for commands that check them later.
-        flags: all that the command knows, with their dashes; ``--help`` never gets here. One that
+        words: as split by the shell, without the command.
+        keys: all keys of the command; None accepts any, for commands that check them later.
+        flags: all flags of the command, with their dashes; ``--help`` never gets here. A flag that
             ends in ``=`` may have a value: ``--html`` or ``--html=FILE``.
-        options: those with a value, ``--junit=FILE`` or ``--junit FILE``, with their dashes.
+        options: flags that take a value, ``--junit=FILE`` or ``--junit FILE``, with their dashes.
 
     Raises:
-        UserError: an unknown key or flag, a key without a value or a flag with one.
+        UserError: an unknown key or flag, a key without a value, or a flag with one.
 
     >>> parse(["h100", "--dtype=fp8", "--json"], keys=["dtype"], flags=["--json"]).values
     {'dtype': 'fp8'}
@@ -71,7 +71,7 @@ def parse(
     rest = iter(words)
     for word in rest:
         name, equals, text = word.partition("=")
-        if "/" in name:  # no key has a slash: a file such as runs/lr=0.1/metrics.jsonl
+        if "/" in name:  # keys have no slash: this is a file such as runs/lr=0.1/metrics.jsonl
             names.append(word)
             continue
         key = name.lstrip("-").strip()
@@ -89,7 +89,7 @@ def parse(
             pairs.append((key, text))
         elif word in flags:
             given.add(word)
-        elif word.startswith("-") and word != "-":  # by custom, "-" is stdin
+        elif word.startswith("-") and word != "-":  # by convention, "-" is stdin
             raise _unknown_flag(word, keys, flags)
         else:
             names.append(word)
@@ -103,15 +103,15 @@ def _value_of(option: str, word: str | None) -> str:
 
 
 def check_key(key: str, known: Collection[str], *, usually: str = "") -> None:
-    """Refuses an unknown key.
+    """Rejects an unknown key.
 
     Args:
-        key: as it was given.
-        known: all keys that are understood here.
-        usually: the common cause and the fix.
+        key: as given.
+        known: all keys accepted here.
+        usually: the usual cause and the fix.
 
     Raises:
-        UserError: the key is unknown; names the nearest.
+        UserError: the key is unknown; the message suggests the nearest one.
     """
     if key in known:
         return

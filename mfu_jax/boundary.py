@@ -1,8 +1,8 @@
-"""The boundary around a user's run: a failure of ours is one line and a missing number.
+"""The boundary around a user's run: a failure of ours costs one log line and a missing number.
 
-Everything that runs beside her step is called through a `Boundary`. `KeyboardInterrupt`,
-`SystemExit` and whatever else is no `Exception` pass, and so does what a signal handler of hers
-raises in the middle of our work.
+Everything that runs beside the user's step is called through a `Boundary`. `KeyboardInterrupt`,
+`SystemExit` and anything else that is not an `Exception` pass through, as does whatever a signal
+handler of the user raises in the middle of our work.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _log = logging.getLogger("mfu_jax")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _LONGEST_TEXT = 500
 
-_handlers: set[types.CodeType] = set()  # of signals, installed now or once seen to be
+_handlers: set[types.CodeType] = set()  # code of signal handlers, installed now or seen earlier
 
 
 def _guard_handlers(log: logging.Logger) -> None:
-    """Handlers are the user's: one that raises costs its line, never the thread that writes it."""
+    """Log handlers are the user's: one that raises loses its line, but never kills the thread."""
     call_handlers = log.callHandlers
 
     def guarded_call(record: logging.LogRecord) -> None:
@@ -51,9 +51,9 @@ _guard_handlers(_log)
 
 
 class Boundary:
-    """Reports failures as warnings, each once: one is known by its type and where it was raised.
+    """Logs each failure once, as a warning; its type and where it was raised identify it.
 
-    It keeps texts only; an exception would keep the arrays of all frames in its traceback alive.
+    It keeps text only: an exception would keep the arrays of all frames in its traceback alive.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Boundary:
 
     @property
     def failures(self) -> int:
-        """How many failures were reported, repetitions included."""
+        """Number of failures reported, including repetitions."""
         return self._times.total()
 
     def attempt(
@@ -74,14 +74,14 @@ class Boundary:
         instead: Any = None,
         passes: tuple[type[Exception], ...] = (),
     ) -> Any:
-        """``function(*args)``, or `instead` if that fails.
+        """``function(*args)``, or `instead` if it fails.
 
         Args:
-            missing: what the user does not get then, as a clause: ``MFU of f is not known``.
+            missing: what the user then does not get, as a clause: ``MFU of f is not known``.
             function: what may fail.
             *args: its arguments.
             instead: the result after a failure.
-            passes: exceptions that are meant for the caller.
+            passes: exceptions meant for the caller.
         """
         try:
             return function(*args)
@@ -92,16 +92,16 @@ class Boundary:
             return instead
 
     def caught(self, error: Exception, missing: str) -> None:
-        """Reports a failure, or raises it again if a signal did; see `is_interrupt`."""
+        """Reports a failure, or re-raises it if it came from a signal; see `is_interrupt`."""
         if is_interrupt(error):
             raise error
         self.report(error, missing)
 
     def report(self, error: Exception, missing: str) -> None:
-        """Warns about a failure, or only counts it if it is known. Never raises.
+        """Warns about a failure, or only counts it if already reported. Never raises.
 
         Args:
-            error: what was raised. A `UserError` says itself what to do; anything else is a bug.
+            error: what was raised. A `UserError` says what to do; anything else is a bug.
             missing: see `attempt`.
         """
         with contextlib.suppress(Exception):
@@ -122,7 +122,7 @@ class Boundary:
         *args: Any,
         daemon: bool = True,
     ) -> threading.Thread:
-        """A thread, not started yet, that runs ``function(*args)`` inside this boundary."""
+        """An unstarted thread that runs ``function(*args)`` inside this boundary."""
         return threading.Thread(
             target=self.attempt, name=name, args=(missing, function, *args), daemon=daemon
         )
@@ -134,12 +134,12 @@ def guarded(
     passes: tuple[type[Exception], ...] = (),
     instead: Callable[[Any], Any] = lambda self: None,
 ) -> Callable[[_Method], _Method]:
-    """Decorates a method whose failures must not reach the caller; `self` has a ``_boundary``.
+    """Decorates a method whose failures must not reach the caller; `self` needs a ``_boundary``.
 
     Args:
-        missing: see `Boundary.attempt`; ``{0}`` is `self`.
-        passes: exceptions that are meant for the caller.
-        instead: makes the result after a failure, from `self`.
+        missing: see `Boundary.attempt`; ``{0}`` stands for `self`.
+        passes: exceptions meant for the caller.
+        instead: computes the result after a failure, from `self`.
     """
 
     def decorate(method: _Method) -> _Method:
@@ -159,15 +159,15 @@ def guarded(
 
 
 def _clause(missing: str, owner: Any) -> str:
-    with contextlib.suppress(Exception):  # its name may be what fails
+    with contextlib.suppress(Exception):  # formatting its name may be what fails
         return missing.format(owner)
     return missing
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether a signal raised it, so that it is meant for the loop, wherever it struck.
+    """Whether a signal raised it, so that it is meant for the training loop, wherever it struck.
 
-    That is Ctrl-C, an exit, or anything out of a signal handler of the user's.
+    That is Ctrl-C, an exit, or anything raised in a user's signal handler.
     """
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return True
@@ -177,15 +177,15 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def note_handlers() -> None:
-    """Remembers what handles signals now: some handlers put another in their place first."""
+    """Remembers the current signal handlers: some first replace themselves by another one."""
     for number in signal.valid_signals():
-        with contextlib.suppress(Exception):  # it is the user's object
+        with contextlib.suppress(Exception):  # the handler is the user's object
             if (code := _code(signal.getsignal(number))) is not None:
                 _handlers.add(code)
 
 
 def _code(handler: Any) -> types.CodeType | None:
-    """Of a function, a method, a partial, or an instance that can be called; else None."""
+    """The code of a function, method, partial or callable instance; None for anything else."""
     if not callable(handler):
         return None
     while isinstance(handler, functools.partial):
@@ -194,7 +194,7 @@ def _code(handler: Any) -> types.CodeType | None:
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., None]:
-    """A bound method as a listener that keeps its object not alive, and does nothing without it."""
+    """A bound method as a listener that does not keep its object alive; a no-op without it."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any, **kwargs: Any) -> None:
@@ -217,7 +217,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _details(error: Exception) -> str:
-    """The file with the traceback; where it was raised if no file can be written."""
+    """The file with the traceback, or the failing line if no file can be written."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="mfu_jax_", suffix=".txt", delete=False, encoding="utf-8", errors="replace"

@@ -1,8 +1,8 @@
-"""`mfu-jax COMMAND …`: every module of `mfu_jax.commands` is a command.
+"""`mfu-jax COMMAND …`: each module of `mfu_jax.commands` is a command.
 
 Its docstring is its manual: ``mfu-jax --help`` shows the first line, ``mfu-jax COMMAND --help`` all
-of it. A command is imported only to be run; its ``main`` takes the words after its name and returns
-the exit code.
+of it. A command is imported only when it runs; its ``main`` takes the words after its name and
+returns the exit code.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        Its exit code: 2 if the input was wrong; 1 if the answer cannot be written, memory ran out,
-        or a bug of ours stopped it; 130 after Ctrl-C. Each is one line on stderr.
+        Its exit code: 2 if the input was wrong; 1 if the output cannot be written, memory ran out,
+        or it hit a bug of ours; 130 after Ctrl-C. Each is one line on stderr.
     """
     _print_anything()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
     try:
         code = _run(*arguments)
-        print(end="", flush=True)  # a full disk is told here, not by a traceback at exit
+        print(end="", flush=True)  # reports a full disk here, not as a traceback at exit
         return code
     except UserError as error:
         return _stopped(name, str(error), 2)
@@ -68,7 +68,7 @@ def _run(name: str | None = None, *rest: str) -> int:
 
 
 def _print_anything() -> None:
-    """Names may hold bytes that are not UTF-8, and a terminal may not know ``×``."""
+    """Names may contain bytes that are not UTF-8, and a terminal may lack ``×``."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -79,7 +79,7 @@ def _stopped(name: str, message: str, code: int) -> int:
 
 
 def _forget_output() -> None:
-    """Drops what cannot be written: Python would try again at exit, with a traceback."""
+    """Drops output that cannot be written: Python would retry at exit, with a traceback."""
     try:
         print(end="", flush=True)
     except OSError:
@@ -87,7 +87,7 @@ def _forget_output() -> None:
 
 
 def _described(error: Exception) -> str:
-    """An unexpected exception, and the file that has its traceback."""
+    """An unexpected exception, with the file that holds its traceback."""
     text = f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):
         descriptor, path = tempfile.mkstemp(prefix="mfu-jax-", suffix=".txt")

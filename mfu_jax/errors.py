@@ -1,4 +1,4 @@
-"""Errors that the user can fix: shown as one line, without a traceback, exit code 2."""
+"""Errors that the user can fix: shown on one line, without a traceback, exit code 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LONGEST_MESSAGE = 1500
 
 
 class UserError(ValueError):
-    """Wrong input. Its text says what was seen, what was expected, and what to do."""
+    """Wrong input. The message says what was seen, what was expected, and what to do."""
 
 
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
@@ -17,18 +17,18 @@ def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
     Args:
         word: what was given.
         known: what could have been meant.
-        similarity: ratio from 0 to 1 that a known word must reach.
+        similarity: minimum ratio, from 0 to 1.
     """
-    import difflib  # only a wrong word needs it
+    import difflib  # needed only after a typo
 
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=similarity)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def one_line(message: str) -> str:
-    r"""A message for a terminal: one line of at most 1,500 characters, all of them printable.
+    r"""A message for a terminal: one line of at most 1,500 printable characters.
 
-    It may quote what a user or a file holds: escape sequences, bytes that are not UTF-8, megabytes.
+    It may quote user input or a file: escape sequences, bytes that are not UTF-8, megabytes.
 
     >>> one_line("unknown key '\x1b[31m'\nhere")
     "unknown key '\\x1b[31m' here"
@@ -44,5 +44,5 @@ def _printable(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's text for the inside of a one-line message: its first line, or its type."""
+    """An error as part of a one-line message: its first line, or its type if it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

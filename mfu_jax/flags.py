@@ -1,4 +1,4 @@
-"""Command-line flags that turn on the metrics in any trainer.
+"""Command-line flags that turn the metrics on in any trainer.
 
 ::
 
@@ -43,13 +43,13 @@ from_mapping = Settings.of
 def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
     """Defines an absl flag for every key of `Settings`; call it before ``app.run``.
 
-    Wrong values end the program when the flags are parsed, with one line.
+    A wrong value ends the program with one line when the flags are parsed.
 
     Args:
-        flag_values: where to define them; by default among the program's flags.
+        flag_values: where to define them; by default, the program's flags.
 
     Raises:
-        UserError: the trainer already has a flag of one of these names.
+        UserError: the trainer already has a flag with one of these names.
     """
     for field in dataclasses.fields(Settings):
         kind = field_types(Settings)[field.name]
@@ -75,7 +75,7 @@ def _check(values: Mapping[str, Any]) -> bool:
         chosen = Settings.of(values)
         if chosen.flops_source == "analytic":
             chosen.parsed_model_config()
-    except UserError as error:  # a ValidationError would be preceded by the values of all flags
+    except UserError as error:  # absl would print the values of all flags before a ValidationError
         raise absl_flags.IllegalFlagValueError(str(error)) from error
     return True
 
@@ -89,10 +89,10 @@ _DEFINE: Mapping[type, Callable[..., Any]] = {
 
 
 def settings(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> Settings:
-    """The settings of the parsed flags.
+    """The settings from the parsed flags.
 
     Raises:
-        UserError: a wrong value, `define` was not called, or the flags are not parsed yet.
+        UserError: a value is wrong, `define` was not called, or the flags are not parsed yet.
     """
     names = [field.name for field in dataclasses.fields(Settings)]
     if missing := [name for name in names if name not in flag_values]:
@@ -128,21 +128,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def make_logger(
     settings: Settings, step: Callable[..., Any], *args: Any, config: Any = None, **kwargs: Any
 ) -> MetricLogger | DisabledLogger:
-    """A logger that knows what ``step(*args, **kwargs)`` costs, for loops that call ``record``.
+    """A logger that knows the cost of ``step(*args, **kwargs)``, for loops that call ``record``.
 
-    The step is compiled here, and JAX's cache hands the same executable to the loop.
+    The step is compiled here; the loop then gets the same executable from JAX's cache.
 
     Args:
         settings: from `settings` or `from_mapping`.
-        step: the jitted step; a plain function is jitted to be counted.
-        *args: arguments like those of the loop; `jax.ShapeDtypeStruct`s are enough.
-        config: counts the model's FLOPs, as ``flops_source=analytic`` does with
+        step: the jitted step; a plain function is jitted in order to count it.
+        *args: arguments like the loop's; `jax.ShapeDtypeStruct`s are enough.
+        config: model config to count FLOPs from, as ``flops_source=analytic`` does with
             `Settings.model_config`.
-        **kwargs: arguments by name.
+        **kwargs: keyword arguments.
 
     Raises:
         UserError: the step does not take these arguments, a setting is wrong, or an output folder
-            cannot be written. What cannot be counted is a warning, and MFU is left out.
+            cannot be written. Work that cannot be counted gives a warning, and MFU is left out.
     """
     if not settings.enable_mfu:
         return DisabledLogger()
@@ -187,14 +187,14 @@ def logger_from_flags(
     config: Any = None,
     **kwargs: Any,
 ) -> MetricLogger | DisabledLogger:
-    """`make_logger` with the settings of the parsed flags."""
+    """`make_logger` with the settings from the parsed flags."""
     return make_logger(settings(flag_values), step, *args, config=config, **kwargs)
 
 
 def _lowered(
     step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """`step`, jitted, and what it is lowered to for these arguments."""
+    """`step`, jitted, and its lowering for these arguments."""
     name = name_of(step)
     try:
         function = jitted(step, name, None)

@@ -1,4 +1,4 @@
-"""Text for people: numbers with as many digits as they need, and tables."""
+"""Text for people: tables, and numbers with as many digits as they need."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _LONGEST_NAME = 60
 
 
 def readable(value: float) -> str:
-    """Three decimals, or as many as it takes to show three digits of a small number.
+    """Three decimals, or enough for three significant digits of a small number.
 
     >>> [readable(x) for x in (12.5, 0.1234, 0.00213, 0.01, 0.00001, 0.0)]
     ['12.500', '0.123', '0.00213', '0.0100', '0.0000100', '0.000']
     """
-    if 0.001 < value < 0.0999:  # as most step times are
+    if 0.001 < value < 0.0999:  # typical step times
         return f"{value:#.3g}"
     if value == 0 or not math.isfinite(value) or abs(value) >= 0.1:
         return f"{value:.3f}"
@@ -23,7 +23,7 @@ def readable(value: float) -> str:
 
 
 def loss_text(value: float, *, decimals: int = 3) -> str:
-    """A loss with three decimals, as MaxText prints it; a very large or small one with digits.
+    """A loss with three decimals, as in MaxText; very large or small ones by significant digits.
 
     >>> [loss_text(x) for x in (4.2111, 0.05, 0.0, 0.0000213, 205603758669824.0, float("nan"))]
     ['4.211', '0.050', '0.000', '2.13e-05', '2.05604e+14', 'nan']
@@ -34,7 +34,7 @@ def loss_text(value: float, *, decimals: int = 3) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction in per cent, ``n/a`` if unknown.
+    """A fraction as a percentage, ``n/a`` if unknown.
 
     >>> [percent(x) for x in (0.4123, 1.5, 0.00031, None)]
     ['41.2%', '150.0%', '0.0310%', 'n/a']
@@ -60,7 +60,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Text on one line, without control characters: a trace or a metric may hold any.
+    """Text on one line, without control characters, which traces and metrics may contain.
 
     >>> printable("two\\n lines\\x1b")
     'two lines�'
@@ -69,13 +69,13 @@ def printable(text: str) -> str:
 
 
 def short(name: str) -> str:
-    """A name of at most 60 characters, on one line."""
+    """A name cut to at most 60 characters, on one line."""
     name = printable(name)
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def json_text(value: Any) -> str:
-    """Strict JSON in ASCII; NaN and infinities, which JSON lacks, as strings.
+    """Strict JSON in ASCII; NaN and infinities, which JSON lacks, become strings.
 
     >>> print(json_text({"mfu": float("nan"), "steps": [1, 0.5]}))
     {
@@ -86,7 +86,7 @@ def json_text(value: Any) -> str:
      ]
     }
     """
-    import json  # a tenth of the start-up time of a command that prints a table
+    import json  # a tenth of the start-up time of a command that only prints a table
 
     return json.dumps(_finite(value), indent=1, allow_nan=False)
 
@@ -102,11 +102,11 @@ def _finite(value: Any) -> Any:
 
 
 def columns(rows: Sequence[Sequence[str]], alignment: str = "<>") -> list[str]:
-    """Lines of a table: each column as wide as its widest cell, two spaces between columns.
+    """Lines of a table: columns as wide as their widest cell, two spaces between them.
 
     Args:
-        rows: cells by row, the header among them; all rows have equally many cells.
-        alignment: ``<`` (left) or ``>`` (right) for each column; the last one also serves all
+        rows: cells by row, including the header; all rows have the same number of cells.
+        alignment: ``<`` (left) or ``>`` (right) for each column; the last one also applies to all
             columns after it.
 
     >>> columns([["layer", "FLOPs"], ["mlp", "1,024"], ["attention", "8"]])

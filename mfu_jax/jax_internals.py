@@ -1,7 +1,7 @@
-"""Everything that we use of JAX beyond its stable API, in one file.
+"""Everything that we use from JAX beyond its stable API, in one file.
 
-JAX may move or change these in any version. `tests/test_jax_internals.py` looks each name up and
-says which one is gone, in which version, and what we use it for.
+JAX may move or change these in any version. `tests/test_jax_internals.py` looks up each name and
+reports which one is gone, in which version, and what we use it for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, primitives
 from jax.interpreters.partial_eval import dce_jaxpr
 
-# Exported by JAX 0.8.3, not yet by 0.8.0.
+# Exported by JAX 0.8.3, but not by 0.8.0.
 try:
     from jax.extend.core.primitives import remat_p
 except ImportError:
@@ -56,14 +56,14 @@ __all__ = [
 
 
 def without_dead_code(jaxpr: Jaxpr) -> Any:
-    """The open jaxpr without equations that no output needs; its inputs stay."""
-    # A list: before JAX 0.10, one bool for all outputs is a TypeError.
+    """The open jaxpr without equations that no output needs; all inputs are kept."""
+    # A list: before JAX 0.10, a single bool for all outputs is a TypeError.
     used = [True] * len(jaxpr.outvars)
     return dce_jaxpr(jaxpr, used, instantiate=True)[0]
 
 
 def open_jaxpr(value: Any) -> Any | None:
-    """The jaxpr inside a closed one, an open one unchanged, None for anything else."""
+    """The jaxpr inside a closed one, an open one as it is, None for anything else."""
     if isinstance(value, ClosedJaxpr):
         return value.jaxpr
     return value if isinstance(value, Jaxpr) else None
@@ -72,7 +72,7 @@ def open_jaxpr(value: Any) -> Any | None:
 def scan_groups(eqn: Any) -> tuple[int, int]:
     """How many of a `scan`'s operands are constants, and how many are carried.
 
-    JAX 0.10 has the numbers as parameters; later versions group the operands in a flat tree.
+    JAX 0.10 has these numbers as parameters; later versions group the operands in a flat tree.
     """
     params = eqn.params
     if "num_consts" in params:
@@ -82,7 +82,7 @@ def scan_groups(eqn: Any) -> tuple[int, int]:
 
 
 def user_frames(source_traceback: Any) -> tuple[tuple[str, int], ...]:
-    """Where in the user's code an equation came from: (file, line) pairs, excluding JAX's own."""
+    """Where an equation comes from in the user's code: (file, line) pairs, without JAX's own."""
     if source_traceback is None:
         return ()
     return tuple(
@@ -93,16 +93,16 @@ def user_frames(source_traceback: Any) -> tuple[tuple[str, int], ...]:
 
 
 def host_value(value: Any) -> Any:
-    """A literal's or constant's value as NumPy has it; arrays on a device stay as they are.
+    """The value of a literal or constant as a NumPy array; arrays on a device are left alone.
 
-    JAX 0.8 wraps arrays of the host in a `TypedNdArray`; later versions derive it from `ndarray`.
+    JAX 0.8 wraps host arrays in a `TypedNdArray`; in later versions this derives from `ndarray`.
     """
     wrapped = getattr(value, "val", None)
     return wrapped if isinstance(wrapped, np.ndarray) else value
 
 
 def text_with_large_constants(compiled: Any) -> str | None:
-    """The optimised HLO with its constants written out; None if `compiled` is not JAX's."""
+    """The optimised HLO with its constants printed in full; None if `compiled` is not JAX's."""
     if not hasattr(compiled, "runtime_executable"):
         return None
     hlo = compiled.runtime_executable().hlo_modules()[0]
@@ -112,10 +112,10 @@ def text_with_large_constants(compiled: Any) -> str | None:
 
 
 def hlo_text_of_proto(content: bytes) -> str:
-    """The text of a serialized ``HloModuleProto``, with its constants written out.
+    """The text of a serialized ``HloModuleProto``, with its constants printed in full.
 
     Raises:
-        jax.errors.JaxRuntimeError: it is none.
+        jax.errors.JaxRuntimeError: it is not an ``HloModuleProto``.
     """
     try:
         from jaxlib import _hlo as hlo  # type: ignore[attr-defined]
@@ -127,9 +127,9 @@ def hlo_text_of_proto(content: bytes) -> str:
 
 
 def parameter_shardings(compiled: Any) -> list[str]:
-    """The shardings of an executable's parameters, as HLO writes them; empty if it has none.
+    """The shardings of an executable's parameters in HLO syntax; empty if it has none.
 
-    The text of JAX 0.12's programs lacks them.
+    JAX 0.12's HLO text lacks them.
     """
     if not hasattr(compiled, "runtime_executable"):
         return []
@@ -141,14 +141,14 @@ def parameter_shardings(compiled: Any) -> list[str]:
 
 
 def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
-    """MLIR's Python bindings as jaxlib has them.
+    """MLIR's Python bindings in jaxlib.
 
     Args:
-        dialect: that of the kernels to be read: tpu, triton or mosaic_gpu.
+        dialect: the dialect of the kernels to parse: tpu, triton or mosaic_gpu.
 
     Returns:
-        What registers the dialect in a context (and, if its second argument is true, the upstream
-        dialects that kernels are mixed with), `ir`, and `PassManager`.
+        A function that registers the dialect in a context (and, if its second argument is true,
+        the upstream dialects that kernels mix in), `ir`, and `PassManager`.
 
     Raises:
         ImportError: jaxlib is missing, or lacks the dialect.
@@ -173,12 +173,12 @@ def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
 
 
 def topology_devices(platform: str, topology: str, **options: Any) -> list[Any]:
-    """The devices of a topology that need not be attached, to compile for.
+    """The devices of a topology to compile for; they need not be attached.
 
     Args:
         platform: ``tpu``, or ``cuda`` with the option `target_config`.
         topology: such as ``v5p:8x8x8``, or ``1x1x8`` of GPUs.
-        options: of the platform's compiler.
+        options: options of the platform's compiler.
     """
     from jax.experimental import topologies
 
@@ -188,14 +188,14 @@ def topology_devices(platform: str, topology: str, **options: Any) -> list[Any]:
 
 
 def split_torus(shape: Sequence[int], devices: Sequence[Any]) -> Any:
-    """Devices as an array of `shape`, whose axes may share a physical axis of a TPU's torus."""
+    """Devices as an array of `shape`, whose axes may split a physical axis of a TPU torus."""
     from jax.experimental.mesh_utils import create_device_mesh
 
     return create_device_mesh(shape, devices, allow_split_physical_axes=True)
 
 
 def reached_preemption_sync_point(step: int) -> bool:
-    """Whether all processes are to stop after `step`; the same answer in each of them."""
+    """Whether all processes should stop after `step`; all of them get the same answer."""
     from jax.experimental import multihost_utils
 
     return bool(multihost_utils.reached_preemption_sync_point(step))
@@ -207,7 +207,7 @@ _COMPILING = frozenset(
 
 
 def is_compiling(thread_id: int) -> bool:
-    """Whether a thread traces, lowers or compiles just now, by the modules that it is in."""
+    """Whether a thread is tracing, lowering or compiling, judged by the modules on its stack."""
     frame = sys._current_frames().get(thread_id)
     while frame is not None:
         if frame.f_globals.get("__name__") in _COMPILING:
@@ -217,16 +217,16 @@ def is_compiling(thread_id: int) -> bool:
 
 
 class KeyValueStore(Protocol):
-    """What is used of the store of JAX's distributed service; each call may raise or hang."""
+    """The part of JAX's distributed key-value store used here; each call may raise or hang."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
 
 
 def coordination_store() -> tuple[Any, str]:
-    """The key-value store that the processes of a job share, and the address of process 0.
+    """The key-value store shared by the processes of a job, and the address of process 0.
 
-    The store is None where nobody has called ``jax.distributed.initialize``.
+    The store is None if ``jax.distributed.initialize`` was not called.
     """
     from jax._src.distributed import global_state
 
@@ -234,11 +234,11 @@ def coordination_store() -> tuple[Any, str]:
 
 
 class CompiledModule:
-    """A program that was compiled from its text, as far as `mfu_jax.dump` asks it.
+    """A program compiled from its text, with the methods that `mfu_jax.dump` needs.
 
     Args:
-        executable: XLA's.
-        mesh: of its devices.
+        executable: XLA's executable.
+        mesh: the mesh of its devices.
     """
 
     def __init__(self, executable: Any, mesh: Any) -> None:
@@ -253,19 +253,19 @@ class CompiledModule:
         return self._executable
 
     def cost_analysis(self) -> Any:
-        """XLA's own counts; None where it gives none."""
+        """XLA's own counts; None if it gives none."""
         try:
             return self._executable.cost_analysis()
         except (RuntimeError, NotImplementedError):
             return None
 
     def memory_analysis(self) -> Any:
-        """XLA's sizes."""
+        """XLA's memory statistics."""
         return self._executable.get_compiled_memory_stats()
 
 
 def compile_lowered(text: str, mesh: Any) -> CompiledModule:
-    """Compiles what ``lowered.as_text(debug_info=True)`` gave in another process.
+    """Compiles the output of ``lowered.as_text(debug_info=True)`` from another process.
 
     Args:
         text: StableHLO, with its shardings.
@@ -306,7 +306,7 @@ def _main_function(module: Any) -> Any:
 
 
 def _unsharded(main: Any, name: str) -> list[bool]:
-    """Of each argument, or result, whether XLA may choose how it is split."""
+    """For each argument (or result), whether XLA may choose its sharding."""
     if name not in main:
         return [True]
     keys = ("sdy.sharding", "mhlo.sharding")

@@ -1,4 +1,4 @@
-"""Packages that may be missing: imported when they are used; one line says how to get them."""
+"""Optional packages, imported when used; if one is missing, one line says how to get it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def load_part(module: str, user: str, *, install: str) -> Any:
     """Imports a package that may be missing.
 
     Args:
-        module: its name in an import.
+        module: its import name.
         user: what needs it, such as ``the sink 'wandb'``.
-        install: what `pip install` takes to get it: `TRAIN`, another extra, or a package.
+        install: the argument of `pip install` for it: `TRAIN`, another extra, or a package.
 
     Raises:
         UserError: it is not installed, or cannot be imported.

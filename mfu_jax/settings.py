@@ -1,4 +1,4 @@
-"""The switches of metrics logging, one list for flags, mappings and keyword arguments."""
+"""The switches of metrics logging: one list for flags, mappings and keyword arguments."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _key(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a trainer switches on: `instrument`, `MetricLogger.from_flags` and the flags take it.
+    """What a trainer switches on, for `instrument`, `MetricLogger.from_flags` and the flags.
 
     ``python -m mfu_jax.settings`` lists the keys with their defaults.
 
     Raises:
-        UserError: an unknown value, of the wrong type, or two that contradict each other.
+        UserError: a value is unknown or has the wrong type, or two values contradict each other.
     """
 
     enable_mfu: bool = _key(True, "count, time and log; false: do nothing")
@@ -137,11 +137,11 @@ class Settings:
 
     @property
     def trace_folder(self) -> str:
-        """Where device traces go, and the programs that ran in them."""
+        """Folder for device traces and the programs that ran in them."""
         return self.profile_dir or self.tensorboard_dir
 
     def logger_config(self) -> LoggerConfig:
-        """The settings that a `MetricLogger` is made with.
+        """The settings of a `MetricLogger`.
 
         Raises:
             UserError: `log_period` or `warmup_steps` is too small.
@@ -152,12 +152,12 @@ class Settings:
         )
 
     def _hosts_folder(self) -> str:
-        """Beside the metrics, if they are in a folder."""
+        """Next to the metrics file, if it is local."""
         is_local = self.metrics_file and isinstance(path_of(self.metrics_file), Path)
         return f"{self.metrics_file}.hosts" if is_local else ""
 
     def _hang_folder(self) -> str:
-        """Where the metrics are, if that is on this machine."""
+        """The folder of the metrics, if it is on this machine."""
         for setting in (self.heartbeat_file, self.metrics_file):
             if setting and isinstance(path := path_of(setting), Path):
                 return str(path.parent)
@@ -169,8 +169,8 @@ class Settings:
         """Settings from a mapping, such as ``vars(args)`` of argparse or an ml_collections dict.
 
         Args:
-            values: key → value; text is converted, None stands for the default.
-            strict: unknown keys are errors; otherwise they are the trainer's own and ignored.
+            values: key → value; text is converted, None means the default.
+            strict: unknown keys are errors; otherwise they belong to the trainer and are ignored.
 
         Raises:
             UserError: an unknown key or value.
@@ -178,7 +178,7 @@ class Settings:
         >>> Settings.of({"log_period": "10", "learning_rate": 0.1}, strict=False).log_period
         10
         """
-        if not hasattr(values, "keys"):  # ml_collections' mappings are not a Mapping
+        if not hasattr(values, "keys"):  # ml_collections' mappings are not `Mapping`s
             raise UserError(
                 f"settings of metrics logging are {values!r}; expected a mapping from key to "
                 f"value; usually an empty section of a config, or an argparse namespace; pass "
@@ -195,7 +195,7 @@ class Settings:
         return cls(**{k: values[k] for k in values if k in known and values[k] is not None})
 
     def parsed_model_config(self) -> Any:
-        """`model_config` as `calculate_tflops_per_device` takes it.
+        """`model_config` in the form that `calculate_tflops_per_device` takes.
 
         Raises:
             UserError: it is empty, or not readable.
@@ -213,7 +213,7 @@ class Settings:
         return load_model_config(words.names[0], overrides)
 
 
-# The settings that are fields of a logger's config.
+# The settings that are fields of `LoggerConfig`.
 LOGGER_KEYS = tuple(
     field.name
     for field in dataclasses.fields(LoggerConfig)
@@ -225,7 +225,7 @@ def parse_steps(text: str) -> tuple[int, int]:
     """First and last step of ``10-12`` or ``10``.
 
     Raises:
-        UserError: it is neither.
+        UserError: the text is neither.
 
     >>> parse_steps("10-12"), parse_steps("10")
     ((10, 12), (10, 10))
@@ -241,7 +241,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 
 def _check_peak(settings: Settings) -> None:
-    """The chip and the peak are looked up now, not when the first step has been compiled."""
+    """Looks up the chip and the peak now, not after the first step has been compiled."""
     if settings.hardware and settings.hardware != CALIBRATE:
         named(settings.hardware)
     if settings.peak_tflops_per_device:

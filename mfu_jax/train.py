@@ -21,7 +21,7 @@ from mfu_jax.trainer.pyconfig import load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one training job and returns its exit code; the module's docstring lists them.
+    """Runs one training job and returns its exit code (listed in the module docstring).
 
     If another process of the job dies, this one ends without returning.
     """

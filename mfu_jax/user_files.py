@@ -1,4 +1,4 @@
-"""The one reader of files that a user names: regular files of a limited size, errors on one line.
+"""The one reader of user-named files: regular files of limited size, errors on one line.
 
 A FIFO without a writer hangs its reader, and ``/dev/zero`` has no end, so both are refused.
 """
@@ -16,21 +16,21 @@ from typing import BinaryIO
 
 from mfu_jax.errors import UserError
 
-_LONGEST_LINE = 2**24  # bytes; a file with a longer line is no text
+_LONGEST_LINE = 2**24  # bytes; a file with a longer line is not text
 _BLOCK_BYTES = 2**20
 
 
 @contextlib.contextmanager
 def opened(path: str | Path, expected: str, most_bytes: float = float("inf")) -> Iterator[BinaryIO]:
-    """The file, open for reading.
+    """Opens the file for reading.
 
     Args:
-        path: of a regular file, or a link to one.
-        expected: what the file should be, for the message.
-        most_bytes: its largest size.
+        path: a regular file, or a link to one.
+        expected: what the file should be, for the error message.
+        most_bytes: the maximum size.
 
     Raises:
-        UserError: it is missing, unreadable, not a regular file, or too large.
+        UserError: the file is missing, unreadable, not a regular file, or too large.
     """
     try:
         _refuse_irregular(path, expected, most_bytes)
@@ -43,7 +43,7 @@ def opened(path: str | Path, expected: str, most_bytes: float = float("inf")) ->
 def _refuse_irregular(path: str | Path, expected: str, most_bytes: float) -> None:
     try:
         status = os.stat(path)
-    except ValueError:  # the only one that os.stat raises
+    except ValueError:  # os.stat raises it only for a NUL
         raise unreadable(path, "its name holds a NUL", expected) from None
     if stat.S_ISDIR(status.st_mode):
         raise unreadable(path, os.strerror(errno.EISDIR), expected)
@@ -57,10 +57,10 @@ def read_bytes(path: str | Path, expected: str, most_bytes: int) -> bytes:
     """All bytes of a file.
 
     Raises:
-        UserError: it cannot be read, or is too large.
+        UserError: the file cannot be read, or is too large.
     """
     with opened(path, expected, most_bytes) as file:
-        content = file.read(most_bytes + 1)  # a file of /proc has no size, but content
+        content = file.read(most_bytes + 1)  # files in /proc report size 0, but have content
     if len(content) > most_bytes:
         raise too_large(path, len(content), most_bytes, expected)
     return content
@@ -70,7 +70,7 @@ def read_text(path: str | Path, expected: str, most_bytes: int) -> str:
     """The text of a file.
 
     Raises:
-        UserError: it cannot be read, has more than `most_bytes`, or is not UTF-8.
+        UserError: the file cannot be read, exceeds `most_bytes`, or is not UTF-8.
     """
     try:
         return read_bytes(path, expected, most_bytes).decode()
@@ -80,10 +80,10 @@ def read_text(path: str | Path, expected: str, most_bytes: int) -> str:
 
 
 def line_blocks(file: BinaryIO, path: str | Path, expected: str) -> Iterator[bytes]:
-    """An open file in blocks of whole lines; the last one may lack its end.
+    """An open file in blocks of whole lines; the last line may lack its newline.
 
     Raises:
-        UserError: a line is too long for a text.
+        UserError: a line is too long for a text file.
     """
     rest = b""
     while piece := file.read(_BLOCK_BYTES):
@@ -104,7 +104,7 @@ def text_lines(block: bytes) -> Iterator[str]:
 
 
 def too_large(path: str | Path, size: int, most_bytes: float, expected: str) -> UserError:
-    """The error for a file of more than `most_bytes`."""
+    """The error for a file larger than `most_bytes`."""
     sizes = f"{size / 2**20:,.0f} MiB, more than {most_bytes / 2**20:,.0f}"
     return unreadable(path, sizes, expected)
 

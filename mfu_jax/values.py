@@ -1,6 +1,6 @@
-"""Text of a command line, a YAML or JSON value or a Python object → a value of a declared type.
+"""Converts command-line text, a YAML or JSON value or a Python object to a declared type.
 
-The one converter of settings, the trainer's config, model configs and commands. A type is what
+The one converter for settings, the trainer's config, model configs and commands. A type is what
 `typing.get_type_hints` gives for a field: ``bool``, ``int``, ``float``, ``str``, a ``Literal``,
 ``int | Fraction`` for exact numbers, ``tuple[str, ...]``, ``tuple[int, ...]``, or a union of these.
 """
@@ -23,7 +23,7 @@ _WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
-_LARGEST_DENOMINATOR = 2**20  # 1.1 is meant as 11/10, not as the nearest binary fraction
+_LARGEST_DENOMINATOR = 2**20  # 1.1 means 11/10, not the nearest binary fraction
 _LONGEST_SHOWN = 80
 
 # Nested aliases of a YAML file can stand for billions of items.
@@ -42,10 +42,10 @@ def typed(name: str, value: Any, kind: Any, *, note: str = "") -> Any:
     """`value` as `kind`.
 
     Args:
-        name: of the key, for the message.
-        value: text, or what YAML, JSON or a Python caller gives.
+        name: the key, for the error message.
+        value: text, or a value from YAML, JSON or a Python caller.
         kind: the declared type.
-        note: what to add to the message.
+        note: text to append to the message.
 
     Raises:
         UserError: it cannot be converted; the message shows the value and what was expected.
@@ -66,7 +66,7 @@ def convert(value: Any, kind: Any) -> Any:
     """`value` as `kind`.
 
     Raises:
-        ValueError: it cannot be converted; the text is what was expected, in words.
+        ValueError: it cannot be converted; the message says in words what was expected.
 
     >>> convert("0.5", int | Fraction), convert(2.0, int | Fraction)
     (Fraction(1, 2), 2)
@@ -78,7 +78,7 @@ def convert(value: Any, kind: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """`value` for an error message: one short line, however large or nested it is."""
+    """`value` for an error message: one short line, however large or deeply nested it is."""
     try:
         text = _SHORT.repr(value)
     except ValueError:  # Python refuses to print an integer of thousands of digits
@@ -87,7 +87,7 @@ def shown(value: Any) -> str:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    if isinstance(value, enum.Enum):  # MaxText's config objects hold enums
+    if isinstance(value, enum.Enum):  # MaxText's config objects contain enums
         value = value.value
     origin = typing.get_origin(kind)
     if origin is Literal:
@@ -108,7 +108,7 @@ def _items(value: Any) -> Any:
 
 
 def _one_of(value: Any, kinds: tuple[Any, ...]) -> Any:
-    """The first of `kinds` that takes the value, a list only if the value looks like one."""
+    """`value` as the first of `kinds` that accepts it; as a list only if it looks like one."""
     for kind in kinds:
         try:
             return _convert(value, kind)
@@ -126,7 +126,7 @@ def _bool(value: Any) -> bool:
 
 
 def _is_bool(value: Any) -> bool:
-    """Also NumPy's, without importing NumPy."""
+    """Also true for NumPy's bools, without importing NumPy."""
     return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
 
 
@@ -160,7 +160,7 @@ def _number(value: Any) -> Any:
 def _str(value: Any) -> str:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    is_date = hasattr(value, "isoformat")  # YAML reads 2026-01-01 as one
+    is_date = hasattr(value, "isoformat")  # YAML reads 2026-01-01 as a date
     if _is_bool(value) or not (isinstance(value, str | int | float) or is_date):
         raise TypeError
     return str(value)

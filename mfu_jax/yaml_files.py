@@ -1,4 +1,4 @@
-"""The one reader of YAML: safe, fast, errors on one line. Also finds the bundled configs."""
+"""The one YAML reader: safe, fast, errors on one line. Also finds the bundled configs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mfu_jax.user_files import read_text
 from mfu_jax.values import shown
 
 _PACKAGE = Path(__file__).resolve().parent
-# The folder is beside the package in a checkout, inside it in a wheel.
+# Beside the package in a checkout, inside it in a wheel.
 CONFIG_FOLDER = next(
     (f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if (f / "base.yml").exists()),
     _PACKAGE / "configs",
@@ -20,14 +20,14 @@ CONFIG_FOLDER = next(
 _DEEPEST_NESTING = 50
 # Configs are a few kilobytes; a larger file is something else.
 _MOST_BYTES = 2**20
-_MOST_NODES = 50_000  # scalars, lists and mappings, each as often as an alias stands for it
+_MOST_NODES = 50_000  # scalars, lists and mappings, counted again for each alias
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file.
 
     Raises:
-        UserError: the file is missing, unreadable, not YAML, not a mapping, or names a key twice.
+        UserError: the file is missing, unreadable, not YAML, not a mapping, or repeats a key.
     """
     import yaml
 
@@ -54,10 +54,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def model_file(name: str) -> Path:
-    """The bundled architecture file of `name`.
+    """The bundled architecture file for `name`.
 
     Raises:
-        UserError: there is none; the nearest name is given.
+        UserError: there is none; the message suggests the nearest name.
     """
     path = CONFIG_FOLDER / "models" / f"{name}.yml"
     if Path(name).name != name or not os.path.isfile(path):  # Path.is_file raises for a long name
@@ -70,16 +70,16 @@ def model_file(name: str) -> Path:
 
 
 def model_names() -> list[str]:
-    """The bundled architectures."""
+    """Names of the bundled architectures."""
     return sorted(p.stem for p in (CONFIG_FOLDER / "models").glob("*.yml"))
 
 
 @functools.cache
 def _loader() -> Any:
-    """A safe loader, in C where PyYAML was built with it, that refuses deep nesting.
+    """A safe loader that refuses deep nesting, in C if PyYAML was built with it.
 
-    Composing nodes 50,000 deep overflows the C stack. PyYAML calls these two methods on the way
-    into and out of every node, so that no second pass over the file is needed to count.
+    Composing nodes 50,000 deep overflows the C stack. PyYAML calls these two methods on entering
+    and leaving each node, so counting levels needs no second pass over the file.
     """
     import yaml
 
@@ -100,15 +100,15 @@ def _loader() -> Any:
 
 
 def _refuse_bombs(node: Any) -> None:
-    """Aliases multiply: thirty lines can stand for 9³⁰ items, which a merge (``<<``) writes out.
+    """Refuses alias bombs: thirty lines can stand for 9³⁰ items, which a merge (``<<``) expands.
 
     Raises:
-        ValueError: too many nodes, or too deeply nested, once each alias is replaced.
+        ValueError: too many nodes, or too deep a nesting, once each alias is expanded.
     """
     sizes: dict[int, tuple[int, int]] = {}
 
     def measure(node: Any) -> tuple[int, int]:
-        """Nodes and levels below and including `node`."""
+        """Number of nodes and levels from `node` down, including it."""
         if isinstance(node.value, str):
             return 1, 1
         if id(node) not in sizes:
@@ -142,7 +142,7 @@ def _refuse_repeated_keys(node: Any, path: Path) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            continue  # not a key of ours; the constructor or the caller refuses it
+            continue  # not one of our keys; the constructor or the caller refuses it
         if key.value in seen:
             line = key.start_mark.line + 1
             raise UserError(f"{path}, line {line}: {key.value!r} is given twice")

@@ -1,1 +1,1 @@
-"""Analytic count: a config becomes layers, layers become matmul formulas. Needs no JAX."""
+"""Analytic count: a config becomes layers, and layers become matmul formulas. Needs no JAX."""

@@ -1,7 +1,7 @@
-"""A model as the counts see it: components in layers in a model.
+"""A model as the counts see it: a model has layers, and a layer has components.
 
-A component holds its multiply-adds (per token, or per attended pair) and its weights, and says what
-its backward pass needs. FLOPs, parameters and breakdown all come from the same components.
+A component states its multiply-adds (per token, or per attended pair), its weights, and what its
+backward pass needs. FLOPs, parameters and breakdown all come from the same components.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Cache(NamedTuple):
     """What serving caches of a sequence for one component.
 
     Attributes:
-        width: values of each key that a token sees (its key and value, or a latent of both).
-        state: values of the whole sequence (a recurrent state, the last inputs of a convolution).
-        borrowed: whether another layer keeps them: they are read here, not written.
-        decode_macs: multiply-adds of a pair in decoding, if they differ from training.
+        width: values per key that a token sees (its key and value, or a latent of both).
+        state: values per sequence (a recurrent state, the last inputs of a convolution).
+        borrowed: whether another layer owns them: they are read here, not written.
+        decode_macs: multiply-adds per pair in decoding, if different from training.
     """
 
     width: int = 0
@@ -37,22 +37,22 @@ class Cache(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """One matrix multiplication of one layer, or a few that always come together.
+    """One matrix multiplication of one layer, or a few that always occur together.
 
     Attributes:
-        name: what it is, for the breakdown.
-        kind: ``weight`` where one operand is a weight, ``attention`` where both are activations.
-        macs: multiply-adds of one token; of one (query, key) pair if there is a mask.
+        name: its name in the breakdown.
+        kind: ``weight`` if one operand is a weight, ``attention`` if both are activations.
+        macs: multiply-adds per token, or per (query, key) pair if there is a mask.
         mask: which pairs an attention component computes; None: it works token by token.
-        tokens: tokens of one sequence that it works on; None: all of them.
-        parameters: weights it holds (also those that multiply nothing: biases, norms, tables).
-        active_parameters: the weights that one token uses; None: all of them.
+        tokens: tokens of one sequence that it processes; None: all of them.
+        parameters: number of its weights (including biases, norms and tables, used in no matmul).
+        active_parameters: number of weights that one token uses; None: all of them.
         table: whether the parameters are a lookup table (token, position) that no matmul reads.
-        left_gradient: whether the gradient of the left operand, its input, is needed (False:
+        left_gradient: whether the gradient of the left operand, the input, is needed (False:
             nothing below it trains).
-        right_gradient: whether the gradient of the right operand is needed: of the weights (False:
-            frozen), or of keys and values.
-        cache: what serving keeps for it from one token to the next.
+        right_gradient: whether the gradient of the right operand is needed: the weights (False:
+            frozen), or keys and values.
+        cache: what serving keeps for it between tokens.
         inputs, outputs: of a dense layer, ``[inputs, outputs]``; 0 for anything else.
     """
 
@@ -78,7 +78,7 @@ class Component:
 
     @property
     def backward_multiple(self) -> int:
-        """Backward FLOPs in units of the forward: one matmul for each operand's gradient."""
+        """Backward FLOPs as a multiple of the forward: one matmul per operand's gradient."""
         return self.left_gradient + self.right_gradient
 
     def replace(self, **changes: object) -> Self:

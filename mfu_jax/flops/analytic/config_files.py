@@ -1,4 +1,4 @@
-"""A model's name, a MaxText YAML or a Hugging Face config.json → its mapping."""
+"""Reads a model's name, a MaxText YAML or a Hugging Face config.json into a mapping."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mfu_jax.user_files import read_text
 from mfu_jax.values import shown
 from mfu_jax.yaml_files import model_file, model_names, read_mapping
 
-_MOST_BYTES = 4 * 2**20  # of a config.json: some name each of a million labels
+_MOST_BYTES = 4 * 2**20  # a config.json may name each of a million labels
 
 
 def read_source(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The mapping behind a name or path, and the values that its ``base_config`` adds.
+    """The mapping behind a name or path, and the values added by its ``base_config``.
 
     Raises:
-        UserError: the file is not found, not readable or not a mapping.
+        UserError: the file is not found, not readable, or not a mapping.
     """
     path = Path(source)
     try:
@@ -43,8 +43,8 @@ def read_source(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def _inherited(path: Path, parent: Any) -> dict[str, Any]:
     """The values of a MaxText YAML's chain of ``base_config`` files.
 
-    A name is relative to the file's own folder or to one above it (MaxText: its configs folder).
-    MaxText's ``base.yml`` may be missing: its defaults are known.
+    A name is relative to the file's own folder or a parent of it (MaxText: its configs folder).
+    MaxText's ``base.yml`` may be missing: its defaults are built in.
     """
     seen = {path.resolve()}
     values: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def _inherited(path: Path, parent: Any) -> dict[str, Any]:
 
 
 def with_defaults(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """`values`, and those of `defaults` that they do not set, with or without ``base_``."""
+    """`values`, plus those of `defaults` that they do not set, with or without ``base_``."""
     given = {key.removeprefix("base_") for key in values}
     return {
         **{k: v for k, v in defaults.items() if k.removeprefix("base_") not in given},
@@ -77,7 +77,7 @@ def with_defaults(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str,
 
 
 def model_name_of(source: str) -> str:
-    """A model's name from a path: the file's, or of a config.json its folder's."""
+    """A model's name from a path: the file's, or for a config.json its folder's."""
     path = Path(source)
     if path.name == "config.json":
         return path.resolve().parent.name
@@ -85,7 +85,7 @@ def model_name_of(source: str) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    import json  # most models are named or in YAML, and need no json
+    import json  # most models are bundled or in YAML, and need no json
 
     text = read_text(path, "a JSON file of a few KiB", _MOST_BYTES)
     try:
@@ -105,7 +105,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys are all different."""
+    """A JSON object, which must not repeat a key."""
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -1,8 +1,8 @@
-"""Conventions of counting model FLOPs: what each counts, row by row.
+"""Conventions for counting model FLOPs: what each counts, row by row.
 
-Three conventions count every matmul and differ in the attention pairs (`maxtext`, `exact`,
+Three conventions count every matmul and differ only in the attention pairs (`maxtext`, `exact`,
 `dense`); `megatron` counts every matmul, with half of all pairs everywhere; the others are formulas
-over a parameter count N. All are training FLOPs without recomputation.
+in a parameter count N. All count training FLOPs without recomputation.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mfu_jax.flops.masks import Causal, Full, PairCounting
 
 
 class FlopsRow(NamedTuple):
-    """One component of one kind of layer, all its repeats together.
+    """One component of one kind of layer, summed over its repeats.
 
     Attributes:
         layer: the layer's name.
         component: the component's name.
         kind: ``weight`` (an operand is a weight) or ``attention`` (both are activations).
-        repeats: layers of this kind.
-        forward_flops: of one device in one optimizer step, all repeats.
+        repeats: number of layers of this kind.
+        forward_flops: per device and optimizer step, all repeats.
         training_flops: forward and backward, likewise.
-        has_pairs: of attention over pairs of tokens; False for what runs token by token, such as
-            the state of linear attention.
+        has_pairs: whether it is attention over token pairs; False for what runs token by token,
+            such as the state of linear attention.
     """
 
     layer: str
@@ -45,10 +45,10 @@ class FlopsRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """One way to count.
+    """One way to count FLOPs.
 
     Attributes:
-        name: the key.
+        name: its key.
         summary: what it counts, in one line.
         source: where it comes from.
         rows: (config, model) → what it counts, row by row.
@@ -66,7 +66,7 @@ CONVENTIONS: dict[str, Convention] = {}
 def _convention(
     name: str, summary: str, source: str
 ) -> Callable[[Callable[[ModelConfig, Model], list[FlopsRow]]], None]:
-    """Registers the function that counts `name`."""
+    """Registers the decorated function as the convention `name`."""
 
     def register(rows: Callable[[ModelConfig, Model], list[FlopsRow]]) -> None:
         CONVENTIONS[name] = Convention(name=name, summary=summary, source=source, rows=rows)
@@ -75,10 +75,10 @@ def _convention(
 
 
 def find_convention(name: str) -> Convention:
-    """The convention of that name.
+    """The convention with that name.
 
     Raises:
-        UserError: the name is unknown; the message has the nearest one.
+        UserError: the name is unknown; the message suggests the nearest one.
     """
     if name not in CONVENTIONS:
         raise UserError(
@@ -94,7 +94,7 @@ def matmul_rows(
     counting: PairCounting,
     change: Callable[[Component], Component] | None = None,
 ) -> list[FlopsRow]:
-    """Every component that multiplies, with its attention pairs counted as `counting` says."""
+    """Every component with a matmul, its attention pairs counted according to `counting`."""
     rows = []
     sequences, length = config.sequences_per_step, config.step.max_target_length
     for layer in model.layers:
@@ -156,7 +156,7 @@ def _megatron(config: ModelConfig, model: Model) -> list[FlopsRow]:
 
 
 def _padded_vocabulary(config: ModelConfig) -> int:
-    """Megatron pads the vocabulary to a multiple (128 × its tensor parallelism) and counts that."""
+    """Megatron pads the vocabulary to a multiple (128 × tensor parallelism) and counts that."""
     multiple = config.step.make_vocab_size_divisible_by or 1
     return -(-config.vocab_size // multiple) * multiple
 
@@ -220,7 +220,7 @@ def _six_n_non_embedding(config: ModelConfig, model: Model) -> list[FlopsRow]:
 def _formula(
     config: ModelConfig, model: Model, parameters: int, *, attention: bool
 ) -> list[FlopsRow]:
-    """6·N per token, and 12·L·H·Q·S, which is 3 × the dense count of QKᵀ and PV."""
+    """6·N per token, plus 12·L·H·Q·S, which is 3 × the dense count of QKᵀ and PV."""
     rows = [_row("6·N", "weight", 6 * parameters * _tokens(config))]
     if attention:
         pairs = config.step.max_target_length * _tokens(config)
@@ -238,7 +238,7 @@ def _tokens(config: ModelConfig) -> Number:
     return config.sequences_per_step * config.step.max_target_length
 
 
-# A formula's backward is twice its forward.
+# In a formula, backward costs twice the forward.
 _FORWARD_SHARE = Fraction(1, 3)
 
 

@@ -2,7 +2,7 @@
 
 Shapes: T tokens, S sequence length, D model width, H heads, K key/value heads, h head width,
 F hidden width of the MLP, V vocabulary, E experts. An ``[m,k] @ [k,n]`` matmul is m·k·n
-multiply-adds, and FLOPs are twice those.
+multiply-adds, and its FLOPs are twice that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def projection(
     """A dense layer, ``[T, inputs] @ [inputs, outputs]``, or `copies` of it side by side.
 
     Args:
-        bias: whether it adds ``[outputs]`` weights, which cost no matmul FLOPs.
+        bias: whether it has ``[outputs]`` bias weights, which cost no matmul FLOPs.
         tokens: positions of one sequence that pass through it; None: all.
     """
     return Component(
@@ -47,7 +47,7 @@ def norm(name: str, width: int, *, bias: bool = False, copies: int = 1) -> Compo
 
 
 def vector(name: str, size: int) -> Component:
-    """Weights that multiply elementwise or are added: no matmul."""
+    """Weights that are multiplied elementwise or added: no matmul."""
     return Component(name=name, parameters=size)
 
 
@@ -57,7 +57,7 @@ def table(name: str, rows: int, width: int) -> Component:
 
 
 def head(vocab: int, width: int, *, tied: bool, bias: bool = False) -> Component:
-    """The output head, ``[T, D] @ [D, V]``; tied: its weights are the embedding table."""
+    """The output head, ``[T, D] @ [D, V]``; if `tied`, it reuses the embedding table's weights."""
     return Component(
         name="logits",
         macs=vocab * width,
@@ -77,8 +77,8 @@ def attention_scores(
     """``Q·Kᵀ`` and ``P·V`` of one layer.
 
     Per head: ``[S, qk] @ [qk, S]`` and ``[S, S] @ [S, v]``; a masked pair costs nothing, so there
-    are qk + v multiply-adds for each head and pair that the mask keeps. Grouped queries share
-    keys, not the work: H is the number of query heads.
+    are qk + v multiply-adds per head and kept pair. Grouped queries share keys, not work: H is the
+    number of query heads.
     """
     return (
         Component(name=f"{name}_qk", kind="attention", macs=heads * qk_dim, mask=mask, cache=cache),
@@ -112,17 +112,17 @@ def attention(
     ``q [T,D]@[D,H·h]``, ``k, v [T,D]@[D,K·h]``, ``out [T,H·h]@[H·h,D]``, and the scores.
 
     Args:
-        value_dim: width of a value head, if it is not `head_dim`.
-        bias: of q, k and v; `output_bias` of the output (None: as `bias`).
-        output_width: width that the output projects to, if not D.
-        output_gate: the query projection also makes a gate of the output's size (qwen3-next).
-        shared_kv: one projection makes keys and values (gemma4's global layers).
+        value_dim: width of a value head, if it differs from `head_dim`.
+        bias: bias of q, k and v; `output_bias`: of the output projection (None: same as `bias`).
+        output_width: width of the output projection's result, if not D.
+        output_gate: the query projection also produces a gate of the output's size (qwen3-next).
+        shared_kv: one projection produces both keys and values (gemma4's global layers).
         borrowed_kv: keys and values come from an earlier layer.
-        qk_norm: one ``[h]`` scale each for queries and keys; `qk_norm_all_heads`: ``[H·h]`` and
+        qk_norm: a scale ``[h]`` each for queries and keys; `qk_norm_all_heads`: ``[H·h]`` and
             ``[K·h]``.
         sinks: one learned logit per head takes its share of the softmax.
         tokens: positions of one sequence, if not the text's (a vision tower).
-        kv_tokens: positions of the sequence attended to (cross attention).
+        kv_tokens: positions of the attended sequence (cross attention).
     """
     output_bias = bias if output_bias is None else output_bias
     kv_tokens = tokens if kv_tokens is None else kv_tokens
@@ -177,10 +177,10 @@ def moe(
     router_bias: bool = False,
     capacity_factor: Number | None = None,
 ) -> Components:
-    """A router ``[T,D]@[D,E]`` and, for each token, `per_token` of E expert MLPs.
+    """A router ``[T,D]@[D,E]`` and, per token, `per_token` of E expert MLPs.
 
     Args:
-        capacity_factor: None: no token is dropped and nothing padded (the model's FLOPs). A
+        capacity_factor: None: no token is dropped and no slot padded (the model's FLOPs). A
             number: each expert computes ⌈capacity⌉ = factor·T·k/E slots, filled or not.
     """
     slots = (
@@ -214,9 +214,9 @@ def short_convolution(
 def hyper_connection(streams: int, width: int, name: str = "hyper_connection") -> Components:
     """Manifold-constrained hyper-connection around one block, over `streams` residual streams.
 
-    From the flattened streams ``[k·D]`` it projects the weights of the input mix (k), of the
-    output (k) and of the residual mix (k²); mixing the streams is k·D and k²·D multiply-adds of
-    activations. Spreading the output over the streams is elementwise.
+    The flattened streams ``[k·D]`` are projected to the weights of the input mix (k), of the
+    output (k) and of the residual mix (k²); mixing the streams takes k·D and k²·D multiply-adds
+    between activations. Spreading the output over the streams is elementwise.
     """
     outputs = 2 * streams + streams**2
     return (
@@ -231,10 +231,10 @@ def hyper_connection(streams: int, width: int, name: str = "hyper_connection") -
 def engram(
     width: int, *, streams: int, memory: int, kernel: int, name: str = "engram"
 ) -> Components:
-    """n-gram memory of `memory` values per token, mixed into G residual `streams`.
+    """n-gram memory with `memory` values per token, mixed into G residual `streams`.
 
-    Keys ``[M, G·D]``, values ``[M, D]``, one gate for each stream (key · stream: G·D multiply-adds
-    of activations), and a depthwise convolution over the G·D channels.
+    Keys ``[M, G·D]``, values ``[M, D]``, one gate per stream (key · stream: G·D multiply-adds
+    between activations), and a depthwise convolution over the G·D channels.
     """
     channels = streams * width
     return (
@@ -251,8 +251,8 @@ def multi_token_prediction(
 ) -> Components:
     """One multi-token-prediction module (DeepSeek-V3, arXiv 2412.19437).
 
-    It joins the last hidden state with the next token's embedding, ``[2·D, D]``, runs one more
-    decoder layer, and reads the main model's output head, whose weights it does not own.
+    It joins the last hidden state and the next token's embedding, ``[2·D, D]``, runs one more
+    decoder layer, and uses the main model's output head, whose weights it does not own.
     """
     shared = output.replace(name=f"{name}/logits", parameters=0)
     return (

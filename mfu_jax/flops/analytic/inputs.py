@@ -1,4 +1,4 @@
-"""A model's name, file, mapping or object → `ModelConfig`; reads MaxText's flat names."""
+"""Converts a model's name, file, mapping or object to a `ModelConfig`; reads MaxText's names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.values import shown, typed
 from mfu_jax.yaml_files import model_file, model_names, read_mapping
 
-# MaxText's base.yml (e591f30): what its model files leave out. The sizes that every model has are
+# MaxText's base.yml (e591f30): the defaults of its model files. Sizes that every model has are
 # excluded: a file without them is an error, not a model of MaxText's default size.
 _MAXTEXT_DEFAULTS: dict[str, Any] = {
     "head_dim": 128,
@@ -42,8 +42,8 @@ _MAXTEXT_DEFAULTS: dict[str, Any] = {
     "engram_kernel_size": 4,
 }
 
-# The exponent of global_parameter_scale that a size grows with: the first doubling goes to heads
-# and MLP, the next to the width, the next to the layers, and so on.
+# The scale exponent that each size follows in global_parameter_scale: the first doubling goes to
+# heads and MLP, the second to the width, the third to the layers, and so on.
 _SCALED = {
     "base_emb_dim": "width",
     "base_num_query_heads": "heads",
@@ -58,19 +58,19 @@ def as_model_config(config: Any) -> ModelConfig:
     """Converts any description of a model to a `ModelConfig`.
 
     Args:
-        config: a `ModelConfig`, a source that `load_model_config` takes (bundled name, file,
-            mapping), a configuration object of transformers, or an object with MaxText's field
+        config: a `ModelConfig`, a source that `load_model_config` accepts (bundled name, file,
+            mapping), a transformers configuration object, or an object with MaxText's field
             names. Fields that are not about the architecture or the step are ignored.
 
     Raises:
-        UserError: a field is missing, of the wrong type, or out of range.
+        UserError: a field is missing, has the wrong type, or is out of range.
     """
     if isinstance(config, ModelConfig):
         return config
     if isinstance(config, Mapping | str | PurePath):
         return load_model_config(config)
     if callable(to_dict := _attribute(config, "to_dict")) and _attribute(config, "model_type"):
-        return as_model_config(to_dict())  # a configuration object of transformers
+        return as_model_config(to_dict())  # a transformers configuration object
     values = {
         name: value for name in MAXTEXT_FIELDS if (value := _attribute(config, name)) is not None
     }
@@ -78,7 +78,7 @@ def as_model_config(config: Any) -> ModelConfig:
 
 
 def _attribute(config: Any, name: str) -> Any:
-    """The attribute, or None; configs of older MaxText raise a mapping's errors instead."""
+    """The attribute, or None; older MaxText configs raise a mapping's errors instead."""
     try:
         return getattr(config, name, None)
     except (KeyError, ValueError):
@@ -86,19 +86,19 @@ def _attribute(config: Any, name: str) -> Any:
 
 
 def load_model_config(source: Any, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Loads the config that `source` names and applies `overrides` (field → value).
+    """Loads the config named by `source` and applies `overrides` (field → value).
 
     Args:
-        source: a bundled model's name, the path of a MaxText model YAML or of a config.json (or of
-            its folder), a mapping with the content of either, or an object with MaxText's field
+        source: a bundled model's name, the path of a MaxText model YAML or of a config.json (or its
+            folder), a mapping with the content of either, or an object with MaxText's field
             names.
-        overrides: fields of `ModelConfig` or MaxText's ``base_*`` names; they win over the source.
+        overrides: fields of `ModelConfig` or MaxText's ``base_*`` names; they override the source.
 
     Raises:
-        UserError: the source is not found, not readable or not understood, or a field is wrong.
+        UserError: the source is not found, not readable or not recognised, or a field is wrong.
 
     Warns:
-        UserWarning: an override changes nothing, because this model has no such part.
+        UserWarning: an override has no effect, because this model has no such part.
 
     >>> load_model_config("llama3-8b", {"num_decoder_layers": 2}).num_decoder_layers
     2
@@ -116,7 +116,7 @@ def load_model_config(source: Any, overrides: Mapping[str, Any] | None = None) -
 
 
 def _as_written(value: Any) -> str:
-    """A value for a message, as YAML writes it: a list, a decimal."""
+    """A value for a message, in YAML's notation: a list, a decimal."""
     if isinstance(value, tuple):
         return shown(list(value))
     return shown(float(value) if isinstance(value, Fraction) else value)
@@ -132,7 +132,7 @@ _OF_THE_STEP = frozenset(
 
 
 def _changes(key: str, source: Any, overrides: dict[str, Any], config: ModelConfig) -> bool:
-    """Whether an override has an effect: without it the model differs, or cannot be built.
+    """Whether an override has an effect: the model would differ, or not build, without it.
 
     An override equal to the current value is not reported.
     """
@@ -165,7 +165,7 @@ def _loaded(source: Any, overrides: dict[str, Any]) -> ModelConfig:
 
 
 def _from_hugging_face(values: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
-    # Nine modules of translations that a bundled model never needs: 5 ms of a 70 ms answer.
+    # Nine translation modules that a bundled model never needs: 5 ms of a 70 ms answer.
     from mfu_jax.flops.analytic.huggingface import from_hf_config
 
     name = values.pop("model_name", "")
@@ -174,14 +174,14 @@ def _from_hugging_face(values: dict[str, Any], overrides: dict[str, Any]) -> Mod
 
 
 def _as_base(values: dict[str, Any]) -> dict[str, Any]:
-    """Resolved sizes as the ``base_*`` sizes that a scale multiplies."""
+    """Resolved sizes under their ``base_*`` names, which a scale multiplies."""
     return {f"base_{k}" if f"base_{k}" in _SCALED else k: v for k, v in values.items()}
 
 
 def _with_named_model(values: dict[str, Any]) -> dict[str, Any]:
-    """Merges the bundled model that a training YAML names, under MaxText's override rule.
+    """Merges in the bundled model that a training YAML names, under MaxText's override rule.
 
-    A key that the file and the model file both set must agree, unless ``override_model_config``.
+    A key set by both the YAML and the model file must agree, unless ``override_model_config``.
     """
     name = values.get("model_name")
     name = name.replace("-Instruct", "") if isinstance(name, str) else ""
@@ -189,7 +189,7 @@ def _with_named_model(values: dict[str, Any]) -> dict[str, Any]:
         return values
     model = read_mapping(model_file(name))
     if "decoder_block" in values and "vocab_size" in values:
-        return values  # a model file of its own that happens to have a bundled name
+        return values  # an independent model file that happens to have a bundled name
     own = dict(values)
     for key, value in values.items():
         resolved = key.removeprefix("base_")
@@ -204,12 +204,12 @@ def _with_named_model(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _other_spelling(key: str) -> str:
-    """``emb_dim`` replaces ``base_emb_dim``, and the other way round."""
+    """The other spelling of a size: ``emb_dim`` for ``base_emb_dim``, and vice versa."""
     return key.removeprefix("base_") if key.startswith("base_") else f"base_{key}"
 
 
 def _from_maxtext(values: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
-    """Resolved names as they are; ``base_*`` names scaled by ``global_parameter_scale``."""
+    """Resolved names are used unchanged; ``base_*`` names scaled by ``global_parameter_scale``."""
     resolved = {k: v for k, v in values.items() if not k.startswith("base_")}
     base = {k: v for k, v in values.items() if k in _SCALED}
     if base:
@@ -237,12 +237,12 @@ def _from_maxtext(values: dict[str, Any], overrides: dict[str, Any]) -> ModelCon
     return ModelConfig.from_mapping({f: resolved[f] for f in MAXTEXT_FIELDS if f in resolved})
 
 
-# How similar a key must be to an absent field to count as a misspelling of it.
+# Minimum similarity of a key to an absent field to count as a misspelling of it.
 _MISSPELT = 0.9
 
 
 def _refuse_misspelt(values: Mapping[str, Any], absent: list[str]) -> None:
-    """Most keys of a config are not read; one that almost names an absent field is a typo."""
+    """Most keys of a config are ignored; one that almost names an absent field is a typo."""
     for key in values:
         if key in MAXTEXT_FIELDS or key in _EXTRA_KEYS:
             continue
@@ -259,10 +259,10 @@ def override_keys() -> list[str]:
 
 
 def parse_override(key: str, text: str) -> Any:
-    """``key=text`` of a command line, converted to the type of the field.
+    """``key=text`` from a command line, converted to the field's type.
 
     Raises:
-        UserError: naming the nearest key, or the type that was expected.
+        UserError: with the nearest key, or the expected type.
     """
     _refuse_unknown(key)
     if key in _EXTRA_KEYS:
@@ -276,7 +276,7 @@ def _refuse_unknown(key: str) -> None:
 
 
 def _scale_exponents(scale: Any) -> dict[str, int]:
-    """Powers of two for each kind of size: the doublings go to heads, width, layers, heads, ….
+    """Powers of two for each kind of size: doublings go to heads, width, layers, heads, ….
 
     >>> _scale_exponents(4)
     {'width': 1, 'heads': 1, 'layers': 0}

@@ -1,4 +1,4 @@
-"""MaxText's own function names and signatures, for a trainer that calls them.
+"""MaxText's own function names and signatures, for trainers that call them.
 
 from mfu_jax.flops.analytic.maxtext import calculate_tflops_training_per_device
 """
@@ -17,7 +17,7 @@ from mfu_jax.flops.analytic.totals import (
 
 
 def calculate_tflops_training_per_device(config: Any, log: bool = True) -> TflopsPerDevice:
-    """TFLOPs of one device in one optimizer step: total, learnable weights, attention.
+    """TFLOPs per device and optimizer step: total, learnable weights, attention.
 
     Args:
         config: MaxText's config object, or anything with its resolved field names.
@@ -32,14 +32,14 @@ def calculate_tflops_training_per_device(config: Any, log: bool = True) -> Tflop
 def calculate_prefill_tflops_per_device(
     num_model_parameters: int, prefill_length: int, config: Any, log: bool = True
 ) -> TflopsPerDevice:
-    """TFLOPs of one device for one prompt that is split over all devices of the job.
+    """TFLOPs per device for one prompt that is split over all devices of the job.
 
-    2·N per token for the weights, as MaxText counts them, and the causal attention of every layer
-    (forward only), windows included.
+    2·N per token for the weights, as MaxText counts them, and causal attention in every layer
+    (forward only), including windows.
 
     Args:
         num_model_parameters: N.
-        prefill_length: tokens of the prompt.
+        prefill_length: number of prompt tokens.
         config: MaxText's config object, or anything with its resolved field names.
         log: whether to print the three numbers.
     """

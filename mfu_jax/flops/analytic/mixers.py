@@ -1,4 +1,4 @@
-"""Ways to mix tokens other than plain attention: latent, sparse, compressed, recurrent.
+"""Token mixers other than plain attention: latent, sparse, compressed, recurrent.
 
 Shapes as in `formulas`: T tokens, S sequence length, D model width, H heads, h head width.
 """
@@ -32,7 +32,7 @@ def latent_attention(
 ) -> Components:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), without weight absorption.
 
-    Queries through ``[D, q_rank]`` and ``[q_rank, H·(nope+rope)]``, or in one matrix when there is
+    Queries through ``[D, q_rank]`` and ``[q_rank, H·(nope+rope)]``, or one matrix if there is
     no q-LoRA; keys and values through ``[D, kv_rank+rope]`` and ``[kv_rank, H·(nope+v)]``.
     """
     qk_dim = nope_dim + rope_dim
@@ -57,7 +57,7 @@ def latent_attention(
 def _latent_scores(
     heads: int, qk_dim: int, v_dim: int, latent: int, rope: int, mask: Mask, name: str
 ) -> Components:
-    """Scores of MLA. Decoding keeps the latent and the rotary key, and attends to them directly:
+    """Scores of MLA. Decoding caches the latent and the rotary key, and attends to them directly:
 
     latent + rope multiply-adds for Q·K and latent for P·V, per head and pair; the up-projections
     move to the query and the output, at the same cost.
@@ -82,15 +82,15 @@ def indexer(
     """The lightning indexer of sparse attention (DeepSeek-V3.2, arXiv 2512.02556).
 
     ``q [T,q_width]@[q_width,H·h]``, one shared key ``[T,D]@[D,h]``, head weights ``[T,D]@[D,H]``,
-    then for each causal pair H·h multiply-adds for the scores and H to sum the heads.
+    then for each causal pair H·h multiply-adds for the scores and H to sum over heads.
 
-    Its inputs are detached: no gradient reaches the layers below. Its own weights have one only
-    when an indexer loss trains them.
+    Its inputs are detached: no gradient reaches the layers below. Its own weights get gradients
+    only if an indexer loss trains them.
 
     Args:
-        scored: False if the sequence is no longer than top-k: every key is chosen and none is
+        scored: False if the sequence is no longer than top-k: every key is selected and none is
             scored, but queries and keys are still projected.
-        trained: whether an indexer loss gives the indexer's weights a gradient.
+        trained: whether an indexer loss trains the indexer's weights.
     """
 
     parts = (
@@ -115,7 +115,7 @@ def indexer(
 
 
 def _detached(part: Component, *, trained: bool) -> Component:
-    """A part of an indexer: no gradient leaves it; inside there is one only if it is trained.
+    """A part of an indexer: no gradient leaves it; it has gradients inside only if trained.
 
     Scores multiply two activations, whose gradients both lead to the indexer's own weights.
     """
@@ -139,7 +139,7 @@ def gated_delta_net(
     ``in_qkvz [D, 2·K + 2·V]`` with K = H_k·h_k and V = H_v·h_v, ``in_ba [D, 2·H_v]``, a depthwise
     convolution over q, k and v, and ``out [V, D]``.
 
-    The core in its recurrent form makes four passes over each head's state and token: k·kᵀ, v·kᵀ,
+    The recurrent form of the core makes four passes over each head's state per token: k·kᵀ, v·kᵀ,
     the decayed update, and the read-out, 4·h_k·h_v multiply-adds.
 
     Args:
@@ -231,18 +231,18 @@ def compressed_attention(
     sparse: bool = True,
     name: str = "attention",
 ) -> Components:
-    """DeepSeek-V4's attention: a sliding window, and keys that each summarise `ratio` tokens.
+    """DeepSeek-V4's attention: a sliding window, plus keys that each summarise `ratio` tokens.
 
-    Queries through ``[D, q_rank]`` and ``[q_rank, H·h]``; one matrix ``[D, K·h]`` makes keys and
-    values; the output passes g groups ``[H·h/g, o_rank]`` and then ``[g·o_rank, D]``.
+    Queries through ``[D, q_rank]`` and ``[q_rank, H·h]``; one matrix ``[D, K·h]`` produces keys
+    and values; the output passes g groups ``[H·h/g, o_rank]`` and then ``[g·o_rank, D]``.
 
-    A compressor projects ``[D, c·h]`` twice (content and gate), with overlapping windows (c = 2)
-    where an indexer picks `topk` of its keys, else with c = 1 and every past key used.
+    A compressor projects ``[D, c·h]`` twice (content and gate): with overlapping windows (c = 2)
+    if an indexer selects `topk` of its keys, else with c = 1, every past key being used.
 
     Args:
-        ratio: tokens in one compressed key; 0: window only.
-        topk: compressed keys that the indexer picks; 0: all.
-        sparse: False: queries attend to all compressed keys nevertheless, as in its warm-up.
+        ratio: tokens per compressed key; 0: window only.
+        topk: number of compressed keys that the indexer selects; 0: all.
+        sparse: False: queries still attend to all compressed keys, as in the indexer's warm-up.
     """
     parts = [
         projection(f"{name}/q_a", width, q_lora_rank),
@@ -274,7 +274,7 @@ def compressed_attention(
 
 
 def _compressor(width: int, dim: int, ratio: int, *, overlap: bool, name: str) -> Components:
-    """Content and gate of compressed keys, ``[D, c·h]`` each, and a bias for each position."""
+    """Content and gate of compressed keys, ``[D, c·h]`` each, and a bias per position."""
     outputs = (1 + overlap) * dim
     return (
         projection(f"{name}/compressor", width, outputs, copies=2),
@@ -293,7 +293,7 @@ def compressed_indexer(
     trained: bool = False,
     name: str = "indexer",
 ) -> Components:
-    """The indexer over compressed keys: it compresses its own, and scores them like `indexer`."""
+    """The indexer over compressed keys: it compresses its own and scores them like `indexer`."""
     mask = Strided(ratio)
     parts = (
         projection(f"{name}/q_proj", q_width, heads * dim),

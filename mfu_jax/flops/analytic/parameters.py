@@ -12,14 +12,14 @@ from mfu_jax.flops.analytic.towers.maxtext import require_towers
 
 
 class ParameterCount(NamedTuple):
-    """Weights of a model.
+    """Parameter counts of a model.
 
     Attributes:
-        total: every weight, a tied one once.
-        active: the weights that one token uses: all but the experts it is not routed to.
-        embedding: lookup tables (tokens, positions, per-layer inputs).
-        head: weights of the output head; 0 if it is the embedding table.
-        positions: the part of `embedding` that is a table of positions.
+        total: all weights, tied ones counted once.
+        active: weights that one token uses: all but the experts it is not routed to.
+        embedding: weights in lookup tables (tokens, positions, per-layer inputs).
+        head: weights of the output head; 0 if it reuses the embedding table.
+        positions: the part of `embedding` in a table of positions.
     """
 
     total: int
@@ -30,7 +30,7 @@ class ParameterCount(NamedTuple):
 
     @property
     def active_non_embedding(self) -> int:
-        """Active weights without tables and without the output head (Kaplan et al., 2020)."""
+        """Active weights without tables and output head (Kaplan et al., 2020)."""
         return self.active - self.embedding - self.head
 
 
@@ -50,10 +50,10 @@ def count_parameters(config: Any) -> ParameterCount:
 
 
 def parameters_of(config: ModelConfig, model: Model) -> ParameterCount:
-    """Counts the weights of the model that was built from `config`.
+    """Counts the weights of the model built from `config`.
 
     Raises:
-        UserError: sizes are missing that only the weights, not the FLOPs, depend on.
+        UserError: sizes are missing that only the weights depend on, not the FLOPs.
     """
     if config.engram.engram_layers:
         config.require("engram_vocab_bases")

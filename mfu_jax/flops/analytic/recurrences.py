@@ -1,4 +1,4 @@
-"""Token mixers without softmax that PyTorch's models write out: linear attention and recurrences.
+"""Token mixers without softmax, as PyTorch models implement them: linear attention, recurrences.
 
 Shapes as in `formulas`. Elementwise recurrences (RWKV, RG-LRU) have no matmul of their own.
 """
@@ -35,11 +35,11 @@ def lightning_attention(
 def kimi_delta_attention(
     width: int, heads: int, head_dim: int, *, kernel: int, low_rank: bool, name: str = "delta"
 ) -> Components:
-    """Kimi delta attention (arXiv 2510.26692): a delta net whose decay differs by channel.
+    """Kimi delta attention (arXiv 2510.26692): a delta net whose decay differs per channel.
 
     ``q, k, v [D, H·h]`` and a depthwise convolution over them, ``b [D, H]``, the decay and the
-    output's gate ``[D, H·h]`` or, of low rank, ``[D, h]`` and ``[h, H·h]``; ``out [H·h, D]``. The
-    recurrence makes four passes over each head's state, as a gated delta net's does.
+    output gate ``[D, H·h]`` or, if low-rank, ``[D, h]`` and ``[h, H·h]``; ``out [H·h, D]``. The
+    recurrence makes four passes over each head's state, like a gated delta net.
     """
     joined = heads * head_dim
     gates: Components = (projection(f"{name}/gate_proj", width, joined, copies=2),)
@@ -70,7 +70,7 @@ def gated_linear_recurrence(
 ) -> Components:
     """Griffin's recurrent block with an RG-LRU (arXiv 2402.19427), I channels in H blocks.
 
-    Two branches ``[D, I]``, a depthwise convolution, two gates that are block-diagonal
+    Two branches ``[D, I]``, a depthwise convolution, two block-diagonal gates
     (``[I/H, I/H]`` for each of H blocks), ``out [I, D]``; the recurrence itself is elementwise.
     """
     block = inner // heads
@@ -86,8 +86,8 @@ def gated_linear_recurrence(
 def rwkv_time_mixing(width: int, inner: int, *, name: str = "time_mixing") -> Components:
     """RWKV-4's time mixing (arXiv 2305.13048): an elementwise recurrence between projections.
 
-    Receptance, key and value ``[D, I]``, ``out [I, D]``; decay and bonus of each channel, and how
-    much of the token before is mixed in.
+    Receptance, key and value ``[D, I]``, ``out [I, D]``; per channel a decay, a bonus and the
+    share of the previous token that is mixed in.
     """
     return (
         projection(f"{name}/in_proj", width, inner, copies=3),

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of serving: a prompt's prefill, and decoding one token after a context.
+"""FLOPs and bytes of serving: prefilling a prompt, and decoding one token after a context.
 
 MFU of serving is FLOPs / (time × peak), MBU is bytes / (time × peak bandwidth). Bytes count what
 must move once: the weights, and the keys, values and states that the masks let a token see.
@@ -18,20 +18,20 @@ from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Full
 
 _NOTHING_KEPT = Cache()
-_EVERY_KEY = Full()  # of a part without a mask, which has a state but no keys
+_EVERY_KEY = Full()  # for a part without a mask, which has a state but no keys
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingCost:
-    """One forward pass over a batch, all its devices together.
+    """One forward pass over a batch, summed over its devices.
 
     Attributes:
         tokens: text tokens that pass through the model.
-        flops: matmul FLOPs, of the pairs that the masks keep (convention ``exact``).
-        weight_bytes: weights that are read; of the experts, the expected number in use if tokens
-            choose evenly.
-        cache_read_bytes: keys, values and states that are read.
-        cache_write_bytes: those that are written.
+        flops: matmul FLOPs for the pairs that the masks keep (convention ``exact``).
+        weight_bytes: bytes of weights read; for experts, the expected number in use under uniform
+            routing.
+        cache_read_bytes: bytes of keys, values and states read.
+        cache_write_bytes: bytes of keys, values and states written.
     """
 
     tokens: int
@@ -50,7 +50,7 @@ def prefill_cost(
     bytes_per_cached_value: Number = 2,
     all_logits: bool = False,
 ) -> ServingCost:
-    """A prompt of `prompt_length` tokens for each of `batch` sequences.
+    """The prefill of a prompt of `prompt_length` tokens for each of `batch` sequences.
 
     Args:
         config: a `ModelConfig`, a mapping, or any object with MaxText's field names.
@@ -85,9 +85,9 @@ def decode_cost(
     bytes_per_weight: Number = 2,
     bytes_per_cached_value: Number = 2,
 ) -> ServingCost:
-    """One token for each of `batch` sequences: the `context_length`-th of its sequence.
+    """Decoding one token for each of `batch` sequences: its sequence's `context_length`-th.
 
-    It sees as many keys as the mask's pairs grow by from the token before. Latent attention (MLA)
+    It sees as many keys as this token adds pairs to the mask. Latent attention (MLA)
     attends to the cached latent directly. Towers and encoders ran in the prefill.
 
     Raises:
@@ -121,14 +121,14 @@ def decode_cost(
 
 
 def _serving_parts(model: Model) -> Iterator[tuple[int, Component]]:
-    """Every component and its repeats; multi-token-prediction modules only train."""
+    """Each component with its repeats, except multi-token prediction, which only trains."""
     for layer in model.layers:
         if layer.name != "multi_token_prediction":
             yield from ((layer.repeats, part) for part in layer.components)
 
 
 def _seen_by_last(part: Component, length: int) -> Number:
-    """Keys that the last of `length` tokens sees."""
+    """Number of keys that the last of `length` tokens sees."""
     if part.mask is None:
         return 0
     before = part.mask.pairs(length - 1, "exact") if length > 1 else 0
@@ -143,9 +143,9 @@ def _kept(part: Component, keys: Number) -> Number:
 def _weights_read(
     parts: Iterable[tuple[int, Component]], tokens: int, bytes_per_weight: Number
 ) -> Number | float:
-    """Bytes of the weights that `tokens` tokens use; of lookup tables nothing (a row per token).
+    """Bytes of the weights used by `tokens` tokens; zero for lookup tables (a row per token).
 
-    Of E experts of which a token takes k, T tokens use E·(1 − (1 − k/E)ᵀ), if they choose evenly.
+    With k of E experts per token, T tokens use E·(1 − (1 − k/E)ᵀ) under uniform routing.
     """
     weights: Number | float = 0
     for repeats, part in parts:

@@ -1,6 +1,6 @@
-"""Model FLOPs of one optimizer step on one device, from the config alone.
+"""Model FLOPs per device and optimizer step, from the config alone.
 
-Everything is the sum over `flops_breakdown`: one row per component of a layer, in exact ints.
+Every total is a sum over `flops_breakdown`: one row per component of a layer, in exact ints.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ TERA = 10**12
 
 
 class ModelFlops(NamedTuple):
-    """Exact FLOPs of one device in one optimizer step: ints, unless a fraction is left."""
+    """Exact FLOPs per device and optimizer step: ints, unless a fraction remains."""
 
     forward: Number
     training: Number
 
 
 class TflopsPerDevice(NamedTuple):
-    """TFLOPs (10¹²) of one device in one optimizer step."""
+    """TFLOPs (10¹²) per device and optimizer step."""
 
     total: float
     learnable_weight: float
@@ -35,10 +35,10 @@ def flops_breakdown(config: Any, convention: str = "dense") -> list[FlopsRow]:
 
     Args:
         config: a `ModelConfig`, a mapping, or any object with MaxText's field names.
-        convention: how to count, a key of `CONVENTIONS`.
+        convention: how to count; a key of `CONVENTIONS`.
 
     Raises:
-        UserError: a field is missing or wrong, or the convention unknown.
+        UserError: a field is missing or wrong, or the convention is unknown.
     """
     counted = find_convention(convention)
     model_config = as_model_config(config)
@@ -55,7 +55,7 @@ def model_flops_per_device(config: Any, convention: str = "dense") -> ModelFlops
 
 
 def calculate_tflops_per_device(config: Any, convention: str = "maxtext") -> TflopsPerDevice:
-    """TFLOPs of forward and backward of one optimizer step on one device, without remat.
+    """Forward and backward TFLOPs per device and optimizer step, without remat.
 
     >>> config = dict(vocab_size=512, num_decoder_layers=4, emb_dim=64, num_query_heads=4,
     ...     num_kv_heads=4, head_dim=16, mlp_dim=256, mlp_activations=["gelu"],
@@ -76,7 +76,7 @@ def tflops_of(rows: list[FlopsRow]) -> TflopsPerDevice:
 
 
 def calculate_tokens_per_device(config: Any) -> Number:
-    """Tokens of one device in one optimizer step."""
+    """Tokens per device and optimizer step."""
     model_config = as_model_config(config)
     return integral(model_config.sequences_per_step * model_config.step.max_target_length)
 
@@ -96,14 +96,14 @@ def compare_conventions(config: Any) -> dict[str, ModelFlops]:
 
 
 def convert_mfu(mfu: float, config: Any, *, from_convention: str, to_convention: str) -> float:
-    """Converts an MFU between conventions; the step and its time stay the same.
+    """Converts an MFU between conventions, for the same step and time.
 
     Args:
         mfu: model FLOPs by `from_convention` / (step time × peak).
-        config: the model and step it was measured on.
+        config: the measured model and step.
 
     Raises:
-        UserError: as `flops_breakdown`.
+        UserError: see `flops_breakdown`.
     """
     stated = model_flops_per_device(config, from_convention).training
     wanted = model_flops_per_device(config, to_convention).training

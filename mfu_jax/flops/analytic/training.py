@@ -1,7 +1,7 @@
 """Which gradients a training step needs: frozen weights, LoRA, a reference model.
 
-A weight matmul has two gradients, of its weights and of its input. Frozen weights need no gradient
-of their own; an input needs one only if something below it trains. What no gradient needs is not
+A weight matmul has two gradients: of its weights and of its input. Frozen weights need no gradient;
+an input needs one only if something below it trains. Gradients that nothing needs are not
 counted.
 """
 
@@ -23,9 +23,9 @@ _READS_STREAM = frozenset(
         *("in_proj_ba", "gate_proj", "wi", "wi_0", "wi_1", "router", "shared_gate", "logits"),
     }
 )
-# Of an indexer; its other projections make keys.
+# The indexer's query side; its other projections produce keys.
 _OF_INDEXED_QUERIES = ("indexer/q_proj", "indexer/weights_proj")
-# Parts that end a block: their output is added to the stream.
+# Parts that end a block: their output is added to the residual stream.
 _ENDS_BLOCK = frozenset({"o_proj", "o_b", "out_proj", "wo"})
 
 
@@ -33,7 +33,7 @@ def training_model(config: ModelConfig) -> Model:
     """The layers of `config` with the gradients that its training step needs.
 
     Raises:
-        UserError: `frozen` or `lora_targets` name nothing in the model.
+        UserError: `frozen` or `lora_targets` match nothing in the model.
     """
     model = build(config)
     training = config.training
@@ -47,7 +47,7 @@ def training_model(config: ModelConfig) -> Model:
 
 
 def _with_reference(model: Model) -> Model:
-    """DPO's reference model beside the policy: a separate forward pass, no gradient."""
+    """Adds DPO's reference model to the policy: a separate forward pass, no gradient."""
     reference = tuple(
         dataclasses.replace(
             layer,
@@ -97,7 +97,7 @@ def _with_adapters(model: Model, rank: int, targets: tuple[str, ...]) -> Model:
 
 
 def _frozen(model: Model, frozen: tuple[str, ...]) -> Model:
-    """Freezes the weights of the layers and components that `frozen` names."""
+    """Freezes the weights of the layers and components named in `frozen`."""
     known = {
         name for layer in model.layers for part in layer.components for name in _names(layer, part)
     }
@@ -121,20 +121,20 @@ def _frozen(model: Model, frozen: tuple[str, ...]) -> Model:
 
 
 def _names(layer: Layer, part: Component) -> set[str]:
-    """What `frozen` may call a part: its layer, its tower, a word of its name."""
+    """The names by which `frozen` may refer to a part: its layer, its tower, a word of its name."""
     tower, slash, _ = layer.name.partition("/")
     return {layer.name, *part.name.split("/"), *((tower,) if slash else ())}
 
 
 def _is_frozen_tower(layer: Layer) -> bool:
-    """Whether nothing in a layer trains before adapters come: it gets none."""
+    """Whether nothing in a layer trains even before LoRA; it then gets no adapters."""
     return not any(part.right_gradient for part in layer.components if part.macs)
 
 
 def _without_unneeded_gradients(model: Model) -> Model:
-    """Follows the stream upwards: below the first trained weight, inputs need no gradient.
+    """Follows the residual stream up: below the first trained weight, inputs need no gradient.
 
-    Kinds of layers are taken in order of their first appearance.
+    Kinds of layers are taken in order of first appearance.
     """
     layers: list[Layer] = []
     flows = False
@@ -157,8 +157,8 @@ def _through(layer: Layer, flows: bool) -> tuple[Layer, bool]:
         layer: as built, with every gradient.
         flows: whether its input needs a gradient.
     """
-    block = flows  # whether anything in the block so far has a gradient
-    trains: dict[str, bool] = {}  # projection → whether its result has one
+    block = flows  # whether anything so far in the block has a gradient
+    trains: dict[str, bool] = {}  # projection → whether its result has a gradient
     parts = []
     for part in layer.components:
         changed = part
@@ -205,7 +205,7 @@ def _of_indexer(part: Component, trains: dict[str, bool]) -> Component:
 
 
 def _scores(part: Component, trains: dict[str, bool], block: bool) -> Component:
-    """Queries and keys, or probabilities and values: each side's gradient if that side trains."""
+    """An operand (Q and K, or P and V) gets a gradient only if its side trains."""
     prefix = part.name.rsplit("/", 1)[0]
     sides = [trains.get(f"{prefix}/{name}") for name in ("q_proj", "k_proj", "v_proj")]
     if any(side is None for side in sides):

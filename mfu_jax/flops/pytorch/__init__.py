@@ -1,7 +1,7 @@
-"""A ``config.json`` → the real PyTorch model of transformers, on the meta device → its matmuls.
+"""Counts the matmuls of the PyTorch model that transformers builds for a ``config.json``.
 
-The way for model types that no formula is written for: nothing is computed and no weight is
-stored. Needs ``pip install 'mfu-jax[trace-hf]'``; remote code is never run.
+For model types without a formula: the model is on the meta device, nothing is computed and no
+weight is stored. Needs ``pip install 'mfu-jax[trace-hf]'``; remote code is never run.
 """
 
 from mfu_jax.flops.pytorch.counting import Matmul, PyTorchCount, count_pytorch_model

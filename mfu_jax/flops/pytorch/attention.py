@@ -1,4 +1,4 @@
-"""Attention of transformers' models: which pairs its masks keep, without making the scores."""
+"""Attention in transformers' models: which pairs the masks keep, without computing scores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mfu_jax.flops.exact import Number
 from mfu_jax.flops.masks import Causal, Chunked, Full, Mask, PairCounting, SlidingWindow
 
 NAME = "mfu_jax_counted"
-_PAIRS = 2**24  # of a mask that are evaluated at a time
+_PAIRS = 2**24  # pairs of a mask that are evaluated at a time
 
 
 @dataclass(frozen=True)
 class Rectangle(Mask):
-    """Queries of one length, keys of another, and so many pairs of them kept.
+    """A mask over queries of one length and keys of another, given by the number of pairs kept.
 
     Attributes:
         known: False: the mask's values are not known here, and every pair counts.
@@ -30,12 +30,12 @@ class Rectangle(Mask):
 
 
 def everything(queries: int, keys: int) -> Rectangle:
-    """Every pair, for want of the mask's values."""
+    """Every pair, because the mask's values are not known."""
     return Rectangle(queries, keys, queries * keys, known=False)
 
 
 class Masks:
-    """The masks that a model makes in one forward pass, by the storage that holds them."""
+    """The masks that a model creates in one forward pass, by their tensors' storage."""
 
     def __init__(self, torch: Any, chunk: int) -> None:
         self._torch = torch
@@ -64,12 +64,12 @@ class Masks:
             mask = self._named(q_length, kv_length, kept, widest)
         except (RuntimeError, NotImplementedError):
             mask = everything(q_length, kv_length)
-        # The tensor is kept, so that no other takes its storage's address.
+        # The tensor is kept alive so that no other gets its storage's address.
         self._known[made.untyped_storage()._cdata] = (made, mask)
         return made
 
     def of(self, tensor: Any, module: Any, queries: int, keys: int) -> Mask:
-        """The mask of one attention; `tensor` may be a view of one that was made here."""
+        """The mask of one attention call; `tensor` may be a view of a mask created here."""
         if tensor is not None:
             if found := self._known.get(tensor.untyped_storage()._cdata):
                 return found[1]
@@ -81,7 +81,7 @@ class Masks:
     def _count(
         self, function: Any, queries: int, keys: int, offsets: tuple[int, int]
     ) -> tuple[int, int]:
-        """Pairs that `function` keeps, and the most keys that one query sees."""
+        """The number of pairs that `function` keeps, and the most keys that one query sees."""
         torch = self._torch
         integers = {"dtype": torch.int32, "device": "cpu"}
         zero = torch.zeros((), **integers)
@@ -95,7 +95,7 @@ class Masks:
         return kept, widest
 
     def _named(self, queries: int, keys: int, kept: int, widest: int) -> Mask:
-        """The named mask that keeps as many pairs: `maxtext` rounds each in its own way."""
+        """The named mask that keeps this many pairs: `maxtext` rounds each in its own way."""
         candidates: list[Mask] = [Causal(), Full()]
         if widest:
             candidates.append(SlidingWindow(widest))

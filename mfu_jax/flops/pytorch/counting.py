@@ -1,4 +1,4 @@
-"""One forward pass of a PyTorch model on the meta device: its matmuls, module by module."""
+"""Counts the matmuls of one forward pass of a PyTorch model on the meta device, by module."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mfu_jax.flops.pytorch import attention, models
 
 @dataclass(frozen=True, kw_only=True)
 class Matmul:
-    """Matmuls of one module, or of the same one in every layer.
+    """Matmuls of one module, or of the same module in every layer.
 
     Attributes:
-        module: its name in the model; ``*`` for the number of a layer.
-        kind: ``weight`` where an operand follows from weights alone, else ``attention``.
-        calls: how many were counted together.
-        macs: multiply-adds of one sequence; of each pair where there is a mask.
+        module: its name in the model; ``*`` stands for a layer's number.
+        kind: ``weight`` if an operand depends on weights alone, else ``attention``.
+        calls: number of calls counted together.
+        macs: multiply-adds of one sequence, or per pair if there is a mask.
         mask: the pairs of an attention; None: everything that runs is counted.
-        length: its queries.
+        length: number of queries.
     """
 
     module: str
@@ -43,12 +43,12 @@ class Matmul:
 
 @dataclass(frozen=True, kw_only=True)
 class PyTorchCount:
-    """What one sequence runs through a model.
+    """The matmuls of one sequence in a model.
 
     Attributes:
-        model_class: the class of transformers.
-        parameters: all weights; `embedding`: those in lookup tables.
-        matmuls: in order of their first run.
+        model_class: the transformers class.
+        parameters: number of weights; `embedding`: those in lookup tables.
+        matmuls: in order of first execution.
         notes: what was assumed.
     """
 
@@ -63,12 +63,12 @@ def count_pytorch_model(config: Mapping[str, Any], length: int) -> PyTorchCount:
     """Builds the model of a ``config.json`` on the meta device and counts one sequence.
 
     Args:
-        config: the content of the file.
-        length: tokens of the sequence; an encoder-decoder's source has as many.
+        config: the file's content.
+        length: tokens of the sequence, and of an encoder-decoder's source sequence.
 
     Raises:
         UserError: torch or transformers is missing, the model is remote code, it cannot be built,
-            or its code needs values.
+            or its code depends on values.
     """
     torch, _ = models.imported()
     chunk = _chunk_size(config)
@@ -120,7 +120,7 @@ def _notes(model: Any, counter: Any) -> Iterator[str]:
 
 @dataclass
 class _Records:
-    """Matmuls by module, kind, mask and queries."""
+    """Matmuls by module, kind, mask and number of queries."""
 
     found: dict[tuple[str, str, Mask | None, int], list[int]] = field(default_factory=dict)
 
@@ -132,7 +132,7 @@ class _Records:
 
 
 def _counter(torch: Any, masks: attention.Masks) -> Any:
-    """The mode that sees every operation; a class of its own needs torch to be imported."""
+    """The dispatch mode that sees every operation; its class can only be defined with torch."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
@@ -190,7 +190,7 @@ def _counter(torch: Any, masks: attention.Masks) -> Any:
 
 
 def _tensors(torch: Any, values: Any) -> Iterator[Any]:
-    """Every tensor of floats in nested arguments: indices choose weights, and change nothing."""
+    """Every float tensor in nested arguments: indices select weights without changing them."""
     if isinstance(values, torch.Tensor):
         if values.is_floating_point():
             yield values
@@ -202,11 +202,11 @@ def _tensors(torch: Any, values: Any) -> Iterator[Any]:
 
 
 def _is_weight(torch: Any, tensor: Any) -> bool:
-    """A parameter, or made of parameters alone."""
+    """Whether it is a parameter, or computed from parameters alone."""
     return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "of_weights", False)
 
 
-# Rows of a matrix by tokens are activations; matrices by the experts' numbers are weights.
+# A matrix row looked up per token is an activation; a matrix looked up per expert is a weight.
 _LOOKUPS = ("embedding", "index", "index_select", "gather")
 
 
@@ -222,7 +222,7 @@ def _as_attention(counter: Any) -> Iterator[None]:
     def attend(
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **others: Any
     ) -> tuple[Any, None]:
-        indices = others.get("indices")  # of the keys that an indexer chose
+        indices = others.get("indices")  # indices of the keys that an indexer selected
         return counter.attend(module, query, key, value, attention_mask, indices), None
 
     functions = modeling_utils.AttentionInterface._global_mapping
@@ -243,7 +243,7 @@ def _as_attention(counter: Any) -> Iterator[None]:
 
 @contextmanager
 def _named_modules(model: Any, counter: Any) -> Iterator[None]:
-    """Tells the counter which module runs, and afterwards which towers did not."""
+    """Tells the counter which module is running, and at the end which towers did not run."""
     hooks, ran = [], set()
 
     def enter(name: str) -> Any:

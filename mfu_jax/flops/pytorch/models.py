@@ -1,4 +1,4 @@
-"""A ``config.json`` → the model class that transformers ships for it, on the meta device."""
+"""Builds the model class that transformers has for a ``config.json``, on the meta device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.values import shown
 
-_OLDEST = 5  # of transformers: attention, masks and experts are behind interfaces
-# Fields that choose how a model runs or is loaded, not what it is.
+_OLDEST = 5  # of transformers: attention, masks and experts have interfaces
+# Fields about how a model runs or is loaded, not what it is.
 _NOT_THE_MODEL = ("quantization_config", "attn_implementation", "_attn_implementation", "use_cache")
 
 
@@ -18,7 +18,7 @@ def imported() -> tuple[Any, Any]:
     """The modules torch and transformers; nothing is downloaded.
 
     Raises:
-        UserError: one of them is not installed, or too old.
+        UserError: one of them is not installed or too old.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -40,11 +40,11 @@ def _not_installed(why: str) -> UserError:
 
 
 def build(config: Mapping[str, Any], attention: str) -> Any:
-    """The model of `config` with an attention function by that name.
+    """The model of `config`, using the attention function of that name.
 
     Raises:
-        UserError: transformers has no such type, the config names remote code, or it describes no
-            model that can be built.
+        UserError: transformers has no such type, the config names remote code, or it does not
+            describe a model that can be built.
     """
     torch, transformers = imported()
     settings = _configuration(config, transformers)
@@ -79,7 +79,7 @@ def _configuration(config: Mapping[str, Any], transformers: Any) -> Any:
 
 
 def _model_class(settings: Any, transformers: Any) -> Any:
-    """The class that ``architectures`` names, else the one with a head that predicts tokens."""
+    """The class named in ``architectures``, else the one with a head that predicts tokens."""
     for name in settings.architectures or ():
         named = getattr(transformers, name, None)
         if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
@@ -104,7 +104,7 @@ _TABLES = {
 
 
 def _built(model_class: Any, settings: Any, attention: str) -> Any:
-    """The model; only the experts that a token uses, where its code leaves the choice."""
+    """The model; runs only the experts that a token uses, if its code leaves the choice."""
     try:
         return model_class._from_config(
             settings, attn_implementation=attention, experts_implementation="batched_mm"
@@ -113,7 +113,7 @@ def _built(model_class: Any, settings: Any, attention: str) -> Any:
         pass
     try:
         return model_class._from_config(settings, attn_implementation=attention)
-    except (ValueError, KeyError):  # its attention is its own
+    except (ValueError, KeyError):  # it has its own attention
         return model_class._from_config(settings, attn_implementation="eager")
 
 
@@ -126,5 +126,5 @@ def _unusable(kind: str, what: str, error: Exception) -> UserError:
 
 
 def cannot_run(kind: str, error: Exception) -> UserError:
-    """The error of a forward pass that depends on values, which meta tensors have not."""
+    """The error for a forward pass that depends on values, which meta tensors lack."""
     return _unusable(kind, "run without values", error)

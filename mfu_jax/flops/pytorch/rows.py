@@ -1,4 +1,4 @@
-"""A count of one sequence as the rows of `mfu-jax flops`."""
+"""The count of one sequence as rows of `mfu-jax flops`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import PairCounting
 from mfu_jax.flops.pytorch.counting import Matmul, PyTorchCount
 
-# A weight has two gradients, and so has each operand of an attention.
+# A weight matmul has two gradients, and so has an attention matmul.
 _TRAINING = 3
 
 
 def rows(count: PyTorchCount, sequences: Number, counting: PairCounting) -> list[dict[str, Any]]:
-    """One row for each kind of module: FLOPs of `sequences`, forward and training."""
+    """One row per kind of module: FLOPs of `sequences`, forward and training."""
     return [
         _row(part, integral(part.forward_flops(counting) * sequences)) for part in count.matmuls
     ]

@@ -1,1 +1,1 @@
-"""Traced count: any JAX function's jaxpr, with its loops, masks and kernels."""
+"""Counts FLOPs from any JAX function's jaxpr, with its loops, masks and kernels."""

@@ -1,4 +1,4 @@
-"""JAX's attention primitives: the FLOPs that the mathematics needs, and the mask they are given."""
+"""JAX's attention primitives: the FLOPs that the mathematics needs, and the mask in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mfu_jax.flops.traced.masks.pairs import Band
 
 
 class FusedAttention(NamedTuple):
-    """FLOPs over all pairs, the numbers of queries and keys, and the mask."""
+    """FLOPs over all pairs, the numbers of queries and keys, and the mask's band."""
 
     flops: int
     sizes: tuple[int, int]
@@ -17,9 +17,9 @@ class FusedAttention(NamedTuple):
 
 
 def fused_attention(eqn: Any) -> FusedAttention:
-    """2 · pairs · head width for each matmul that the model needs, without recomputed scores.
+    """2 · pairs · head width for each matmul that the model needs, excluding recomputed scores.
 
-    Queries are [B, T, N, H], or [B, N, T, H] in layout 1; keys and values alike.
+    Queries are [B, T, N, H], or [B, N, T, H] in layout 1; keys and values likewise.
     """
     kernel = BY_PRIMITIVE[eqn.primitive.name]
     if "config" in eqn.params:
@@ -37,7 +37,7 @@ def _widths(kernel: AttentionKernel, key: int, value: int) -> int:
 
 
 def _of_transformer_engine(eqn: Any, kernel: AttentionKernel) -> FusedAttention:
-    """Q is [B, T, N, H] or, with K and V, [B, T, 3, N, H]; K and V may be one [B, S, 2, K, H]."""
+    """Q is [B, T, N, H], or QKV packed as [B, T, 3, N, H]; K and V may share [B, S, 2, K, H]."""
     config = eqn.params["config"]
     q, k, v = (operand.aval.shape for operand in eqn.invars[:3])
     if "3HD" in config.qkv_layout.name:

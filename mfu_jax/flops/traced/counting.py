@@ -28,16 +28,16 @@ class TracedCount(FlopCount):
 
     `total` is the model: `forward` + `backward` without any `jax.checkpoint` and without dead code,
     with every attention pair counted (convention ``dense``). The splits sum to it. It excludes
-    `rematerialized`, the work that the function's checkpoints add, and `optimizer`, matmuls on
-    gradients (Muon's, for example).
+    `rematerialized`, the extra work of the function's checkpoints, and `optimizer`, matmuls on
+    gradients (as in Muon).
 
     Attributes:
-        weights: the part of `total` where an operand is a parameter, and their gradients.
+        weights: the part of `total` where an operand is a parameter, and the parameters' gradients.
         activations: the part where both operands are activations: attention scores and values.
         by_primitive: `total` by JAX primitive (``dot_general``).
-        by_mask: the part of `total` whose pairs of query and key are under a mask that the trace
-            shows or `attention_mask` declares, by the kind of mask (``causal``).
-        skipped: FLOPs of `total` that these masks save, by convention (``exact``, ``maxtext``).
+        by_mask: the part of `total` whose query-key pairs are under a mask that the trace shows
+            or `attention_mask` declares, by kind of mask (``causal``).
+        skipped: FLOPs of `total` saved by these masks, by convention (``exact``, ``maxtext``).
     """
 
     weights: int = 0
@@ -48,11 +48,11 @@ class TracedCount(FlopCount):
 
     @property
     def total(self) -> int:
-        """Model FLOPs: forward + backward, all pairs."""
+        """Model FLOPs: forward + backward, all attention pairs."""
         return self.forward + self.backward
 
     def total_in(self, convention: Literal["dense", "exact", "maxtext"]) -> int:
-        """Model FLOPs with only the pairs that the known masks keep, by a convention.
+        """Model FLOPs counting only the pairs that the known masks keep, by one convention.
 
         Args:
             convention: ``dense`` for all pairs, ``exact`` for the pairs kept, ``maxtext`` for S²/2
@@ -68,7 +68,7 @@ class TracedCount(FlopCount):
         return self.total - self.skipped.get(convention, 0)
 
     def total_for_documents(self, pairs: int, of: int) -> int:
-        """Model FLOPs of a batch of packed documents that `attention_mask` declares.
+        """Model FLOPs of a batch of packed documents declared by `attention_mask`.
 
         Args:
             pairs: the batch's real pairs, from `mfu_jax.flops.traced.masks.pairs.read_pairs`.
@@ -78,7 +78,7 @@ class TracedCount(FlopCount):
 
     @property
     def packed(self) -> int:
-        """FLOPs of attention declared to be within packed documents, all pairs counted."""
+        """FLOPs of attention declared to stay within packed documents, all pairs counted."""
         return sum(self.by_mask.get(kind, 0) for kind in PACKED)
 
 
@@ -86,20 +86,20 @@ def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trac
     """Counts the matmul FLOPs of ``fn(*args, **kwargs)`` from its jaxpr.
 
     Args:
-        fn: a function, plain or jitted: a whole training step, a loss, its gradient.
+        fn: a plain or jitted function: a whole training step, a loss, its gradient.
         *args: its arguments; `jax.ShapeDtypeStruct`s (and trees of them) are enough.
-        **kwargs: the same, by name. Two names are not passed on, unless `fn` takes
+        **kwargs: its keyword arguments. Two names are not passed on, unless `fn` takes
             them in this call:
-            ``group_sizes``, rows of each group (expert) in grouped matmuls, as one device has them,
-            and ``sequence_lengths``, keys of each sequence in paged attention.
+            ``group_sizes``, rows of each group (expert) in grouped matmuls, as seen by one device,
+            and ``sequence_lengths``, the number of keys of each sequence in paged attention.
 
     Returns:
-        A `TracedCount` for one call, over all devices, in exact ints. Work without a known count is
-        in its `unaccounted`.
+        A `TracedCount` for one call, over all devices, in exact ints. Work with no known count is
+        listed in its `unaccounted`.
 
     Raises:
         mfu_jax.errors.UserError: `fn` cannot be traced with these arguments, or the sizes or
-            lengths are no whole numbers.
+            lengths are not whole numbers.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(w, x):
@@ -114,10 +114,10 @@ def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trac
 
 
 def take_lengths(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lengths:
-    """The lengths among a call's keywords, from which they go, unless `fn` takes them itself.
+    """Removes the lengths from a call's keywords and returns them, unless `fn` takes them itself.
 
     Raises:
-        mfu_jax.errors.UserError: they are no whole numbers.
+        mfu_jax.errors.UserError: they are not whole numbers.
     """
     ours = [name for name in _LENGTHS if name in kwargs and not tracing.takes(fn, args, name)]
     return Lengths.of(**{name: kwargs.pop(name) for name in ours})
@@ -145,10 +145,10 @@ def count_with_scopes(
 
 
 def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, int]:
-    """FLOPs that one call of each Pallas kernel in ``fn(*args, **kwargs)`` executes, by name.
+    """FLOPs executed by one call of each Pallas kernel in ``fn(*args, **kwargs)``, by name.
 
-    Grid times body, without the blocks that are skipped. A name is left out if it is shared by
-    kernels of different cost, or if its kernel's skipped blocks are unknown.
+    Grid × body, without skipped blocks. A name is left out if kernels of different cost share it,
+    or if its kernel's skipped blocks are unknown.
     """
     _, tally = _walk(fn, args, kwargs)
     kernels: dict[str, set[int | None]] = {}
@@ -167,7 +167,7 @@ def _walk(
     kwargs: Mapping[str, Any],
     lengths: Lengths = NO_LENGTHS,
 ) -> tuple[Walker, Tally]:
-    """The walk over one call, and the work that it found."""
+    """The walk over one call, and the work it found."""
     walker = Walker(lengths)
     return walker, walker.count(*tracing.trace(fn, args, kwargs))
 
@@ -183,7 +183,7 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
     for matmul in model:
         for number in matmul.scores:
             made_by.setdefault(number, matmul)
-    # A parameter's gradient is a product of activations too, but it has no pairs to mask.
+    # A parameter's gradient is also a product of activations, but it has no pairs to mask.
     masks = {
         number: kept
         for number, kept in walker.scores.masks.items()
@@ -216,7 +216,7 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
 
 
 def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: MatmulKind) -> KeptPairs | None:
-    """The pairs that the mask over a matmul's scores keeps, None without a mask."""
+    """The pairs that the mask over a matmul's scores keeps; None without a mask."""
     seen = [masks[number] for number in matmul.scores if number in masks]
     if seen:
         return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)

@@ -1,4 +1,4 @@
-"""Properties of values that the walk over a jaxpr tracks, and the FLOPs that it adds up."""
+"""Properties of values tracked by the walk over a jaxpr, and the FLOPs it adds up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex
 
 
 def short_dtype(dtype: Any) -> str:
-    """HLO's name of a dtype.
+    """HLO's name for a dtype.
 
     >>> import jax.numpy as jnp
     >>> [short_dtype(d) for d in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8, jnp.complex64)]
@@ -35,13 +35,13 @@ def short_dtype(dtype: Any) -> str:
 
 
 def operand_dtype(eqn: Any) -> str:
-    """The wider operand's dtype, the left one's if both are equally wide."""
+    """The dtype of the wider operand; the left one's if both are equally wide."""
     dtypes = [v.aval.dtype for v in eqn.invars[:2] if hasattr(v.aval, "dtype")]
     return short_dtype(max(dtypes, key=lambda dtype: dtype.itemsize))
 
 
 class Origin(enum.IntEnum):
-    """What a value was computed from; the greatest of several wins."""
+    """What a value was computed from; if several apply, the greatest wins."""
 
     CONSTANT = 0
     INPUT = 1  # parameters and inputs of the model, cast, reshaped, scaled
@@ -49,21 +49,21 @@ class Origin(enum.IntEnum):
 
 
 class Score(NamedTuple):
-    """The product of two activations, whose elements may be pairs of an attention mask."""
+    """A product of two activations, whose elements may be query-key pairs under a mask."""
 
     number: int
     size: int
 
 
 class Flow(NamedTuple):
-    """What is known about a value from its history.
+    """What is known about a value from how it was computed.
 
     Attributes:
         origin: what it was computed from.
-        known: its value, if that is known while tracing (see `known_values`) and decides how often
+        known: its value, if known while tracing (see `known_values`) and it decides how often
             something runs.
         pattern: its elements as a function of their position (see `masks.patterns`).
-        scores: the scores that its elements correspond to one by one.
+        scores: the scores that its elements correspond to one to one.
     """
 
     origin: Origin = Origin.CONSTANT
@@ -72,7 +72,7 @@ class Flow(NamedTuple):
     scores: frozenset[Score] = frozenset()
 
     def without_value(self) -> Flow:
-        """The same without `known`."""
+        """The same flow without `known`."""
         return self if self.known is None else self._replace(known=None)
 
     def stacked(self, times: int, dims: int) -> Flow:
@@ -91,7 +91,7 @@ INPUT = Flow(Origin.INPUT)
 
 
 def of_constant(value: Known, origin: Origin = Origin.CONSTANT) -> Flow:
-    """The flow of a literal, or of a constant array of the traced function."""
+    """The flow of a literal, or of a constant array in the traced function."""
     return Flow(origin, known=value, pattern=mask_patterns.of_constant(value))
 
 
@@ -105,21 +105,21 @@ def join(flows: Iterable[Flow], size: int | None = None) -> Flow:
 
 
 def either(a: Flow, b: Flow) -> Flow:
-    """What is known about a value that is one of the two."""
+    """What is known about a value that is one of two."""
     if a == b:
         return a
     return join((a, b))
 
 
 class MatmulKind(NamedTuple):
-    """Matmuls that are counted together; a `Tally` has the FLOPs of each kind.
+    """Matmuls that are counted together; a `Tally` holds the FLOPs of each kind.
 
     Attributes:
         phase: forward, backward, rematerialized, evaluation, optimizer or other.
         scope: path of named scopes.
         dtype: the wider operand's, in HLO's spelling.
         primitive: the JAX primitive.
-        site: the line of the user's code that it came from; its gradients have the same one.
+        site: the line of user code it came from; its gradients share the line.
         has_input: whether one operand is a parameter (or an input of the model).
         is_batched: whether both operands have a batch dimension.
         scores: numbers of the `Score`s that it computes or uses.
@@ -139,7 +139,7 @@ class MatmulKind(NamedTuple):
 class Tally:
     """FLOPs by kind of matmul, and how often each piece of unaccounted work runs.
 
-    `kernels` are names of Pallas kernels and the FLOPs that one call executes; None if unknown.
+    `kernels`: names of Pallas kernels with the FLOPs that one call executes; None if unknown.
     """
 
     flops: Counter[MatmulKind] = field(default_factory=Counter)
@@ -168,7 +168,7 @@ def classify_operands(matmuls: Iterable[MatmulKind]) -> dict[MatmulKind, Operand
     """Whether each matmul multiplies by a parameter (or is the gradient of one that does).
 
     A forward matmul does if one operand is not an activation. Its gradient is two matmuls: the
-    activation's still multiplies by the parameter; the parameter's multiplies activations only,
+    activation's still multiplies by the parameter; the parameter's multiplies only activations,
     but comes from the same line of code.
     """
     matmuls = list(matmuls)
@@ -191,7 +191,7 @@ def classify_operands(matmuls: Iterable[MatmulKind]) -> dict[MatmulKind, Operand
 
 
 def unaccounted(eqn: Any, stack: str, reason: str) -> Unaccounted:
-    """Why an equation cannot be counted, with its shapes."""
+    """An `Unaccounted` entry: why an equation cannot be counted, with its shapes."""
     results = ", ".join(v.aval.str_short(short_dtypes=True) for v in eqn.outvars)
     operands = ", ".join(v.aval.str_short(short_dtypes=True) for v in eqn.invars)
     return Unaccounted(

@@ -1,7 +1,7 @@
-"""Integers that are known while tracing: loop counters, bounds, positions in a kernel's grid.
+"""Integers known while tracing: loop counters, bounds, positions in a kernel's grid.
 
-A known value is a number, a NumPy array (of its variable's shape, or for a scalar inside a Pallas
-kernel with one number per program of the grid), or a `ConstantTable`.
+A known value is a number, a NumPy array (with its variable's shape, or, for a scalar inside a
+Pallas kernel, one number per program of the grid), or a `ConstantTable`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class ConstantTable:
 def constant(value: Any) -> Known:
     """The known value of a constant: a scalar, a `ConstantTable`, or None."""
     value = host_value(value)
-    if isinstance(value, Tracer):  # JAX 0.11 leaves some among a kernel's constants
+    if isinstance(value, Tracer):  # JAX 0.11 leaves tracers among a kernel's constants
         return None
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is None or isinstance(value, np.generic):
         return scalar(value)
     kind = np.dtype(dtype).kind if isinstance(dtype, np.dtype | type) else "V"
-    # Floats on a device are parameters; a host array may be a mask that is added to scores.
+    # Floats on a device are parameters; a host array may be a mask added to scores.
     is_readable = kind in "iub" or (kind == "f" and isinstance(value, np.ndarray))
     is_small = is_readable and np.prod(shape, dtype=object) <= _LARGEST_TABLE
     if is_small and getattr(value, "is_fully_addressable", True):
@@ -44,7 +44,7 @@ def constant(value: Any) -> Known:
 
 
 def scalar(value: Any) -> int | float | None:
-    """A scalar constant as a Python number, None if its value is not available."""
+    """A scalar constant as a Python number; None if its value is not available."""
     value = host_value(value)
     if isinstance(value, int | float):
         return value
@@ -55,5 +55,5 @@ def scalar(value: Any) -> int | float | None:
 
 
 def is_integer(aval: Any) -> bool:
-    """Whether a variable of this type can be known; typed random keys have no kind of dtype."""
+    """Whether a variable of this type can be known; dtypes of typed random keys have no kind."""
     return getattr(getattr(aval, "dtype", None), "kind", "") in {"i", "u", "b"}

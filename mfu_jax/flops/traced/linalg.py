@@ -1,8 +1,8 @@
 """Textbook FLOPs of factorisations, triangular solves and Fourier transforms.
 
 n³-order counts are from Golub and Van Loan, Matrix Computations (4th ed.), and LAPACK Working Note
-41; lower orders are dropped. A library may do more or less. Counts with a third of a power are
-rounded down once per matrix, so that each is an int.
+41; lower orders are dropped. A library may do more or less. Counts with thirds are rounded down
+once per matrix, so that each is an int.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def geqrf(eqn: Any) -> int:
 
 @register_rule("qr")
 def qr_with_q(eqn: Any) -> int:
-    """R and the thin or full Q, which counts like `householder_product`."""
+    """R and the thin or full Q, counted like `householder_product`."""
     batch, _, n = _matrices(eqn)
     rows = eqn.invars[0].aval.shape[-2]
     columns = rows if eqn.params["full_matrices"] else min(rows, n)
@@ -87,7 +87,7 @@ def eigh(eqn: Any) -> int:
 
 @register_rule("eig")
 def eig(eqn: Any) -> int:
-    """25n³ with eigenvectors, 10n³ for the eigenvalues alone."""
+    """25n³ with eigenvectors, 10n³ for eigenvalues only."""
     batch, n, _ = _matrices(eqn)
     return batch * (25 if len(eqn.outvars) > 1 else 10) * n**3
 
@@ -115,14 +115,14 @@ def tridiagonal(eqn: Any) -> int:
 
 @register_rule("tridiagonal_solve")
 def tridiagonal_solve(eqn: Any) -> int:
-    """8 for each element of the right-hand sides (Thomas)."""
+    """8 per element of the right-hand sides (Thomas algorithm)."""
     return 8 * math.prod(eqn.invars[3].aval.shape)
 
 
 @register_rule("svd")
 def svd(eqn: Any) -> int:
-    """Golub and Reinsch: 4mn² − 4n³/3 for the values, 14mn² + 8n³ with the thin factors,
-    4m²n + 8mn² + 9n³ with the full ones."""
+    """Golub and Reinsch: 4mn² − 4n³/3 for singular values only, 14mn² + 8n³ with thin factors,
+    4m²n + 8mn² + 9n³ with full ones."""
     batch, m, n = _matrices(eqn)
     if not eqn.params["compute_uv"]:
         return batch * (4 * m * n**2 - -(-4 * n**3 // 3))

@@ -13,15 +13,15 @@ from mfu_jax.flops.traced.integers.places import ByPlace, at_each, content
 from mfu_jax.flops.traced.known_values import Known
 from mfu_jax.flops.traced.shards import Share
 
-_LARGEST_KEY = 4096  # elements of an array that is compared by its contents
+_LARGEST_KEY = 4096  # elements; a larger array is compared by identity, not by contents
 
 
 class Decided(NamedTuple):
-    """The known values that settle the decisions inside one jaxpr.
+    """The known values that settle the decisions in one jaxpr.
 
     Attributes:
         key: equal for runs that take the same decisions.
-        values: by variable.
+        values: the known values, by variable.
     """
 
     key: tuple[Any, ...] = ()
@@ -33,8 +33,8 @@ class Runs(NamedTuple):
 
     Attributes:
         decided: the decisions.
-        times: how many they are.
-        running: whether the loop runs then, by place where devices end it apart.
+        times: number of these iterations.
+        running: whether the loop still runs then; by place if devices leave it at different times.
     """
 
     decided: Decided
@@ -43,7 +43,7 @@ class Runs(NamedTuple):
 
 
 class Decisions:
-    """What is known of the decisions in one function's jaxprs.
+    """What is known about the decisions in one function's jaxprs.
 
     Args:
         constants: known values of constants inside the jaxprs, by variable.
@@ -52,27 +52,27 @@ class Decisions:
     def __init__(self, constants: Mapping[Any, Known]) -> None:
         self._integers = Integers(constants)
         self._devices = self._integers.devices
-        self._joint: dict[Any, tuple[Sequence[Known], Any]] = {}  # holds what its keys identify
+        self._joint: dict[Any, tuple[Sequence[Known], Any]] = {}  # keeps what the keys identify
 
     @property
     def device(self) -> Any:
-        """Equal where the same device decides the same way."""
+        """A key, equal where the same device takes the same decisions."""
         return self._devices.key()
 
     def by_place(
         self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
     ) -> list[tuple[Share, Any]]:
-        """What `run` makes of a `shard_map`'s operands, for devices that decide differently."""
+        """Results of `run` on a `shard_map`'s operands, for devices that decide differently."""
         return self._devices.by_place(eqn, known, run)
 
     def operands(self, eqn: Any, known: Sequence[Known]) -> Sequence[Known]:
-        """The values on which the decisions inside an equation depend: as a rule, one device's."""
+        """The values that decisions inside an equation depend on: usually one device's."""
         if not self._devices.places or self._integers.needs.decides_jointly(eqn):
             return known
         return self._devices.here(known)
 
     def here(self, value: Known) -> Known:
-        """The value of the device that decides."""
+        """The value on the deciding device."""
         return self._devices.here([value])[0]
 
     def inside(self, jaxpr: Any, known: Sequence[Known]) -> Decided:
@@ -92,7 +92,7 @@ class Decisions:
         known: Sequence[Known],
         decide: Callable[[Sequence[Known]], Any],
     ) -> Any:
-        """What is decided for one device, or once for all of them where they exchange integers."""
+        """The decision for one device, or once for all devices if they exchange integers."""
         if not self._devices.places:
             return decide(known)
         if not is_joint:
@@ -106,7 +106,7 @@ class Decisions:
         return self._joint[key][1]
 
     def of_scan(self, scan: Scan, operands: Sequence[Known]) -> list[Runs]:
-        """The iterations of a scan, by what they decide."""
+        """The iterations of a scan, grouped by their decisions."""
         if not scan.length:
             return []
         need = self._integers.needs.scan_body(scan, (), decides=True)
@@ -128,7 +128,7 @@ class Decisions:
             return [Runs(self._steady(scan.body, scan.consts, operands, carry), scan.length)]
 
     def of_while(self, loop: While, operands: Sequence[Known]) -> tuple[int | None, list[Runs]]:
-        """How often a while loop runs, None if that depends on data, and by what it decides."""
+        """Trip count of a while loop (None if data-dependent), and its iterations by decision."""
         needs = self._integers.needs
         body = needs.while_body(loop, (), decides=True)
         is_joint = body.is_joint or needs.of(loop.condition, [0], decides=True).is_joint
@@ -157,7 +157,7 @@ class Decisions:
                 carry = dict(enumerate(start))
         trips, _ = self._integers.while_loop(loop, operands, ())
         trips = at_each(lambda n: None if n is None else int(n), trips)
-        if trips == 0:  # what never runs may never end
+        if trips == 0:  # evaluating a body that never runs might never end
             return 0, []
         decided = self._steady(loop.body, loop.body_consts, consts, carry)
         return trips, [Runs(decided, at_each(lambda n: 1 if n is None else n, trips))]
@@ -165,7 +165,7 @@ class Decisions:
     def _steady(
         self, body: Any, consts: int, operands: Sequence[Known], carry: dict[int, Known]
     ) -> Decided:
-        """What holds in every iteration: constants, and what no iteration changes."""
+        """The decisions that hold in every iteration: constants, and carries that never change."""
         fixed, rest = list(operands[:consts]), len(body.invars) - consts - len(carry)
         if carry:
             need = self._integers.needs.loop_body(body, consts, len(carry), (), decides=True)
@@ -195,7 +195,7 @@ def jaxpr_trip_count(loop: While, operands: Sequence[Known]) -> Known:
 
     Args:
         loop: the parts of the loop.
-        operands: values of its operands; scalars may have one for each program of a grid.
+        operands: values of its operands; a scalar may have one per program of a grid.
     """
     trips, _ = Integers().while_loop(loop, operands, ())
     return trips if trips is None or np.ndim(trips) else int(trips)
@@ -207,5 +207,5 @@ def _key(value: Known) -> Any:
     if np.ndim(value) == 0:
         return value
     if value.size > _LARGEST_KEY:
-        return id(value)  # the key's owner holds it
+        return id(value)  # the key's owner keeps it alive
     return value.shape, value.tobytes()

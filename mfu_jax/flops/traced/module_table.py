@@ -1,6 +1,6 @@
-"""`tabulate`: the parameters and FLOPs of every module of a Flax model.
+"""`tabulate`: parameters and FLOPs of every module of a Flax model.
 
-While the model is traced, each call of a module runs in its own named scope, so that models without
+While the model is traced, each module call runs in its own named scope, so that models without
 named scopes are attributed too.
 """
 
@@ -42,9 +42,9 @@ class ModuleRow:
 
     Attributes:
         path: attribute names from the model down, joined by ``/``; empty for the model itself.
-        kind: its class, empty for a named scope.
-        parameters: elements of its parameters, None if unknown (named scopes).
-        forward: FLOPs of its forward pass, all pairs of attention counted.
+        kind: its class; empty for a named scope.
+        parameters: number of parameter elements; None if unknown (named scopes).
+        forward: FLOPs of its forward pass, all attention pairs counted.
         backward: FLOPs of its gradient.
         share: its share of the whole model's forward and backward FLOPs.
     """
@@ -59,7 +59,7 @@ class ModuleRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleTable:
-    """The rows, in the order of the modules, and the count of the whole model."""
+    """The rows, in module order, and the count of the whole model."""
 
     rows: tuple[ModuleRow, ...]
     count: TracedCount
@@ -97,15 +97,15 @@ def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
     """Parameters and training FLOPs of every module of a model; nothing is run.
 
     Args:
-        model: a Flax NNX or Linen module; or any function (a loss, a step), whose named scopes
-            become the rows, with its own phases.
+        model: a Flax NNX or Linen module, or any function (a loss, a step), whose named scopes
+            become the rows, with the function's own phases.
         *args: the model's arguments; `jax.ShapeDtypeStruct`s are enough.
-        **kwargs: the same, by name; ``group_sizes`` and ``sequence_lengths`` as
-            `count_model_flops` takes them.
+        **kwargs: its keyword arguments; ``group_sizes`` and ``sequence_lengths`` work as in
+            `count_model_flops`.
 
     Returns:
-        A `ModuleTable`; ``print`` it. Its FLOPs are those of one forward and backward pass for all
-        parameters, by `count_model_flops`.
+        A `ModuleTable`; ``print`` it. Its FLOPs are those of one forward pass and the gradients of
+        all parameters, as counted by `count_model_flops`.
 
     Raises:
         UserError: the model cannot be traced with these arguments.
@@ -137,7 +137,7 @@ def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
 
 
 def _is_module_of(library: str, model: Any) -> bool:
-    """Whether `model` is a module of a library; one that nobody imported has made none."""
+    """Whether `model` is a module of a library; one never imported cannot have made it."""
     imported = sys.modules.get(library)
     return imported is not None and isinstance(model, imported.Module)
 
@@ -167,7 +167,7 @@ def _tabulate_nnx(
         for path, module in _modules_of(clone):
             number = numbers.get(tuple(map(str, path)))
             if number is not None:
-                # A static attribute, which survives nnx's own transformations.
+                # A static attribute survives nnx's own transformations.
                 setattr(module, _NUMBER, number)
         return _sum_of_floats(clone(*args, **kwargs))
 
@@ -180,7 +180,7 @@ def _tabulate_nnx(
 
 
 def _modules_of(model: nnx.Module) -> Iterator[tuple[tuple[Any, ...], nnx.Module]]:
-    """Paths and modules, the model itself included; a method until Flax 0.12."""
+    """Paths and modules, the model itself included; `iter_modules` was a method until Flax 0.12."""
     from flax import nnx
 
     if hasattr(nnx, "iter_modules"):
@@ -189,7 +189,7 @@ def _modules_of(model: nnx.Module) -> Iterator[tuple[tuple[Any, ...], nnx.Module
 
 
 def _containers() -> tuple[type, ...]:
-    """NNX's modules that only hold others; `List` came with Flax 0.12."""
+    """NNX's modules that only hold others; `List` is new in Flax 0.12."""
     from flax import nnx
 
     return tuple(getattr(nnx, name) for name in ("List", "Dict") if hasattr(nnx, name))
@@ -242,8 +242,8 @@ def _count_modules(
     paths: Iterable[ModulePath],
     lengths: Lengths,
 ) -> tuple[TracedCount, dict[tuple[str, ModulePath], int]]:
-    """Counts a loss and its gradient by (phase, path); `paths` may grow while it is traced."""
-    loss.__name__ = "model"  # errors name what the user passed
+    """Counts a loss and its gradient by (phase, path); `paths` may grow during the trace."""
+    loss.__name__ = "model"  # error messages should name what the user passed
     count, flops = count_with_scopes(jax.value_and_grad(loss), arguments, {}, lengths)
     numbered = list(paths)
     by_path: Counter[tuple[str, ModulePath]] = Counter()
@@ -284,13 +284,13 @@ def _natural_order(path: ModulePath) -> list[tuple[bool, int, str]]:
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in path]
 
 
-# Classes are shared by all threads: the methods that one tabulation restores must be originals.
+# All threads share the classes: the methods that one tabulation restores must be the originals.
 _patching = threading.RLock()
 
 
 @contextlib.contextmanager
 def _methods_in_scopes(classes: set[type]) -> Iterator[None]:
-    """While this thread traces in here, methods of numbered modules run in a named scope."""
+    """While this thread traces in here, methods of numbered modules run in named scopes."""
     owners = {base for c in classes for base in c.__mro__ if _is_below_module(base)}
     before = getattr(_this_thread, "names_modules", False)
     with _patching, contextlib.ExitStack() as restore:
@@ -329,7 +329,7 @@ def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The arrays of a tree, and a function that puts others in their place."""
+    """The arrays of a tree, and a function that puts other arrays in their place."""
     leaves, structure = jax.tree.flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")]
 
@@ -343,7 +343,7 @@ def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def _sum_of_floats(tree: Any) -> jax.Array:
-    """The sum of all float results, to differentiate."""
+    """The sum of all float results, as a scalar to differentiate."""
     arrays = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
     return sum((jnp.sum(x.astype(jnp.float32)) for x in arrays), jnp.float32(0))
 

@@ -1,4 +1,4 @@
-"""Tensor-core instructions of Pallas kernels for GPUs (Mosaic), whose operands are references."""
+"""Tensor-core instructions in Pallas kernels for GPUs (Mosaic); operands are references."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from mfu_jax.flops.traced.flow import short_dtype
 
-# Instructions on references, and the parameters that say which part of each operand they read.
+# Instructions on references, whose parameters say which part of each operand they read.
 _ON_REFERENCES = ("wgmma", "wgmma_ref", "tcgen05_mma")
 INSTRUCTIONS = frozenset({*_ON_REFERENCES, "mma"})
-# Meshes of these run a kernel's body once for each of their positions.
+# These run a kernel's body once per position of their mesh.
 MESH_KERNELS = frozenset({"core_map", "mpmd_map"})
 
 
@@ -41,7 +41,7 @@ def _transforms(eqn: Any) -> Iterator[Sequence[Any]]:
 
 
 def _read_shape(shape: Sequence[int], transforms: Sequence[Any]) -> tuple[int, ...]:
-    """The shape of what is read of a reference: that of its last index, else the whole."""
+    """The shape read from a reference: that of the last index, or the whole without one."""
     for transform in transforms:
         if hasattr(transform, "get_indexer_shape"):
             shape = transform.get_indexer_shape()
@@ -49,13 +49,13 @@ def _read_shape(shape: Sequence[int], transforms: Sequence[Any]) -> tuple[int, .
 
 
 def read_dtype(dtype: Any, transforms: Sequence[Any]) -> Any:
-    """The dtype of what is read of a reference; shared memory is bytes where arrays share it."""
+    """The dtype read from a reference; shared memory is bytes if several arrays share it."""
     for transform in transforms:
         dtype = getattr(transform, "dtype", dtype)
     return dtype
 
 
 def meshes(params: Mapping[str, Any]) -> list[Mapping[str, int]]:
-    """Axes and sizes of the meshes that a kernel's bodies run on."""
+    """Axes and sizes of the meshes on which a kernel's bodies run."""
     found = params["meshes"] if "meshes" in params else (params["mesh"],)
     return [mesh.shape for mesh in found]

@@ -1,6 +1,6 @@
-"""FLOPs inside a Pallas kernel: its body for each program of its grid.
+"""FLOPs of a Pallas kernel: its body, once per program of its grid.
 
-Conditions on the position in the grid (blocks that a causal kernel skips) and on constant tables
+Conditions on the grid position (blocks that a causal kernel skips) and on constant tables
 (splash attention's block mask) are evaluated for all programs at once.
 """
 
@@ -44,7 +44,7 @@ from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, scan_groups
 
-# Loops whose counter a condition may depend on are unrolled up to this length, which bounds
+# Loops are unrolled if a condition may depend on their counter, up to this length to bound
 # the time.
 _LONGEST_UNROLLED = 4096
 
@@ -54,11 +54,11 @@ class PallasCost:
     """Matmul FLOPs of one call of a kernel.
 
     Attributes:
-        name: the kernel's name, as a custom call in HLO carries it.
-        flops: FLOPs that its programs run, without skipped blocks, by dtype.
-        unskipped: the same if no block were skipped.
+        name: the kernel's name, as shown by its custom call in HLO.
+        flops: FLOPs that its programs run, excluding skipped blocks, by dtype.
+        unskipped: the same including skipped blocks.
         unknown: what could not be determined.
-        is_estimate: whether the FLOPs are its author's `cost_estimate`.
+        is_estimate: whether the FLOPs come from its author's `cost_estimate`.
     """
 
     name: str
@@ -74,7 +74,7 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
     Args:
         eqn: the equation.
         operands: known values of its operands; a `ConstantTable` for a constant.
-        lengths: lengths that the user gave.
+        lengths: lengths given by the user.
     """
     mapping, name = eqn.params["grid_mapping"], pallas_name(eqn)
     first = mapping.num_dynamic_grid_bounds
@@ -103,7 +103,7 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
         return _of_rows(name, exact.flops, *grouped)
     all_pairs, kernel = unskipped.flops, attention_kernel(eqn)
     if kernel and (bounds or "splash" in name):
-        # The grid may have a mask's blocks alone; the body is there twice, to mask and not to.
+        # The grid may cover only a mask's blocks; the body appears twice, masked and unmasked.
         all_pairs = _all_pairs(eqn, kernel, all_pairs)
     return PallasCost(
         name=name, flops=exact.flops, unskipped=all_pairs, unknown=tuple(sorted(exact.unknown))
@@ -124,7 +124,7 @@ def _all_pairs(eqn: Any, kernel: AttentionKernel, counted: Counter[str]) -> Coun
 
 
 def _grid(sizes: Sequence[Any], bounds: Sequence[Known]) -> tuple[int, ...]:
-    """Steps on each axis of the grid; 1 where the bound is not known."""
+    """Steps along each axis of the grid; 1 if the bound is unknown."""
     known = iter(bounds)
     steps = (size if isinstance(size, int) else next(known) for size in sizes)
     return tuple(1 if n is None else int(n) for n in steps)
@@ -141,8 +141,8 @@ def mesh_kernel_cost(
     Args:
         eqn: the equation.
         operands: known values of its operands.
-        lengths: lengths that the user gave.
-        attention: the kernel that it is, None if not one of attention.
+        lengths: lengths given by the user.
+        attention: which attention kernel it is; None if it is not one.
     """
     exact: Counter[str] = Counter()
     unskipped: Counter[str] = Counter()
@@ -174,12 +174,12 @@ class _Programs:
     grid: tuple[int, ...]
     axes: tuple[int, ...]
     skips: bool = True
-    named: dict[Any, Known] = field(default_factory=dict)  # positions on the axes of a mesh
+    named: dict[Any, Known] = field(default_factory=dict)  # positions along the axes of a mesh
     flops: Counter[str] = field(default_factory=Counter)
     unknown: set[str] = field(default_factory=set)
 
     def position(self, axis: int) -> np.ndarray:
-        """Every program's position on an axis of the grid."""
+        """Each program's position along an axis of the grid."""
         return np.arange(self.grid[axis]).reshape(
             [-1 if d == axis else 1 for d in range(len(self.grid))]
         )
@@ -189,9 +189,9 @@ class _Programs:
         return self._walk(jaxpr, dict(zip(jaxpr.invars, known, strict=True)), times)
 
     def scoped(self, jaxpr: Any, known: Sequence[Known], times: np.ndarray) -> list[Known]:
-        """Runs the body of `run_scoped` and the like, which has further references.
+        """Runs the body of `run_scoped` and the like, which takes additional references.
 
-        Its operands are its constants, if it has any, else its first arguments.
+        The operands are bound to its constants if it has any, else to its first arguments.
         """
         operands = jaxpr.constvars or jaxpr.invars
         return self._walk(jaxpr, dict(zip(operands, known, strict=False)), times)
@@ -243,13 +243,13 @@ class _Programs:
         return results if len(results) == len(nothing) else nothing
 
     def _issued(self, eqn: Any, times: np.ndarray) -> np.ndarray:
-        """Runs of an instruction; the first of two blocks issues one that they run together."""
+        """Runs of an instruction; the first of two blocks issues a collective one for both."""
         axis = eqn.params.get("collective_axis")
         first = self.named.get(axis) if axis is not None else None
         return times if first is None else 2 * times * (np.asarray(first) == 0)
 
     def _warps(self, eqn: Any, known: list[Known], times: np.ndarray) -> None:
-        """The warps of a group, each of which runs a body inside the kernel."""
+        """Runs a body inside the kernel for each warp of a group."""
         bodies = [jaxpr for jaxprs in inner_jaxprs(eqn.params).values() for jaxpr in jaxprs]
         outside = self.named
         for jaxpr, mesh in zip(bodies, meshes(eqn.params), strict=True):
@@ -308,7 +308,7 @@ class _Programs:
         body, body_consts = loop.body, loop.body_consts
         trips = jaxpr_trip_count(loop, known)
         if trips is not None and not self.skips:
-            trips = np.max(trips)  # an upper bound: the longest of all grid steps
+            trips = np.max(trips)  # an upper bound: the maximum over all grid steps
         before = self.flops.total()
         carry = [None] * (len(body.invars) - body_consts)
         self.walk(body, [*loop.split(known)[1], *carry], times * (1 if trips is None else trips))
@@ -319,7 +319,7 @@ class _Programs:
     def _iterations(
         self, loop: While, known: list[Known], times: np.ndarray
     ) -> Sequence[Known] | None:
-        """Runs each iteration of a loop; None if it is too long, or its condition is unknown."""
+        """Runs every iteration of a loop; None if it is too long or its condition is unknown."""
         attempt = dataclasses.replace(self, flops=Counter(), unknown=set())
         fixed, consts, carry = loop.split(known)
         runs: Any = np.True_
@@ -338,7 +338,7 @@ class _Programs:
 
 
 def _decides(jaxpr: Any) -> bool:
-    """Whether a jaxpr has a condition or loop, which may depend on a counter."""
+    """Whether a jaxpr has a condition or while loop, which may depend on a counter."""
     return any(
         eqn.primitive.name in ("cond", "while")
         or any(_decides(j) for js in inner_jaxprs(eqn.params).values() for j in js)
@@ -347,7 +347,7 @@ def _decides(jaxpr: Any) -> bool:
 
 
 def _look_up(eqn: Any, known: list[Known]) -> Known:
-    """Elements of a constant table at known positions, where single elements are read."""
+    """Elements of a constant table at known positions, if single elements are read."""
     table, *indices = known
     structure = eqn.params["tree"]
     if eqn.outvars[0].aval.shape != () or any(i is None for i in indices):

@@ -1,4 +1,4 @@
-"""Attention kernels of Pallas in a jaxpr: which one it is, its queries and keys."""
+"""Pallas attention kernels in a jaxpr: which kernel it is, and its queries and keys."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _TPU_SEQUENCES = -2  # dimension of Q and K that holds positions: [..., heads, p
 
 
 def attention_kernel(eqn: Any) -> AttentionKernel | None:
-    """The registered kernel that a `pallas_call` runs, None if it is not one of attention."""
+    """The registered kernel that a `pallas_call` runs; None if it is not an attention kernel."""
     kernels = kernels_named(pallas_name(eqn))
     if len(kernels) < 2:
         return kernels[0] if kernels else None
-    # dK and dV come last; a further result as large as Q is dQ, the others are scratch space.
+    # dK and dV come last; another result as large as Q is dQ, the rest is scratch space.
     query_size = max(v.aval.size for v in eqn.invars)
     has_dq = any(v.aval.size >= query_size for v in eqn.outvars[:-2])
     return next((kernel for kernel in kernels if ("dQ" in kernel.products) == has_dq), None)
 
 
 def mesh_attention_kernel(eqn: Any, stack: str) -> AttentionKernel | None:
-    """The same for a kernel on a mesh, which has no name, from the names around it.
+    """The same for a kernel on a mesh, which has no name of its own: from the scopes around it.
 
     None before JAX 0.10, where such a kernel has no operands and results of its own.
     """
@@ -38,7 +38,7 @@ def mesh_attention_kernel(eqn: Any, stack: str) -> AttentionKernel | None:
 
 
 def first_array(eqn: Any) -> int:
-    """The index of a kernel's first array, after bounds and tables of its grid."""
+    """The index of a kernel's first array, after its grid's bounds and tables."""
     mapping = eqn.params.get("grid_mapping")
     if mapping is None:  # it runs on a mesh
         return 0
@@ -46,9 +46,9 @@ def first_array(eqn: Any) -> int:
 
 
 def sequence_sizes(eqn: Any, kernel: AttentionKernel) -> tuple[int, int]:
-    """Queries and keys of a kernel.
+    """Numbers of queries and keys of a kernel.
 
-    Splash attention may hold Q, K and V transposed, [width, positions]; its results never are.
+    Splash attention may store Q, K and V transposed, [width, positions], but never its results.
     """
     q, k = (v.aval.shape for v in eqn.invars[first_array(eqn) :][:2])
     if kernel.sequence_dim != _TPU_SEQUENCES:
@@ -63,7 +63,7 @@ def sequence_sizes(eqn: Any, kernel: AttentionKernel) -> tuple[int, int]:
 
 
 def _positions(shape: Sequence[int], results: Sequence[Any]) -> int:
-    """The dimension that a result has in the place of its positions."""
+    """Of the last two dimensions, the one that some result has as its positions."""
     shapes = (v.aval.shape for v in results)
     found = {result[-2] for result in shapes if len(result) == len(shape)}
     *_, a, b = shape
@@ -71,13 +71,13 @@ def _positions(shape: Sequence[int], results: Sequence[Any]) -> int:
 
 
 def _other(shape: Sequence[int], size: int) -> int:
-    """Of the last two dimensions, the one that is not of this size."""
+    """Of the last two dimensions, the one that does not have this size."""
     *_, a, b = shape
     return b if a == size else a
 
 
 def flops_of_all_pairs(eqn: Any, kernel: AttentionKernel) -> int:
-    """FLOPs of an attention kernel's products over every pair of query and key."""
+    """FLOPs of an attention kernel's matmuls over every query-key pair."""
     q, _, v = (v.aval.shape for v in eqn.invars[first_array(eqn) :][:3])
     queries, keys = sequence_sizes(eqn, kernel)
     width, of_values = q[-1], v[-1]
@@ -88,5 +88,5 @@ def flops_of_all_pairs(eqn: Any, kernel: AttentionKernel) -> int:
 
 
 def pallas_name(eqn: Any) -> str:
-    """The name under which a `pallas_call` appears in HLO."""
+    """The name of a `pallas_call` in HLO."""
     return str(eqn.params.get("name") or eqn.params["jaxpr"].debug_info.func_name)

@@ -1,4 +1,4 @@
-"""Which primitives run another jaxpr, which have no matmuls, and which jaxprs have any work."""
+"""Which primitives run another jaxpr, which have no matmuls, and which jaxprs do any work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Primitive, primitives
 
-# Primitives that run one jaxpr once, with their own operands and results.
+# Primitives that run one jaxpr once, on their own operands, with their own results.
 CALLS = {
     "closed_call",
     "core_call",
@@ -26,7 +26,7 @@ CALLS = {
     "linear_call",
     "pjit",
     "remat2",
-    "remat_opt",  # custom_vjp's, with optimize_remat
+    "remat_opt",  # from custom_vjp with optimize_remat
     "run_state",
     "xla_metadata_call",
 }
@@ -50,7 +50,7 @@ FREE |= {p.name for p in vars(primitives).values() if isinstance(p, Primitive)}
 
 
 def is_call(eqn: Any) -> bool:
-    """Whether an equation runs one jaxpr once, with its own operands and results."""
+    """Whether an equation runs one jaxpr once, on its own operands, with its own results."""
     inner = inner_jaxprs(eqn.params) if eqn.primitive.name in CALLS else {}
     return [len(jaxprs) for jaxprs in inner.values()] == [1]
 
@@ -60,7 +60,7 @@ def has_work(eqn: Any, memo: dict[int, tuple[Any, bool]]) -> bool:
 
     Args:
         eqn: the equation.
-        memo: what is known of inner jaxprs, by identity; it holds them.
+        memo: what is known about inner jaxprs, by id; it keeps them alive.
     """
     name = eqn.primitive.name
     if name in RULES or name in BY_PRIMITIVE or name == "pallas_call" or name in MESH_KERNELS:

@@ -1,7 +1,7 @@
-"""Work that depends on lengths which are data: grouped matmuls, paged attention.
+"""Work that depends on lengths that are data: grouped matmuls, paged attention.
 
-The user may give the lengths. Without them a grouped matmul counts every row once, as its author's
-`cost_estimate` does, and paged attention counts as if every sequence filled its pages.
+The user may give the lengths. Without them, a grouped matmul counts every row once, as its author's
+`cost_estimate` does, and paged attention counts as if every sequence filled all its pages.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def is_grouped(eqn: Any) -> bool:
 
 
 def _groups_and_rows(eqn: Any) -> tuple[int, int] | None:
-    """Groups and rows of a grouped matmul; None for other kernels.
+    """Numbers of groups and rows of a grouped matmul; None for other kernels.
 
-    Such a kernel has one bound that is data and reads four tables, the first of which has the
-    groups' first rows [groups + 1]; its next operand has the rows. Bound and tables belong to its
-    grid, or (tokamax) are the first operands [1] and [...] of a kernel that has a loop instead.
+    Such a kernel has one data-dependent bound and reads four tables, the first of which has each
+    group's first row [groups + 1]; the operand after them has the rows. Bound and tables belong
+    to its grid or, if it has a loop instead (tokamax), are its first operands ([1] and [...]).
     """
     mapping = eqn.params["grid_mapping"]
     bounds, tables = mapping.num_dynamic_grid_bounds, mapping.num_index_operands
@@ -46,7 +46,7 @@ def _groups_and_rows(eqn: Any) -> tuple[int, int] | None:
 
 
 def share_of_rows(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
-    """The share of a grouped matmul's rows in a group, and what is wrong with the sizes."""
+    """The fraction of a grouped matmul's rows in a group, and what is wrong with the sizes."""
     found = _groups_and_rows(eqn)
     return _share(*found, lengths) if found else (Fraction(1), "")
 
@@ -95,7 +95,7 @@ def grouped_on_gpu(eqn: Any, lengths: Lengths) -> tuple[int, str] | None:
 
 
 def share_of_ragged_dot(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
-    """The share of a `ragged_dot`'s rows that are in a group, and what is wrong with the sizes."""
+    """The fraction of a `ragged_dot`'s rows in a group, and what is wrong with the sizes."""
     (ragged, *_) = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
     sizes, groups = lengths.group_sizes, eqn.invars[2].aval.shape[-1]
     rows = eqn.invars[0].aval.shape[ragged]
@@ -110,9 +110,9 @@ def share_of_ragged_dot(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
 
 
 def paged_lengths(eqn: Any, name: str, lengths: Lengths) -> tuple[ConstantTable | None, str]:
-    """The first table of a paged attention kernel, and a note if it is not what runs.
+    """The first table of a paged attention kernel, and a note if its contents are assumed.
 
-    None for other kernels, and for lengths of other sequences.
+    The table is None for other kernels, and if the given lengths are not one per sequence.
     """
     if not _PAGED.search(name) or "ragged" in name:
         return None, ""
@@ -126,7 +126,7 @@ def paged_lengths(eqn: Any, name: str, lengths: Lengths) -> tuple[ConstantTable 
         )
     if given:
         return ConstantTable(np.array(given)), ""
-    longest = pages // sequences * values[-2]  # values: [heads, pages, keys of a page, width]
+    longest = pages // sequences * values[-2]  # values: [heads, pages, keys per page, width]
     return ConstantTable(np.full(shapes[0], longest)), (
         f"sequence lengths are data; counted as if each were {longest}, all of its pages: an upper "
         "bound; give sequence_lengths="

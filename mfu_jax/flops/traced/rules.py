@@ -1,7 +1,7 @@
 """Matmul FLOPs of JAX primitives, one short rule each.
 
-A rule takes the equation and returns its FLOPs as an int: twice the multiply-adds. Add a
-primitive's cost in the same way:
+A rule takes the equation and returns its FLOPs as an int: twice the multiply-adds. Add the cost
+of your own primitive in the same way:
 
     @register_rule("my_matmul")
     def _(eqn) -> int:
@@ -21,7 +21,7 @@ RULES: dict[str, Rule] = {}
 
 
 def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
-    """Makes the decorated function the cost of these primitives in every traced count.
+    """Registers the decorated function as the cost of these primitives in every traced count.
 
     Args:
         primitives: names, as in `eqn.primitive.name`.
@@ -42,13 +42,13 @@ def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
 
 
 def _per_pair(eqn: Any) -> int:
-    """FLOPs of a multiply-add: 2; four real products and four sums of complex numbers."""
+    """FLOPs of a multiply-add: 2, or 8 if complex (four real products and four sums)."""
     return 8 if eqn.outvars[0].aval.dtype.kind == "c" else 2
 
 
 @register_rule("dot_general", "scaled_dot")
 def dot_general(eqn: Any) -> int:
-    """2 · elements of the result · contracted elements; 8 of complex numbers."""
+    """2 · elements of the result · contracted elements; 8 instead of 2 for complex numbers."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     lhs = eqn.invars[0].aval.shape
     contractions = math.prod(lhs[d] for d in contracted)
@@ -63,10 +63,10 @@ def scaled_matmul(eqn: Any) -> int:
 
 @register_rule("ragged_dot_general", "ragged_dot")
 def ragged_dot(eqn: Any) -> int:
-    """Each row is multiplied by one group's matrix only, so the groups' dimension costs nothing.
+    """Each row is multiplied by only one group's matrix, so the group dimension costs nothing.
 
     Rows in no group (padding at the end) are counted, because their number depends on data; the
-    walk leaves them out where the user gave the groups' sizes.
+    walk excludes them if the user gave the group sizes.
     """
     lhs, rhs = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
     numbers = eqn.params["ragged_dot_dimension_numbers"]
@@ -78,7 +78,7 @@ def ragged_dot(eqn: Any) -> int:
 
 @register_rule("bcoo_dot_general")
 def sparse_dot(eqn: Any) -> int:
-    """A sparse [.., k] times a dense array: 2 · stored elements · what each is multiplied by."""
+    """A sparse [.., k] times a dense array: 2 · stored elements · dense elements per stored one."""
     (_, contracted), (_, batch) = eqn.params["dimension_numbers"]
     stored, rhs = eqn.invars[0].aval.shape, eqn.invars[2].aval.shape
     free = math.prod(size for d, size in enumerate(rhs) if d not in (*contracted, *batch))
@@ -87,7 +87,7 @@ def sparse_dot(eqn: Any) -> int:
 
 @register_rule("bcoo_dot_general_sampled")
 def sampled_dot(eqn: Any) -> int:
-    """Elements of a dense product where another array has some: 2 · elements · contracted."""
+    """A dense product only where a sparse array has elements: 2 · elements · contracted."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     lhs = eqn.invars[0].aval.shape
     return (
@@ -102,7 +102,7 @@ def convolution(eqn: Any) -> int:
     """2 · batch · output features · input features per group · pairs of real positions.
 
     Padding and the holes of dilation are zeros that need no multiplication. The forward convolution
-    and its two gradients use the same pairs of output and kernel position, so they cost the same.
+    and its two gradients use the same pairs of output and kernel positions, so they cost the same.
     """
     numbers = eqn.params["dimension_numbers"]
     lhs, rhs, out = (v.aval.shape for v in (eqn.invars[0], eqn.invars[1], eqn.outvars[0]))
@@ -127,8 +127,8 @@ def convolution(eqn: Any) -> int:
             strict=True,
         )
     )
-    # With batch groups an output feature sees one group of the batch, which the result's batch
-    # size already says; with feature groups the kernel holds the inputs of one group only.
+    # With batch groups, an output feature sees one group of the batch, which the result's batch
+    # size already reflects; with feature groups, the kernel has the inputs of only one group.
     out_batch, out_features = (out[d] for d in numbers.out_spec[:2])
     in_features = rhs[numbers.rhs_spec[1]]
     return _per_pair(eqn) * out_batch * out_features * in_features * pairs

@@ -1,6 +1,6 @@
-"""What devices know inside `shard_map`: their own part of a table, and their place in the mesh.
+"""What devices know inside `shard_map`: their part of a table, and their place in the mesh.
 
-Splash attention over a split sequence skips blocks by such a table; a stage of a pipeline chooses
+Splash attention over a sharded sequence skips blocks by such a table; a pipeline stage chooses
 its branch by its place.
 """
 
@@ -16,20 +16,20 @@ import numpy as np
 from mfu_jax.flops.traced.known_values import ConstantTable, Known
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 
-_MOST_SHARES = 64  # the body is walked for each
-_MOST_ELEMENTS = 2**26  # that are compared
+_MOST_SHARES = 64  # the body is walked for each of them
+_MOST_ELEMENTS = 2**26  # the most that are compared
 
-Place = Mapping[str, int]  # by axis of the mesh
+Place = Mapping[str, int]  # mesh coordinates of a device, by axis
 
 
 class Share(NamedTuple):
-    """Devices that know the same.
+    """Devices that know the same values.
 
     Attributes:
-        values: of the body's operands.
-        place: on the axes that were asked for; if not merged, on every axis that matters.
-        places: of them all, on every axis that matters.
-        devices: how many they are.
+        values: known values of the body's operands.
+        place: their coordinates on the requested axes; if not merged, on every relevant axis.
+        places: the coordinates of each of them, on every relevant axis.
+        devices: number of devices.
     """
 
     values: list[Known]
@@ -39,7 +39,7 @@ class Share(NamedTuple):
 
 
 def manual_axes(eqn: Any) -> dict[str, int]:
-    """The axes of the mesh along which each device runs the body, and their sizes."""
+    """The mesh axes along which each device runs the body, with their sizes."""
     sizes = eqn.params["mesh"].shape
     names = eqn.params[next(name for name in eqn.params if name.endswith("manual_axes"))]
     return {name: size for name, size in sizes.items() if name in names}
@@ -53,8 +53,8 @@ def shares(
     Args:
         eqn: the `shard_map`.
         known: values of its operands.
-        asked: axes of meshes on which the place of a device decides something.
-        merged: whether one share stands for all devices that know the same.
+        asked: mesh axes on which a device's place decides something.
+        merged: whether devices that know the same values form one share.
     """
     sizes = manual_axes(eqn)
     (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
@@ -91,18 +91,18 @@ def shares(
 
 
 def all_places(sizes: Mapping[str, int]) -> Iterator[Place]:
-    """All places of a mesh of these axes."""
+    """All places of a mesh with these axes."""
     for place in itertools.product(*map(range, sizes.values())):
         yield dict(zip(sizes, place, strict=True))
 
 
 def joined(eqn: Any, result: int, parts: Sequence[tuple[Share, Known]]) -> Known:
-    """A result of a `shard_map`, of the part that each device makes of it.
+    """A result of a `shard_map`, assembled from the part that each device computes.
 
     Args:
         eqn: the `shard_map`.
-        result: its index.
-        parts: of all devices.
+        result: index of the result.
+        parts: the parts of all devices.
     """
     sizes, aval = manual_axes(eqn), eqn.outvars[result].aval
     devices, elements = math.prod(sizes.values()), math.prod(aval.shape)
@@ -119,7 +119,7 @@ def joined(eqn: Any, result: int, parts: Sequence[tuple[Share, Known]]) -> Known
 
 
 def _axes(spec: Any) -> list[tuple[str, ...]]:
-    """The axes of the mesh that split each dimension."""
+    """The mesh axes that split each dimension."""
     return [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
 
 
@@ -130,7 +130,7 @@ def _array(value: Known) -> np.ndarray:
 def _part(
     value: Known, split: Sequence[tuple[str, ...]], at: Place, sizes: Mapping[str, int]
 ) -> Known:
-    """The part of an array that a device has."""
+    """A device's part of an array."""
     array = _array(value)
     part = array[_block(array.shape, split, at, sizes)]
     return ConstantTable(part) if isinstance(value, ConstantTable) else part
@@ -139,7 +139,7 @@ def _part(
 def _block(
     shape: Sequence[int], split: Sequence[tuple[str, ...]], at: Place, sizes: Mapping[str, int]
 ) -> tuple[slice, ...]:
-    """Where in an array a device's part is."""
+    """The slices of an array that a device holds."""
     block = []
     for length, axes in zip(shape, split, strict=False):
         number = 0

@@ -1,4 +1,4 @@
-"""A function becomes a jaxpr without dead code, with `jax.checkpoint` or without it."""
+"""Traces a function to a jaxpr without dead code, with or without `jax.checkpoint`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _this_thread = threading.local()
 
 
 class _CheckpointPatch:
-    """Replaces `remat_p.bind` for as long as any thread traces without checkpoints.
+    """Replaces `remat_p.bind` while any thread traces without checkpoints.
 
     JAX has no hook to ignore `jax.checkpoint`. Threads that do not ask for this keep JAX's own
     behaviour while the patch is in place.
@@ -34,7 +34,7 @@ class _CheckpointPatch:
         self.lock = threading.Lock()
         self.users = 0
         self.original: Callable[..., list[Any]] = remat_p.bind
-        self.is_own_attribute = True  # of the primitive, not of its class
+        self.is_own_attribute = True  # an attribute of the primitive, not of its class
 
     def bind(self, *args: Any, jaxpr: Any, **params: Any) -> list[Any]:
         if getattr(_this_thread, "inlines_checkpoints", False):
@@ -65,8 +65,8 @@ _patch = _CheckpointPatch()
 def without_checkpoints() -> Iterator[None]:
     """While this thread traces in here, `jax.checkpoint` does nothing; other threads keep it.
 
-    JAX caches traces. The metadata is part of its cache keys, so that traces made in here neither
-    come from that cache nor are found by anyone else.
+    JAX caches traces. The metadata is part of the cache key, so traces made in here neither come
+    from that cache nor are reused elsewhere.
     """
     before = getattr(_this_thread, "inlines_checkpoints", False)
     with _patch, set_xla_metadata(mfu_jax_trace="without_checkpoints"):
@@ -78,7 +78,7 @@ def without_checkpoints() -> Iterator[None]:
 
 
 def takes(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> bool:
-    """Whether a function called with `args` takes a keyword of this name besides."""
+    """Whether a function called with `args` also accepts a keyword of this name."""
     try:
         inspect.signature(fn).bind_partial(*args, **{name: None})
     except TypeError:
@@ -93,13 +93,13 @@ def trace(
 ) -> tuple[Any, dict[Any, Any]]:
     """The jaxpr of ``fn(*args, **kwargs)`` without dead code, and its constants. Nothing is run.
 
-    The constants include those of inner jaxprs, by their variables.
+    The constants, keyed by variable, include those of inner jaxprs.
 
     Args:
         fn: a plain function, or a jitted one with any static arguments.
-        args: arrays, `jax.ShapeDtypeStruct`s, trees of them; leaves that are neither
+        args: arrays, `jax.ShapeDtypeStruct`s, or trees of them; leaves that are neither
             (Python numbers, strings, functions) are static.
-        kwargs: the same by name.
+        kwargs: its keyword arguments.
 
     Raises:
         UserError: `fn` is not a function, or cannot be traced with these arguments.
@@ -147,7 +147,7 @@ def _add_inner_constants(jaxpr: Any, constants: dict[Any, Any], seen: set[int]) 
 def _trace_jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any | None:
-    if isinstance(fn, types.MethodType):  # a jitted method has its function's trace, without self
+    if isinstance(fn, types.MethodType):  # a jitted method's trace is its function's, without self
         args = (fn.__self__, *args)
         fn = fn.__func__
     jax_trace = getattr(fn, "trace", None)
@@ -169,7 +169,7 @@ def _trace_plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         merged = [next(given) if _is_array_like(leaf) else leaf for leaf in leaves]
         call_args, call_kwargs = jax.tree.unflatten(tree, merged)
         out = fn(*call_args, **call_kwargs)
-        # The arguments too: a training step updates a Flax NNX model in place.
+        # Including the arguments: a training step updates a Flax NNX model in place.
         results = jax.tree.leaves((out, call_args, call_kwargs))
         return [leaf for leaf in results if _is_array_like(leaf)]
 
@@ -181,7 +181,7 @@ def _is_array_like(leaf: Any) -> bool:
 
 
 def inner_jaxprs(params: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The jaxprs (opened) that a primitive's parameters hold, by the parameter's name."""
+    """The (opened) jaxprs in a primitive's parameters, by parameter name."""
     found = {}
     for name, value in params.items():
         values = value if isinstance(value, tuple | list) else (value,)

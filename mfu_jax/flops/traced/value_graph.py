@@ -1,7 +1,7 @@
-"""A jaxpr as the `Value`s that say what its undifferentiated matmuls are for.
+"""A jaxpr as `Value`s, from which the purpose of its undifferentiated matmuls is derived.
 
-Calls are inlined, and a loop's body once: weights that one iteration updates are weights, not
-gradients, in the next one.
+Calls are inlined, and a loop's body once: weights updated in one iteration are weights, not
+gradients, in the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, open_jaxpr, scan_groups
 
-# Primitives whose result has the elements of their operands: moved, cast, or scaled.
+# Primitives whose result has their operands' elements: moved, cast, or scaled.
 _MOVES = {
     "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "device_put",
     "dynamic_slice", "mul", "neg", "optimization_barrier", "pbroadcast", "pvary",
@@ -24,10 +24,10 @@ _MOVES = {
 
 
 def value_graph(jaxpr: Any, matmuls: frozenset[str]) -> list[Value]:
-    """The values of a jaxpr; the sites are the ``id`` of equations.
+    """The values of a jaxpr; their sites are the ``id``s of equations.
 
     Args:
-        jaxpr: an open jaxpr, that of a whole function.
+        jaxpr: the open jaxpr of a whole function.
         matmuls: names of the primitives that multiply matrices.
     """
     graph = _Graph(matmuls)
@@ -82,7 +82,7 @@ class _Graph:
             ]
         jaxprs = [jaxpr for of_name in inner.values() for jaxpr in of_name]
         if name in ("linear_solve", "custom_linear_solve"):
-            jaxprs = [open_jaxpr(eqn.params["jaxprs"].solve)]  # the others are for gradients
+            jaxprs = [open_jaxpr(eqn.params["jaxprs"].solve)]  # the other jaxprs are for gradients
         if len(jaxprs) == 1 and len(jaxprs[0].invars) == len(given):
             results = self.inline(jaxprs[0], given, stack)
             if len(results) == len(eqn.outvars):
@@ -91,7 +91,7 @@ class _Graph:
         return self._plain(eqn, [*given, *inside], stack)
 
     def _opaque(self, jaxpr: Any, given: list[int], stack: str) -> list[int]:
-        """Values of a jaxpr whose inputs are not known: each is computed from all of `given`."""
+        """Values of a jaxpr with unknown inputs: each is computed from all of `given`."""
         values = []
         for eqn in jaxpr.eqns:
             jaxprs = [j for of_name in inner_jaxprs(eqn.params).values() for j in of_name]

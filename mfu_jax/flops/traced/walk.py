@@ -46,7 +46,7 @@ from mfu_jax.jax_internals import Literal, open_jaxpr
 
 
 class Walker:
-    """Counts jaxprs; a jaxpr that recurs in the same role is walked once."""
+    """Counts jaxprs; a jaxpr that recurs in the same role is walked only once."""
 
     def __init__(self, lengths: Lengths = NO_LENGTHS) -> None:
         self.lengths = lengths
@@ -56,7 +56,7 @@ class Walker:
         self.constants: dict[Any, Flow] = {}
         self.decisions = Decisions({})
         self.takes_decisions = True
-        # The value holds what the key identifies, so that an id cannot be reused.
+        # The value keeps alive what the key identifies, so that no id is reused.
         self._seen: dict[Any, tuple[Any, Decided, list[Flow], Tally]] = {}
 
     def count(self, jaxpr: Any, constants: Mapping[Any, Any]) -> Tally:
@@ -81,12 +81,12 @@ class Walker:
 
         Args:
             jaxpr: the jaxpr.
-            flows: of its inputs.
-            stack: the names around it.
-            decided: what settles its decisions; without it, the known values of the inputs do.
+            flows: flows of its inputs.
+            stack: the name stack around it.
+            decided: known values that settle its decisions; None: those of the inputs do.
 
         Returns:
-            The flows of the jaxpr's results (no values) and the work of one run.
+            The flows of the jaxpr's results (without values) and the work of one run.
         """
         if not self.takes_decisions:
             decided = Decided()
@@ -155,13 +155,13 @@ class Walker:
         return [everything] * len(eqn.outvars)
 
     def _of_device(self, eqn: Any, flows: list[Flow]) -> list[Flow]:
-        """The flows, with values of the device that decides what an equation runs."""
+        """The flows, with the values on the device that decides what an equation runs."""
         known = [flow.known for flow in flows]
         values = self.decisions.operands(eqn, known)
         return flows if values is known else list(map(_with_value, flows, values))
 
     def _elementwise(self, eqn: Any, flows: list[Flow]) -> Flow:
-        """The result of an elementwise equation."""
+        """The flow of an elementwise equation's result."""
         result = join(flows, eqn.outvars[0].aval.size)
         self.scores.follow(eqn, flows, result)
         pattern = mask_patterns.follow(eqn, [flow.pattern for flow in flows])
@@ -185,15 +185,15 @@ class Walker:
         tally: Tally,
         scores: tuple[int, ...] = (),
     ) -> list[Flow]:
-        """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results.
+        """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results' flows.
 
-        `scores` are those of an attention kernel, whose operands are never parameters.
+        `scores` are an attention kernel's, whose operands are never parameters.
         """
         phase, scope = read_scope(stack, drop_last=False)
         operands, is_attention = flows[:2], bool(scores)
         has_input = not is_attention and any(flow.origin == Origin.INPUT for flow in operands)
         made: frozenset[Score] = frozenset()
-        if not is_attention and eqn.outvars:  # a kernel may write to references only
+        if not is_attention and eqn.outvars:  # a kernel may write only to references
             scores, made = self.scores.of_matmul(eqn, operands, stack)
         if phase == "forward" and "jvp(" not in stack:
             phase = self.purposes.get(id(eqn), phase)

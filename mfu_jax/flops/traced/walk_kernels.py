@@ -38,7 +38,7 @@ def mesh_kernel(
 def _kernel(
     walker: Walker, eqn: Any, cost: PallasCost, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
-    """A kernel's programs, as they are."""
+    """The work of a kernel's programs, unchanged."""
     is_known = not (cost.unknown or cost.is_estimate)
     tally.kernels.add((cost.name, cost.flops.total() if is_known else None))
     for reason in cost.unknown:
@@ -68,7 +68,7 @@ def _loss(
     stack: str,
     tally: Tally,
 ) -> list[Flow]:
-    """The products of a fused loss, without the logits again and what fills up its blocks."""
+    """The matmuls of a fused loss, without recomputed logits and block padding."""
     ran, left = cost.flops.total(), cost.flops.copy()
     tally.kernels.add((cost.name, ran))
     left[next(iter(left))] -= int(ran * loss.share_recomputed)  # the logits come first
@@ -87,7 +87,7 @@ def _attention(
     stack: str,
     tally: Tally,
 ) -> list[Flow]:
-    """All pairs of an attention kernel, without recomputed scores."""
+    """All pairs of an attention kernel, excluding recomputed scores."""
     tally.kernels.add((cost.name, None if cost.unknown else cost.flops.total()))
     all_pairs = cost.unskipped.total()
     number = walker.scores.new(stack, sequence_sizes(eqn, attention))
@@ -97,12 +97,12 @@ def _attention(
         masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
     needed, run = len(attention.needed), len(attention.products)
     flops = {dtype: amount * needed // run for dtype, amount in cost.unskipped.items()}
-    arrays = flows[first_array(eqn) :]  # after a mask's tables
+    arrays = flows[first_array(eqn) :]  # after the mask's tables
     return walker.add_work(eqn, flops, arrays, stack, tally, scores=(number,))
 
 
 def _as_operand(value: Known) -> Known:
-    """A known value as kernels take it: arrays are tables."""
+    """A known value in the form that kernels take: arrays become tables."""
     if isinstance(value, np.ndarray):
         return ConstantTable(value) if value.ndim else value.item()
     return value.item() if isinstance(value, np.generic) else value

@@ -25,17 +25,17 @@ def loop_work(
 ) -> list[Flow]:
     """Adds all iterations of a loop; returns the flows of its body's results.
 
-    Where iterations decide differently, the flows are those of all branches.
+    If iterations take different decisions, the flows cover all branches.
 
     Args:
         walker: the walk.
         body: the open jaxpr (constants, carry, slices) → (carry, slices).
-        flows: of its inputs in the first iteration.
-        consts: number of its constants.
-        carries: number of entries of its carry.
-        stack: the names around the loop.
-        runs: its iterations, by what they decide.
-        tally: where the work is added.
+        flows: flows of its inputs in the first iteration.
+        consts: number of constants.
+        carries: number of carry entries.
+        stack: the name stack around the loop.
+        runs: its iterations, grouped by their decisions.
+        tally: where to add the work.
     """
     inputs = _Inputs(
         list(flows[:consts]),
@@ -86,7 +86,7 @@ def _settle(
 
 @contextlib.contextmanager
 def _taking_no_decisions(walker: Walker) -> Iterator[None]:
-    """While flows are followed through all branches and loops; what these cost is not used."""
+    """Follows flows through all branches and loops; the work counted meanwhile is not used."""
     before, walker.takes_decisions = walker.takes_decisions, False
     try:
         yield

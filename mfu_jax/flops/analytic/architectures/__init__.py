@@ -1,6 +1,6 @@
-"""config → list of layers, one small function per family.
+"""Turns a config into a list of layers, with one small function per family.
 
-A family is registered under the `decoder_block` names that it serves:
+A family is registered under the `decoder_block` names that it handles:
 
     @architecture("llama2", "mistral")
     def dense_decoder(config: ModelConfig) -> Model: ...
@@ -8,8 +8,8 @@ A family is registered under the `decoder_block` names that it serves:
 
 from __future__ import annotations
 
-# Importing a module registers its families. All are imported here, so that the known families
-# never depend on what else was imported.
+# Importing a module registers its families. All are imported here, so that the set of known
+# families never depends on other imports.
 from mfu_jax.flops.analytic.architectures import (
     deepseek,
     diffusion,

@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3, V3.2 and V4: latent, sparse and compressed attention beside experts."""
+"""DeepSeek V2, V3, V3.2 and V4: latent, sparse and compressed attention, with experts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _deepseek_attention(config: ModelConfig) -> Components:
 
 
 def _indexed_mask(sparse: SparseAttention) -> Mask:
-    """Every key in the indexer's dense warm-up (arXiv 2512.02556, section 2.1.1)."""
+    """The mask keeps every key in the indexer's dense warm-up (arXiv 2512.02556, section 2.1.1)."""
     return Causal() if _is_warm_up(sparse) else TopK(sparse.indexer_topk)
 
 
@@ -77,7 +77,7 @@ def _hyper_connections(config: ModelConfig) -> Components:
 
 
 def _engram(config: ModelConfig, index: int) -> Components:
-    """n-gram memory of the `index`-th engram layer: hashed tables, projections, convolution."""
+    """The n-gram memory of the `index`-th engram layer: hashed tables, projections, convolution."""
     config.require(
         "engram_num_heads", "engram_head_dim", "engram_max_ngram_size", "engram_kernel_size"
     )
@@ -107,13 +107,13 @@ def _engram(config: ModelConfig, index: int) -> Components:
     return (formulas.table("engram/tables", rows, sizes.engram_head_dim), *mixing)
 
 
-_MOST_ENGRAM_TABLES = 1024  # a prime is searched for each
+_MOST_ENGRAM_TABLES = 1024  # each needs a search for a prime
 _LARGEST_ENGRAM_TABLE = 2**40
 
 
 @functools.lru_cache
 def _engram_rows(bases: tuple[int, ...], heads: int, layers: int) -> tuple[int, ...]:
-    """Table rows of each engram layer: every head's table has a prime size that no other has."""
+    """Table rows of each engram layer: every head's table has a prime size of its own."""
     seen: set[int] = set()
     last: dict[int, int] = {}  # base → the largest prime taken from it
     rows = []
@@ -132,7 +132,7 @@ def _engram_rows(bases: tuple[int, ...], heads: int, layers: int) -> tuple[int, 
 
 
 def _is_prime(number: int) -> bool:
-    """By Miller and Rabin's test with the bases that decide every number below 3.4e14.
+    """Miller-Rabin test with bases that decide every number below 3.4e14.
 
     Jaeschke, On strong pseudoprimes to several bases, Math. Comp. 61 (1993).
 
@@ -155,7 +155,7 @@ _WITNESSES = (2, 3, 5, 7, 11, 13, 17)
 
 @architecture("deepseek4")
 def deepseek4(config: ModelConfig) -> Model:
-    """Window, compressed and sparse compressed attention by layer; experts everywhere."""
+    """Window, compressed and sparse compressed attention, by layer; experts everywhere."""
     config.require(
         "num_query_heads",
         "num_kv_heads",
@@ -180,7 +180,7 @@ def deepseek4(config: ModelConfig) -> Model:
 
 @architecture("hf_deepseek_v4")
 def hf_deepseek_v4(config: ModelConfig) -> Model:
-    """As `deepseek4`, but the norms of hyper-connections have no weights."""
+    """Like `deepseek4`, but the norms of hyper-connections have no weights."""
     model = _compressed_decoder(config, streamed=True)
     layers = tuple(
         dataclasses.replace(
@@ -200,7 +200,7 @@ def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Model:
     """The layers of DeepSeek V4.
 
     Args:
-        streamed: whether there are hyper-connections; transformers builds them for one stream too.
+        streamed: whether there are hyper-connections; transformers also builds them for one stream.
     """
     streams = config.stack.mhc_expansion_rate
 
@@ -216,7 +216,7 @@ def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Model:
 
     ratios = config.sparse_attention.compress_ratios[: config.num_decoder_layers]
     kinds = ((ratio, i < config.experts.first_num_hash_layers) for i, ratio in enumerate(ratios))
-    # The weights that join the streams are computed from all of them.
+    # The weights that join the streams are computed from all streams.
     closing = (
         formulas.projection("hyper_head", streams * config.emb_dim, streams, bias=True),
         formulas.vector("hyper_head/scale", 1),

@@ -1,4 +1,4 @@
-"""Diffusion transformers: an image's patches through encoder blocks that a condition modulates."""
+"""Diffusion transformers: image patches pass through encoder blocks modulated by a condition."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TIMESTEP_FREQUENCIES = 256
 def dit(config: ModelConfig) -> Model:
     """DiT (arXiv 2212.09748): patches of a latent ``[side, side, channels]``, adaLN-Zero blocks.
 
-    The condition (timestep and one of `vocab_size` classes) makes six vectors per block,
+    The condition (timestep and one of `vocab_size` classes) produces six vectors per block,
     ``[C, 6·C]`` once per image, and two more before the output, which predicts noise and variance.
-    Positions are a fixed table, counted as parameters, as its authors do.
+    Positions are a fixed table, counted as parameters, as the authors do.
     """
     config.require("num_query_heads", "mlp_dim", "image_size_for_vit", "patch_size_for_vit")
     vision, length = config.vision, config.step.max_target_length
@@ -32,7 +32,7 @@ def dit(config: ModelConfig) -> Model:
         )
     width = config.emb_dim
     pixels = vision.num_channels_for_vit * vision.patch_size_for_vit**2
-    # Noise and timesteps are data: their gradient is not needed.
+    # Noise and timesteps are data and need no gradient.
     patches = formulas.projection("patches", pixels, width, bias=True).replace(left_gradient=False)
     frequencies = formulas.projection(
         "timestep/mlp_0", _TIMESTEP_FREQUENCIES, width, bias=True, tokens=1

@@ -21,7 +21,7 @@ from mfu_jax.flops.masks import Causal, Full, Mask
 
 
 def _require_config_json(config: ModelConfig) -> None:
-    """Raises a `UserError` if no translation has set the encoder's fields."""
+    """Raises a `UserError` if no translation of a config.json has set the encoder's fields."""
     if config.encoder == Encoder():
         block = config.decoder_block
         raise UserError(f"decoder_block={block!r} comes from a config.json; give that instead")
@@ -40,9 +40,9 @@ def _block(
     bias: bool = True,
     images: int = 1,
 ) -> Components:
-    """Two LayerNorms, attention, a plain MLP, over `images` images of N tokens each.
+    """Two LayerNorms, attention and a plain MLP, over `images` images of N tokens each.
 
-    The number of heads does not matter: H heads of width D/H do as many multiply-adds as one.
+    The number of heads does not matter: H heads of width D/H take as many multiply-adds as one.
     """
     positions = None if tokens is None else tokens * images
     attended = formulas.attention(
@@ -57,7 +57,7 @@ def _block(
 
 @architecture("hf_bert")
 def bert(config: ModelConfig) -> Model:
-    """Tables and a norm, post-norm encoder layers, the heads of the class that is trained."""
+    """Tables and a norm, post-norm encoder layers, and the heads of the trained class."""
     _require_config_json(config)
     width = config.emb_dim
     last: list[Component] = []
@@ -88,7 +88,7 @@ def _text_head(config: ModelConfig, head: str) -> Components:
     width = config.emb_dim
     if head == "mlm":
         tied = config.embedding.logits_via_embedding
-        # Untied, PyTorch's model holds the bias of the logits twice.
+        # If untied, the PyTorch model stores the logits' bias twice.
         second = () if tied else (formulas.vector("logits_bias", config.vocab_size),)
         return (
             formulas.projection("transform", width, width, bias=True),
@@ -106,7 +106,7 @@ def _text_head(config: ModelConfig, head: str) -> Components:
 
 
 def _patches(config: ModelConfig, width: int, *, bias: bool, images: int = 1) -> Components:
-    """The patch embedding ``[channels·p², D]`` at N patches, a class token, a position each."""
+    """The patch embedding ``[channels·p², D]`` at N patches, a class token, one position each."""
     patches = _image_patches(config)
     pixels = config.vision.num_channels_for_vit * config.vision.patch_size_for_vit**2
     projected = formulas.projection("patches", pixels, width, bias=bias, tokens=patches * images)
@@ -126,7 +126,7 @@ def _image_patches(config: ModelConfig) -> int:
 def vit(config: ModelConfig) -> Model:
     """Patches and a class token through pre-norm encoder layers; a sequence is one image.
 
-    The image gives the number of tokens, whatever ``max_target_length`` is.
+    The image determines the number of tokens, whatever ``max_target_length`` is.
     """
     _require_config_json(config)
     width, tokens = config.emb_dim, _image_patches(config) + 1
@@ -149,9 +149,9 @@ def vit(config: ModelConfig) -> Model:
 
 @architecture("hf_clip")
 def clip(config: ModelConfig) -> Model:
-    """A causal text encoder and a vision encoder, each projected into a shared width.
+    """A causal text encoder and a vision encoder, each projected to a shared width.
 
-    Each text of the batch is compared with each of its images; across devices there are more.
+    Each text of the batch is compared with each of its images; pairs across devices are extra.
     """
     _require_config_json(config)
     text, vision = config.emb_dim, config.vision.hidden_size_for_vit
@@ -215,7 +215,7 @@ def clip(config: ModelConfig) -> Model:
 def t5(config: ModelConfig) -> Model:
     """T5: an encoder over the source, a decoder with cross attention; RMSNorm, no bias.
 
-    A table of relative positions, one value per bucket and head, in the first layer of each stack.
+    The first layer of each stack has a table of relative positions: one value per bucket and head.
     """
     _require_config_json(config)
     width, sizes = config.emb_dim, config.feed_forward
@@ -272,7 +272,7 @@ def t5(config: ModelConfig) -> Model:
 def whisper(config: ModelConfig) -> Model:
     """Whisper: two convolutions of kernel 3 (the second halves the length), encoder, decoder.
 
-    The audio gives the encoder's length, two mel frames per token. Keys have no bias.
+    The audio determines the encoder's length, two mel frames per token. Keys have no bias.
     """
     _require_config_json(config)
     width, source, sizes = config.emb_dim, config.step.encoder_length, config.encoder

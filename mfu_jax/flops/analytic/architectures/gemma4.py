@@ -1,6 +1,6 @@
-"""Gemma 4: wider global layers whose keys are their values; small models reuse layers' keys.
+"""Gemma 4: wider global layers whose keys are also values; small models reuse layers' keys.
 
-Gemma 3n is here too: per-layer inputs and borrowed keys, plus AltUp and Laurel.
+Also Gemma 3n: per-layer inputs and borrowed keys, plus AltUp and Laurel.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Mask
 
 _INTERVAL = 6
-# By use_double_wide_mlp: E4B, E2B. MaxText's files name no period.
+# By use_double_wide_mlp: E4B, E2B. MaxText's files do not state the interval.
 _SMALL_INTERVALS = {False: _INTERVAL, True: 5}
 
 
 @architecture("gemma4")
 def gemma4(config: ModelConfig) -> Model:
-    """Five local layers, then a global one with its own heads; dense, or experts too."""
+    """Five local layers, then a global one with its own heads; a dense MLP, or also experts."""
     masks = {False: parts.window_mask(config), True: parts.global_mask(config)}
     if config.experts.num_experts > 1:
-        # The shared expert is as wide as the dense MLP would be.
+        # The shared expert is as wide as a dense MLP would be.
         routed = parts.moe(config, shared_dim=config.feed_forward.mlp_dim)
         feed_forward = (*routed, *_expert_scales(config))
     else:
@@ -128,7 +128,7 @@ def _expert_scales(config: ModelConfig) -> Components:
 
 
 def _extras(config: ModelConfig) -> Components:
-    """Beside attention and MLP: norms, experts, per-layer inputs, Laurel, AltUp."""
+    """Components besides attention and MLP: norms, experts, per-layer inputs, Laurel, AltUp."""
     width, ple = config.emb_dim, config.embedding.hidden_size_per_layer_input
     rank, streams = config.stack.laurel_rank, config.stack.altup_inputs
     extras: list[Component] = [*norms(config, 4 + bool(ple), "norms")]
@@ -173,9 +173,9 @@ def _per_layer_input(width: int, ple: int) -> Components:
 def _altup(width: int, streams: int) -> Components:
     """Alternating updates (arXiv 2301.13310) over n streams: predict, then correct.
 
-    Both read the router ``[D, n]``; its outputs give ``[n, n²]`` weights of the prediction, which
-    mixes the streams (n²·D multiply-adds of activations), and ``[n, n]`` weights of the correction,
-    which is elementwise.
+    Both read the router ``[D, n]``; from its outputs come ``[n, n²]`` weights for the prediction,
+    which mixes the streams (n²·D multiply-adds between activations), and ``[n, n]`` weights for the
+    correction, which is elementwise.
     """
     router = formulas.projection("altup/router", width, streams)
     return (
@@ -189,7 +189,7 @@ def _altup(width: int, streams: int) -> Components:
 
 
 def _altup_projections(config: ModelConfig) -> Components:
-    """Into the other streams, or out of them: ``[D, D]`` each."""
+    """Projections into or out of the other streams: ``[D, D]`` each."""
     others = config.stack.altup_inputs - 1
     if others < 1:
         return ()

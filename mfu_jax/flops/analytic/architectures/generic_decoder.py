@@ -1,4 +1,4 @@
-"""The decoder of most config.json families: each layer names its token mixer and feed-forward."""
+"""The decoder of most config.json families: lists each layer's token mixer and feed-forward."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
     """Token mixer and feed-forward of each layer.
 
     Raises:
-        UserError: the config lists no layers, or fewer than it has.
+        UserError: the config lists no layers, or too few.
     """
     layers, stack = config.num_decoder_layers, config.stack
     if not stack.layer_types:
@@ -60,7 +60,7 @@ def frame(
     """`layers` between the tables and the head, with projections if the table is narrower.
 
     Args:
-        embedding: further components beside the tables.
+        embedding: further components next to the tables.
         closing: components between the last layer and the final norm.
     """
     tables = config.embedding
@@ -96,7 +96,7 @@ def frame(
 
 
 def norms(config: ModelConfig, copies: int, name: str) -> Components:
-    """`copies` norms over the model width; none where norms have no weights."""
+    """`copies` norms over the model width; none if norms have no weights."""
     weightless = not copies or config.stack.normalization == "none"
     return () if weightless else parts.norms(config, copies, name)
 
@@ -151,7 +151,7 @@ def _attention(config: ModelConfig, kind: str) -> Components:
 
 
 def _gate(config: ModelConfig) -> Components:
-    """``[D, H·g]``: the gate that the heads' outputs are multiplied by."""
+    """``[D, H·g]``: the gate that scales the heads' outputs."""
     sizes = config.attention
     outputs = sizes.num_query_heads * sizes.attention_gate_width
     if not outputs:
@@ -160,12 +160,12 @@ def _gate(config: ModelConfig) -> Components:
 
 
 def _twice_as_wide(part: formulas.Component) -> formulas.Component:
-    """Each head of differential attention weighs the values of two heads."""
+    """In differential attention, each head weighs the values of two heads."""
     return part.replace(macs=2 * part.macs) if part.name.endswith("scores_pv") else part
 
 
 def _indexed_attention(config: ModelConfig, _: str) -> Components:
-    """PyTorch scores every key, even where the indexer picks them all."""
+    """PyTorch scores every key, even if the indexer selects them all."""
     sparse = config.sparse_attention
     picked = mixers.indexer(
         config.emb_dim,

@@ -22,7 +22,7 @@ def llama4(config: ModelConfig) -> Model:
         name = "global" if is_global else "chunked"
         return f"{name}_dense_layers" if dense else f"{name}_moe_layers", (
             *parts.norms(config, 2),
-            # Its norm on queries and keys has no weights.
+            # Its query and key norms have no weights.
             *parts.attention(config, mask, qk_norm=False),
             *parts.feed_forward(config, dense=dense),
         )
@@ -50,7 +50,7 @@ def envy(config: ModelConfig) -> Model:
 
 @architecture("qwen3_custom_moe")
 def qwen3_custom_moe(config: ModelConfig) -> Model:
-    """Attention projects to a narrower latent; the experts work on it; a projection leads back."""
+    """Attention projects to a narrower latent for the experts; a projection leads back."""
     config.require("attention_output_dim", "moe_expert_input_dim")
     latent = config.experts.moe_expert_input_dim
     block = (

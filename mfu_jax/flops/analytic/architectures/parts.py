@@ -1,4 +1,4 @@
-"""What families share: masks, attention, MLP and experts, and the frame around the layers."""
+"""What families share: masks, attention, MLP and experts, and what surrounds the layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mfu_jax.flops.masks import (
     SlidingWindow,
 )
 
-# The blocks that GPT descends from: LayerNorm, learned positions.
+# Blocks in the style of GPT: LayerNorm, learned positions.
 GPT_BLOCKS = ("gpt2", "gpt3")
 
 
@@ -50,9 +50,9 @@ def global_mask(config: ModelConfig) -> Mask:
 
 
 def layer_mask(config: ModelConfig) -> Mask:
-    """The mask of a family whose layers are all alike.
+    """The mask of a family with uniform layers.
 
-    A window or chunk size in the config applies whatever `attention_type` says.
+    A window or chunk size in the config applies regardless of `attention_type`.
     """
     kind = config.attention.attention_type
     if kind == "full":
@@ -66,13 +66,13 @@ def layer_mask(config: ModelConfig) -> Mask:
 
 
 def window_mask(config: ModelConfig) -> Mask:
-    """The sliding window; without a size the layer is global."""
+    """The sliding window; without a window size, the layer is global."""
     window = config.attention.sliding_window_size
     return _packed(config, SlidingWindow(window)) if window else global_mask(config)
 
 
 def chunk_mask(config: ModelConfig) -> Mask:
-    """Chunked attention; without a size the layer is global."""
+    """Chunked attention; without a chunk size, the layer is global."""
     chunk = config.attention.chunk_attn_window_size
     return _packed(config, Chunked(chunk)) if chunk else global_mask(config)
 
@@ -87,7 +87,7 @@ def _packed(config: ModelConfig, mask: Mask) -> Mask:
 
 
 def attention(config: ModelConfig, mask: Mask, **changes: Any) -> Components:
-    """Multi-head or latent attention, as `attention_type` says."""
+    """Multi-head or latent attention, depending on `attention_type`."""
     sizes = config.attention
     if sizes.attention_type == "mla":
         return latent_attention(config, mask)
@@ -104,7 +104,7 @@ def attention(config: ModelConfig, mask: Mask, **changes: Any) -> Components:
 
 
 def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> Components:
-    """MLA without its indexer."""
+    """MLA without an indexer."""
     config.require(
         "num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
     )
@@ -137,7 +137,7 @@ def delta_net(config: ModelConfig) -> Components:
 
 
 def mlp(config: ModelConfig, hidden: int | None = None, name: str = "mlp") -> Components:
-    """The dense MLP, of hidden width `hidden` or else `mlp_dim`."""
+    """The dense MLP, of hidden width `hidden` (None: `mlp_dim`)."""
     sizes = config.feed_forward
     if hidden is None:
         config.require("mlp_dim")
@@ -146,7 +146,7 @@ def mlp(config: ModelConfig, hidden: int | None = None, name: str = "mlp") -> Co
 
 
 def moe(config: ModelConfig, *, shared_dim: int | None = None, **changes: Any) -> Components:
-    """Routed experts and, if the config has them, shared experts of `shared_dim`."""
+    """Routed experts and, if the config has them, shared experts of width `shared_dim`."""
     config.require("moe_mlp_dim", "num_experts", "num_experts_per_tok")
     sizes = config.experts
     options: dict[str, Any] = {
@@ -170,12 +170,12 @@ def moe(config: ModelConfig, *, shared_dim: int | None = None, **changes: Any) -
 
 
 def feed_forward(config: ModelConfig, *, dense: bool = False) -> Components:
-    """The experts of a model that has them, unless this layer is `dense`; else the MLP."""
+    """Experts if the model has them and this layer is not `dense`; else the MLP."""
     return mlp(config) if dense or config.experts.num_experts == 1 else moe(config)
 
 
 def head(config: ModelConfig, width: int, *, bias: bool = False) -> formulas.Component:
-    """The output head, at every position or at `logits_positions` of them."""
+    """The output head, at every position or at only `logits_positions` of them."""
     tied, step = config.embedding.logits_via_embedding, config.step
     output = formulas.head(config.vocab_size, width, tied=tied, bias=bias)
     if not step.logits_positions:
@@ -193,7 +193,7 @@ def decoder(
     """`layers` between the embedding and the output head.
 
     Args:
-        embedding: further components beside the token embedding.
+        embedding: further components next to the token embedding.
         closing: components between the last layer and the final norm.
     """
     first = [formulas.table("tokens", config.vocab_size, config.emb_dim)]

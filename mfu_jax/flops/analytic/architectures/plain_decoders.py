@@ -1,4 +1,4 @@
-"""Decoders whose layers are all alike, or alternate between global and local attention."""
+"""Decoders with uniform layers, or layers that alternate between global and local attention."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
-# MaxText's GPT-3 files set a position table of this many rows.
+# MaxText's GPT-3 files set a position table with this many rows.
 _GPT3_POSITIONS = 16384
 
 
 @architecture("default", "llama2", "mistral", "gemma", "gpt2")
 def dense_decoder(config: ModelConfig) -> Model:
-    """Attention, then MLP or experts, every layer alike."""
+    """Attention, then MLP or experts, in every layer."""
     return uniform(config)
 
 
@@ -40,13 +40,13 @@ def mixtral(config: ModelConfig) -> Model:
 
 @architecture("gpt3")
 def gpt3(config: ModelConfig) -> Model:
-    """LayerNorm, learned positions, a bias everywhere, plain MLP."""
+    """LayerNorm, learned positions, biases everywhere, plain MLP."""
     positions = config.embedding.trainable_position_size or _GPT3_POSITIONS
     return uniform(config.replace(use_bias=True, trainable_position_size=positions))
 
 
 def uniform(config: ModelConfig, **attention: Any) -> Model:
-    """`num_decoder_layers` of attention, MLP or experts, and two norms."""
+    """`num_decoder_layers` layers of attention, MLP or experts, and two norms."""
     block = (
         *parts.norms(config, 2),
         *parts.attention(config, parts.layer_mask(config), **attention),
@@ -65,13 +65,13 @@ def gemma2(config: ModelConfig) -> Model:
 
 @architecture("gemma3")
 def gemma3(config: ModelConfig) -> Model:
-    """Five local layers, then a global one; norms before and after, and on queries and keys."""
+    """Five local layers, then a global one; pre- and post-norms, and norms on queries and keys."""
     return alternating(config, _local_global(6, config.num_decoder_layers), norms=4, qk_norm=True)
 
 
 @architecture("olmo3")
 def olmo3(config: ModelConfig) -> Model:
-    """Three local layers, then a global one; norms after, and over all heads' queries and keys."""
+    """Three local layers, then a global one; post-norms, and norms over all query and key heads."""
     return alternating(
         config,
         _local_global(4, config.num_decoder_layers),
@@ -83,7 +83,7 @@ def olmo3(config: ModelConfig) -> Model:
 
 @architecture("gpt_oss")
 def gpt_oss(config: ModelConfig) -> Model:
-    """Alternating local and global layers, experts with biases, a sink logit for each head."""
+    """Alternating local and global layers, experts with biases, one sink logit per head."""
     biased = config.replace(use_bias=True, routed_bias=True)
     return alternating(biased, _local_global(2, config.num_decoder_layers), norms=2, sinks=True)
 

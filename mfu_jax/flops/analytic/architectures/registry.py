@@ -13,7 +13,7 @@ _FAMILIES: dict[str, Family] = {}
 
 
 def architecture(*blocks: str) -> Callable[[Family], Family]:
-    """Registers a function for the `decoder_block` names that it serves."""
+    """Registers a function for the `decoder_block` names that it handles."""
 
     def register(family: Family) -> Family:
         _FAMILIES.update(dict.fromkeys(blocks, family))

@@ -1,4 +1,4 @@
-"""Zamba and Zamba 2: Mamba layers, and transformer blocks whose weights several layers share."""
+"""Zamba and Zamba 2: Mamba layers, and transformer blocks whose weights are shared by layers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 @architecture("hf_zamba")
 def zamba(config: ModelConfig) -> Model:
-    """Mamba in every layer; before it, in hybrid layers, a shared block and a projection.
+    """Mamba in every layer, preceded in hybrid layers by a shared block and a projection.
 
-    The shared blocks (arXiv 2405.16712, 2411.15242) are taken in turns: their weights are counted
-    where a block runs first, their FLOPs in every layer.
+    Hybrid layers cycle through the shared blocks (arXiv 2405.16712, 2411.15242): a block's weights
+    are counted where it first runs, its FLOPs in every layer.
     """
     mixer = "mamba2" if config.state_space.mamba_heads else "mamba"
     mamba = (
@@ -48,7 +48,7 @@ def _kinds(config: ModelConfig, mixer: str) -> list[str]:
 
 
 def _shared_block(config: ModelConfig) -> Components:
-    """Attention over the layer's input beside the embedding, ``[T, 2·D]``, and an MLP."""
+    """Attention over the concatenated layer input and embedding, ``[T, 2·D]``, and an MLP."""
     width, sizes = config.emb_dim, config.attention
     return (
         formulas.norm("norms", 3 * width),

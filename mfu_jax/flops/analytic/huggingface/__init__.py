@@ -1,11 +1,11 @@
-"""A Hugging Face ``config.json`` → `ModelConfig`, one small function per family.
+"""Translates a Hugging Face ``config.json`` to a `ModelConfig`, one small function per family.
 
 A family is registered under the `model_type`s that it translates:
 
     @model_type("llama", "mistral")
     def llama(c: Fields) -> ModelConfig: ...
 
-Fields that a config leaves out take their defaults from transformers 5.23.0
+Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).
 """
 
@@ -55,7 +55,7 @@ __all__ = [
     "zamba",
 ]
 
-# Fields of the step and of training that may accompany the config's own.
+# Fields about the step and training that may accompany the config's own.
 _STEP_FIELDS = (
     "model_name",
     "per_device_batch_size",
@@ -80,10 +80,10 @@ _STEP_FIELDS = (
 def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     """Translates an unmodified ``config.json``.
 
-    Fields of the step (``per_device_batch_size``, ``max_target_length``, …) may accompany its own.
+    Fields about the step (``per_device_batch_size``, ``max_target_length``, …) may be included.
 
     Raises:
-        UserError: ``model_type`` is missing or unknown (the message names the recognised fields),
+        UserError: ``model_type`` is missing or unknown (the message lists the recognised fields),
             or a field is missing or wrong.
 
     >>> from_hf_config({"model_type": "gpt2", "n_layer": 2}).num_decoder_layers
@@ -110,19 +110,19 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _with_head(c: Fields, config: ModelConfig) -> ModelConfig:
-    """Keeps or drops the head, as the class in ``architectures`` does; encoders have theirs."""
+    """Keeps or drops the head, like the class in ``architectures``; encoders have their own."""
     names = c.list_of(str, "architectures")
     if not names or config.encoder != Encoder():
         return config
     if names[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
         return config
-    # Only families that list their layers are counted without a head.
+    # Only families that list their layers can be counted without a head.
     if names[0].endswith("Model") and "For" not in names[0] and config.stack.layer_types:
         return config.replace(output_head=False)
     return c.fail("architectures", "expected a class with logits over the vocabulary, or none")
 
 
-# Fields that most configs share: the message about an unknown model_type shows them.
+# Fields that most configs share, shown in the message about an unknown model_type.
 _COMMON_FIELDS = (
     "vocab_size",
     "hidden_size",

@@ -1,4 +1,4 @@
-"""Shared by the translations: the fields that nearly every decoder has."""
+"""Shared by the translations: the fields that almost every decoder has."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PLAIN_MLP = ("gelu",)
 
 
 def decoder(c: Fields, **changes: Any) -> ModelConfig:
-    """A decoder with RMSNorm, rotary positions and a gated MLP, except for `changes`.
+    """A decoder with RMSNorm, rotary positions and a gated MLP, unless overridden by `changes`.
 
     Raises:
-        UserError: naming the field that is missing or wrong.
+        UserError: names the field that is missing or wrong.
     """
     layers = c.size("num_hidden_layers")
     attention_bias = c.knows("attention_bias") and c.flag("attention_bias")
@@ -49,8 +49,8 @@ def heads(c: Fields, *, floor: bool = False, derived: bool = False) -> dict[str,
     """Query heads, key/value heads and head width.
 
     Args:
-        floor: the model's own code rounds ``hidden_size / num_attention_heads`` down.
-        derived: it takes that as the head width whatever ``head_dim`` says.
+        floor: whether the model's own code rounds ``hidden_size / num_attention_heads`` down.
+        derived: whether it takes this quotient as the head width even if ``head_dim`` is given.
     """
     query_heads = c.size("num_attention_heads")
     kv_heads = c.size("num_key_value_heads", query_heads)
@@ -71,10 +71,10 @@ def equal_heads(c: Fields) -> dict[str, int]:
 
 
 def layer_types(c: Fields, default: Callable[[int], str], name: str = "layer_types") -> list[str]:
-    """The list in the file, else ``default(i)`` for each layer i.
+    """The list in the file, or else ``default(i)`` for each layer i.
 
     Raises:
-        UserError: it has another length than the model.
+        UserError: its length is not the number of layers.
     """
     layers = c.size("num_hidden_layers")
     given = c.list_of(str, name)
@@ -84,7 +84,7 @@ def layer_types(c: Fields, default: Callable[[int], str], name: str = "layer_typ
 
 
 def checked_length(c: Fields, name: str, given: list[Any]) -> list[Any]:
-    """`given`, which must have one entry for each layer."""
+    """`given`, which must have one entry per layer."""
     layers = c.size("num_hidden_layers")
     if len(given) != layers:
         c.fail(name, f"has {len(given)} entries, expected num_hidden_layers={layers}")
@@ -92,7 +92,7 @@ def checked_length(c: Fields, name: str, given: list[Any]) -> list[Any]:
 
 
 def every(interval: int, last: str, others: str) -> Callable[[int], str]:
-    """`last` for every `interval`-th layer (none if it is 0), `others` for the rest."""
+    """`last` for every `interval`-th layer (none if `interval` is 0), `others` for the rest."""
     return lambda i: last if interval and (i + 1) % interval == 0 else others
 
 
@@ -102,7 +102,7 @@ def first_of(interval: int, first: str, others: str) -> Callable[[int], str]:
 
 
 def feed_forward_types(c: Fields, default: Callable[[int], str]) -> list[str]:
-    """``mlp_layer_types`` of the file, else ``default(i)`` for each layer i: dense or moe."""
+    """The file's ``mlp_layer_types``, or else ``default(i)`` for each layer i: dense or moe."""
     kinds = layer_types(c, default, "mlp_layer_types")
     if wrong := [kind for kind in kinds if kind not in ("dense", "sparse", "moe")]:
         c.fail("mlp_layer_types", f"expected dense or sparse, got {wrong[0]!r}")
@@ -120,7 +120,7 @@ def experts(
     hidden: str = "moe_intermediate_size",
     used: str = "num_experts_per_tok",
 ) -> dict[str, Any]:
-    """Number of experts, of those a token uses, and their hidden width."""
+    """Number of experts, number used per token, and their hidden width."""
     number, chosen = c.size(count), c.size(used)
     if chosen > number:
         c.fail(used, f"expected at most {count}={number}")
@@ -133,7 +133,7 @@ def moe_layers(layers: int, is_moe: Callable[[int], bool]) -> Sequence[str]:
 
 
 def routed_and_shared(c: Fields) -> dict[str, Any]:
-    """DeepSeek's experts: dense layers first, then experts with shared ones of the same width."""
+    """DeepSeek's experts: dense layers first, then experts plus shared ones of the same width."""
     layers = c.size("num_hidden_layers")
     first = c.size("first_k_dense_replace", zero=True)
     return {
@@ -145,7 +145,7 @@ def routed_and_shared(c: Fields) -> dict[str, Any]:
 
 
 def shared_expert(c: Fields, name: str = "shared_intermediate_size") -> dict[str, int]:
-    """One shared expert, of the width that the field says; none if it says 0."""
+    """One shared expert of the width in this field; none if it is 0."""
     width = c.optional_size(name)
     return {"shared_experts": 1, "shared_expert_dim": width} if width else {}
 
@@ -157,7 +157,7 @@ def needs_trace(c: Fields, name: str, without: Any = None) -> None:
 
 
 def refuse(c: Fields, name: str) -> None:
-    """Raises a `UserError` if a field switches on a part that is not counted here."""
+    """Raises a `UserError` if a field enables a part that is not counted here."""
     if c.flag(name):
         c.fail(
             name, "is not counted from a config; count_model_flops(fn, *args) counts any function"

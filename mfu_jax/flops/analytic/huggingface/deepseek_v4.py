@@ -14,15 +14,15 @@ _SPARSE, _HEAVY, _WINDOW = (
     "heavily_compressed_attention",
     "sliding_attention",
 )
-# The ratio whose keys an indexer picks, in MaxText's list of ratios and in older configs.
+# The ratio whose keys an indexer selects, in MaxText's list of ratios and in older configs.
 _SPARSE_RATIO = 4
 
 
 @model_type("deepseek_v4")
 def deepseek_v4(c: Fields) -> ModelConfig:
-    """Window, compressed and sparse compressed attention by layer; experts everywhere.
+    """Window, compressed and sparse compressed attention, by layer; experts everywhere.
 
-    One key/value head and one shared expert, as transformers builds it whatever the config says.
+    One key/value head and one shared expert, as transformers builds it regardless of the config.
     """
     refuse(c, "mlp_bias")
     layers = c.size("num_hidden_layers")
@@ -57,7 +57,7 @@ def deepseek_v4(c: Fields) -> ModelConfig:
 
 
 def _ratios(c: Fields, layers: int) -> tuple[int, ...]:
-    """Tokens in one compressed key, for each layer; 0: window only."""
+    """Tokens per compressed key, for each layer; 0: window only."""
     rates = c.get("compress_rates") or {}
     if not isinstance(rates, Mapping):
         c.fail("compress_rates", "expected an object")
@@ -70,7 +70,7 @@ def _ratios(c: Fields, layers: int) -> tuple[int, ...]:
     if kinds is not None:
         if unknown := [kind for kind in kinds if kind not in of_kind]:
             c.fail("layer_types", f"has {unknown[0]!r}, expected {', '.join(of_kind)}")
-        # Older configs list the layers of the prediction modules too.
+        # Older configs also list the layers of the prediction modules.
         kinds = kinds[:layers]
         return tuple(of_kind[kind] for kind in checked_length(c, "layer_types", kinds))
     given = c.list_of(int, "compress_ratios")

@@ -27,40 +27,40 @@ def llama(c: Fields) -> ModelConfig:
 
 @model_type("ministral")
 def ministral(c: Fields) -> ModelConfig:
-    """Each layer says whether it has the window."""
+    """Each layer states whether it has the window."""
     windowed = SLIDING if c.optional_size("sliding_window") else FULL
     return decoder(c, layer_types=layer_types(c, lambda _: windowed))
 
 
 @model_type("cwm")
 def cwm(c: Fields) -> ModelConfig:
-    """A full layer, then three with a window."""
+    """A full-attention layer, then three with a window."""
     return decoder(c, layer_types=layer_types(c, first_of(4, FULL, SLIDING)))
 
 
 @model_type("granite_swa")
 def granite_swa(c: Fields) -> ModelConfig:
-    """As cwm, with a sink for each head."""
+    """Like cwm, with one sink per head."""
     kinds = layer_types(c, first_of(4, FULL, SLIDING))
     return decoder(c, attention_sinks=True, layer_types=kinds)
 
 
 @model_type("bitnet")
 def bitnet(c: Fields) -> ModelConfig:
-    """A norm before each output projection, of attention and of the MLP."""
+    """A norm before each output projection, in attention and MLP."""
     widths = c.size("hidden_size") + c.size("intermediate_size")
     return decoder(c, further_vectors=c.size("num_hidden_layers") * widths)
 
 
 @model_type("hyperclovax")
 def hyperclovax(c: Fields) -> ModelConfig:
-    """Norms after attention and MLP too, if the config says so."""
+    """Norms also after attention and MLP, if the config says so."""
     return decoder(c, norms_per_layer=4 if c.flag("use_post_norm") else 2)
 
 
 @model_type("hunyuan_v1_dense")
 def hunyuan_v1_dense(c: Fields) -> ModelConfig:
-    """Norms on queries and keys, after the rotation."""
+    """Norms on queries and keys, after the rotary embedding."""
     return decoder(c, qk_norm="head")
 
 
@@ -75,13 +75,13 @@ def diffllama(c: Fields) -> ModelConfig:
 
 @model_type("nanochat")
 def nanochat(c: Fields) -> ModelConfig:
-    """A plain MLP; no norm has weights."""
+    """A plain MLP; norms have no weights."""
     return decoder(c, mlp_activations=PLAIN_MLP, normalization="none")
 
 
 @model_type("nemotron", "jais2")
 def nemotron(c: Fields) -> ModelConfig:
-    """LayerNorm, a plain MLP; a bias where the config says so."""
+    """LayerNorm, a plain MLP; biases if the config says so."""
     return decoder(c, mlp_activations=PLAIN_MLP, normalization="layernorm")
 
 
@@ -99,7 +99,7 @@ def glm(c: Fields) -> ModelConfig:
 
 @model_type("helium")
 def helium(c: Fields) -> ModelConfig:
-    """As glm; the output projection is square."""
+    """Like glm; the output projection is square."""
     sizes = heads(c)
     if sizes["num_query_heads"] * sizes["head_dim"] != c.size("hidden_size"):
         c.fail("head_dim", "expected hidden_size / num_attention_heads")
@@ -133,19 +133,19 @@ def olmo(c: Fields) -> ModelConfig:
 
 @model_type("olmo2")
 def olmo2(c: Fields) -> ModelConfig:
-    """Norms over all heads' queries and keys."""
+    """Norms over all query and key heads."""
     return decoder(c, qk_norm="all_heads")
 
 
 @model_type("olmo3")
 def olmo3(c: Fields) -> ModelConfig:
-    """As olmo2; three layers with a window, then a full one."""
+    """Like olmo2; three layers with a window, then a full-attention one."""
     return decoder(c, qk_norm="all_heads", layer_types=layer_types(c, every(4, FULL, SLIDING)))
 
 
 @model_type("qwen2")
 def qwen2(c: Fields) -> ModelConfig:
-    """A bias on q, k and v only; windows, if used, in the layers from max_window_layers."""
+    """A bias on q, k and v only; windows, if used, from layer max_window_layers on."""
     return decoder(
         c, attention_bias=True, attention_output_bias=False, layer_types=_qwen_layer_types(c)
     )
@@ -180,7 +180,7 @@ def smollm3(c: Fields) -> ModelConfig:
 @model_type("exaone4")
 def exaone4(c: Fields) -> ModelConfig:
     """Norms on queries and keys; windows except in every n-th layer; no bias."""
-    # Where layers are listed, the pattern is not read: some files spell it "LLLG".
+    # If layers are listed, the pattern is not read: some files spell it "LLLG".
     windowed = c.optional_size("sliding_window") and not c.has("layer_types")
     interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
     kinds = layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL)
@@ -202,7 +202,7 @@ def cohere(c: Fields) -> ModelConfig:
 
 @model_type("cohere2")
 def cohere2(c: Fields) -> ModelConfig:
-    """As cohere; three layers with a window, then a full one."""
+    """Like cohere; three layers with a window, then a full-attention one."""
     interval = c.size("sliding_window_pattern", 4)
     kinds = layer_types(c, every(interval, FULL, SLIDING))
     return decoder(c, norms_per_layer=1, layer_types=kinds)
@@ -222,7 +222,7 @@ def mpt(c: Fields) -> ModelConfig:
 
 @model_type("stablelm")
 def stablelm(c: Fields) -> ModelConfig:
-    """LayerNorm, gated MLP; norms on queries and keys have a scale for each head."""
+    """LayerNorm, gated MLP; norms on queries and keys have one scale per head."""
     return decoder(
         c,
         normalization="layernorm",

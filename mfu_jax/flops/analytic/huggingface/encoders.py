@@ -12,7 +12,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 def _class_heads(c: Fields, heads: Mapping[str, tuple[str, ...]], default: str) -> tuple[str, ...]:
-    """The heads of the class that ``architectures`` names; `default` if it names none."""
+    """The heads of the class named in ``architectures``; `default` if it names none."""
     given = c.list_of(str, "architectures")
     name = given[0] if given else default
     if name not in heads:
@@ -21,7 +21,7 @@ def _class_heads(c: Fields, heads: Mapping[str, tuple[str, ...]], default: str) 
 
 
 def _num_labels(c: Fields) -> int:
-    """Classes: as many as id2label has, else num_labels, else transformers' 2."""
+    """Number of classes: that of id2label, else num_labels, else transformers' default, 2."""
     labels = c.get("id2label")
     return len(labels) if isinstance(labels, Mapping) and labels else c.size("num_labels", 2)
 
@@ -75,7 +75,7 @@ _ROBERTA_PREFIX = {
 
 @model_type("roberta", "camembert", "xlm-roberta", "data2vec-text")
 def roberta(c: Fields) -> ModelConfig:
-    """As bert; its sequence classifier has another head, which is not counted here."""
+    """Like bert; its sequence classifier has a different head, which is not counted here."""
     prefix = _ROBERTA_PREFIX[c.model_type]
     classes = {f"{prefix}{name}": heads for name, heads in _ROBERTA_CLASSES.items()}
     return _bert(c, classes, f"{prefix}ForMaskedLM")
@@ -83,7 +83,7 @@ def roberta(c: Fields) -> ModelConfig:
 
 @model_type("bert")
 def bert(c: Fields) -> ModelConfig:
-    """Post-norm encoder; masked-language-model head where ``architectures`` names no class."""
+    """Post-norm encoder; masked-language-model head if ``architectures`` names no class."""
     return _bert(c, _BERT_CLASSES, "BertForMaskedLM")
 
 
@@ -111,7 +111,7 @@ _VIT_CLASSES = {
 
 @model_type("vit")
 def vit(c: Fields) -> ModelConfig:
-    """Image classifier where ``architectures`` names no class; a sequence is one image."""
+    """Image classifier if ``architectures`` names no class; a sequence is one image."""
     labels, image = _num_labels(c), _image(c)
     side = image["image_size_for_vit"] // image["patch_size_for_vit"]
     return _encoder(
@@ -140,7 +140,7 @@ def _image(c: Fields) -> dict[str, Any]:
 
 @model_type("clip")
 def clip(c: Fields) -> ModelConfig:
-    """Text and vision encoder with their projections; one image per text."""
+    """Text and vision encoders with their projections; one image per text."""
     text = _clip_part(c, "text")
     vision = _clip_part(c, "vision")
     vision.quotient("hidden_size", "num_attention_heads")
@@ -159,7 +159,7 @@ def clip(c: Fields) -> ModelConfig:
 
 
 def _clip_part(c: Fields, name: str) -> Fields:
-    """Older files have ``text_config_dict`` too, which then replaces ``text_config``."""
+    """Older files also have ``text_config_dict``, which then replaces ``text_config``."""
     older = f"{name}_config_dict"
     return c.nested(older if c.has(older) else f"{name}_config", f"clip_{name}_model")
 
@@ -174,10 +174,10 @@ _T5_CLASSES = {
 
 @model_type("t5")
 def t5(c: Fields) -> ModelConfig:
-    """Encoder and decoder, equally long where encoder_length is not given.
+    """Encoder and decoder, equally long if encoder_length is not given.
 
-    transformers ties the head to the embedding, whatever ``tie_word_embeddings`` says (there it
-    decides a scale).
+    transformers ties the head to the embedding regardless of ``tie_word_embeddings`` (which there
+    determines a scale).
     """
     heads = c.size("num_heads")
     gated = c.text("feed_forward_proj").startswith("gated")

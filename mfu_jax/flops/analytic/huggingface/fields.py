@@ -1,4 +1,4 @@
-"""Reading the fields of a ``config.json``: typed, with the model type's own defaults."""
+"""Reads the fields of a ``config.json``: typed, with the model type's own defaults."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _all_defaults() -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of one config, or of one that is nested in it (``text_config``).
+    """The fields of one config, or of a config nested in it (``text_config``).
 
-    An absent field has its model type's default in transformers. ``null`` is not the same as
-    absent, as in transformers.
+    An absent field has its model type's default in transformers. As in transformers, ``null`` is
+    not the same as absent.
 
     Args:
-        values: the mapping as in the file.
-        model_type: the type whose defaults apply.
+        values: the mapping in the file.
+        model_type: the model type whose defaults apply.
         path: the mapping's place in the file, for messages (``text_config.``).
     """
 
@@ -54,7 +54,7 @@ class Fields:
         return default
 
     def knows(self, name: str) -> bool:
-        """Whether the model type has the field; transformers ignores others."""
+        """Whether the model type has the field; transformers ignores other fields."""
         return name in self._defaults
 
     def has(self, name: str) -> bool:
@@ -66,10 +66,10 @@ class Fields:
         return Fields({**self._values, **values}, self.model_type, self._path)
 
     def size(self, name: str, default: int | None = None, *, zero: bool = False) -> int:
-        """A whole number of 1 or more (`zero`: 0 too); null and absent are `default`.
+        """An integer of at least 1 (at least 0 with `zero`); `default` if null or absent.
 
         Raises:
-            UserError: absent without a default, or something else.
+            UserError: it is absent without a default, or anything else.
         """
         value = self.get(name)
         if value is None and default is not None:
@@ -84,11 +84,11 @@ class Fields:
         return value
 
     def optional_size(self, name: str) -> int:
-        """A size; 0 for null and absent."""
+        """A size; 0 if null or absent."""
         return self.size(name, 0, zero=True)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """True or false; null and absent are `default`."""
+        """True or false; `default` if null or absent."""
         value = self.get(name)
         if value is None:
             return default
@@ -97,7 +97,7 @@ class Fields:
         return value
 
     def text(self, name: str, default: str = "") -> str:
-        """Text; null and absent are `default`."""
+        """Text; `default` if null or absent."""
         value = self.get(name)
         if value is None:
             return default
@@ -117,7 +117,7 @@ class Fields:
         return list(value)
 
     def nested(self, name: str, model_type: str | None = None) -> Fields:
-        """A nested config; absent and null: all its defaults."""
+        """A nested config; if absent or null, all its defaults."""
         value = self.get(name)
         if value is None:
             value = {}
@@ -132,13 +132,13 @@ class Fields:
         return Fields(value, kind, f"{self._path}{name}.")
 
     def quotient(self, name: str, divisor: str, *, floor: bool = False) -> int:
-        """``name / divisor``, which must be whole.
+        """``name / divisor``, which must be a whole number.
 
         Args:
-            floor: the model type's own code rounds down.
+            floor: whether the model type's own code rounds down.
 
         Raises:
-            UserError: it is not whole.
+            UserError: the quotient is not a whole number.
         """
         value, by = self.size(name), self.size(divisor)
         if (value % by and not floor) or value < by:
@@ -146,7 +146,7 @@ class Fields:
         return value // by
 
     def fail(self, name: str, expected: str) -> NoReturn:
-        """Raises the `UserError` that names the field."""
+        """Raises a `UserError` that names the field."""
         value = repr(self.get(name))
         shown = value if len(value) <= 60 else f"{value[:57]}…"
         raise UserError(

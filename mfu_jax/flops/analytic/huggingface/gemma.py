@@ -31,7 +31,7 @@ def gemma2(c: Fields) -> ModelConfig:
 
 @model_type("vaultgemma")
 def vaultgemma(c: Fields) -> ModelConfig:
-    """As gemma2, with norms before each block only."""
+    """Like gemma2, with norms before each block only."""
     return gemma2(c).replace(norms_per_layer=2)
 
 
@@ -47,14 +47,14 @@ def gemma3_text(c: Fields) -> ModelConfig:
         qk_norm="head",
         layer_types=layer_types(c, every(interval, FULL, SLIDING)),
         bidirectional=both_ways,
-        # The field holds the whole window, which extends half to each side.
+        # The field is the size of the whole window, half of which is on each side.
         sliding_window_size=window // 2 + 1 if both_ways and window else window,
     )
 
 
 @model_type("gemma3")
 def gemma3(c: Fields) -> ModelConfig:
-    """Gemma 3 with SigLIP; images_per_sequence says how many images there are."""
+    """Gemma 3 with SigLIP; images_per_sequence gives the number of images."""
     vision = c.nested("vision_config", "siglip_vision_model")
     return gemma3_text(tied_text(c, "gemma3_text")).replace(
         vision_tower="siglip",
@@ -87,7 +87,7 @@ def gemma3n_text(c: Fields) -> ModelConfig:
 
 @model_type("gemma3n")
 def gemma3n(c: Fields) -> ModelConfig:
-    """Gemma 3n with its towers; images_per_sequence and audio_frames_per_sequence say how many."""
+    """Gemma 3n and its towers; images_per_sequence, audio_frames_per_sequence: how many inputs."""
     vision = c.nested("vision_config", "gemma3n_vision")
     audio = c.nested("audio_config", "gemma3n_audio")
     if vision.text("architecture") != "mobilenetv5_300m_enc":

@@ -22,7 +22,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 @model_type("gemma4_text", "gemma4_unified_text")
 def gemma4_text(c: Fields) -> ModelConfig:
-    """Five local layers, then a global one with its own heads; dense, or experts beside."""
+    """Five local layers, then a global one with its own heads; dense, or with experts as well."""
     both_ways = c.get("use_bidirectional_attention") == "all"
     window = c.optional_size("sliding_window")
     kinds = layer_types(c, every(6, FULL, SLIDING))
@@ -45,7 +45,7 @@ def gemma4_text(c: Fields) -> ModelConfig:
 
 
 def _global_heads(c: Fields, kinds: list[str], *, equal: bool) -> dict[str, int]:
-    """Width and number of the global layers' heads: fields of their own, or per_layer_config."""
+    """Width and number of the global layers' heads, from their own fields or per_layer_config."""
     given = c.get("per_layer_config")
     if given is None:
         return {
@@ -75,7 +75,7 @@ def _global_heads(c: Fields, kinds: list[str], *, equal: bool) -> dict[str, int]
 
 @model_type("gemma4")
 def gemma4(c: Fields) -> ModelConfig:
-    """Gemma 4 with the towers that its config has; images come in any size: image_size_for_vit."""
+    """Gemma 4 with the towers in its config; image_size_for_vit gives the images' size."""
     config = gemma4_text(tied_text(c, "gemma4_text"))
     towers: dict[str, Any] = {}
     if c.has("vision_config"):
@@ -116,11 +116,11 @@ def _audio(audio: Fields) -> dict[str, Any]:
         "audio_kernel": audio.size("conv_kernel_size"),
         "audio_chunk": chunk,
         "audio_context": chunk + left + right,
-        # The mask keeps one key fewer on either side than the blocks hold.
+        # On either side, the mask keeps one key fewer than a block holds.
         "audio_past": max(left - 1, 0),
         "audio_future": max(right - 1, 0),
         "audio_relative_positions": (chunk + left + right) // 2 + 1,
-        # As many mel bins as channels: the projection after the convolutions assumes it.
+        # As many mel bins as channels, as the projection after the convolutions assumes.
         "num_mel_bins_for_audio": channels[0],
         "d_model_for_audio": audio.size("hidden_size"),
         "encoder_layers_for_audio": audio.size("num_hidden_layers"),

@@ -1,4 +1,4 @@
-"""Decoders with LayerNorm, a plain MLP and biases, as GPT has them."""
+"""GPT-style decoders: LayerNorm, a plain MLP and biases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 def _layer_norm_decoder(c: Fields, **changes: object) -> ModelConfig:
-    """LayerNorm, a plain MLP, a bias everywhere but in the head."""
+    """LayerNorm, a plain MLP, biases everywhere except in the head."""
     values = {
         "normalization": "layernorm",
         "mlp_activations": PLAIN_MLP,
@@ -30,7 +30,7 @@ def _layer_norm_decoder(c: Fields, **changes: object) -> ModelConfig:
 
 @model_type("gpt2", "gpt-sw3")
 def gpt2(c: Fields) -> ModelConfig:
-    """LayerNorm, learned positions, a bias everywhere except in the head, plain MLP."""
+    """LayerNorm, learned positions, biases everywhere except in the head, plain MLP."""
     refuse(c, "add_cross_attention")
     return _layer_norm_decoder(
         c,
@@ -43,21 +43,21 @@ def gpt2(c: Fields) -> ModelConfig:
 
 @model_type("gpt_bigcode")
 def gpt_bigcode(c: Fields) -> ModelConfig:
-    """As gpt2, with one key/value head."""
+    """Like gpt2, with one key/value head."""
     config = gpt2(c)
     return config.replace(num_kv_heads=1) if c.flag("multi_query", default=True) else config
 
 
 @model_type("openai-gpt")
 def openai_gpt(c: Fields) -> ModelConfig:
-    """As gpt2, with an MLP four times as wide; norms after the blocks, none at the end."""
+    """Like gpt2, with an MLP four times as wide; norms after the blocks, none at the end."""
     width = c.size("hidden_size")
     return gpt2(c).replace(mlp_dim=4 * width, final_norm=False)
 
 
 @model_type("gpt_neo")
 def gpt_neo(c: Fields) -> ModelConfig:
-    """As gpt2, but q, k and v have no bias; full layers and layers with a window, as listed."""
+    """Like gpt2, but no bias on q, k and v; full and windowed layers as listed."""
     return _layer_norm_decoder(
         c,
         attention_bias=False,
@@ -72,7 +72,7 @@ def gpt_neo(c: Fields) -> ModelConfig:
 
 
 def _attention_types(c: Fields) -> list[str]:
-    """``[[["global", "local"], 12]]``: each group of kinds as often as it says."""
+    """``[[["global", "local"], 12]]``: each group of kinds with its number of repeats."""
     groups = c.get("attention_types")
     if groups is None:
         groups = [[["global", "local"], 12]]
@@ -86,7 +86,7 @@ def _attention_types(c: Fields) -> list[str]:
 
 @model_type("gpt_neox_japanese")
 def gpt_neox_japanese(c: Fields) -> ModelConfig:
-    """No bias but one: of the last layer's attention output."""
+    """No bias except one on the last layer's attention output."""
     width = c.size("hidden_size")
     return _layer_norm_decoder(
         c,
@@ -100,13 +100,13 @@ def gpt_neox_japanese(c: Fields) -> ModelConfig:
 
 @model_type("ctrl")
 def ctrl(c: Fields) -> ModelConfig:
-    """Sinusoidal positions; a bias everywhere, in the head too."""
+    """Sinusoidal positions; biases everywhere, including the head."""
     return _layer_norm_decoder(c, head_bias=True, mlp_dim=c.size("dff"), **equal_heads(c))
 
 
 @model_type("biogpt")
 def biogpt(c: Fields) -> ModelConfig:
-    """Learned positions, two rows more than their number."""
+    """Learned positions, in a table with two extra rows."""
     return _layer_norm_decoder(
         c,
         position_embedding="learned",
@@ -130,14 +130,14 @@ def gptj(c: Fields) -> ModelConfig:
 
 @model_type("gpt_neox")
 def gpt_neox(c: Fields) -> ModelConfig:
-    """LayerNorm, rotary positions, two norms even where attention and MLP are parallel."""
+    """LayerNorm, rotary positions, two norms even if attention and MLP are parallel."""
     bias = c.flag("attention_bias", default=True)
     return _layer_norm_decoder(c, attention_bias=bias, **equal_heads(c))
 
 
 @model_type("opt")
 def opt(c: Fields) -> ModelConfig:
-    """Learned positions (two rows more than their number); the table may be narrower."""
+    """Learned positions (two extra rows in the table); the token table may be narrower."""
     bias = c.flag("enable_bias", default=True)
     final = c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm")
     affine = c.flag("layer_norm_elementwise_affine", default=True)
@@ -173,7 +173,7 @@ def bloom(c: Fields) -> ModelConfig:
 
 @model_type("phi")
 def phi(c: Fields) -> ModelConfig:
-    """Attention and MLP in parallel after one norm; a bias everywhere, in the head too."""
+    """Attention and MLP in parallel after one norm; biases everywhere, including the head."""
     qk_norm = c.flag("qk_layernorm")
     return _layer_norm_decoder(
         c,
@@ -187,7 +187,7 @@ def phi(c: Fields) -> ModelConfig:
 
 @model_type("persimmon")
 def persimmon(c: Fields) -> ModelConfig:
-    """LayerNorm on queries and keys, a bias everywhere but in the head."""
+    """LayerNorm on queries and keys, biases everywhere except in the head."""
     qk_norm = c.flag("qk_layernorm", default=True)
     return _layer_norm_decoder(
         c, qk_norm="head" if qk_norm else "", qk_norm_bias=qk_norm, **equal_heads(c)
@@ -196,7 +196,7 @@ def persimmon(c: Fields) -> ModelConfig:
 
 @model_type("falcon")
 def falcon(c: Fields) -> ModelConfig:
-    """One key/value head, several, or as many as queries; norms by the kind of block."""
+    """One key/value head, several, or one per query head; norms depend on the kind of block."""
     if c.has("n_embed"):
         c = c.with_values(hidden_size=c.size("n_embed"))
     sizes = equal_heads(c)

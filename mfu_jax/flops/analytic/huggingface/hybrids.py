@@ -1,4 +1,4 @@
-"""State-space models, convolutions, and their mixtures with attention."""
+"""State-space models, convolutions, and hybrids of these with attention."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mamba2(c: Fields) -> ModelConfig:
 
 
 def mamba2_mixer(c: Fields, state_heads: int, inner: int, *, state: int) -> dict[str, Any]:
-    """Sizes of Mamba-2 layers by the original's field names, with `inner` channels."""
+    """Sizes of Mamba-2 layers with `inner` channels, under the original's field names."""
     bias = c.flag("use_bias")
     return {
         "mamba_inner": inner,
@@ -55,7 +55,7 @@ def mamba2_mixer(c: Fields, state_heads: int, inner: int, *, state: int) -> dict
 
 @model_type("bamba")
 def bamba(c: Fields) -> ModelConfig:
-    """Mamba-2 layers, attention in those of attn_layer_indices; an MLP in each."""
+    """Mamba-2 layers, attention in the layers of attn_layer_indices; an MLP in each layer."""
     attended = c.list_of(int, "attn_layer_indices") or []
     bias = c.flag("mamba_proj_bias")
     kinds = layer_types(c, lambda i: FULL if i in attended else "mamba2", "layers_block_type")
@@ -106,7 +106,7 @@ def jamba(c: Fields) -> ModelConfig:
     layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
     period, offset = c.size("attn_layer_period"), c.size("attn_layer_offset", zero=True)
     sparse, first = c.size("expert_layer_period"), c.size("expert_layer_offset", zero=True)
-    # With a single expert the layer is a plain MLP.
+    # With a single expert, the layer is a plain MLP.
     number = c.size("num_experts")
     bias = c.flag("mamba_proj_bias")
     rank = c.get("mamba_dt_rank")
@@ -147,7 +147,7 @@ def lfm2(c: Fields) -> ModelConfig:
 
 
 def _adjusted(c: Fields, hidden: int) -> int:
-    """Two thirds of the width, as a gated MLP has, times a factor and rounded up to a multiple."""
+    """Two thirds of the width (it is a gated MLP), times a factor, rounded up to a multiple."""
     hidden = 2 * hidden // 3
     factor = c.get("block_ffn_dim_multiplier", 1.0)
     if factor is None:

@@ -52,13 +52,13 @@ def youtu(c: Fields) -> ModelConfig:
 
 @model_type("glm4_moe_lite")
 def glm4_moe_lite(c: Fields) -> ModelConfig:
-    """Experts from the second layer, unless listed."""
+    """Experts from the second layer on, unless listed."""
     return decoder(c, **latent(c), **_listed_experts(c, 1))
 
 
 @model_type("axk1")
 def axk1(c: Fields) -> ModelConfig:
-    """As deepseek_v3, with a norm after the experts."""
+    """Like deepseek_v3, with a norm after the experts."""
     needs_trace(c, "moe_layer_freq", without=1)
     values = _listed_experts(c, c.size("first_k_dense_replace", 1, zero=True))
     sparse = values["feed_forward_types"].count("moe")
@@ -67,14 +67,14 @@ def axk1(c: Fields) -> ModelConfig:
 
 @model_type("deepseek_v32", "glm_moe_dsa")
 def deepseek_v32(c: Fields) -> ModelConfig:
-    """As deepseek_v3; an indexer picks the keys of each query."""
+    """Like deepseek_v3; an indexer selects each query's keys."""
     values = _listed_experts(c, c.size("first_k_dense_replace", zero=True))
-    # transformers reads mlp_bias nowhere.
+    # transformers does not read mlp_bias.
     return decoder(c, use_bias=False, **latent(c), **values, **_indexer(c))
 
 
 def _indexer(c: Fields) -> dict[str, Any]:
-    """Every layer has an indexer of its own; one that reads another's needs --trace."""
+    """Every layer has its own indexer; one that reuses another layer's needs --trace."""
     needs_trace(c, "index_topk_pattern")
     needs_trace(c, "index_topk_freq", without=1)
     if "shared" in (c.list_of(str, "indexer_types") or []):
@@ -89,7 +89,7 @@ def _indexer(c: Fields) -> dict[str, Any]:
 
 
 def _listed_experts(c: Fields, dense: int) -> dict[str, Any]:
-    """Experts where ``mlp_layer_types`` lists them, else after `dense` layers; shared ones too."""
+    """Experts where ``mlp_layer_types`` lists them, else after `dense` layers; also shared ones."""
     return {
         "feed_forward_types": feed_forward_types(c, dense_first(dense)),
         "shared_experts": c.optional_size("n_shared_experts"),

@@ -23,19 +23,19 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 @model_type("mixtral", "granitemoe")
 def mixtral(c: Fields) -> ModelConfig:
-    """As llama, with experts in every layer."""
+    """Like llama, with experts in every layer."""
     return _all_experts(c, "num_local_experts")
 
 
 @model_type("granitemoeshared")
 def granitemoeshared(c: Fields) -> ModelConfig:
-    """As granitemoe, with a shared expert if its width is given."""
+    """Like granitemoe, with a shared expert if its width is given."""
     return _all_experts(c, "num_local_experts", **shared_expert(c))
 
 
 @model_type("granitemoe_swa")
 def granitemoe_swa(c: Fields) -> ModelConfig:
-    """As granitemoeshared, with windows and a sink for each head."""
+    """Like granitemoeshared, with windows and one sink per head."""
     kinds = layer_types(c, first_of(4, FULL, SLIDING))
     return _all_experts(
         c, "num_local_experts", attention_sinks=True, layer_types=kinds, **shared_expert(c)
@@ -59,7 +59,7 @@ def hunyuan_v1_moe(c: Fields) -> ModelConfig:
 
 @model_type("minimax_m2")
 def minimax_m2(c: Fields) -> ModelConfig:
-    """Norms over all heads' queries and keys."""
+    """Norms over all query and key heads."""
     return _all_experts(c, "num_local_experts", qk_norm="all_heads")
 
 
@@ -75,13 +75,13 @@ def phimoe(c: Fields) -> ModelConfig:
 
 @model_type("olmoe", "flex_olmo")
 def olmoe(c: Fields) -> ModelConfig:
-    """Norms over all heads' queries and keys."""
+    """Norms over all query and key heads."""
     return _all_experts(c, "num_experts", qk_norm="all_heads")
 
 
 @model_type("gpt_oss")
 def gpt_oss(c: Fields) -> ModelConfig:
-    """Alternating local and global layers; router and experts have a bias; a sink per head."""
+    """Alternating local and global layers; biases on router and experts; one sink per head."""
     return _all_experts(
         c,
         "num_local_experts",
@@ -101,7 +101,7 @@ def _all_experts(c: Fields, count: str, **changes: Any) -> ModelConfig:
 
 @model_type("qwen2_moe")
 def qwen2_moe(c: Fields) -> ModelConfig:
-    """A bias on q, k and v; experts with a gated shared one."""
+    """A bias on q, k and v; experts plus a gated shared one."""
     windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
     first = c.size("max_window_layers", zero=True) if windowed else 0
     return decoder(
@@ -127,19 +127,19 @@ def qwen3_moe(c: Fields) -> ModelConfig:
 
 @model_type("qwen3_next")
 def qwen3_next(c: Fields) -> ModelConfig:
-    """Gated delta nets and gated attention; experts with a gated shared one."""
+    """Gated delta nets and gated attention; experts plus a gated shared one."""
     return decoder(c, **_delta_net(c), **_qwen_experts(c, shared=True))
 
 
 @model_type("qwen3_5_text")
 def qwen3_5_text(c: Fields) -> ModelConfig:
-    """As qwen3_next, with a dense MLP."""
+    """Like qwen3_next, with a dense MLP."""
     return decoder(c, **_delta_net(c))
 
 
 @model_type("qwen3_5_moe_text")
 def qwen3_5_moe_text(c: Fields) -> ModelConfig:
-    """As qwen3_next, with experts in every layer."""
+    """Like qwen3_next, with experts in every layer."""
     return decoder(
         c,
         mlp_dim=0,
@@ -169,7 +169,7 @@ def _delta_net(c: Fields) -> dict[str, Any]:
 
 
 def _qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
-    """Experts in every n-th layer, except those of mlp_only_layers."""
+    """Experts in every n-th layer, except in mlp_only_layers."""
     dense = c.list_of(int, "mlp_only_layers") or []
     step = c.size("decoder_sparse_step")
     number = c.optional_size("num_experts")
@@ -189,7 +189,7 @@ def _qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
 
 @model_type("glm4_moe")
 def glm4_moe(c: Fields) -> ModelConfig:
-    """Dense layers first, then experts with shared ones."""
+    """Dense layers first, then experts plus shared ones."""
     return decoder(
         c,
         attention_output_bias=False,
@@ -201,7 +201,7 @@ def glm4_moe(c: Fields) -> ModelConfig:
 
 @model_type("llama4_text")
 def llama4_text(c: Fields) -> ModelConfig:
-    """Chunked attention except in every n-th layer; experts with a shared one where listed."""
+    """Chunked attention except in every n-th layer; experts plus a shared one where listed."""
     layers = c.size("num_hidden_layers")
     interval, step = c.size("no_rope_layer_interval", 4), c.size("interleave_moe_layer_step")
     rotary = c.list_of(int, "no_rope_layers")

@@ -14,19 +14,19 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 @model_type("emu3")
 def emu3(c: Fields) -> ModelConfig:
-    """The text model, as AutoModelForCausalLM builds it."""
+    """The text model, as built by AutoModelForCausalLM."""
     return llama(c.nested("text_config", "emu3_text_model"))
 
 
 @model_type("llama4")
 def llama4(c: Fields) -> ModelConfig:
-    """Llama 4 with its vision tower; images_per_sequence and tiles_per_image say how many."""
+    """Llama 4 and its vision tower; images_per_sequence and tiles_per_image: how many inputs."""
     vision = c.nested("vision_config", "llama4_vision_model")
     ratio = vision.get("pixel_shuffle_ratio")
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
         vision.fail("pixel_shuffle_ratio", "expected a number above 0, at most 1")
     sizes = vision_encoder(vision)
-    # Its head belongs to the text model, whose own config says whether it is tied.
+    # The head belongs to the text model, whose own config says whether it is tied.
     return llama4_text(c.nested("text_config", "llama4_text")).replace(
         vision_tower="llama4",
         vision_output_dim=vision.size("vision_output_dim"),
@@ -40,17 +40,17 @@ def llama4(c: Fields) -> ModelConfig:
 
 @model_type("qwen3_5")
 def qwen3_5(c: Fields) -> ModelConfig:
-    """The text model, as AutoModelForCausalLM builds it; with its vision tower where
+    """The text model, as built by AutoModelForCausalLM; with its vision tower if
     ``architectures`` says Qwen3_5ForConditionalGeneration.
 
-    Images come in any size: image_size_for_vit says which, images_per_sequence how many.
+    Images may have any size, given by image_size_for_vit; images_per_sequence is their number.
     """
     return _qwen(c, "qwen3_5_text", qwen3_5_text)
 
 
 @model_type("qwen3_5_moe")
 def qwen3_5_moe(c: Fields) -> ModelConfig:
-    """As qwen3_5, with experts."""
+    """Like qwen3_5, with experts."""
     return _qwen(c, "qwen3_5_moe_text", qwen3_5_moe_text)
 
 

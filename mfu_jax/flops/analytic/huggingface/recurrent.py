@@ -1,4 +1,4 @@
-"""Decoders of Mamba, RWKV, RG-LRU or lightning attention, with and without attention beside."""
+"""Decoders with Mamba, RWKV, RG-LRU or lightning attention, some also with attention."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def mamba(c: Fields) -> ModelConfig:
 
 @model_type("granitemoehybrid")
 def granitemoehybrid(c: Fields) -> ModelConfig:
-    """Mamba-2 and attention as listed; experts with a shared one, or the shared one alone."""
+    """Mamba-2 and attention as listed; experts plus a shared one, or only the shared one."""
     kinds = layer_types(c, lambda _: "mamba2")
     renamed = {"attention": FULL, "mamba": "mamba2", "linear_attention": "mamba2"}
     number = c.optional_size("num_local_experts")
@@ -102,7 +102,7 @@ def nemotron_h(c: Fields) -> ModelConfig:
 
 @model_type("minimax")
 def minimax(c: Fields) -> ModelConfig:
-    """Attention and lightning attention by turns; experts in every layer."""
+    """Alternating attention and lightning attention; experts in every layer."""
     kinds = layer_types(c, lambda i: "linear_attention" if i % 2 else FULL)
     return decoder(
         c,
@@ -114,7 +114,7 @@ def minimax(c: Fields) -> ModelConfig:
 
 @model_type("recurrent_gemma")
 def recurrent_gemma(c: Fields) -> ModelConfig:
-    """Two recurrent blocks, then attention with a window; the MLP has half the width given."""
+    """Two recurrent blocks, then windowed attention; the MLP has half the given width."""
     blocks = c.list_of(str, "block_types") or ["recurrent", "recurrent", "attention"]
     renamed = {"recurrent": "recurrent", "attention": SLIDING}
     sizes, width = heads(c), c.size("lru_width", c.size("hidden_size"))
@@ -136,7 +136,7 @@ def recurrent_gemma(c: Fields) -> ModelConfig:
 
 @model_type("kimi_linear")
 def kimi_linear(c: Fields) -> ModelConfig:
-    """Kimi delta attention with latent attention by layer; experts after the first."""
+    """Kimi delta or latent attention, depending on layer; experts after the first layers."""
     nested = c.get("linear_attn_config") or {}
     if not isinstance(nested, Mapping):
         c.fail("linear_attn_config", "expected an object")
@@ -173,7 +173,7 @@ _KIMI = {
 
 @model_type("bailing_hybrid")
 def bailing_hybrid(c: Fields) -> ModelConfig:
-    """As kimi_linear, but the gates have full rank, and attention has one for each head."""
+    """Like kimi_linear, but the gates have full rank, and attention has one gate per head."""
     group = c.size("layer_group_size")
     kinds = layer_types(c, every(group, FULL, "linear_attention"))
     dense = c.size("first_k_dense_replace", zero=True)
@@ -194,7 +194,7 @@ def bailing_hybrid(c: Fields) -> ModelConfig:
 
 @model_type("rwkv")
 def rwkv(c: Fields) -> ModelConfig:
-    """RWKV-4: time and channel mixing; a norm more before the first layer."""
+    """RWKV-4: time and channel mixing; an extra norm before the first layer."""
     layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
     return decoder(
         c,
@@ -210,7 +210,7 @@ def rwkv(c: Fields) -> ModelConfig:
 
 @model_type("lfm2_moe")
 def lfm2_moe(c: Fields) -> ModelConfig:
-    """As lfm2, with experts after the first layers."""
+    """Like lfm2, with experts after the first layers."""
     return decoder(
         c,
         attention_bias=False,
@@ -233,7 +233,7 @@ def _listed(c: Fields) -> list[str]:
 
 @model_type("lfm3")
 def lfm3(c: Fields) -> ModelConfig:
-    """Convolutions, windows and full attention; a gate for each head; norms after the blocks."""
+    """Convolutions, windowed and full attention; one gate per head; norms after the blocks."""
     attended = {0: SLIDING, 2: FULL}
     return decoder(
         c,

@@ -1,4 +1,4 @@
-"""Decoders whose experts have a width of their own, most with shared experts and windows."""
+"""Decoders whose experts have their own width, most with shared experts and windows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 @model_type("solar_open")
 def solar_open(c: Fields) -> ModelConfig:
-    """Experts with shared ones in every layer."""
+    """Experts plus shared ones in every layer."""
     kinds = ("moe",) * c.size("num_hidden_layers")
     return decoder(
         c,
@@ -37,7 +37,7 @@ def solar_open(c: Fields) -> ModelConfig:
 
 @model_type("dots1")
 def dots1(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; windows, if any, in the layers from max_window_layers."""
+    """Norms on queries and keys; windows, if any, from layer max_window_layers on."""
     windowed = c.optional_size("sliding_window")
     first = c.size("max_window_layers", zero=True) if windowed else c.size("num_hidden_layers")
     kinds = layer_types(c, lambda i: SLIDING if i >= first else FULL)
@@ -46,7 +46,7 @@ def dots1(c: Fields) -> ModelConfig:
 
 @model_type("ernie4_5_moe")
 def ernie4_5_moe(c: Fields) -> ModelConfig:
-    """One switch for every bias; experts in every n-th layer of a range; a bias picks them."""
+    """One switch for all biases; experts in every n-th layer of a range, selected with a bias."""
     bias, layers = c.flag("use_bias"), c.size("num_hidden_layers")
     first, step = c.size("moe_layer_start_index", zero=True), c.size("moe_layer_interval")
     end = c.get("moe_layer_end_index")
@@ -67,7 +67,7 @@ def ernie4_5_moe(c: Fields) -> ModelConfig:
 
 @model_type("exaone_moe")
 def exaone_moe(c: Fields) -> ModelConfig:
-    """As exaone4, with experts and shared ones."""
+    """Like exaone4, with experts and shared ones."""
     windowed = c.optional_size("sliding_window") and not c.has("layer_types")
     interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
     return decoder(
@@ -84,7 +84,7 @@ def exaone_moe(c: Fields) -> ModelConfig:
 
 @model_type("flint")
 def flint(c: Fields) -> ModelConfig:
-    """A sink for each head; full layers first, last and every fourth; a shared expert."""
+    """One sink per head; full attention first, last and in every fourth layer; a shared expert."""
     layers, step = c.size("num_hidden_layers"), c.size("decoder_sparse_step")
     dense = c.list_of(int, "mlp_only_layers")
     skipped = [0, 1] if dense is None else dense
@@ -102,7 +102,7 @@ def flint(c: Fields) -> ModelConfig:
 
 @model_type("hy_v3")
 def hy_v3(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; experts with shared ones from the second layer."""
+    """Norms on queries and keys; experts plus shared ones from the second layer on."""
     return decoder(
         c,
         qk_norm="head",
@@ -114,7 +114,7 @@ def hy_v3(c: Fields) -> ModelConfig:
 
 @model_type("kolibri1")
 def kolibri1(c: Fields) -> ModelConfig:
-    """Norms before and after each block; a full layer after four with a window."""
+    """Norms before and after each block; four windowed layers, then a full-attention one."""
     return decoder(
         c,
         norms_per_layer=4,
@@ -141,7 +141,7 @@ def mellum(c: Fields) -> ModelConfig:
 
 @model_type("afmoe")
 def afmoe(c: Fields) -> ModelConfig:
-    """A gate as wide as the heads; norms before and after; a bias picks the experts."""
+    """A gate as wide as the heads; norms before and after; a bias helps select the experts."""
     interval, dense = c.size("global_attn_every_n_layers"), c.size("num_dense_layers", zero=True)
     kinds = [dense_first(dense)(i) for i in range(c.size("num_hidden_layers"))]
     sizes, attention = experts(c, "num_experts"), heads(c)
@@ -161,7 +161,7 @@ def afmoe(c: Fields) -> ModelConfig:
 
 @model_type("laguna")
 def laguna(c: Fields) -> ModelConfig:
-    """A gate for each head or each of its channels; a shared expert; a bias picks the experts."""
+    """One gate per head or channel; a shared expert; a bias helps select the experts."""
     if len(set(c.list_of(int, "num_attention_heads_per_layer") or [0])) > 1:
         c.fail("num_attention_heads_per_layer", "expected the same number in each layer")
     kinds = feed_forward_types(c, dense_first(1))
@@ -181,7 +181,7 @@ def laguna(c: Fields) -> ModelConfig:
 
 @model_type("beam")
 def beam(c: Fields) -> ModelConfig:
-    """A gate with a bias for each head; norms before and after each block; no shared expert."""
+    """One gate with a bias per head; norms before and after each block; no shared expert."""
     attention, layers = heads(c), c.size("num_hidden_layers")
     return decoder(
         c,
@@ -200,7 +200,7 @@ def beam(c: Fields) -> ModelConfig:
 
 @model_type("mimo_v2_flash")
 def mimo_v2_flash(c: Fields) -> ModelConfig:
-    """Values narrower than keys; layers with a window have twice the key/value heads, and sinks."""
+    """Values narrower than keys; windowed layers have twice the key/value heads, and sinks."""
     attention = heads(c)
     if attention["num_query_heads"] % (doubled := 2 * attention["num_kv_heads"]):
         c.fail("num_key_value_heads", f"expected num_attention_heads to be a multiple of {doubled}")
@@ -222,7 +222,7 @@ def mimo_v2_flash(c: Fields) -> ModelConfig:
 
 @model_type("minimax_m3_vl_text")
 def minimax_m3_vl_text(c: Fields) -> ModelConfig:
-    """Norms on queries and keys, a shared expert; no layer whose indexer picks blocks of keys."""
+    """Norms on queries and keys, a shared expert; no layers whose indexer selects key blocks."""
     needs_trace(c, "sparse_attention_config")
     sparse = c.list_of(int, "moe_layer_freq")
     kinds = layer_types(c, lambda _: FULL)

@@ -56,7 +56,7 @@ def zamba2(c: Fields) -> ModelConfig:
 
 
 def _zamba(c: Fields, default: list[str], **values: Any) -> ModelConfig:
-    """What both have, with the layers that the file lists, else `default`."""
+    """What both have in common, with the file's list of layers or else `default`."""
     given = c.list_of(str, "layers_block_type")
     kinds = checked_length(c, "layers_block_type", default if given is None else given)
     query_heads = c.size("num_attention_heads")

@@ -1,1 +1,1 @@
-"""`ModelConfig`: the sizes that FLOPs and parameters are counted from, one group per concern."""
+"""`ModelConfig`: the sizes that determine FLOPs and parameters, one group per concern."""

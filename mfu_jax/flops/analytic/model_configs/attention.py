@@ -9,19 +9,19 @@ from mfu_jax.flops.exact import Number
 
 @field_group
 class Attention(Group):
-    """Multi-head attention: heads, masks, and whose keys and values a layer reads.
+    """Multi-head attention: heads, masks, and where a layer's keys and values come from.
 
     Attributes:
-        attention_bias: bias of q, k and v; `attention_output_bias` of the output projection.
+        attention_bias: bias of q, k and v; `attention_output_bias`: of the output projection.
         qk_norm: weights of the norms on queries and keys: ``""`` none, ``head`` (``[h]`` each),
-            ``all_heads`` (``[H·h]`` and ``[K·h]``); `qk_norm_bias`: a bias too.
+            ``all_heads`` (``[H·h]`` and ``[K·h]``); `qk_norm_bias`: also a bias.
         attention_sinks: one learned logit per head.
-        attention_output_gate: queries come with a gate of the same size.
-        attention_gate_width: a projection of its own makes a gate, this wide for each head.
+        attention_output_gate: the query projection also produces a gate of the same size.
+        attention_gate_width: width per head of a gate with its own projection.
         differential: the difference of two softmaxes weighs values of twice the width.
-        value_head_dim: width of a value head, if it is not `head_dim`.
-        sliding_kv_heads: key/value heads of the layers with a window, if not `num_kv_heads`.
-        sinks_in_windows: only the layers with a window have `attention_sinks`.
+        value_head_dim: width of a value head, if it differs from `head_dim`.
+        sliding_kv_heads: key/value heads of windowed layers, if not `num_kv_heads`.
+        sinks_in_windows: only windowed layers have `attention_sinks`.
         bidirectional: no causal mask.
     """
 
@@ -78,11 +78,11 @@ class LatentAttention(Group):
 
 @field_group
 class SparseAttention(Group):
-    """DeepSeek's indexer, and the compressed keys and grouped outputs of V4.
+    """DeepSeek's indexer, and V4's compressed keys and grouped outputs.
 
     Attributes:
-        indexer_sparse_training: False with a loss: the indexer's warm-up, in which V3.2's queries
-            attend to every key.
+        indexer_sparse_training: False with a loss means the indexer's warm-up, in which V3.2's
+            queries attend to every key.
     """
 
     use_indexer: bool = False
@@ -98,12 +98,12 @@ class SparseAttention(Group):
 
 @field_group
 class LinearAttention(Group):
-    """The gated delta net; Kimi's, whose decay differs by channel, has value heads only.
+    """The gated delta net; Kimi's, whose decay differs per channel, only has value heads.
 
     Attributes:
         gdn_low_rank_gates: Kimi's gates are products of two matrices, ``[D, h]`` and ``[h, H·h]``.
         scan_chunk_size: 0: the recurrence, which is the model's count; else a program that scans
-            in chunks of this many tokens (state-space layers too).
+            in chunks of this many tokens (including state-space layers).
     """
 
     gdn_num_key_heads: int = 0
@@ -122,7 +122,7 @@ class StateSpace(Group):
     Attributes:
         recurrent_width: channels of a recurrence (RG-LRU, RWKV).
         mamba_rank: rank of Mamba-1's time step.
-        mamba_norm: Mamba-1: norms over the time step, B and C; Mamba-2: before the output.
+        mamba_norm: Mamba-1: norms over the time step, B and C; Mamba-2: a norm before the output.
     """
 
     mamba_inner: int = hugging_face(0)

@@ -1,4 +1,4 @@
-"""What the groups of a `ModelConfig` share: values are converted and checked, one by one."""
+"""What the groups of a `ModelConfig` share: each value is converted and checked."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.exact import integral
 from mfu_jax.values import field_types, shown, typed
 
-# A larger size means a damaged file, and counts that no float can hold.
+# A larger size means a damaged file, and would give counts that no float can hold.
 _LARGEST = 2**50
 
 GroupType = TypeVar("GroupType")
 
-# Metadata of fields: set by a translation only; 0 is not a value.
+# Field metadata: set only by a translation; 0 is not a valid value.
 _TRANSLATED = {"translated": True}
 POSITIVE = {"positive": True}
 
 
 def hugging_face(default: Any) -> Any:
-    """A field that MaxText has no name for: only the translation of a ``config.json`` sets it."""
+    """A field that MaxText has no name for; only the translation of a ``config.json`` sets it."""
     return dataclasses.field(default=default, metadata=_TRANSLATED)
 
 
@@ -31,17 +31,17 @@ def hugging_face(default: Any) -> Any:
 def field_group(cls: type[GroupType]) -> type[GroupType]:
     """A frozen, keyword-only dataclass with the methods of `Group`.
 
-    Python compiles the methods of each dataclass one by one. Sixteen groups with their own
-    ``__eq__``, ``__hash__`` and ``__repr__`` took a tenth of the start of ``mfu-jax flops``.
+    Python compiles the methods of each dataclass separately. Sixteen groups with their own
+    ``__eq__``, ``__hash__`` and ``__repr__`` took a tenth of the start-up of ``mfu-jax flops``.
     """
     return dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
 
 
 @field_group
 class Group:
-    """Fields of one concern, in MaxText's names where MaxText has them.
+    """The fields of one concern, under MaxText's names where it has them.
 
-    Sizes that an architecture lacks are 0. MaxText writes -1 for some; they are read as 0.
+    Sizes that an architecture lacks are 0. MaxText writes -1 for some, which is read as 0.
     """
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Group:
         return hash(tuple(vars(self).values()))
 
     def __repr__(self) -> str:
-        """Only what differs from the defaults: most fields are absent in most models."""
+        """Shows only what differs from the defaults: most models lack most fields."""
         given = [
             f"{field.name}={value!r}"
             for field in dataclasses.fields(self)
@@ -84,23 +84,23 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def own_fields(group: Group | type[Group]) -> Iterator[dataclasses.Field[Any]]:
-    """A group's fields, without those that hold a group."""
+    """A group's fields, except those that hold a group."""
     return (field for field in dataclasses.fields(group) if not group_of(field))
 
 
 def in_maxtext(field: dataclasses.Field[Any]) -> bool:
-    """Whether MaxText has the field; the others come from a ``config.json``."""
+    """Whether MaxText has the field; other fields come from a ``config.json``."""
     return field.metadata != _TRANSLATED
 
 
 def group_of(field: dataclasses.Field[Any]) -> type[Group] | None:
-    """The group that a field holds, if it holds one."""
+    """The group that a field holds, or None."""
     made = field.default_factory
     return made if isinstance(made, type) and issubclass(made, Group) else None
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """`value` in the field's type; a number is finite, not negative, and of a possible size."""
+    """`value` in the field's type; numbers must be finite, not negative, and not too large."""
     value = typed(name, value, kind)
     if isinstance(value, tuple) and kind == int | tuple[int, ...] and len(value) != 2:
         raise UserError(f"{name}={shown(value)}: expected one number or two, height and width")

@@ -1,4 +1,4 @@
-"""Feed-forward and experts, how the layers are stacked, and the tables below and above them."""
+"""Feed-forward and experts, how layers are stacked, and the tables below and above them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FeedForward(Group):
     """The dense MLP.
 
     Attributes:
-        use_bias: bias of the MLP and shared experts; in MaxText's families of attention too.
+        use_bias: bias of the MLP and shared experts; in MaxText's families, also of attention.
         mlp_dims: hidden width of each layer's MLP, if they differ.
         activation_weights: learned scalars of the activation function.
     """
@@ -38,12 +38,12 @@ class Experts(Group):
     """Routed and shared experts, and which layers have them.
 
     Attributes:
-        first_num_hash_layers: layers that route by a hash of the token.
-        routed_bias: bias of the router; `expert_bias` of the routed experts.
-        shared_expert_dim: hidden width of the shared expert if it is not
+        first_num_hash_layers: number of first layers that route by a hash of the token.
+        routed_bias: bias of the router; `expert_bias`: of the routed experts.
+        shared_expert_dim: hidden width of the shared expert, if it is not
             ``shared_experts · moe_mlp_dim``.
         shared_expert_gate: a ``[D, 1]`` gate scales the shared expert.
-        moe_beside_mlp: every layer has experts beside its MLP.
+        moe_beside_mlp: every layer has experts in addition to its MLP.
     """
 
     num_experts: int = 1
@@ -71,26 +71,26 @@ class Experts(Group):
 
 @field_group
 class LayerStack(Group):
-    """What each layer is, its norms, and the streams between the layers.
+    """What each layer consists of, its norms, and the streams between layers.
 
     Attributes:
         normalization: ``rmsnorm``, ``layernorm``, ``none`` (norms without weights) or ``auto``.
         mhc_expansion_rate: residual streams of manifold-constrained hyper-connections.
-        mtp_num_layers: multi-token-prediction modules.
+        mtp_num_layers: number of multi-token-prediction modules.
         layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
-            ``chunked_attention``, ``indexed_attention`` (an indexer picks each query's keys),
+            ``chunked_attention``, ``indexed_attention`` (an indexer selects each query's keys),
             ``linear_attention`` (gated delta net), ``kimi_delta``, ``lightning_attention``,
             ``mamba``, ``mamba2``, ``conv`` (gated short convolution), ``recurrent`` (RG-LRU),
-            ``rwkv``, ``none``; ``mamba2+full_attention``: both side by side.
+            ``rwkv``, ``none``; ``mamba2+full_attention``: both in parallel.
         feed_forward_types: feed-forward of each layer: ``dense``, ``moe``, ``rwkv`` or ``none``.
-        norms_per_layer: norms over the model width in a layer.
-        final_norm: the last layer is followed by a norm with weights.
+        norms_per_layer: norms over the model width per layer.
+        final_norm: whether a norm with weights follows the last layer.
         altup_inputs: streams of AltUp; 0: none.
         laurel_rank: rank of the low-rank residual; 0: none.
-        shared_blocks: transformer blocks that ``hybrid`` layers take in turns (Zamba), with
-            adapters of `shared_adapter_rank`, for attention if `shared_attention_adapters`.
-        further_vectors: weights of the whole model that no matmul reads, beside its norms and
-            biases: norms inside a block, learned scales.
+        shared_blocks: transformer blocks that ``hybrid`` layers cycle through (Zamba), with
+            adapters of rank `shared_adapter_rank`, for attention if `shared_attention_adapters`.
+        further_vectors: further weights of the whole model that no matmul reads, in addition to its
+            norms and biases: norms inside a block, learned scales.
     """
 
     normalization: str = "auto"
@@ -114,9 +114,9 @@ class Embedding(Group):
     """Tables of tokens and positions, per-layer inputs, and the output head.
 
     Attributes:
-        token_width: width of the token table, where projections lead to and from the model width.
-        embedding_norm: the embedding is followed by a norm with weights.
-        output_head: there are logits over the vocabulary; `head_bias`: with a bias.
+        token_width: width of the token table, if projections convert it to and from the model's.
+        embedding_norm: whether a norm with weights follows the embedding.
+        output_head: whether there are logits over the vocabulary; `head_bias`: with a bias.
     """
 
     logits_via_embedding: bool = False
@@ -133,7 +133,7 @@ class Embedding(Group):
 
 @field_group
 class Engram(Group):
-    """n-gram memory beside some layers."""
+    """n-gram memory in some layers."""
 
     engram_layers: tuple[int, ...] = ()
     engram_num_heads: int = 0

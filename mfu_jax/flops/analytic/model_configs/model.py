@@ -1,4 +1,4 @@
-"""`ModelConfig`: one architecture and one step, fields grouped by concern."""
+"""`ModelConfig`: one architecture and one step, with fields grouped by concern."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from mfu_jax.flops.analytic.model_configs.training import Step, Training
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.values import field_types
 
-# Layers are listed one by one; more than these are a damaged file.
+# Layers are listed one by one; a larger number means a damaged file.
 _MOST_LAYERS = 100_000
 
 
@@ -44,7 +44,7 @@ _MOST_LAYERS = 100_000
 class ModelConfig(Group):
     """One architecture and one step.
 
-    A field's name is unique over all groups, so a flat mapping of MaxText's names suffices:
+    Field names are unique across groups, so a flat mapping of MaxText's names is enough:
     `from_mapping`, `replace`, `value` and `require` take flat names.
 
     >>> config = ModelConfig.from_mapping(
@@ -90,7 +90,7 @@ class ModelConfig(Group):
 
         Args:
             values: field → value.
-            where: what `values` are, for the message.
+            where: what `values` are, for the error message.
 
         Raises:
             UserError: a key is unknown, a value is wrong, or a field of `REQUIRED` is missing.
@@ -102,7 +102,7 @@ class ModelConfig(Group):
         return cls(**own, **groups)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, named as in `from_mapping` and checked again."""
+        """A copy with some fields changed, named as in `from_mapping` and rechecked."""
         own, grouped = _by_group(changes)
         groups = {
             name: dataclasses.replace(getattr(self, name), **given)
@@ -111,16 +111,16 @@ class ModelConfig(Group):
         return dataclasses.replace(self, **own, **groups)
 
     def flat(self) -> dict[str, Any]:
-        """Every field of every group → its value."""
+        """All fields of all groups → their values."""
         return {name: self.value(name) for name in _GROUP_OF}
 
     def value(self, name: str) -> Any:
-        """The field `name` of whichever group has it."""
+        """The value of the field `name`, in whichever group."""
         group = _GROUP_OF[name]
         return getattr(getattr(self, group) if group else self, name)
 
     def require(self, *names: str) -> None:
-        """Raises a `UserError` that lists the fields of `names` which are absent."""
+        """Raises a `UserError` listing those of the fields `names` that are absent."""
         if missing := self.missing(names):
             raise UserError(
                 f"decoder_block={self.decoder_block!r} needs {', '.join(missing)}: absent or 0 in "
@@ -128,12 +128,12 @@ class ModelConfig(Group):
             )
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """The fields of `names` which are absent."""
+        """Those of the fields `names` that are absent."""
         return [name for name in names if not self.value(name)]
 
     @property
     def sequences_per_step(self) -> Number:
-        """Sequences of one device in one optimizer step; DPO's pairs have two each."""
+        """Sequences per device and optimizer step; each DPO pair has two."""
         rows = self.step.per_device_batch_size * (1 + self.training.use_dpo)
         return integral(rows * self.step.gradient_accumulation_steps)
 
@@ -145,18 +145,18 @@ _HELD: list[tuple[str, Field[Any]]] = [
     *(("", field) for field in own_fields(ModelConfig)),
     *((group, field) for group, kind in _GROUPS.items() for field in own_fields(kind)),
 ]
-# Field → the group that holds it; "" for the fields of `ModelConfig` itself.
+# Field → the group that holds it; "" for fields of `ModelConfig` itself.
 _GROUP_OF: dict[str, str] = {field.name: group for group, field in _HELD}
-# The fields that a user may give, in MaxText's names.
+# The fields that a user may set, under MaxText's names.
 MAXTEXT_FIELDS: tuple[str, ...] = tuple(field.name for _, field in _HELD if in_maxtext(field))
-# The fields that have no default.
+# The fields without a default.
 REQUIRED: tuple[str, ...] = tuple(
     field.name for field in own_fields(ModelConfig) if field.default is dataclasses.MISSING
 )
 
 
 def field_type(name: str) -> Any:
-    """The declared type of a field of whichever group has it."""
+    """The declared type of a field, in whichever group."""
     held_by: type = _GROUPS.get(_GROUP_OF[name], ModelConfig)
     return field_types(held_by)[name]
 

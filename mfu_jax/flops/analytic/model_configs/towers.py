@@ -1,6 +1,6 @@
-"""Vision and audio towers beside a decoder, and models that are encoders themselves.
+"""Vision and audio towers of a decoder, and models that are themselves encoders.
 
-What a sequence holds (images, audio frames) is not in a model's config: it is in `Step`.
+What a sequence contains (images, audio frames) is not in a model's config: it is in `Step`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from mfu_jax.flops.exact import Number
 
 @field_group
 class Vision(Group):
-    """A vision tower, and the patches of models that read images only.
+    """A vision tower, and the patches of models that read only images.
 
     Attributes:
-        image_size_for_vit: pixels of a side, or height and width.
-        vision_tower: ``siglip``, ``llama4``, ``qwen3_5``, ``gemma3n`` or ``gemma4``: the tower that
-            a ``config.json`` describes.
-        image_tokens: tokens that an image becomes.
-        vision_pooling_head: SigLIP has its own pooling head.
-        vision_output_dim: what Llama 4's projector reads.
-        vision_vocab: Gemma 3n's hard tokens.
+        image_size_for_vit: pixels per side, or height and width.
+        vision_tower: ``siglip``, ``llama4``, ``qwen3_5``, ``gemma3n`` or ``gemma4``: the tower in
+            a ``config.json``.
+        image_tokens: number of tokens per image.
+        vision_pooling_head: whether SigLIP has its own pooling head.
+        vision_output_dim: input width of Llama 4's projector.
+        vision_vocab: number of Gemma 3n's hard tokens.
         vision_heads, vision_kv_heads, vision_head_dim: Gemma 4's heads.
         vision_pooling: side of the square of tokens that Gemma 4 averages.
     """
@@ -68,16 +68,16 @@ class Vision(Group):
 
 @field_group
 class Audio(Group):
-    """An audio tower; the ``audio_*`` fields are a conformer's.
+    """An audio tower; the ``audio_*`` fields belong to a conformer.
 
     Attributes:
-        audio_vocab: Gemma 3n's hard tokens.
+        audio_vocab: number of Gemma 3n's hard tokens.
         audio_channels: channels of the two convolutions.
         audio_kernel: width of the depthwise convolution.
-        audio_chunk: queries of a block, and `audio_context` the keys they are multiplied with, of
+        audio_chunk: queries per block; `audio_context`: the keys they are multiplied with, of
             which the mask keeps `audio_past` and `audio_future`.
-        audio_relative_positions: relative positions that have a key.
-        audio_reduction: how many of its tokens become one.
+        audio_relative_positions: number of relative positions that have a key.
+        audio_reduction: how many of its tokens are merged into one.
     """
 
     use_audio: bool = False
@@ -103,19 +103,19 @@ class Audio(Group):
 
 @field_group
 class Encoder(Group):
-    """BERT, ViT, CLIP, T5, Whisper: an encoder, alone or before a decoder.
+    """BERT, ViT, CLIP, T5, Whisper: an encoder, alone or in front of a decoder.
 
     Attributes:
         output_heads: ``mlm`` (transform and logits), ``pooler`` (the first token, ``[D, D]``),
             ``next_sentence``, ``classifier`` (one token per sequence), ``token_classifier``,
             ``logits`` (the decoder's), ``encoder`` (no decoder), ``none``.
         num_labels: classes of the classifiers.
-        token_types: rows of the table of segment types.
-        pooled_width: outputs of the pooler.
+        token_types: rows of the segment-type table.
+        pooled_width: output width of the pooler.
         projection_width: width in which CLIP compares texts and images.
-        num_encoder_layers, encoder_mlp_dim: of an encoder beside the decoder.
-        position_buckets: rows of T5's table of relative positions.
-        audio_bins: mel bins of the input of Whisper.
+        num_encoder_layers, encoder_mlp_dim: sizes of an encoder with a decoder.
+        position_buckets: rows of T5's relative-position table.
+        audio_bins: mel bins of Whisper's input.
     """
 
     output_heads: tuple[str, ...] = hugging_face(())

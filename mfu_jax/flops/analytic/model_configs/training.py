@@ -1,4 +1,4 @@
-"""What is trained, and what one optimizer step holds."""
+"""What is trained, and what one optimizer step contains."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Training(Group):
 
 @field_group
 class Step(Group):
-    """Sequences of one device in one optimizer step, and what a sequence holds.
+    """Sequences per device and optimizer step, and what a sequence contains.
 
     Attributes:
-        encoder_length: tokens of the source sequence; 0: as many as the target's.
+        encoder_length: tokens of the source sequence; 0: as many as in the target.
         logits_positions: positions with logits; 0: all.
-        packed_document_lengths: documents of a sequence, or `packed_document_length`, of each.
-        make_vocab_size_divisible_by: Megatron's padding, in its conventions only.
+        packed_document_lengths: a sequence's documents; or `packed_document_length`, for each.
+        make_vocab_size_divisible_by: Megatron's padding, used only in its conventions.
     """
 
     per_device_batch_size: Number = field(default=1, metadata=POSITIVE)

@@ -1,1 +1,1 @@
-"""Vision and audio encoders beside a decoder."""
+"""Vision and audio encoders of multimodal decoders."""

@@ -12,7 +12,7 @@ def qwen3_audio(config: ModelConfig) -> Tower:
     """Qwen3-Omni's audio encoder: three strided convolutions over chunks of mel frames, full
     attention inside a chunk, two projections.
 
-    A 3 × 3 convolution from c to d channels costs 9·c·d multiply-adds at each output position.
+    A 3 × 3 convolution from c to d channels takes 9·c·d multiply-adds per output position.
     """
     sizes = config.audio
     width, channels = sizes.d_model_for_audio, sizes.downsample_hidden_size_for_audio

@@ -1,4 +1,4 @@
-"""What towers are made of: patches, transformer encoder layers, and the gradients they need.
+"""Building blocks of towers: patches, transformer encoder layers, and the gradients they need.
 
 Shapes: N tokens of one image (or audio chunk), C width of the tower, F hidden width of its MLP.
 Attention is full: N² pairs.
@@ -40,8 +40,8 @@ def encoder_layers(
 ) -> Layer:
     """Transformer encoder layers over `copies` images (or chunks) of `tokens` tokens each.
 
-    Per layer and token: q, k, v, out ``[C, C]`` and a plain MLP ``[C, F], [F, C]``; per image N²
-    pairs of C multiply-adds for each of QKᵀ and PV, whatever the number of heads.
+    Per layer and token: q, k, v, out ``[C, C]`` and a plain MLP ``[C, F], [F, C]``; per image, N²
+    pairs with C multiply-adds for each of QKᵀ and PV, whatever the number of heads.
     """
     heads = attention(width, 1, 1, width, Full(queries=tokens), bias=True, tokens=tokens * copies)
     return Layer(
@@ -56,7 +56,7 @@ def encoder_layers(
 
 
 def over_images(attended: Components, images: int) -> Components:
-    """Attention whose mask is one image's, over `images` of them: as many pairs in each."""
+    """Attention whose mask covers one image, over `images` of them: as many pairs in each."""
     return tuple(
         part.replace(macs=part.macs * images) if part.mask is not None else part
         for part in attended
@@ -66,8 +66,8 @@ def over_images(attended: Components, images: int) -> Components:
 def frozen_tower(layers: tuple[Layer, ...], *, frozen: bool) -> Tower:
     """The tower's layers with the gradients they need; the last one is the projector.
 
-    A frozen tower runs forward only; its projector needs a gradient of its weights only.
-    In a trained tower only the pixels need none.
+    A frozen tower runs only forward; its projector needs only its weights' gradient.
+    In a trained tower, only the pixels need none.
     """
     first, *middle, last = layers
     if frozen:
@@ -77,8 +77,8 @@ def frozen_tower(layers: tuple[Layer, ...], *, frozen: bool) -> Tower:
 
 
 def _reading_frozen(projector: Components) -> Components:
-    """The projector's first matmul needs no gradient of its input, unless a norm of its own, whose
-    weights are trained, stands before it."""
+    """The projector's first matmul needs no gradient of its input, unless a norm with trained
+    weights precedes it in the projector."""
     first = next(i for i, part in enumerate(projector) if part.macs)
     if any(part.parameters for part in projector[:first]):
         return projector

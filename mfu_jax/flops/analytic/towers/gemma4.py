@@ -23,8 +23,8 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.encoder import Tower, over_images
 from mfu_jax.flops.masks import Full, LocalBlocks
 
-# MobileNet-V5 of timm 1.0, which Gemma 3n uses and no config describes: weights, multiply-adds of
-# an image of 768 × 768 pixels (the only size its processor makes), tokens that it becomes.
+# MobileNet-V5 of timm 1.0, used by Gemma 3n and described by no config: weights, multiply-adds
+# per image of 768 × 768 pixels (its processor's only size), and tokens per image.
 _MOBILENET_WEIGHTS = 294_126_912
 _MOBILENET_MACS = 435_741_474_816
 _MOBILENET_TOKENS = 256
@@ -44,7 +44,7 @@ def gemma4_vision(config: ModelConfig) -> Tower:
 
 
 def gemma4_towers(config: ModelConfig) -> tuple[Tower, ...]:
-    """Gemma 4 from a config.json: the vision transformer and the conformer that it lists."""
+    """Gemma 4 from a config.json: its vision transformer and its conformer."""
     vision = config.vision
     towers: list[Tower] = []
     if vision.hidden_size_for_vit:
@@ -69,13 +69,13 @@ def gemma4_towers(config: ModelConfig) -> tuple[Tower, ...]:
 def _gated_vision_transformer(
     config: ModelConfig, *, heads: int, kv_heads: int, head_dim: int, pooling: int
 ) -> Tower:
-    """Patches ``[3·p², C]``, a table for each axis, layers of attention and a gated MLP.
+    """Patches ``[3·p², C]``, one table per axis, layers of attention and a gated MLP.
 
-    k × k tokens are averaged before the projector. Their positions say which: there is no weight,
-    and nothing to multiply.
+    k × k tokens are averaged before the projector. Their positions determine which: there is no
+    weight and nothing to multiply.
 
     Args:
-        pooling: the side k.
+        pooling: k, the side of the square.
     """
     vision = config.vision
     width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
@@ -151,7 +151,7 @@ def gemma3n_towers(config: ModelConfig) -> tuple[Tower, ...]:
 
 
 def _hard_and_soft_tokens(rows: int, width: int, out: int, soft: int) -> Components:
-    """One projection for the tower's tokens, and for the table's at every position."""
+    """One projection, for the tower's tokens and for the table's rows at every position."""
     shared = projection("projection", width, out, tokens=soft)
     return (
         shared,
@@ -162,7 +162,7 @@ def _hard_and_soft_tokens(rows: int, width: int, out: int, soft: int) -> Compone
 
 
 def _audio_tokens(config: ModelConfig) -> tuple[int, int]:
-    """Positions in time after each of two convolutions that halve it."""
+    """Time positions after each of two convolutions that halve their number."""
     first = math.ceil(config.step.audio_frames_per_sequence / 2)
     return first, math.ceil(first / 2)
 
@@ -170,9 +170,9 @@ def _audio_tokens(config: ModelConfig) -> tuple[int, int]:
 def _conformer(config: ModelConfig) -> Tower:
     """Two strided convolutions over mel bins, then conformer layers of width C, without projector.
 
-    Per layer two MLPs of 4·C, attention inside overlapping blocks, and a gated depthwise
+    Per layer, two MLPs of 4·C, attention in overlapping blocks, and a gated depthwise
     convolution. Scores have a second term, queries · relative positions, ``[T, C] @ [C, R]``, whose
-    keys ``[R, C] @ [C, C]`` are the same for every sequence of a batch.
+    keys ``[R, C] @ [C, C]`` are shared by all sequences of a batch.
     """
     sizes = config.audio
     width, (first, second) = sizes.d_model_for_audio, sizes.audio_channels

@@ -1,7 +1,7 @@
-"""Towers of Hugging Face's multimodal models, beside their decoders.
+"""Towers of Hugging Face's multimodal models.
 
-A config does not say how many images a sequence has: without `images_per_sequence` a tower has its
-weights and no FLOPs.
+A config does not say how many images a sequence has: without `images_per_sequence`, a tower has
+weights but no FLOPs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mfu_jax.flops.analytic.towers.vision import llama4_vision, qwen3_vision, si
 
 
 def hugging_face_towers(config: ModelConfig) -> Tower:
-    """The layers of the towers beside the decoder; none for a text model.
+    """The layers of the decoder's towers; none for a text model.
 
     Raises:
-        UserError: the step has images or audio, and the model no tower for them.
+        UserError: the step has images or audio, but the model has no tower for them.
     """
     tower = config.vision.vision_tower
     _refuse(config, "images_per_sequence", tower and config.vision.hidden_size_for_vit)
@@ -34,7 +34,7 @@ def hugging_face_towers(config: ModelConfig) -> Tower:
 
 
 def _refuse(config: ModelConfig, name: str, tower: object) -> None:
-    """Raises a `UserError` if the field `name` of the step is given without a tower."""
+    """Raises a `UserError` if the step's field `name` is given without a tower."""
     if (given := config.value(name)) and not tower:
         raise UserError(f"{name}={given}: this model has no tower for them; leave it out")
 
@@ -52,7 +52,7 @@ def _frozen(config: ModelConfig, layers: Tower) -> Tower:
 def _siglip(config: ModelConfig) -> Tower:
     """Gemma 3: SigLIP, pooled to `image_tokens`, a norm and a projection.
 
-    SigLIP's own pooling head, if the config has one, is not read: weights without FLOPs.
+    SigLIP's own pooling head, if the config has one, is not used: weights without FLOPs.
     """
     vision = config.vision
     *layers, projector = siglip(config)
@@ -74,7 +74,7 @@ def _siglip(config: ModelConfig) -> Tower:
 
 
 def _llama4(config: ModelConfig) -> Tower:
-    """Llama 4: as MaxText's, with a field of its own for the width that the projector reads."""
+    """Llama 4: like MaxText's, with a separate field for the projector's input width."""
     *layers, shuffle, projector = llama4_vision(config)
     first, second = shuffle.components
     out = config.vision.projector_output_dim_for_vit

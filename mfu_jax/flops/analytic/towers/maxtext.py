@@ -1,4 +1,4 @@
-"""The towers of MaxText's families: the decoder block says which."""
+"""The towers of MaxText's families, selected by decoder block."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ _TOWERS: dict[str, tuple[tuple[str, ...], Callable[[ModelConfig], Tower]]] = {
 def maxtext_towers(config: ModelConfig) -> Tower:
     """The layers of the vision and audio towers; none for a text model.
 
-    A step without images needs no sizes of the tower: if they are absent, only the text model
+    A step without images does not need the tower's sizes: if they are absent, only the text model
     is counted.
 
     Raises:
-        UserError: there are images, but the family has no known tower, or a size of it is absent.
+        UserError: there are images, but the family has no known tower, or lacks one of its sizes.
     """
     layers: tuple[Layer, ...] = ()
     step, training = config.step, config.training
@@ -81,7 +81,7 @@ def maxtext_towers(config: ModelConfig) -> Tower:
 
 
 def require_towers(config: ModelConfig) -> None:
-    """Raises a `UserError` where a tower is used that is unknown or lacks a size."""
+    """Raises a `UserError` if a tower is used that is unknown or lacks a size."""
     if config.decoder_block.startswith("hf_"):
         return  # a config.json describes its own towers: see `towers.huggingface`
     if config.vision.use_multimodal or config.step.images_per_sequence:
@@ -97,6 +97,6 @@ def require_towers(config: ModelConfig) -> None:
 
 
 def _has_vision(config: ModelConfig) -> bool:
-    """Whether the family has a known tower and the config all its sizes."""
+    """Whether the family has a known tower and the config has all its sizes."""
     needed, _ = _TOWERS.get(config.decoder_block, (None, None))
     return needed is not None and not config.missing(needed)

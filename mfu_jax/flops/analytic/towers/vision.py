@@ -1,6 +1,6 @@
 """Vision towers of Gemma 3, Llama 4 and Qwen: images → tokens of the decoder's width.
 
-Shapes as in `encoder`. A config says how large an image is, not how many a sequence has.
+Shapes as in `encoder`. A config gives the size of an image, not the number per sequence.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def llama4_vision(config: ModelConfig) -> Tower:
 
 
 def qwen3_vision(config: ModelConfig) -> Tower:
-    """Qwen3-VL and Omni: patches of two frames, 2 × 2 merged; mergers of inner layers too."""
+    """Qwen3-VL and Omni: patches of two frames, merged 2 × 2; mergers also for inner layers."""
     vision = config.vision
     width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
     tokens = math.prod(vision.patch_grid)

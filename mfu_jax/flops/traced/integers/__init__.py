@@ -1,1 +1,1 @@
-"""Integers of a jaxpr that no data reaches, in the exact arithmetic of their dtypes."""
+"""Integers in a jaxpr that do not depend on data, in the exact arithmetic of their dtypes."""

@@ -15,13 +15,13 @@ import numpy as np
 from mfu_jax.flops.traced.integers.arrays import ARRAYS
 from mfu_jax.flops.traced.known_values import ConstantTable, Known, is_integer
 
-_LARGEST_RESULT = 2**16  # elements: what decides a loop is small, and is evaluated in each trip
+_LARGEST_RESULT = 2**16  # elements: what controls a loop is small, and evaluated in each iteration
 
 Rule = Callable[[Any, Sequence[Any]], Any]
 
 
 def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
-    """The one result of an equation on known integers; None if it is not known."""
+    """The only result of an equation on known integers; None if it is not known."""
     rule = _RULES.get(eqn.primitive.name)
     if rule is None or not _fits(eqn.outvars[0].aval):
         return None
@@ -40,7 +40,7 @@ def is_evaluable(eqn: Any) -> bool:
 
 
 def typed(value: Known, aval: Any) -> Known:
-    """A known value in the dtype that its variable has; None if that is no integer."""
+    """A known value in its variable's dtype; None if that is not an integer dtype."""
     if value is None or not is_integer(aval):
         return None
     value = value.values if isinstance(value, ConstantTable) else value
@@ -48,7 +48,7 @@ def typed(value: Known, aval: Any) -> Known:
         return None
     if isinstance(value, np.generic) and value.dtype == aval.dtype:
         return value
-    return np.asarray(value).astype(aval.dtype, copy=False)[()]  # no array without dimensions
+    return np.asarray(value).astype(aval.dtype, copy=False)[()]  # turns 0-d arrays into scalars
 
 
 def _fits(aval: Any) -> bool:
@@ -58,7 +58,7 @@ def _fits(aval: Any) -> bool:
 def _agree(eqn: Any, operands: Sequence[Any]) -> bool:
     """Whether all operands have the shapes of their variables.
 
-    A scalar with a value per program of a grid does not; elementwise rules take it all the same.
+    A scalar with one value per program of a grid does not; elementwise rules accept it anyway.
     """
     is_scalar = all(atom.aval.shape == () for atom in (*eqn.invars, eqn.outvars[0]))
     if is_scalar and eqn.primitive.name in _PER_PROGRAM:
@@ -70,7 +70,7 @@ def _agree(eqn: Any, operands: Sequence[Any]) -> bool:
 
 
 def _despite_unknowns(eqn: Any, known: Sequence[Known]) -> Known:
-    """`False & unknown`, `True | unknown`, and a choice whose chosen case is known."""
+    """`False & unknown`, `True | unknown`, and a select whose chosen case is known."""
     name = eqn.primitive.name
     if name == "select_n":
         which = typed(known[0], eqn.invars[0].aval)
@@ -89,7 +89,7 @@ def _despite_unknowns(eqn: Any, known: Sequence[Known]) -> Known:
 
 
 def _divide(a: Any, b: Any) -> Any:
-    """Towards zero. XLA: x / 0 is −1 (all bits set), and the least number / −1 is itself."""
+    """Rounds towards zero. In XLA, x / 0 is −1 (all bits set), and the least number / −1 itself."""
     safe = np.where(b == 0, 1, b).astype(a.dtype)
     if a.dtype.kind == "u":
         return np.where(b == 0, np.iinfo(a.dtype).max, a // safe)
@@ -99,7 +99,7 @@ def _divide(a: Any, b: Any) -> Any:
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """With the sign of the dividend. XLA: x rem 0 is x."""
+    """Has the sign of the dividend. In XLA, x rem 0 is x."""
     quotient = np.asarray(_divide(a, b)).astype(a.dtype)
     return np.where(b == 0, a, a - quotient * b)
 
@@ -117,12 +117,12 @@ def _shift_right_logical(a: Any, by: Any) -> Any:
 
 def _shift_right_arithmetic(a: Any, by: Any) -> Any:
     is_inside, by = _shift(a, by)
-    signed = a.view(f"i{a.dtype.itemsize}")  # XLA takes unsigned numbers for signed ones, too
+    signed = a.view(f"i{a.dtype.itemsize}")  # XLA also treats unsigned numbers as signed here
     return np.where(is_inside, signed >> by.astype(signed.dtype), np.where(signed < 0, -1, 0))
 
 
 def _shift(a: Any, by: Any) -> tuple[Any, Any]:
-    """Whether a shift is within the width (as XLA: an unsigned count), and a safe one."""
+    """Whether a shift is within the width (unsigned, as in XLA), and a safe shift count."""
     bits = 8 * a.dtype.itemsize
     is_inside = (by >= 0) & (by < bits)
     return is_inside, np.where(is_inside, by, 0).astype(a.dtype)
@@ -146,7 +146,7 @@ def _leading_zeros(eqn: Any, operands: Sequence[Any]) -> Any:
 def _integer_power(eqn: Any, operands: Sequence[Any]) -> Any:
     power = eqn.params["y"]
     result = np.ones_like(operands[0])
-    if power < 0:  # JAX refuses it for integers
+    if power < 0:  # JAX rejects it for integers
         return None
     for _ in range(power):
         result = result * operands[0]
@@ -154,7 +154,7 @@ def _integer_power(eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """An integer to an unsigned or signed integer power; a negative one is not known."""
+    """An integer to the power of an (un)signed integer; None if any exponent is negative."""
     if np.any(exponent < 0):
         return None
     result, square = np.ones_like(base + 0 * exponent.astype(base.dtype)), base

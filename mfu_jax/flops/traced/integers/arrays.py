@@ -1,4 +1,4 @@
-"""Primitives that move, look up and reduce the elements of small integer arrays, on NumPy."""
+"""Primitives that move, look up and reduce elements of small integer arrays, in NumPy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _slice(eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _block(array: Any, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
-    """A block of these sizes, moved inside the array where it would leave it."""
+    """A block of these sizes, shifted to lie inside the array if it would leave it."""
     inside = (
         min(max(int(start), 0), whole - size)
         for start, size, whole in zip(starts, sizes, np.shape(array), strict=True)
@@ -58,7 +58,7 @@ def _dynamic_update_slice(eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _gather(eqn: Any, operands: Sequence[Any]) -> Any:
-    """XLA's gather, one slice per position of `indices`."""
+    """XLA's gather, one slice per position in `indices`."""
     array, indices = operands
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     shape = eqn.outvars[0].aval.shape
@@ -86,7 +86,7 @@ def _gather(eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _fill(eqn: Any, dtype: Any) -> Any:
-    """What a gather returns for a slice outside of the array."""
+    """The value that a gather returns for a slice outside the array."""
     if (value := eqn.params["fill_value"]) is not None:
         return value
     if dtype.kind == "b":
@@ -129,7 +129,7 @@ def _cumulative(function: Any) -> Rule:
 
 
 def sorted_together(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Arrays in the order of the first ones, the keys; None for one that is not known."""
+    """Sorts arrays by the first ones, the keys; None for an array that is not known."""
     axis, keys = eqn.params["dimension"], operands[: eqn.params["num_keys"]]
     is_stable = eqn.params["is_stable"] or len(operands) == len(keys) == 1
     if not is_stable or any(key is None for key in keys):
@@ -139,7 +139,7 @@ def sorted_together(eqn: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def parts_of(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """The results of a primitive that has several, each a part of an operand."""
+    """The results of a primitive with several results, each a part of an operand."""
     if eqn.primitive.name == "optimization_barrier":
         return operands
     array = operands[0]

@@ -14,27 +14,27 @@ from mfu_jax.flops.traced.shards import Place, Share, manual_axes, shares
 
 
 class Devices:
-    """The devices that run the code which is evaluated.
+    """The devices that run the code being evaluated.
 
     Attributes:
-        place: of the device whose integers these are, on the axes of meshes that are known.
-        places: of all devices, where they exchange integers and are evaluated together.
-        number: of `place` among them.
+        place: mesh coordinates of the device whose integers these are, on the known axes.
+        places: those of all devices, if these exchange integers and are evaluated together.
+        number: index of `place` among them.
     """
 
     def __init__(self) -> None:
         self.place: Place = {}
         self.places: tuple[Place, ...] = ()
         self.number: int | None = None
-        self._asked: set[str] = set()  # axes on which a place was wanted that is not known
-        self._exchanging: set[str] = set()  # axes on which integers are exchanged
+        self._asked: set[str] = set()  # axes on which an unknown coordinate was requested
+        self._exchanging: set[str] = set()  # axes along which integers are exchanged
 
     def key(self) -> Any:
-        """Equal where the same device decides the same way."""
+        """A key, equal where the same device takes the same decisions."""
         return tuple(self.place.items()), self.number if self.places else None
 
     def axis_index(self, eqn: Any) -> Known:
-        """The place of the device on an axis of the mesh."""
+        """The device's coordinate on a mesh axis; None if it is not known."""
         axis = eqn.params["axis_name"]
         if isinstance(axis, str) and axis in self.place:
             return typed(self.place[axis], eqn.outvars[0].aval)
@@ -42,7 +42,7 @@ class Devices:
         return None
 
     def exchange(self, eqn: Any, result: int, sent: Known) -> Known:
-        """What devices receive, each at its place, of what they send."""
+        """What the devices receive, each at its place, from what they send."""
         if sent is None:
             return None
         axes = set(exchange_axes(eqn))
@@ -55,11 +55,11 @@ class Devices:
         return together([typed(value, aval) for value in received(eqn, self.places, values)])
 
     def here(self, known: Sequence[Known]) -> list[Known]:
-        """The values of the device at `place`."""
+        """The values on the device at `place`."""
         return [at_place(value, self.number) for value in known]
 
     def each(self) -> Iterator[int]:
-        """Goes to all places in turn, where no device needs another's integers."""
+        """Visits all places in turn; no device needs another's integers."""
         places = self.places
         with self.alone():
             for number, place in enumerate(places):
@@ -68,7 +68,7 @@ class Devices:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """While a device's integers do not depend on those of others."""
+        """A context in which a device's integers do not depend on those of others."""
         before, self.places = self.places, ()
         try:
             yield
@@ -77,7 +77,7 @@ class Devices:
 
     @contextlib.contextmanager
     def _at(self, place: Place) -> Iterator[None]:
-        """At this place, beside what was known of it."""
+        """A context at this place, in addition to what is known of the current one."""
         before, self.place = self.place, {**self.place, **place}
         try:
             yield
@@ -87,12 +87,12 @@ class Devices:
     def by_place(
         self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
     ) -> list[tuple[Share, Any]]:
-        """What `run` makes of a `shard_map`'s operands, for devices that differ.
+        """Results of `run` on a `shard_map`'s operands, for devices that differ.
 
         Args:
             eqn: the `shard_map`.
             known: values of its operands.
-            run: takes those of its body: of all devices, where these exchange integers.
+            run: takes the operands of its body: of all devices, if these exchange integers.
         """
         axes = manual_axes(eqn).keys()
         before = self.places, self.number

@@ -1,4 +1,4 @@
-"""Runs the integer part of a jaxpr: calls, branches, and loops up to a stated length."""
+"""Evaluates the integer part of a jaxpr: calls, branches, and loops up to a fixed length."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from mfu_jax.flops.traced.known_values import Known, scalar
 from mfu_jax.flops.traced.shards import joined
 from mfu_jax.jax_internals import Literal
 
-LONGEST_LOOP = 50_000  # iterations that are evaluated of one loop
-_MOST_EQUATIONS = 1_000_000  # of one count: about ten seconds
-_MOST_SPECULATED = 10_000  # of them in code that may never run
+LONGEST_LOOP = 50_000  # iterations of one loop that are evaluated
+_MOST_EQUATIONS = 1_000_000  # per count: about ten seconds
+_MOST_SPECULATED = 10_000  # of these in code that may never run
 
-# Where a GPU's block may take over the work of one that has not started. That each does its own is
-# as much work.
+# A GPU block may take over the work of one that has not started. If each does its own, the total
+# work is the same.
 _TAKES_OVER = "query_cluster_cancel"
 
 Values = dict[Any, Known]  # by variable
-Visit = Callable[[Values, Known], None]  # and whether the loop runs: by place, if that differs
+Visit = Callable[[Values, Known], None]  # Known: whether the loop runs, by place if that differs
 
 
 class Integers:
@@ -58,7 +58,7 @@ class Integers:
         constants: known values of constants inside the jaxprs, by variable.
 
     Attributes:
-        devices: whose integers these are.
+        devices: the devices whose integers these are.
     """
 
     def __init__(self, constants: Mapping[Any, Known] | None = None) -> None:
@@ -69,11 +69,11 @@ class Integers:
         self._literals: dict[int, tuple[Any, Known]] = {}
 
     def run(self, need: Need, known: Sequence[Known]) -> Values:
-        """The values of a need's variables.
+        """The values of the variables in a need.
 
         Args:
             need: what to evaluate.
-            known: a value or None for each input of its jaxpr.
+            known: a value or None for each input of the need's jaxpr.
         """
         self._left -= (len(need.steps) + 1) * max(1, len(self.devices.places))
         values: Values = {need.jaxpr.invars[i]: known[i] for i in need.inputs}
@@ -130,7 +130,7 @@ class Integers:
         return [found.get(i) for i in wanted]
 
     def _at_each(self, step: Step, operands: Sequence[Known]) -> list[Known]:
-        """The results of an equation at each place, where no device needs another's integers."""
+        """The results of an equation at each place, if no device needs another's integers."""
         found = [
             self.results(step, [at_place(value, number) for value in operands])
             for number in self.devices.each()
@@ -169,16 +169,16 @@ class Integers:
         wanted: Sequence[int],
         visit: Visit | None = None,
     ) -> dict[int, Known]:
-        """The wanted results of a scan; those that depend on data are left out.
+        """The wanted results of a scan, except those that depend on data.
 
         Args:
-            scan: its parts.
+            scan: the parts of the scan.
             operands: values of its operands.
             wanted: indices of the results.
-            visit: receives the values in each iteration, those that decide its work included.
+            visit: receives the values in each iteration, including those that decide its work.
 
         Raises:
-            TooLongError: it has more iterations than are evaluated, and there is a `visit`.
+            TooLongError: there is a `visit`, but the scan has too many iterations to evaluate.
         """
         need = self.needs.scan_body(scan, wanted, decides=visit is not None)
         consts = list(operands[: scan.consts])
@@ -210,17 +210,17 @@ class Integers:
         wanted: Sequence[int],
         visit: Visit | None = None,
     ) -> tuple[Known, dict[int, Known]]:
-        """How often a while loop runs, None if that depends on data, and its wanted results.
+        """Trip count of a while loop (None if it depends on data), and its wanted results.
 
         Args:
-            loop: its parts.
-            operands: values of its operands. Scalars inside a Pallas kernel may have a value for
-                each program of its grid; then so has the number of iterations.
+            loop: the parts of the loop.
+            operands: values of its operands. A scalar inside a Pallas kernel may have one value per
+                program of the grid; then so does the trip count.
             wanted: indices of the results.
-            visit: receives the values in each iteration, those that decide its work included.
+            visit: receives the values in each iteration, including those that decide its work.
 
         Raises:
-            TooLongError: its iterations cannot all be evaluated, and there is a `visit`.
+            TooLongError: there is a `visit`, but not all iterations can be evaluated.
         """
         test = self.needs.while_condition(loop)
         need = self.needs.while_body(loop, wanted, decides=visit is not None)
@@ -239,14 +239,14 @@ class Integers:
         for step in range(LONGEST_LOOP + 1):
             state = _state(carry, need)
             if state is not None and state == earlier:
-                break  # it never ends
+                break  # an endless loop
             if step & (step - 1) == 0:
                 earlier = state
             holds = self.outputs(test, [*fixed, *carry.values()])[0]
             if not is_known(holds) or not self._may_go_on():
                 break
             holds = at_each(operator.and_, runs, holds)
-            # Batched by vmap, it runs while any example's condition holds.
+            # Batched by vmap, it runs while the condition holds for any example.
             is_batched = loop.condition.outvars[0].aval.shape != ()
             runs = at_each(np.any, holds) if is_batched else holds
             if not any_place(runs):
@@ -264,7 +264,7 @@ class Integers:
 
     @contextlib.contextmanager
     def _speculating(self) -> Iterator[None]:
-        """While code is evaluated that may never run, where its loops may never end."""
+        """Limits the evaluation of code that may never run, and whose loops may never end."""
         before = self._left
         granted = self._left = min(before, _MOST_SPECULATED)
         try:
@@ -287,10 +287,10 @@ class Integers:
     def unchanged(
         self, need: Need, consts: list[Known], carry: dict[int, Known], slices: int
     ) -> dict[int, Known]:
-        """The entries of a loop's carry that no iteration changes, None for the others.
+        """The carry entries of a loop that no iteration changes, None for the others.
 
         Args:
-            need: of the loop's body.
+            need: the need of the loop's body.
             consts: values of its constants.
             carry: values of its carry before the first iteration.
             slices: number of the body's inputs after these, which are unknown.
@@ -305,11 +305,11 @@ class Integers:
 
 
 class TooLongError(Exception):
-    """A loop has more iterations than are evaluated, or its condition depends on data."""
+    """A loop has too many iterations to evaluate, or its condition depends on data."""
 
 
 def chosen_branch(index: Known, count: int) -> Known:
-    """The branch that an index chooses; an array where it differs within a kernel's grid."""
+    """The branch that an index selects; an array if it differs within a kernel's grid."""
     if index is None:
         return None
     chosen = np.clip(np.asarray(index).astype(np.int64), 0, count - 1)
@@ -317,7 +317,7 @@ def chosen_branch(index: Known, count: int) -> Known:
 
 
 def _one_of(chosen: Known, *cases: Known) -> Known:
-    """One of several values; with an unknown choice, what they agree on."""
+    """One of several values; if the choice is unknown, their common value or None."""
     if isinstance(chosen, int):  # at this place
         return cases[chosen]
     if any(case is None for case in cases):
@@ -328,7 +328,7 @@ def _one_of(chosen: Known, *cases: Known) -> Known:
 
 
 def _state(carry: Mapping[int, Known], need: Need) -> Any:
-    """What decides all further iterations of a while loop; None if some of it is unknown."""
+    """What determines all further iterations of a while loop; None if part of it is unknown."""
     values = [carry[i] for i in need.wanted]
     return [content(value) for value in values] if all(map(is_known, values)) else None
 
@@ -338,7 +338,7 @@ def _and_one_more(trips: Any, runs: Any) -> Any:
 
 
 def where(runs: Any, new: Known, old: Known) -> Known:
-    """The new value where a loop runs on: for some programs of a grid, or examples of a batch."""
+    """The new value where a loop still runs: in some programs of a grid, or examples of a batch."""
     if new is None or np.all(runs):
         return new
     if old is None:

@@ -1,4 +1,4 @@
-"""Integers that the devices of a `shard_map` exchange: sums, what they gather, and pass on."""
+"""Integers exchanged by the devices of a `shard_map`: reductions, gathers and permutes."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ EXCHANGES = frozenset({"ppermute", *_COMBINED, *_GATHER})
 
 
 def exchange_axes(eqn: Any) -> list[str]:
-    """The axes of the mesh along which an equation exchanges; empty strings for any others."""
+    """The mesh axes along which an equation exchanges; an empty string for any other axis."""
     axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
     axes = (axes,) if isinstance(axes, str) else axes
     return [axis if isinstance(axis, str) else "" for axis in axes]
 
 
 def received(eqn: Any, places: Sequence[Place], sent: Sequence[Known]) -> list[Known]:
-    """What the device at each place receives; None if it is not known.
+    """What the device at each place receives; None if not known.
 
     Args:
         eqn: the exchange.
-        places: of the devices, on the axes of the exchange and any others.
-        sent: what each sends.
+        places: mesh coordinates of the devices, on the axes of the exchange and any others.
+        sent: what each device sends.
     """
     results: list[Known] = [None] * len(places)
     if eqn.params.get("axis_index_groups"):
         return results
     axes = exchange_axes(eqn)
-    groups: dict[Any, list[int]] = defaultdict(list)  # numbers of places that exchange
+    groups: dict[Any, list[int]] = defaultdict(list)  # indices of places that exchange
     for number, place in enumerate(places):
         groups[tuple(at for axis, at in place.items() if axis not in axes)].append(number)
     for group in groups.values():

@@ -1,7 +1,7 @@
 """What the decisions of a jaxpr, and some of its results, are computed from.
 
-A decision is how often a loop with work runs, and which of several branches with different work
-does. Only the equations that these depend on are evaluated.
+A decision is how often a loop that does work runs, or which of several branches with different
+work is taken. Only the equations that decisions depend on are evaluated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mfu_jax.flops.traced.primitive_kinds import has_work, is_call
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, scan_groups
 
-# Several results, each a part of an operand, or an operand in another order.
+# Primitives with several results, each a part of an operand or a reordered operand.
 PARTS = {"optimization_barrier", "sort", "split", "unstack"}
 
 
@@ -29,12 +29,12 @@ class Need:
 
     Attributes:
         jaxpr: the open jaxpr.
-        wanted: indices of the results that are wanted.
-        inputs: indices of the inputs that it reads.
-        steps: its equations in order.
+        wanted: indices of the wanted results.
+        inputs: indices of the inputs that are read.
+        steps: the equations to evaluate, in order.
         decisive: variables whose values settle every decision inside the jaxpr.
         is_joint: whether devices exchange integers in it.
-        asks: whether the place of a device is read in it.
+        asks: whether it reads a device's place in the mesh.
     """
 
     jaxpr: Any
@@ -57,7 +57,7 @@ class Scan(NamedTuple):
 
 
 class While(NamedTuple):
-    """The parts of a `while` equation; its operands are both groups of constants, and the carry."""
+    """The parts of a `while` equation; its operands: both groups of constants, then the carry."""
 
     condition: Any
     body: Any
@@ -65,7 +65,7 @@ class While(NamedTuple):
     body_consts: int
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """The condition's constants, the body's constants, the carry."""
+        """The condition's constants, the body's constants, and the carry."""
         start = self.cond_consts + self.body_consts
         consts = operands[: self.cond_consts], operands[self.cond_consts : start]
         return list(consts[0]), list(consts[1]), list(operands[start:])
@@ -99,9 +99,9 @@ class Step(NamedTuple):
         eqn: the equation.
         results: indices of its results that are read.
         variables: these results.
-        inner: what it runs; None for a primitive.
+        inner: what it runs; None for a primitive that runs no jaxpr.
         is_joint: whether devices exchange integers in it.
-        asks: whether the place of a device is read in it.
+        asks: whether it reads a device's place in the mesh.
     """
 
     eqn: Any
@@ -113,7 +113,7 @@ class Step(NamedTuple):
 
 
 def inner_of(eqn: Any) -> Inner | None:
-    """What an equation runs that can be evaluated."""
+    """What an equation runs, if that can be evaluated; else None."""
     name = eqn.primitive.name
     if name == "cond":
         return Branches(inner_jaxprs(eqn.params)["branches"])
@@ -146,21 +146,21 @@ def while_of(eqn: Any) -> While:
 
 
 class Needs:
-    """Finds the `Need` of each jaxpr once."""
+    """Finds the `Need` of each jaxpr, once."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, frozenset[int], bool], Need] = {}
         self._work: dict[int, tuple[Any, bool]] = {}
 
     def of(self, jaxpr: Any, wanted: Iterable[int] = (), *, decides: bool = False) -> Need:
-        """What the wanted results depend on, and with `decides` every decision inside."""
+        """What the wanted results depend on and, with `decides`, every decision inside."""
         key = id(jaxpr), frozenset(wanted), decides
         if key not in self._found:
             self._found[key] = self._of(jaxpr, frozenset(wanted), decides)
         return self._found[key]
 
     def scan_body(self, scan: Scan, wanted: Iterable[int], *, decides: bool) -> Need:
-        """The need of a scan's body; the entries of the carry that it reads are wanted, too."""
+        """The need of a scan's body; the carry entries that it reads are also wanted."""
         return self.loop_body(scan.body, scan.consts, scan.carries, wanted, decides=decides)
 
     def while_condition(self, loop: While) -> Need:
@@ -168,7 +168,7 @@ class Needs:
         return self.of(loop.condition, [0])
 
     def while_body(self, loop: While, wanted: Iterable[int], *, decides: bool) -> Need:
-        """The need of a while loop's body; what the condition reads is wanted, too."""
+        """The need of a while loop's body; what the condition reads is also wanted."""
         tested = {i - loop.cond_consts for i in self._condition_inputs(loop, decides)}
         carries = len(loop.body.invars) - loop.body_consts
         wanted = {*wanted, *(i for i in tested if i >= 0)}
@@ -180,7 +180,7 @@ class Needs:
     def loop_body(
         self, body: Any, consts: int, carries: int, wanted: Iterable[int], *, decides: bool
     ) -> Need:
-        """The need of a loop's body; the entries of the carry that it reads are wanted, too."""
+        """The need of a loop's body; the carry entries that it reads are also wanted."""
         wanted = set(wanted)
         while True:
             need = self.of(body, wanted, decides=decides)
@@ -193,7 +193,7 @@ class Needs:
         needed = {v for i in wanted if _can_be_known(v := jaxpr.outvars[i])}
         steps: list[Step] = []
         is_joint = False
-        decisive: dict[Any, None] = {}  # in an order that does not depend on what is wanted
+        decisive: dict[Any, None] = {}  # an order independent of what is wanted
         for eqn in reversed(jaxpr.eqns):
             results = tuple(i for i, v in enumerate(eqn.outvars) if v in needed)
             if results:
@@ -237,12 +237,12 @@ class Needs:
         return [self.of(inner.jaxpr, results, decides=decides)]
 
     def _operands(self, eqn: Any, results: Sequence[int]) -> Iterable[int]:
-        """Indices of the operands that some of an equation's results depend on."""
+        """Indices of the operands that the given results of an equation depend on."""
         inner = inner_of(eqn)
         if inner is not None:
             return self._inner(inner, results, False)
         if eqn.primitive.name in EXCHANGES:
-            return results  # each of its own operand
+            return results  # each depends on its own operand only
         is_known = eqn.primitive.name in PARTS or (len(eqn.outvars) == 1 and is_evaluable(eqn))
         return range(len(eqn.invars)) if is_known else ()
 

@@ -1,4 +1,4 @@
-"""Known values of all devices of a `shard_map`, evaluated together where they exchange them."""
+"""Known values on all devices of a `shard_map`, evaluated together if these exchange them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mfu_jax.flops.traced.known_values import Known
 
 
 class ByPlace:
-    """A known value, or None, for the device at each place."""
+    """A known value or None, for the device at each place."""
 
     __slots__ = ("values",)
 
@@ -20,7 +20,7 @@ class ByPlace:
 
 
 def together(values: Sequence[Known]) -> Known:
-    """The values of all places; one if they are equal."""
+    """The values at all places; a single one if all are equal."""
     first, *others = values
     is_same = first is None and all(v is None for v in others)
     if is_same or all(_is_same(first, other) for other in others):
@@ -29,14 +29,14 @@ def together(values: Sequence[Known]) -> Known:
 
 
 def at_place(value: Known, number: int | None) -> Known:
-    """The value of the device at one place, by its number."""
+    """The value on the device at one place, given the place's number."""
     if isinstance(value, ByPlace):
         return None if number is None else value.values[number]
     return value
 
 
 def at_each(function: Callable[..., Known], *values: Known) -> Known:
-    """What a function makes of the values at each place."""
+    """Applies a function to the values at each place."""
     count = next((len(v.values) for v in values if isinstance(v, ByPlace)), None)
     if count is None:
         return function(*values)
@@ -44,7 +44,7 @@ def at_each(function: Callable[..., Known], *values: Known) -> Known:
 
 
 def is_known(value: Known) -> bool:
-    """Whether it is known at every place."""
+    """Whether a value is known at every place."""
     return all(v is not None for v in _lanes(value))
 
 
@@ -65,7 +65,7 @@ def equal(a: Known, b: Known) -> bool:
 
 
 def content(value: Known) -> Any:
-    """What equal values have in common."""
+    """A hashable form, the same for equal values."""
     return tuple(None if v is None else np.asarray(v).tobytes() for v in _lanes(value))
 
 

@@ -1,8 +1,8 @@
-"""Proves how often a while loop runs whose counters grow by constants, however often that is.
+"""Proves the trip count of a while loop whose counters grow by constants, however large it is.
 
-The first iteration suggests a step for each entry of the carry that the condition depends on. It is
+The first iteration suggests a step for each carry entry that the condition depends on. It is
 proved by induction: given `start + k·step`, the body's own equations give `start + (k + 1)·step`,
-and no intermediate value leaves its dtype before the condition fails.
+and no intermediate value leaves its dtype's range before the condition fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Line(NamedTuple):
     """An integer that grows by a constant: start + k·step in iteration k.
 
-    Both are Python ints, or arrays of them with one for each program of a kernel's grid.
+    Both are Python ints, or arrays of them with one per program of a kernel's grid.
     """
 
     start: Any
@@ -34,12 +34,12 @@ class Line(NamedTuple):
 
 
 class Until(NamedTuple):
-    """A condition that holds in iterations 0 … count − 1 and not in iteration `count`."""
+    """A condition that holds in iterations 0 … count − 1 and fails in iteration `count`."""
 
     count: Any
 
 
-_NEVER = None  # no iteration; `Until` has it where a condition never fails
+_NEVER = None  # `Until.count` of a condition that never fails
 _LINEAR = {"add", "sub", "mul", "neg"}
 _SAME = {"convert_element_type", "copy", "copy_p", "multiple_of", "name", "pvary", "squeeze",
          "reshape"}  # fmt: skip
@@ -49,10 +49,10 @@ _COMPARISONS = {"lt", "le", "gt", "ge", "ne"}
 def prove(
     integers: Integers, loop: While, test: Need, body: Need, operands: Sequence[Known]
 ) -> tuple[Known, dict[int, Known]] | None:
-    """The number of iterations, and the final values of what the condition depends on.
+    """The trip count, and the final values of what the condition depends on.
 
     Args:
-        integers: evaluates what does not change.
+        integers: evaluates whatever does not change.
         loop: the parts of the loop.
         test: the need of its condition.
         body: the need of its body.
@@ -62,7 +62,7 @@ def prove(
         None if the condition does not follow from counters that grow by constants.
     """
     if any(isinstance(step.inner, Scan | While) for step in body.steps):
-        return None  # no line comes out of a loop, which may be long
+        return None  # a nested loop yields no line, and may be long
     fixed, consts, start = loop.split(operands)
     lines = _suggested_lines(integers, loop, body, consts, start)
     if lines is None:
@@ -86,7 +86,7 @@ def prove(
 def _suggested_lines(
     integers: Integers, loop: While, body: Need, consts: list[Known], start: list[Known]
 ) -> dict[int, Any] | None:
-    """Each needed entry of the carry as a line, from its first two values."""
+    """Each needed carry entry as a line, from its first two values."""
     if any(start[i] is None for i in body.wanted):
         return None
     after = integers.outputs(body, [*consts, *start])
@@ -106,7 +106,7 @@ def _suggested_lines(
 
 
 class _Proof:
-    """Follows lines through a jaxpr; remembers every line, to see that it stays in its dtype."""
+    """Follows lines through a jaxpr and remembers each one, to check that it stays in its dtype."""
 
     def __init__(self, integers: Integers) -> None:
         self.integers = integers
@@ -122,7 +122,7 @@ class _Proof:
         return {i: self.integers.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
 
     def stays_in_range(self, last: Any) -> bool:
-        """Whether no line leaves its dtype in iterations 0 … `last`."""
+        """Whether every line stays in its dtype's range in iterations 0 … `last`."""
         return all(
             np.all((line.at(k) >= limits.min) & (line.at(k) <= limits.max))
             for line, dtype in self.lines
@@ -174,7 +174,7 @@ def _combine(name: str, lines: list[Line]) -> Line | None:
 
 
 def _both(a: Any, b: Any) -> Any:
-    """The first iteration in which one of two conditions does not hold."""
+    """The conjunction of two conditions: it fails as soon as one of them does."""
     counts = [v.count if isinstance(v, Until) else _map(_from_bool, v) for v in (a, b)]
     present = [count for count in counts if count is not _NEVER]
     if len(present) < 2:
@@ -187,7 +187,7 @@ def _from_bool(value: Any) -> int | None:
 
 
 def _first_failure(name: str, difference: Line) -> Until | None:
-    """The first k for which start + k·step does not compare with 0 by `name`."""
+    """The first k for which the comparison `name` of start + k·step with 0 fails."""
     found = _map(lambda start, step: _fails(name, start, step), *difference)
     if np.ndim(found) and any(count is _NEVER for count in found.flat):
         return None
@@ -207,7 +207,7 @@ def _fails(name: str, start: int, step: int) -> int | None:
 
 
 def _is_next(found: Any, line: Any) -> bool:
-    """Whether a result is what a carry's entry is expected to be one iteration later."""
+    """Whether a result is the expected value of a carry entry one iteration later."""
     if isinstance(line, Line):
         return isinstance(found, Line) and bool(
             np.all(found.start == line.at(1)) and np.all(found.step == line.step)
@@ -220,7 +220,7 @@ def _final(line: Any, count: Any, aval: Any) -> Known:
 
 
 def _exact(value: Any) -> Any:
-    """As Python ints, which do not overflow."""
+    """Converts to Python ints, which do not overflow."""
     return np.asarray(value).astype(object) if np.ndim(value) else int(value)
 
 
@@ -229,7 +229,7 @@ def _as_known(count: Any) -> Known:
 
 
 def _map(function: Any, *values: Any) -> Any:
-    """A function of ints applied to ints or to the elements of arrays of them."""
+    """Applies a function of ints to ints, or elementwise to arrays of them."""
     if not any(np.ndim(v) for v in values):
         return function(*values)
     return np.frompyfunc(function, len(values), 1)(*values)

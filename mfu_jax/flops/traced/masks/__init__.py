@@ -1,1 +1,1 @@
-"""Attention masks of a traced function: declared, recognised, and the pairs that they keep."""
+"""Attention masks of a traced function: declared or recognised, and the pairs they keep."""

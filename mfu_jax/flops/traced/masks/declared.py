@@ -1,7 +1,7 @@
 """`attention_mask`: declares which pairs attention needs, if the trace does not show it.
 
-A declaration is a named scope. Scope names survive differentiation, scan and jit, and so reach the
-jaxpr of the traced function.
+A declaration is a named scope. Scope names survive differentiation, scan and jit, and thus reach
+the jaxpr of the traced function.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _this_thread = threading.local()
 
 @contextlib.contextmanager
 def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[None]:
-    """Declares to the traced count which pairs the attention traced inside it needs.
+    """Tells the traced count which pairs are needed by the attention traced inside it.
 
-    For attention whose mask the trace does not show: a mask that is an argument of the step, a
-    custom kernel. Put it around the attention in the model, or around `count_model_flops`. It is
-    also a decorator.
+    For attention whose mask the trace does not show: a mask that is an argument of the step, or a
+    custom kernel. Put it around the attention in the model, or around `count_model_flops`. It also
+    works as a decorator.
 
     Args:
         kind: ``causal``, ``full``, or ``documents`` for several documents packed into a row, whose
             pairs differ from batch to batch; see `document_pairs`. ``causal_documents``: within
-            each of them a query sees the keys up to its own.
-        window: how many keys a query sees, itself included.
+            each document, a query sees only the keys up to its own position.
+        window: number of keys that a query sees, including its own.
 
     Raises:
-        UserError: an unknown kind, or a window that is not a positive int.
+        UserError: the kind is unknown, or the window is not a positive int.
 
     >>> with attention_mask("causal", window=128):
     ...     pass  # y = my_attention(q, k, v)
@@ -67,20 +67,20 @@ def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[Non
 
 
 class DeclaredMask(NamedTuple):
-    """What an `attention_mask` declares."""
+    """The mask declared by an `attention_mask`."""
 
     kind: MaskKind
     band: Band
 
     def kept(self, queries: int, keys: int) -> KeptPairs:
-        """The pairs of queries × keys that it keeps."""
+        """How many pairs of queries × keys it keeps."""
         kept = kept_pairs(self.band, queries, keys)._replace(declared=True)
         is_plain = self.kind in PACKED or self.band == Band()
         return kept._replace(label=self.kind) if is_plain else kept
 
 
 def declared_mask(name_stack: str) -> DeclaredMask | None:
-    """The mask that the innermost `attention_mask` in a name stack declares."""
+    """The mask declared by the innermost `attention_mask` in a name stack, or None."""
     matches = _MARKER.findall(name_stack)
     if not matches:
         return None
@@ -92,5 +92,5 @@ def declared_mask(name_stack: str) -> DeclaredMask | None:
 
 
 def declared_around() -> DeclaredMask | None:
-    """The mask that the `attention_mask` around this thread's trace declares."""
+    """The mask declared by the `attention_mask` around this thread's trace, or None."""
     return declared_mask(getattr(_this_thread, "declared", None) or "")

@@ -1,4 +1,4 @@
-"""Pairs of query and key: how many a mask keeps, and how many packed documents have."""
+"""Query-key pairs: how many a mask keeps, and how many packed documents have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Band(NamedTuple):
         return Band(max(lows, default=None), min(highs, default=None))
 
     def pairs(self, queries: int, keys: int) -> int:
-        """The number of pairs kept, counted one by one."""
+        """The exact number of pairs kept."""
         low = 1 - keys if self.low is None else max(self.low, 1 - keys)
         high = queries - 1 if self.high is None else min(self.high, queries - 1)
         return max(0, _pairs_up_to(high, queries, keys) - _pairs_up_to(low - 1, queries, keys))
@@ -59,21 +59,21 @@ def _pairs_up_to(bound: int, queries: int, keys: int) -> int:
     if bound < 0:
         # i ≤ j + bound: mirrored, the pairs with j − i ≥ −bound
         return total - _pairs_up_to(-bound - 1, keys, queries)
-    # Those left out have i ≥ j + bound + 1: queries − 1 − bound of them for j = 0, and so on.
+    # The excluded pairs have i ≥ j + bound + 1: queries − 1 − bound of them for j = 0, and so on.
     most = queries - 1 - bound
     fewest = max(0, most - keys)
     return total - (most * (most + 1) - fewest * (fewest + 1)) // 2
 
 
 class KeptPairs(NamedTuple):
-    """How many pairs of a product of scores a mask keeps.
+    """How many query-key pairs of a matmul a mask keeps.
 
     Attributes:
         label: the mask, in words.
-        exact: pairs, counted one by one.
+        exact: the exact number of pairs kept.
         twice_maxtext: twice the pairs by MaxText's formula; S²/2 need not be an integer.
-        of: all pairs.
-        declared: by `attention_mask` in the model, which overrides what is recognised.
+        of: number of all pairs.
+        declared: by `attention_mask` in the model, which overrides recognised masks.
     """
 
     label: str
@@ -100,15 +100,15 @@ _LIMB = 4096
 def document_pairs(
     segment_ids: Any, *, padding_id: int | None = 0, causal: bool = False
 ) -> jax.Array:
-    """The attention pairs of the documents packed into a batch, computed on the device.
+    """The number of attention pairs of the documents packed into a batch, computed on the device.
 
-    ΣL² over their lengths L; ΣL(L + 1)/2 where attention is causal in each of them. Read the result
+    ΣL² over document lengths L; ΣL(L + 1)/2 if attention within each is causal. Read the result
     with `read_pairs` one step later, so that nothing waits for it.
 
     Args:
-        segment_ids: [..., S] ints, equal for the positions of one document, which are contiguous.
-        padding_id: the id of positions without a token, None without padding.
-        causal: a query sees the keys of its document up to its own.
+        segment_ids: [..., S] ints, equal at all positions of one document, which are contiguous.
+        padding_id: the id of positions without a token; None if there is no padding.
+        causal: whether a query sees only the keys of its document up to its own position.
 
     Returns:
         A small int32 array for `read_pairs`; the sum itself may not fit 32 bits.
@@ -130,13 +130,13 @@ def document_pairs(
             keys = jnp.bincount(document, length=row.size)[document]
         if padding_id is not None:
             keys = jnp.where(row == padding_id, 0, keys)
-        # Sum over queries of the keys that they see, in two parts that cannot overflow.
+        # Sum over queries of the number of keys each sees, in two parts that cannot overflow.
         return jnp.stack([jnp.sum(keys // _LIMB), jnp.sum(keys % _LIMB)])
 
     return jax.vmap(of_row)(ids)
 
 
 def read_pairs(pairs: jax.Array) -> int:
-    """The sum that `document_pairs` computed, as an int; waits for it."""
+    """The sum computed by `document_pairs`, as an int; waits for it."""
     high, low = np.asarray(pairs, dtype=object).sum(axis=0)
     return int(high) * _LIMB + int(low)

@@ -1,4 +1,4 @@
-"""Recognises causal and windowed masks in a jaxpr, from how they are computed.
+"""Recognises causal and windowed masks in a jaxpr by how they are computed.
 
 A mask is computed from positions (`iota`, or a constant 0, 1, 2, …) that are broadcast, compared
 and combined. Each such value has a `Pattern`; other values have none.
@@ -25,17 +25,17 @@ PatternKind = Literal["positions", "distance", "keeps", "drops", "bias"]
 
 @dataclass(frozen=True)
 class Pattern:
-    """An array whose elements are known functions of their position.
+    """An array whose elements are a known function of their position.
 
     Attributes:
         kind: ``positions``: element = Σ sign·(index along dim) + offset, over `terms`.
             ``distance``: the absolute value of such a sum of two indices.
             ``keeps``: true (or 1) where band.low ≤ index along dim a − along dim b ≤ band.high, for
-            `terms` ((a, 1), (b, −1)); everywhere without terms.
+            `terms` ((a, 1), (b, −1)); everywhere if there are no terms.
             ``drops``: true (or 1) where that does not hold.
             ``bias``: 0 where such a mask keeps a pair, very negative elsewhere.
-        terms: (dim, sign) pairs in the order of the dims.
-        partial: the mask keeps an unknown subset of the pairs in the band.
+        terms: (dim, sign) pairs in order of dim.
+        partial: whether the mask keeps only an unknown subset of the pairs in the band.
     """
 
     kind: PatternKind
@@ -45,7 +45,7 @@ class Pattern:
     partial: bool = False
 
     def moved(self, where: Callable[[int], int | None]) -> Pattern | None:
-        """The pattern with every dim mapped by `where`; None if one of its dims is gone."""
+        """The pattern with every dim mapped by `where`; None if a dim it uses disappears."""
         moved = [(where(dim), sign) for dim, sign in self.terms]
         if any(dim is None for dim, _ in moved):
             return None
@@ -58,14 +58,14 @@ class Pattern:
         return self.kind in ("keeps", "drops")
 
 
-# A score to which this is added has no weight after the softmax.
+# A score to which this is added has zero weight after the softmax.
 _VERY_NEGATIVE = -1e4
 
 EVERYWHERE = Pattern("keeps")
 
 
 def _with_first_positive(pattern: Pattern) -> Pattern:
-    """A mask with a positive first dim, for comparison; positions stay as they are."""
+    """A mask with a positive sign on its first dim, for comparison; positions are unchanged."""
     if pattern.kind in ("positions", "distance") or not pattern.terms or pattern.terms[0][1] > 0:
         return pattern
     low, high = pattern.band
@@ -84,7 +84,7 @@ def _inverted(pattern: Pattern | None) -> Pattern | None:
 
 
 def _as(kind: Literal["keeps", "drops"], pattern: Pattern | None) -> Pattern | None:
-    """The mask as another kind, which is possible for a band with one bound."""
+    """The mask as another kind, which is possible only for a band with one bound."""
     if pattern is None or not pattern.is_mask or pattern.kind == kind:
         return pattern if pattern is not None and pattern.is_mask else None
     low, high = pattern.band
@@ -95,12 +95,12 @@ def _as(kind: Literal["keeps", "drops"], pattern: Pattern | None) -> Pattern | N
 
 
 def kept_where(mask: Pattern | None, value: bool) -> Pattern | None:
-    """A mask that keeps the pairs at which `mask` has this value (or more)."""
+    """A mask that keeps the pairs where `mask` has this value (or more pairs)."""
     return _as("keeps", mask if value else _inverted(mask))
 
 
 def of_constant(value: Known) -> Pattern | None:
-    """The pattern of a constant: one number, positions 0, 1, 2, …, or a triangle as an array."""
+    """The pattern of a constant: one number, positions 0, 1, 2, …, or a triangular array."""
     if value is True:
         return EVERYWHERE
     if isinstance(value, bool | int | float):
@@ -140,7 +140,7 @@ def _triangle(values: np.ndarray) -> Pattern | None:
 
 
 def follow(eqn: Any, patterns: Sequence[Pattern | None]) -> Pattern | None:
-    """The pattern of an equation's result, if it has one."""
+    """The pattern of an equation's result, or None."""
     name = eqn.primitive.name
     if name == "iota":
         return Pattern("positions", ((int(eqn.params["dimension"]), 1),))
@@ -173,7 +173,7 @@ def _broadcast(eqn: Any, pattern: Pattern) -> Pattern | None:
     shape = eqn.invars[0].aval.shape
     dims = eqn.params["broadcast_dimensions"]
     sizes = eqn.outvars[0].aval.shape
-    # A broadcast dimension of size 1 has no positions along the result's dimension.
+    # A dimension of size 1 that is broadcast has no positions along the result's dimension.
     return pattern.moved(lambda d: dims[d] if shape[d] == sizes[dims[d]] else None)
 
 
@@ -243,7 +243,7 @@ def _is_difference(pattern: Pattern) -> bool:
     return pattern.kind == "positions" and sorted(s for _, s in pattern.terms) == [-1, 1]
 
 
-# Each comparison with its sides swapped.
+# Each comparison and its equivalent with swapped sides.
 _COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne", "eq": "eq"}
 
 
@@ -258,7 +258,7 @@ def _compare(name: str, a: Pattern | None, b: Pattern | None) -> Pattern | None:
     if a.is_mask:
         return _compare_mask(name, a, number)
     if a.kind == "distance" and number is not None:
-        nearest, farthest = number - a.offset, -number - a.offset  # |d + offset| against number
+        nearest, farthest = number - a.offset, -number - a.offset  # for |d + offset| vs number
         if name in ("le", "gt"):
             band = Band(math.ceil(farthest), math.floor(nearest))
         elif name in ("lt", "ge"):
@@ -284,7 +284,7 @@ def _compare(name: str, a: Pattern | None, b: Pattern | None) -> Pattern | None:
 
 
 def _compare_mask(name: str, mask: Pattern, number: float | None) -> Pattern | None:
-    """A mask of zeros and ones compared with a number."""
+    """A mask of zeros and ones, compared with a number."""
     if number is None:
         return None
     compare = getattr(operator, name)
@@ -295,7 +295,7 @@ def _compare_mask(name: str, mask: Pattern, number: float | None) -> Pattern | N
 
 
 def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """The conjunction of both masks; an unknown one can only exclude more pairs."""
+    """The conjunction of two masks; an unknown one can only exclude more pairs."""
     masks = [mask for mask in (_as("keeps", a), _as("keeps", b)) if mask]
     bounded = [mask for mask in masks if mask.terms]
     if not bounded:
@@ -309,7 +309,7 @@ def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
 
 
 def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """One mask or the other: drops the pairs that both drop."""
+    """The disjunction of two masks: it drops the pairs that both drop."""
     for mask, other in ((a, b), (b, a)):
         if mask and mask.is_mask and _number(other) == 0:
             return mask
@@ -317,7 +317,7 @@ def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
 
 
 def _product(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """Two masks of zeros and ones; or a mask times a very negative number."""
+    """The product of two masks of zeros and ones, or of a mask and a very negative number."""
     if a is None or b is None:
         return None
     if a.is_mask and b.is_mask:
@@ -335,7 +335,7 @@ def _as_bias(mask: Pattern | None) -> Pattern | None:
 def _select(
     eqn: Any, mask: Pattern | None, if_false: Pattern | None, if_true: Pattern | None
 ) -> Pattern | None:
-    """A choice by a mask: between masks, or between 0 and a very negative number."""
+    """A select by a mask: between masks, or between 0 and a very negative number."""
     if mask is None or not mask.is_mask:
         return None
     zero, one = _number(if_false), _number(if_true)

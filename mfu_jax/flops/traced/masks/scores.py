@@ -1,4 +1,4 @@
-"""Follows products of queries and keys through a jaxpr, and the masks applied to them."""
+"""Follows query-key products through a jaxpr, and the masks applied to them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mfu_jax.flops.traced.masks.declared import declared_around, declared_mask
 from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs, kept_pairs
 from mfu_jax.flops.traced.masks.patterns import Pattern
 
-# Operands of a product of scores; the cotangent of a plain sum is a constant.
+# Possible origins of operands of a score matmul; the cotangent of a plain sum is a constant.
 _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
-# What makes or uses scores. A factorisation's triangle is not a mask over its work.
+# Primitives that make or use scores. A factorisation's triangle is not a mask over its work.
 _PRODUCTS = {"dot_general", "scaled_dot", "scaled_matmul", "scaled_matmul_wrapper"}
 
 
 class Scores:
-    """The products that may be scores, by number, and their masks.
+    """The matmuls that may be attention scores, by number, and their masks.
 
     Attributes:
-        masks: the pairs that a recognised or declared mask keeps.
+        masks: the pairs kept by a recognised or declared mask.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Scores:
     def of_matmul(
         self, eqn: Any, operands: Sequence[Flow], stack: str
     ) -> tuple[tuple[int, ...], frozenset[Score]]:
-        """Numbers of the masked scores that a matmul uses, or of those that it makes."""
+        """Numbers of the masked scores that a matmul uses or, if none, of those that it makes."""
         if eqn.primitive.name not in _PRODUCTS:
             return (), frozenset()
         numbers = {s.number for flow in operands for s in flow.scores}
@@ -41,7 +41,7 @@ class Scores:
             return used, frozenset()
         origins = {flow.origin for flow in operands}
         # Queries, keys and values are activations, or arguments of a function that computes only
-        # attention. A declared mask applies to these only: projections share its scope.
+        # attention. A declared mask applies only to these: projections share its scope.
         is_activations = origins <= _NO_PARAMETERS
         is_arguments = origins == {Origin.INPUT}
         if not (is_activations or is_arguments or is_batched(eqn)):
@@ -51,7 +51,7 @@ class Scores:
         return (number,), frozenset({Score(number, eqn.outvars[0].aval.size)})
 
     def new(self, stack: str, sizes: tuple[int, int] | None) -> int:
-        """The number of a new product; `sizes` are (queries, keys) if it is attention."""
+        """Numbers a new matmul; `sizes` are (queries, keys) if it is attention."""
         number = self._made
         self._made += 1
         if sizes is not None:
@@ -62,7 +62,7 @@ class Scores:
         return number
 
     def mask(self, number: int, band: Band, queries: int, keys: int) -> None:
-        """Removes the pairs that a band drops from a product of scores."""
+        """Removes the pairs that a band drops from a score matmul."""
         if number in self.masks and self.masks[number].declared:
             return
         before, *_ = self._bands.get(number, (Band(),))
@@ -81,7 +81,7 @@ class Scores:
                 for score in result.scores:
                     self.mask(score.number, mask.band, shape[a], shape[b])
         if eqn.primitive.name == "mul" and len(result.scores) > 1:
-            # The softmax's gradient: the cotangent of a probability of 0 is not needed.
+            # In the softmax's gradient, the cotangent of a probability of 0 is not needed.
             numbers = [score.number for score in result.scores]
             for band in [self._bands[n] for n in numbers if n in self._bands]:
                 for number in numbers:
@@ -92,7 +92,7 @@ class Scores:
 
 
 def _kept(eqn: Any, pattern: Pattern, flows: Sequence[Flow], result: Flow) -> Pattern | None:
-    """The pairs that stay scores with this pattern as an operand, None if it removes none."""
+    """The pairs that remain scores under this operand pattern; None if it removes none."""
     name = eqn.primitive.name
     if name == "add":
         return pattern if pattern.kind == "bias" else None
@@ -110,7 +110,7 @@ def _kept(eqn: Any, pattern: Pattern, flows: Sequence[Flow], result: Flow) -> Pa
 
 
 def _pair_sizes(eqn: Any) -> tuple[int, int]:
-    """Queries and keys of a product of scores: equal free sizes, else the largest."""
+    """Queries and keys of a score matmul: equal free sizes if any, else the largest."""
     if eqn.primitive.name != "dot_general":
         return 1, 1
     lhs, rhs = (v.aval.shape for v in eqn.invars)

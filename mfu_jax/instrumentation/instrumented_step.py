@@ -261,7 +261,7 @@ class InstrumentedStep(WrappedStep):
         self._observer.close()
 
     def _keeps(self, error: BaseException) -> bool:
-        """Keeps an interrupt for the loop's next logger call, so the outputs are not lost."""
+        """Whether an interrupt was kept for the next logger call, so that no outputs are lost."""
         logger = self._observer.logger
         return isinstance(logger, MetricLogger) and logger.interrupt.keep(error)
 

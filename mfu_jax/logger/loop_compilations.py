@@ -17,7 +17,7 @@ class LoopCompilations:
     """Informs the parts of a logger of compilations made for its steps.
 
     Until the first step it is unknown which thread will run the steps: the thread that creates the
-    logger may only start it. Until then, other threads' compilations are kept for that thread.
+    logger may only start it. Until then, what other threads compile is kept for the one that will.
 
     Args:
         journal: notes each compilation.

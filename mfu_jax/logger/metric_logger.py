@@ -269,7 +269,7 @@ class MetricLogger:
         """Context manager for part of a step: ``with logger.phase("rollout"): …``.
 
         Its time, FLOPs, MFU and HFU are shown as ``phase/<name>/…`` with the next recorded step. It
-        ends when the outputs of its instrumented functions, or given to `wait_for`, are ready.
+        ends when outputs of its instrumented functions, or those given to `wait_for`, are ready.
 
         Args:
             name: a word.

@@ -37,8 +37,8 @@ FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 # Pauses between the attempts at the end of a run.
 LAST_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
-# A record is given up after this many attempts if the next record succeeds; at the end of
-# the run after one.
+# A record is given up after this many attempts if the next record succeeds; at the end of the run,
+# after one.
 POISON_ATTEMPTS = 5
 
 Call = Callable[[], None]
@@ -50,7 +50,7 @@ class SinkWorker:
     Args:
         sink: the sink.
         backlog: where records go that do not fit in memory; None: the oldest are dropped.
-        period_seconds: how often records come; the sink writes every `periods_per_write` of them.
+        period_seconds: how often records come; the sink writes every `periods_per_write` periods.
         monotonic: clock in seconds, for the time between attempts.
 
     Attributes:

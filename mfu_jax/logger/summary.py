@@ -56,7 +56,7 @@ class Summary:
         clock_jumps: steps in which the wall clock jumped.
         dropped_records: records that were not delivered, summed over all sinks.
         dropped_by_sink: the same by sink and reason.
-        flags: name of each impossible number → in how many steps.
+        flags: name of each impossible number → number of steps that have it.
         phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
     """
 

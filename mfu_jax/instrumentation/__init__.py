@@ -1,1 +1,1 @@
-"""`instrument`: watches a step function, analyses its programs, reads its outputs."""
+"""`instrument`: observes a step function, analyses its programs, reads its outputs."""

@@ -1,7 +1,7 @@
-"""From settings to a logger, shared by `instrument`, the flags and the reference trainer.
+"""Builds a logger from settings, for `instrument`, the flags and the reference trainer.
 
 `sinks_of` is called before anything is compiled, so that an unwritable folder ends the run at
-once; `logger_of` once the cost is known; `setup_table` makes its first text.
+once; `logger_of`, once the cost is known; `setup_table` makes the logger's first text.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def sinks_of(
     """A console, plus JSONL, TensorBoard, Prometheus if the settings name a path; process 0 only.
 
     Args:
-        settings: name the paths, and the step from which to resume.
-        total_steps: the console's progress bar counts up to it.
+        settings: provide the paths, and the step from which to resume.
+        total_steps: number of steps for the console's progress bar.
         progress: show the progress bar; see `ConsoleSink`.
 
     Raises:
@@ -62,15 +62,15 @@ def logger_of(
     boundary: Boundary | None = None,
     journal: Journal | NoJournal | None = None,
 ) -> MetricLogger:
-    """The logger that the settings describe, and in every process a journal.
+    """Makes the logger that the settings describe, with a journal in every process.
 
     Args:
-        settings: numbers of steps, warm-up, log period, aborts; and the sinks.
-        cost: what a step costs; None: each step brings its own cost.
-        sinks: instead of `sinks_of(settings)`.
-        compile_log: see `MetricLogger`, like the next one.
+        settings: step numbers, warm-up, log period, aborts; and the sinks.
+        cost: cost of a step; None: each step is recorded with its own.
+        sinks: used instead of `sinks_of(settings)`.
+        compile_log: see `MetricLogger`, also for `boundary`.
         boundary: where failures are reported.
-        journal: instead of one beside the settings' metrics file.
+        journal: used instead of one beside the settings' metrics file.
 
     Raises:
         UserError: an output folder cannot be written.
@@ -98,7 +98,7 @@ def open_journal(metrics_file: Any, **options: Any) -> Journal | NoJournal:
 def peaks_of(
     settings: Settings, device: jax.Device, flops_by_dtype: Mapping[str, int]
 ) -> StepPeaks:
-    """The peaks that a step with these matmuls is compared with; see `find_peaks`.
+    """The peaks to compare a step with these matmuls against; see `find_peaks`.
 
     Raises:
         UserError: the dtype of most FLOPs has no known peak.
@@ -127,14 +127,14 @@ def setup_table(
 
     Args:
         devices: number and kind.
-        peaks: what utilisation is relative to; None if not known.
-        model: the model FLOPs, and what they leave out; None if not known.
+        peaks: the peaks for utilisation; None if not known.
+        model: the model FLOPs, and what they do not include; None if not known.
         model_details: convention and derivation of the model FLOPs.
-        tokens_per_device: of one step; 0 if unknown.
+        tokens_per_device: tokens of one step on one device; 0 if unknown.
         flops_by_dtype: the matmuls to name in notes on peaks.
         parameters: number of weights, if known.
         metrics: which outputs of the step are logged, if chosen.
-        left_out: which are too big to be logged.
+        left_out: which outputs are too large to be logged.
     """
     flops = None if model is None else f"{float(model.per_device) / 1e12:.6g} ({model_details})"
     values: dict[str, Any] = {

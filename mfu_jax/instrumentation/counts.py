@@ -1,6 +1,6 @@
-"""What one call of a compiled step costs one device: every count of it, and the peaks to divide by.
+"""Cost of one call of a compiled step on one device: all its counts, and the peaks to divide by.
 
-Used by the reference trainer, `instrument`, and `MetricLogger.from_flags` alike.
+Shared by the reference trainer, `instrument`, and `MetricLogger.from_flags`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from mfu_jax.logger.step_cost import StepCost
 HfuSource = Literal["executed", "cost_analysis"]
 
 _COMPLEX = ("c64", "c128")
-_WIDE = {"fp32", "fp64"}  # what compilers widen narrower dtypes to
+_WIDE = {"fp32", "fp64"}  # dtypes to which compilers widen narrower ones
 
 
 def unwrap_compiled(compiled: Any) -> jax.stages.Compiled:
-    """JAX's own `Compiled`, unwrapped from that of Flax's or Equinox's jit."""
+    """JAX's own `Compiled`, unwrapped from Flax's or Equinox's wrapper."""
     while not isinstance(compiled, jax.stages.Compiled) and hasattr(compiled, "compiled"):
         compiled = compiled.compiled
     return compiled
@@ -62,14 +62,14 @@ class ModelCount:
         source: ``traced``, ``analytic`` or ``value``.
         convention: how attention pairs are counted; ``as given`` for a value.
         tokens_per_device: tokens of one step on one device, if the source knows them.
-        dense: the same FLOPs with all attention pairs, None if unknown.
-        attention: the part of `per_device` that attention kernels may compute: products of pairs
-            of tokens (a traced one has all products of activations), None if unknown.
+        dense: the same FLOPs with all attention pairs; None if unknown.
+        attention: the part of `per_device` that attention kernels may compute: products over pairs
+            of tokens (if traced, all products of activations); None if unknown.
         packed: the part of `per_device` that attention within packed documents would take with all
             pairs, by kind of mask as declared with `attention_mask`.
         operations: a traced `per_device` with all attention pairs, as in `FlopCount.by_operation`.
         complex_products: the part of `per_device` that is products of complex numbers.
-        checkpointed: what `jax.checkpoint` adds to it in a traced step.
+        checkpointed: FLOPs that `jax.checkpoint` adds to it in a traced step.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
         unaccounted: work that could not be counted, in words.
         overheads: other known work of the program, by label; see `compare_flops`.
@@ -101,15 +101,15 @@ def traced_model(
     convention: str = "maxtext",
     lengths: Lengths = NO_LENGTHS,
 ) -> ModelCount:
-    """Counts ``step(*args, **kwargs)`` on its jaxpr, which covers all devices, and divides.
+    """Counts ``step(*args, **kwargs)`` on its jaxpr, over all devices, and divides by them.
 
     Args:
         step: a jitted or plain function.
         args: arrays, donated or not, or `jax.ShapeDtypeStruct`s; trees of them.
         kwargs: the same by name.
-        devices: of the whole job; every device gets an equal share, as an exact fraction.
-        convention: ``maxtext``, ``exact`` or ``dense``, for masks recognised or declared.
-        lengths: of groups and sequences, if they are data.
+        devices: number in the whole job; each gets an equal share, as an exact fraction.
+        convention: ``maxtext``, ``exact`` or ``dense``, for recognised or declared masks.
+        lengths: of groups and sequences, if they depend on data.
 
     Raises:
         UserError: the function cannot be traced, or the convention needs a config.
@@ -136,7 +136,7 @@ def traced_model(
 
 
 def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
-    """Counts a step from its config, which says what one device gets.
+    """Counts a step from its config, which specifies the work of one device.
 
     Args:
         config: what `mfu_jax.calculate_tflops_per_device` takes: a config, a mapping, or the name
@@ -158,19 +158,19 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
     )
 
 
-# MaxText's recipes of quantised training → the dtype of their matmuls.
+# MaxText's recipes for quantised training → the dtype of their matmuls.
 _QUANTIZED = {
     "int8": "int8",
     **dict.fromkeys(("fp8", "fp8_e5m2", "fp8_full", "fp8_gpu", "fp8_nanoo", "nanoo_fp8"), "fp8"),
 }
-# Weights of layers that these recipes leave alone: convolutions, matrices of groups, adapters.
+# Weights that these recipes do not quantise: convolutions, grouped matrices, adapters.
 _NOT_QUANTIZED = ("conv", "o_a", "lora_a", "lora_b")
 
 
 def _config_dtypes(config: Any, rows: Sequence[FlopsRow]) -> Mapping[str, int]:
     """FLOPs of a config's matmuls by dtype, if it states one.
 
-    Quantised training narrows the matmuls with weights of the decoder's layers.
+    Quantised training narrows the matmuls with weights in the decoder's layers.
     """
     dtype = _text(config, "dtype")
     narrow = _QUANTIZED.get(_text(config, "quantization"), "")
@@ -185,7 +185,7 @@ def _config_dtypes(config: Any, rows: Sequence[FlopsRow]) -> Mapping[str, int]:
 
 
 def _text(config: Any, key: str) -> str:
-    """A word of a config, or nothing."""
+    """A string value of a config; empty if absent."""
     found = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
     return found if isinstance(found, str) else ""
 
@@ -200,7 +200,7 @@ def given_model(flops_per_device: Exact) -> ModelCount:
 def kernel_flops_of(
     step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], device: jax.Device
 ) -> Mapping[str, int]:
-    """FLOPs of one run of each Pallas kernel; empty on CPUs, which run none as custom calls."""
+    """FLOPs of one run of each Pallas kernel; empty on CPUs, where none is a custom call."""
     if device.platform == "cpu":
         return {}
     return pallas_kernel_flops(step, *args, **kwargs)
@@ -226,9 +226,9 @@ class StepFlops:
 
     @property
     def timed_by_dtype(self) -> Mapping[str, int]:
-        """The dtypes at whose peaks the executed FLOPs are timed.
+        """FLOPs by dtype, for the dtypes whose peaks apply to the executed FLOPs.
 
-        They are the program's, unless the compiler widened a dtype of the model: XLA runs bf16
+        Dtypes are the program's, unless the compiler widened one of the model's: XLA runs bf16
         matmuls as float32 on CPUs. Then they are the model's, so that equal FLOPs give equal
         utilisation.
         """
@@ -240,7 +240,7 @@ class StepFlops:
     def cost(
         self, peaks: StepPeaks | None, *, tokens_per_device: int | float, hfu_source: HfuSource
     ) -> StepCost:
-        """What `MetricLogger.record` takes."""
+        """The step's cost, as `MetricLogger.record` accepts it."""
         executed: Exact | None = self.executed.total
         if hfu_source == "cost_analysis":
             executed = None if self.xla_reported is None else round(self.xla_reported)
@@ -266,14 +266,14 @@ def count_program(
     trip_counts: Mapping[str, int] | None = None,
     lengths: Lengths = NO_LENGTHS,
 ) -> StepFlops:
-    """Counts a compiled step and explains the count, from the model's FLOPs on.
+    """Counts a compiled step and explains the count, starting from the model FLOPs.
 
     Args:
         compiled: the program.
         model: the model FLOPs of the same step.
-        kernel_flops: see `executed_flops`, like the next one.
+        kernel_flops: see `executed_flops`, also for `trip_counts`.
         trip_counts: iterations of loops that depend on data.
-        lengths: of groups and sequences that are data.
+        lengths: of groups and sequences that depend on data.
     """
     executed = executed_flops(
         compiled,
@@ -302,7 +302,7 @@ def count_program(
 def model_cost(
     model: ModelCount | None, peaks: StepPeaks | None, *, tokens_per_device: int | float
 ) -> StepCost:
-    """The cost of a step whose program is not counted yet; what is None is not known."""
+    """The cost of a step whose program is not counted yet; None marks the unknown."""
     if model is None:
         return StepCost(model_flops_per_device=None, tokens_per_device=tokens_per_device)
     cost = StepCost(model_flops_per_device=model.per_device, tokens_per_device=tokens_per_device)
@@ -316,7 +316,7 @@ def model_cost(
 
 
 def _short(dtype: str) -> str:
-    """``bf16`` for ``bfloat16``; a dtype without a peak as it is."""
+    """``bf16`` for ``bfloat16``; a dtype without a known peak is returned unchanged."""
     try:
         return canonical_dtype(dtype)
     except UserError:

@@ -1,4 +1,4 @@
-"""Device traces of chosen steps, for `mfu-jax profile` and the viewers of TensorBoard and XProf."""
+"""Device traces of chosen steps, for `mfu-jax profile` and for viewers (TensorBoard, XProf)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NO_MARK = contextlib.nullcontext()
 
 
 class StepProfile:
-    """Traces the devices from the start of one step to the end of another one.
+    """Traces the devices from the start of one step to the end of another.
 
-    What the trace says goes to the record of the step at which it is read, as ``profile/…``.
-    Nothing here fails the run: without a trace there is one warning.
+    The trace's numbers go to the record of the step at which it has been read, as ``profile/…``.
+    Nothing here fails the run: a missing trace logs one warning.
 
     Args:
-        settings: which steps, and the folder: the trace goes to its ``plugins/profile/``.
-        peak: of one device, called on another thread once there is a trace; it may wait.
+        settings: which steps, and the folder, where the trace goes to ``plugins/profile/``.
+        peak: returns one device's peak; called on another thread once there is a trace; may wait.
         boundary: where failures are reported.
     """
 
@@ -60,13 +60,13 @@ class StepProfile:
         self.close()
 
     def concerns(self, number: int) -> bool:
-        """Whether `step` has anything to do: to start a trace, to mark a step in it, to end it."""
+        """Whether `step` has anything to do: start a trace, mark a step in it, or end it."""
         if self._is_on or self._reading is not None:
             return True
         return not self._is_done and self._first <= number <= self._last
 
     def step(self, number: int, logger: Any) -> contextlib.AbstractContextManager[Any]:
-        """Wraps the call of a step: marks it in the trace, which the first step starts.
+        """Wraps the call of a step to mark it in the trace, which the first step starts.
 
         A step made of phases is recorded only after its last call, so the next one ends the trace.
         """
@@ -81,12 +81,12 @@ class StepProfile:
         return jax.profiler.StepTraceAnnotation("train", step_num=number)
 
     def after(self, number: int, logger: Any, *, is_last: bool = False) -> None:
-        """Called after a step is recorded: the last step ends the trace.
+        """Called after a step is recorded; the last step of the range ends the trace.
 
         Args:
-            number: of the step.
-            logger: takes the trace's numbers once they are known.
-            is_last: of the run: it waits for them.
+            number: the step's number.
+            logger: gets the trace's numbers once they are known.
+            is_last: whether it is the run's last step, which waits for the numbers.
         """
         if self._is_on and number >= self._last:
             self._attempt("the device trace does not end", self._stop_in_pause)
@@ -94,9 +94,9 @@ class StepProfile:
             self._attempt("the profile is not in the metrics", self._log_numbers_in_pause)
 
     def close(self) -> None:
-        """Ends the trace if the run ends before the last step of the range; waits for its numbers.
+        """Ends the trace if the run ends before the range does; waits for its numbers.
 
-        Close it before the logger.
+        Must be closed before the logger.
         """
         if self._is_on:
             self._attempt("the device trace does not end", self._after_last_step, self._stop)
@@ -109,17 +109,17 @@ class StepProfile:
             self._attempt(missing, self._after_last_step, self._log_numbers)
 
     def _after_last_step(self, function: Callable[[], None]) -> None:
-        """Runs it in a pause, so that it is in no step's time; without one if there can be none."""
+        """Runs `function` in a pause if possible, so that it is not in any step's time."""
         with contextlib.ExitStack() as stack:
             try:
-                # Unchecked: the logger's close tells of a loss that aborts, or of a failed device.
+                # Unchecked: the logger's close reports an aborting loss or a failed device.
                 with contextlib.suppress(Exception):
                     stack.enter_context(self._logger.spans.pause("profile", _no_check))
             finally:
                 function()
 
     def _start(self) -> None:
-        self._is_done = True  # one attempt
+        self._is_done = True  # attempted only once
         folder = self._folder
         if jax.process_count() > 1:
             folder = str(own_folder(folder, jax.process_index()))
@@ -138,7 +138,7 @@ class StepProfile:
             move_to_sessions(self._folder, jax.process_index())
         steps = f"steps {self._first} to {self._marked}"
         _log.info("device trace of %s: %s", steps, self._folder)
-        if jax.process_index() == 0:  # which has the sinks
+        if jax.process_index() == 0:  # only this one has sinks
             self._reading = TraceReading(
                 self._folder,
                 steps,

@@ -1,4 +1,4 @@
-"""Dumps of a step's programs, with the model FLOPs that were counted of the step."""
+"""Dumps a step's programs, with the model FLOPs counted for the step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mfu_jax.settings import Settings
 
 
 def model_flops(count: ModelCount) -> ModelFlops:
-    """A step's model FLOPs as a dump holds them."""
+    """A step's model FLOPs in the form that a dump holds."""
     return ModelFlops(
         per_device=count.per_device,
         convention=count.convention,
@@ -28,7 +28,7 @@ def model_flops(count: ModelCount) -> ModelFlops:
 
 
 def dump_paths(settings: Settings, name: str) -> list[str]:
-    """Where the program of a step goes: the user's file, and beside its device traces."""
+    """Where to dump a step's program: the user's file, and beside the device traces."""
     beside = [str(dump_path(settings.trace_folder, name))] if settings.profile_steps else []
     return [settings.dump_program, *beside]
 
@@ -46,13 +46,13 @@ def dump_step(
     """Writes one program of a step, in the job's first process only.
 
     Args:
-        path: of the first program's file; empty: none.
-        number: of the program among the step's, from 1: the second one goes to ``step.2.mfu``.
-        compiled: the program; None if it is not known.
+        path: the first program's file; empty: no dump.
+        number: of the program among the step's, from 1; the second goes to ``step.2.mfu``.
+        compiled: the program; None if not known.
         model: its model FLOPs, if they could be counted.
-        kernel_flops: see `executed_flops`, like the next one.
+        kernel_flops: see `executed_flops`, also for `trip_counts`.
         trip_counts: iterations of loops that depend on data.
-        lengths: of groups and sequences that are data.
+        lengths: of groups and sequences that depend on data.
 
     Raises:
         UserError: it cannot be written.

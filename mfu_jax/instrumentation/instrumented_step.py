@@ -55,32 +55,32 @@ def instrument(
     sequence_lengths: Sequence[int] = (),
     **options: Any,
 ) -> Any:
-    """Wraps a training step so that every call of it is counted, timed and logged.
+    """Wraps a training step so that every call is counted, timed and logged.
 
-    The step runs as before, with its donation, shardings, static arguments and outputs: JAX
-    compiles it at its first call, and that executable is counted in the background. A failure of
-    ours never reaches the loop: it is one warning, and a number is missing.
+    The step runs as before, with the same donation, shardings, static arguments and outputs: JAX
+    compiles it at its first call, and that executable is counted in the background. A failure in
+    this package never reaches the loop: it logs one warning, and a number is missing.
 
     Args:
         step_fn: what `jax.jit`, `jax.pmap`, ``nnx.jit`` or ``eqx.filter_jit`` returned. A plain
             function is jitted here. Without it, `instrument` is a decorator with options.
         metrics: a function from the step's output to a mapping of scalars, or to the loss; by
-            default they are found (see `mfu_jax.instrumentation.outputs.select_metrics`). A metric
-            is a scalar or a vector of at most 16 numbers; nothing larger is kept.
+            default they are detected (see `mfu_jax.instrumentation.outputs.select_metrics`). A
+            metric is a scalar or a vector of at most 16 numbers; nothing larger is kept.
         segment_ids: for batches of packed documents, a function from the step's arguments to their
-            segment ids; each step then has the FLOPs of its own documents where the model's
-            attention is inside ``attention_mask("documents")`` or ``"causal_documents"``.
+            segment ids; attention inside ``attention_mask("documents")`` or
+            ``"causal_documents"`` then counts only the FLOPs of each step's own documents.
         flops_source: ``"traced"``; or a number: model FLOPs of one device; or a config, as
-            `mfu_jax.calculate_tflops_per_device` takes it.
-        logger: a `MetricLogger` to share. Inside its ``step()`` or ``phase()`` a call is a part
-            of that step; inside ``pause("eval")`` its metrics are the eval's, averaged over all
-            calls, and it is no step, as in any pause; outside it is a step of its own.
-        sinks: where records go, instead of the console and what the settings name.
+            accepted by `mfu_jax.calculate_tflops_per_device`.
+        logger: a `MetricLogger` to share. Inside its ``step()`` or ``phase()``, a call is part of
+            that step. Inside any pause it is not a step; inside ``pause("eval")`` its metrics,
+            averaged over all calls, become the eval's. Elsewhere it is a step of its own.
+        sinks: where records go, instead of the console and the sinks named in the settings.
         settings: a `Settings`, such as `mfu_jax.flags.settings` makes from the flags.
         jit: keyword arguments of `jax.jit`, for a plain function.
-        trip_counts: iterations of the loops that depend on data, by the names that the ledger's
-            notes show.
-        group_sizes: rows of each group (expert) in grouped matmuls, as one device has them.
+        trip_counts: iterations of the loops that depend on data, by the names shown in the
+            ledger's notes.
+        group_sizes: rows of each group (expert) in grouped matmuls, on one device.
         sequence_lengths: keys of each sequence in paged attention.
         **options: any key of `mfu_jax.settings.Settings`, such as ``tokens_per_step=…``,
             ``metrics_file=…``, ``peak_tflops_per_device=…``, ``enable_mfu=…``.
@@ -136,7 +136,7 @@ def instrument(
 class InstrumentedStep(WrappedStep):
     """A step that logs itself; made by `instrument`.
 
-    Attributes that it lacks (``lower``, ``trace``, …) are those of the wrapped step.
+    Attributes it lacks (``lower``, ``trace``, …) are looked up on the wrapped step.
 
     Args:
         step_fn: the wrapped step.
@@ -159,7 +159,7 @@ class InstrumentedStep(WrappedStep):
         self._closed = False
         self._observer = StepObserver(self, call, options, logger)
         self._on_drop = weakref.finalize(self, _close_dropped, self._observer)
-        self._on_drop.atexit = False  # the logger has a way of its own then
+        self._on_drop.atexit = False  # the logger has its own exit handler
         self._boundary = self._observer.boundary
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -168,7 +168,7 @@ class InstrumentedStep(WrappedStep):
         Raises:
             UserError: after `close`; or an output folder cannot be written; or a plain function
                 cannot be jitted.
-            NonFiniteLossError: an earlier step's loss is NaN or infinite, and that is to abort.
+            NonFiniteLossError: an earlier step's loss is NaN or infinite, with abort enabled.
         """
         if self._closed:
             raise UserError(
@@ -211,7 +211,7 @@ class InstrumentedStep(WrappedStep):
 
     @property
     def flops(self) -> StepFlops:
-        """All counts of the program that ran last; waits for them.
+        """All counts of the last program run; waits for them.
 
         Raises:
             UserError: the step has not been called, or its program could not be counted.
@@ -228,12 +228,12 @@ class InstrumentedStep(WrappedStep):
 
     @property
     def ledger(self) -> Ledger:
-        """From model FLOPs to executed FLOPs, line by line, of the program that ran last."""
+        """From model FLOPs to executed FLOPs, line by line, for the last program run."""
         return self.flops.ledger
 
     @guarded("there is no summary", passes=(UserError,), instead=lambda _: Summary(steps=0))
     def summary(self) -> Summary:
-        """The run so far.
+        """Totals of the run so far.
 
         Raises:
             UserError: the step has not been called.
@@ -261,7 +261,7 @@ class InstrumentedStep(WrappedStep):
         self._observer.close()
 
     def _keeps(self, error: BaseException) -> bool:
-        """Whether the loop meets it where it next touches the logger, with the outputs in hand."""
+        """Whether an interrupt was kept for the next logger call, so that no outputs are lost."""
         logger = self._observer.logger
         return isinstance(logger, MetricLogger) and logger.interrupt.keep(error)
 
@@ -271,9 +271,9 @@ class InstrumentedStep(WrappedStep):
 
 
 def _close_dropped(observer: StepObserver) -> None:
-    """Closes what nobody can close any more, as where a sweep drops a step for the next one.
+    """Closes what nobody else can, for example when a sweep drops one step for the next.
 
-    On a thread of its own: a step may be dropped, or collected as garbage, anywhere.
+    Uses its own thread: a step may be dropped or garbage-collected anywhere.
     """
 
     def close() -> None:

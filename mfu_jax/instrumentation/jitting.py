@@ -15,7 +15,7 @@ from mfu_jax.errors import UserError
 
 
 def name_of(step_fn: Any) -> str:
-    """The name of a function, even of a partial, or of the partial that ``nnx.jit`` wraps."""
+    """The name of a function, even if it is a partial, or one wrapped by ``nnx.jit``."""
     while not hasattr(step_fn, "__name__"):
         inner = getattr(step_fn, "__wrapped__", None) or getattr(step_fn, "func", None)
         if inner is None or inner is step_fn:
@@ -72,10 +72,10 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
 
 
 def _bound(step_fn: Any) -> functools.partial[Any] | None:
-    """A partial of a plain function, made of a partial (JAX's or Equinox's, too) or a method.
+    """Converts a partial (including JAX's or Equinox's) or a method to a partial of a function.
 
     Returns:
-        None if it is neither.
+        The partial; None if it is neither.
     """
     if all(hasattr(step_fn, name) for name in ("func", "args", "keywords")):
         inner = _bound(step_fn.func) or functools.partial(step_fn.func)
@@ -86,15 +86,15 @@ def _bound(step_fn: Any) -> functools.partial[Any] | None:
 
 
 def caller_of(jitted: Any) -> Any:
-    """What to call to run the step, without a function of ours in between."""
+    """The callable that runs the step, without a function of ours in between."""
     return jitted.bound if isinstance(jitted, BoundJitted) else jitted
 
 
 def jitting_error(step_fn: Any, name: str, error: BaseException) -> UserError | None:
-    """The explanation of an error of JAX in the first call of a function that was jitted here.
+    """Explains an error of JAX in the first call of a function that was jitted here.
 
     Returns:
-        None if the error has another reason, or is the function's own.
+        The explanation; None if the error has another cause or is the function's own.
     """
     if not isinstance(error, jax.errors.JAXTypeError | TypeError):
         return None
@@ -110,7 +110,7 @@ def jitting_error(step_fn: Any, name: str, error: BaseException) -> UserError | 
 
 
 def _is_raised_inside(step_fn: Any, error: BaseException) -> bool:
-    """A function raised an error while it ran, however many partials and methods are around it."""
+    """Whether the error was raised while the function ran, looking through partials, methods."""
     function = inspect.unwrap(step_fn)
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)

@@ -16,7 +16,7 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
 
-# Settings that belong to a logger and its loop, so they cannot accompany a given one.
+# Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
 _OF_SHARED = ("metrics_file", "tensorboard_dir", *LOGGER_KEYS, "profile_steps")
 
 
@@ -35,7 +35,7 @@ class StepOptions(NamedTuple):
 def resolve(
     settings: Settings | None, options: Mapping[str, Any], flops_source: Any
 ) -> tuple[Settings, Any]:
-    """The settings with `options` applied, and the config if there is one, counted once.
+    """The settings with `options` applied, and the config, if any, after a trial count.
 
     Raises:
         UserError: an option is unknown or wrong, or the config cannot be counted.
@@ -57,7 +57,7 @@ def resolve(
 
 
 def check_kinds(*, metrics: Any, segment_ids: Any, logger: Any, sinks: Any, settings: Any) -> None:
-    """Raises a `UserError` if an option that is an object is one of another kind."""
+    """Raises a `UserError` if an option that must be an object is of the wrong kind."""
     kinds: tuple[tuple[str, Any, Callable[[Any], bool], str], ...] = (
         ("metrics", metrics, callable, "a function from the step's output to its scalars"),
         ("segment_ids", segment_ids, callable, "a function of the step's arguments"),
@@ -86,8 +86,8 @@ def checked_config(settings: Settings, config: Any) -> Any:
     """The config of ``flops_source=analytic``; None for the other sources.
 
     Args:
-        settings: name the config, if it is not given.
-        config: as `mfu_jax.calculate_tflops_per_device` takes it.
+        settings: name the config if it is not given.
+        config: as accepted by `mfu_jax.calculate_tflops_per_device`.
 
     Raises:
         UserError: it cannot be read or counted.
@@ -100,10 +100,10 @@ def checked_config(settings: Settings, config: Any) -> Any:
 
 
 def checked_trip_counts(trip_counts: Mapping[str, int] | None) -> Mapping[str, int] | None:
-    """`trip_counts` as `executed_flops` takes it.
+    """Returns `trip_counts` if `executed_flops` accepts it.
 
     Raises:
-        UserError: it is no mapping from names to whole numbers.
+        UserError: it is not a mapping from names to non-negative integers.
     """
     if trip_counts is None:
         return None
@@ -121,7 +121,7 @@ def checked_trip_counts(trip_counts: Mapping[str, int] | None) -> Mapping[str, i
 
 
 def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:
-    """Raises a `UserError` if logger options are given along with a logger."""
+    """Raises a `UserError` if logger options are given together with a logger."""
     defaults = Settings()
     changed = [k for k in _OF_SHARED if getattr(settings, k) != getattr(defaults, k)]
     if sinks is not None:

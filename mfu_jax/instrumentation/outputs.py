@@ -1,4 +1,4 @@
-"""Which of a step's outputs are metrics, and which one shows that the step has ended."""
+"""Finds which of a step's outputs are metrics, and which one marks the step's end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Selection(NamedTuple):
     """How the metrics of a step are read from its output.
 
     Attributes:
-        read: from output to metrics.
+        read: a function from output to metrics.
         text: which outputs they are, in words.
-        left_out: what is too big to be a metric, in words; empty if nothing is.
+        left_out: what is too large to be a metric, in words; empty if nothing is.
     """
 
     read: Callable[[Any], Metrics]
@@ -37,15 +37,15 @@ class Selection(NamedTuple):
 
 
 def select_metrics(output: Any, select: Select | None = None) -> Selection:
-    """Chooses the metrics of a step, by its first output.
+    """Chooses the metrics of a step from its first output.
 
-    In this order: a mapping that holds ``loss`` (or an object that has it as an attribute); scalars
-    in the output's tuples, of which the first floating-point one is the loss; a mapping with a name
-    that contains ``loss``. If there is none, the logger waits for a copy of the smallest output. A
-    loss that is an array is its mean. Nothing larger than a short vector is kept.
+    In this order: a mapping with a key ``loss`` (or an object with such an attribute); scalars in
+    the output's tuples, the first floating-point one being the loss; a mapping with a key that
+    contains ``loss``. If there is none, the logger waits for a copy of the smallest output. A loss
+    that is an array is replaced by its mean. Nothing larger than a short vector is kept.
 
     Args:
-        output: what the step returned; only shapes and names are looked at.
+        output: what the step returned; only shapes and names are inspected.
         select: the user's choice instead: from the output to a mapping of scalars, or one scalar.
 
     Raises:
@@ -68,18 +68,18 @@ def select_metrics(output: Any, select: Select | None = None) -> Selection:
 
 
 def marker_only(hint: str = "") -> Selection:
-    """No metric: the step is timed on a copy of its smallest output."""
+    """No metrics: the step is timed on a copy of its smallest output."""
     return Selection(read_marker, f"none; timed on a copy of the smallest output{hint}")
 
 
 def wait_for(selection: Selection, output: Any) -> None:
-    """Waits for a step: a busy CPU cannot be calibrated."""
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # of the device; the timer meets it, too
+    """Waits for a step, because a busy CPU cannot be calibrated."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # a device error; the timer hits it too
         jax.block_until_ready(selection.read(output))
 
 
 def read_marker(output: Any) -> Metrics:
-    """The array to wait for, under a name that is not shown."""
+    """The array to wait for, under a hidden name."""
     return {"_end": end_marker(output)}
 
 
@@ -129,7 +129,7 @@ def _is_dict(value: Any) -> bool:
 
 def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
     yield path, value
-    # Named tuples are optimizer states, whose counters are not metrics.
+    # Named tuples are usually optimizer states, whose counters are not metrics.
     if type(value) in (tuple, list) and depth < _DEEPEST:
         for index, item in enumerate(value):
             yield from _places(item, (*path, index), depth + 1)
@@ -139,9 +139,9 @@ class _Names(NamedTuple):
     """Which entries of a mapping are metrics.
 
     Attributes:
-        kept: key of each metric → None, or the same of a mapping inside.
+        kept: key of each metric → None, or the `_Names` of a nested mapping.
         means: keys of arrays whose mean is the metric.
-        left_out: names of the other entries, and their shapes.
+        left_out: names and shapes of the other entries.
     """
 
     kept: dict[Any, Any]
@@ -183,7 +183,7 @@ def _names_of(value: Mapping[Any, Any]) -> _Names:
 
 def _of_mapping(path: tuple[Any, ...], value: Mapping[Any, Any]) -> Selection:
     names, get = _names_of(value), _getter(path)
-    # Read in every step, with cold caches: if all of it is metrics, one copy is faster.
+    # This runs in every step, with cold caches: if every entry is a metric, one copy is faster.
     whole = type(value) is dict and list(names.kept) == list(value) == [*map(str, value)]
     whole = whole and not names.means and all(inner is None for inner in names.kept.values())
     return Selection(
@@ -205,7 +205,7 @@ def _of_attributes(path: tuple[Any, ...], value: Any) -> Selection:
 
 
 def _field_names(value: Any) -> list[str]:
-    """Of a named tuple, a dataclass with or without slots, or any other object."""
+    """Field names of a named tuple, a dataclass with or without slots, or any other object."""
     found: Any = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", None)
     names = found or getattr(value, "__dict__", ("loss",))
     return [name for name in names if hasattr(value, name)]
@@ -226,10 +226,10 @@ def _of_scalars(scalars: list[tuple[tuple[Any, ...], Any]]) -> Selection:
 
 
 def _unreplicated(selection: Selection, output: Any) -> Selection:
-    """Makes one number of values with one entry for each device.
+    """Reduces values with one entry per device to one number.
 
-    Pmap returns them, with one entry for each device in all its outputs; the first is taken. Other
-    steps return a loss of each example of a batch that has as many as there are devices.
+    `jax.pmap` adds such an axis to all its outputs; the first entry is taken. Other steps may
+    return a loss per example of a batch whose size equals the number of devices.
     """
     found = selection.read(output)
     stacked = {name for name, value in found.items() if _is_stacked(value)}
@@ -253,7 +253,7 @@ def _unreplicated(selection: Selection, output: Any) -> Selection:
 
 
 def _is_pmapped(output: Any) -> bool:
-    """Every array of the output has one entry for each device."""
+    """Whether every array of the output has one entry per device."""
     leaves = [leaf for leaf in jax.tree.leaves(output) if isinstance(leaf, jax.Array)]
     return all(leaf.ndim and _is_split_by_device(leaf) for leaf in leaves)
 
@@ -319,7 +319,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_loss(value: Any) -> bool:
-    """A scalar, or an array of numbers whose mean this process can compute alone."""
+    """Whether it is a scalar, or an array whose mean this process can compute alone."""
     if _is_scalar(value) and not _is_stacked(value):
         return True
     dtype = getattr(value, "dtype", None)
@@ -329,7 +329,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _is_stacked(value: Any) -> bool:
-    """One number for each device, as pmap returns it."""
+    """Whether it holds one number per device, as `jax.pmap` returns it."""
     sharding = getattr(value, "sharding", None)
     if sharding is None or getattr(value, "shape", ()) != (sharding.num_devices,):
         return False

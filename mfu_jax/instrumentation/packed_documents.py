@@ -1,7 +1,7 @@
-"""Packed documents in an instrumented step: each step has the attention pairs of its own batch.
+"""Packed documents in an instrumented step: counts each batch's own attention pairs.
 
 The pairs are summed on the device from the step's segment ids, before the step is dispatched. The
-builder's thread reads the sums once the step has ended, so nothing waits for them.
+builder thread reads the sums once the step has ended, so nothing waits for them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PackedDocuments:
         self._segment_ids = segment_ids
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PackedBatch | None:
-        """The pairs of one call, still being computed; None if JAX traces the call.
+        """The pairs of one call, still being computed; None if JAX is tracing the call.
 
         Raises:
             UserError: `segment_ids` returned no array of ints, or one that spans processes.
@@ -64,7 +64,7 @@ class PackedDocuments:
 
 @dataclasses.dataclass(frozen=True)
 class PackedBatch:
-    """The pairs of one batch.
+    """The attention pairs of one batch.
 
     Attributes:
         pairs: by kind of mask, for `read_pairs`.
@@ -77,7 +77,7 @@ class PackedBatch:
     def cost(
         self, packed: Mapping[str, int | Fraction], cost: StepCost | Callable[[], StepCost]
     ) -> StepCost:
-        """The step's cost minus pairs absent from this batch; call it on the builder's thread.
+        """The step's cost minus pairs absent from this batch; call this on the builder thread.
 
         Args:
             packed: FLOPs of one device with all pairs, by kind of mask.

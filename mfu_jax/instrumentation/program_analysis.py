@@ -1,4 +1,4 @@
-"""One program of a step: analysed right after its compilation, counted in the background."""
+"""One program of a step: analysed right after compilation, counted in the background."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")
 
-# Maximum number of records that wait for a count; the writer's queue has room for more.
+# Most records that wait for a count; the logger's queue has room for more.
 _MOST_WAITING = 100
 
 
 class ProgramAnalysis:
-    """One executable of a step: its model FLOPs, its peaks, and what it costs.
+    """One executable of a step: its model FLOPs, its peaks, and its cost.
 
-    Made on the training thread, in the context in which the step is called; `count` may run on any
-    thread. What fails is reported, and left unknown.
+    Made on the training thread, in the same context as the step's call; `count` may run on any
+    thread. Whatever fails is reported and left unknown.
 
     Args:
         step: the jitted function; JAX's cache holds its executable for these arguments.
-        args: the call's arguments; donated ones have lost their values but not their shapes.
+        args: the call's arguments; donated ones have lost their values, but not their shapes.
         kwargs: the same by name.
         settings: the sources of the counts and peaks.
         config: for ``flops_source=analytic``; None: `Settings.model_config` names it.
         trip_counts: iterations of loops that depend on data; see `executed_flops`.
-        lengths: of groups and sequences that are data.
+        lengths: of groups and sequences that depend on data.
         lowered: ``step.lower(*args, **kwargs)``, if the caller has it.
-        name: of the step, for messages.
+        name: the step's name, for messages.
         boundary: where failures are reported.
-        backlog: how many records wait for `cost`; by default 0.
-        number: of the program among the step's, from 1.
+        backlog: returns how many records wait for `cost`; by default 0.
+        number: the program's number among the step's programs, from 1.
 
     Attributes:
-        compiled: the executable, until it is counted.
-        takes_all_leaves: every leaf of the arguments is an input of the program, so none is static.
+        compiled: the executable; None once it has been counted.
+        takes_all_leaves: every leaf of the arguments is an input of the program: none is static.
         model: model FLOPs; None if they could not be counted.
-        peaks: what utilisation is relative to; None if no peak is known.
+        peaks: the peaks for utilisation; None if none is known.
         flops: all counts; None until `count` is done.
-        cost: for `MetricLogger.record`: what a step costs; before `count` is done, a function that
-            waits for it on the builder's thread.
+        cost: of a step, for `MetricLogger.record`; before `count` is done, a function that waits
+            for it on the builder thread.
         known_cost: the part of `cost` known so far, without waiting.
     """
 
@@ -163,7 +163,7 @@ class ProgramAnalysis:
         kwargs: Mapping[str, Any],
         config: Any,
     ) -> ModelCount:
-        """The model FLOPs of the step, from the source that the settings name."""
+        """The model FLOPs of the step, from the source named in the settings."""
         settings, devices = self._settings, self.devices
         if settings.flops_source == "value":
             given = given_model(settings.model_flops_per_device)
@@ -196,16 +196,16 @@ class ProgramAnalysis:
         return given or (0 if self.model is None else self.model.tokens_per_device)
 
     def counted_on(self, thread: threading.Thread) -> None:
-        """Says which thread runs `count`; call it before that is started."""
+        """Sets the thread that will run `count`; call this before starting it."""
         self._thread = thread
 
     def wait(self, seconds: float) -> None:
-        """Waits until `count` is done, or the time is up."""
+        """Waits until `count` is done or the time is up."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _wait(self) -> StepCost:
-        # A line without HFU is better than a training thread blocked on the writer's queue.
+        # A line without HFU is better than a training thread blocked on the logger's queue.
         while self._thread is not None and self._thread.is_alive():
             if self._backlog() >= _MOST_WAITING or self._done.wait(0.02):
                 break
@@ -216,7 +216,7 @@ class ProgramAnalysis:
 
         Args:
             metrics: which outputs are logged.
-            left_out: which are too big.
+            left_out: which outputs are too large.
         """
         model = self.model
         return setup_table(

@@ -1,4 +1,4 @@
-"""The programs of one step: which of them a call ran, and the count of each in the background."""
+"""The programs of one step: determines which one a call ran; counts each in the background."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 
 
 class StepProgram(NamedTuple):
-    """What one program of a step costs, and how metrics are read from its output.
+    """The analysis of one program of a step, and how metrics are read from its output.
 
     Attributes:
-        analysis: None if it failed.
-        selection: of the outputs.
+        analysis: its cost; None if the analysis failed.
+        selection: which outputs are metrics.
     """
 
     analysis: ProgramAnalysis | None
@@ -30,8 +30,8 @@ class BeforeCall(NamedTuple):
     """What was known before a call.
 
     Attributes:
-        compile_count: compilations on its thread.
-        added: how many programs.
+        compile_count: number of compilations on its thread.
+        added: number of known programs.
     """
 
     compile_count: int
@@ -39,22 +39,22 @@ class BeforeCall(NamedTuple):
 
 
 class StepPrograms:
-    """Tells which program a call ran, if possible without looking at its arguments.
+    """Determines which program a call ran, if possible without looking at its arguments.
 
-    A call that compiled something ran a new program. Any other call ran the last program again if
+    A call that compiled something ran a new program. Any other call repeated the last program if
     only one is known; only if several are known do the arguments decide.
 
     Args:
         compile_log: reports compilations.
         boundary: where failures are reported.
         has_earlier_programs: the step was compiled before it was instrumented, so a call can run
-            a program whose compilation nobody saw.
+            a program whose compilation was not observed.
 
     Attributes:
         is_ambiguous: a call may have run a program other than the last one.
         functions: JAX's names of what was compiled in calls of the step.
-        added: how many programs are known.
-        lock: held while a new program is analysed: of concurrent first calls, one does it.
+        added: number of known programs.
+        lock: held during the analysis of a new program, so that only one of several calls does it.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class StepPrograms:
         self._boundary = boundary
         self._known: SignatureTable[StepProgram] = SignatureTable(whole=has_earlier_programs)
         self._signature: Signature | None = None
-        self._compile_counts: dict[int, int] = {}  # by the threads that have called the step
+        self._compile_counts: dict[int, int] = {}  # by ids of threads that have called the step
         self._counting: list[threading.Thread] = []
         self._compile_log = compile_log
         compile_log.subscribe(self._on_compile)
 
     def begin_call(self) -> BeforeCall:
-        """Call it on the same thread before the step."""
+        """Called on the same thread just before the step."""
         return BeforeCall(self._compile_counts.setdefault(threading.get_ident(), 0), self.added)
 
     def has_compiled(self, before: BeforeCall) -> bool:
@@ -119,7 +119,7 @@ class StepPrograms:
         thread.start()
 
     def close(self, timeout: float) -> None:
-        """Waits for the counts, `timeout` seconds for each at most; stops watching compilations."""
+        """Waits at most `timeout` seconds for each count; stops observing compilations."""
         for thread in self._counting:
             thread.join(timeout)
         self._compile_log.unsubscribe(self._on_compile)

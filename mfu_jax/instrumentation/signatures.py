@@ -1,4 +1,4 @@
-"""What a step was called with: shapes, dtypes, shardings; and how two calls differ."""
+"""What a step was called with (shapes, dtypes, shardings), and how two calls differ."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _Entry = TypeVar("_Entry")
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """The arguments of one call, without their values.
+    """The arguments of one call, without array values.
 
     Attributes:
-        structure: the tree that the arguments form, static fields included.
-        paths: the place of each leaf, as ``batch['tokens']``.
-        keys: of each leaf, what a compiled program depends on.
+        structure: the tree structure of the arguments, static fields included.
+        paths: the path of each leaf, such as ``batch['tokens']``.
+        keys: for each leaf, what a compiled program depends on.
     """
 
     structure: Any
@@ -46,12 +46,12 @@ class Signature:
         return cls(jax.tree.structure((tuple(args), dict(kwargs))), paths, keys)
 
     def differences(self, later: Signature, *, numbers_are_traced: bool = False) -> list[str]:
-        """What changed from this call to a `later` one, a line each.
+        """What changed from this call to a `later` one, one line per change.
 
         Args:
             later: the other call.
-            numbers_are_traced: no argument is static, so that another value of a Python number is
-                no other program.
+            numbers_are_traced: no argument is static, so another value of a Python number does not
+                mean another program.
 
         >>> before = Signature.of(lambda x: x, (jax.ShapeDtypeStruct((8, 4), "float32"),), {})
         >>> after = Signature.of(lambda x: x, (jax.ShapeDtypeStruct((6, 4), "float32"),), {})
@@ -79,7 +79,7 @@ class Signature:
 
 
 def _given_differently(before: Any, after: Any) -> list[str]:
-    """Why two calls with the same leaves are two programs."""
+    """Why two calls with the same leaves run different programs."""
     (args, kwargs), (new_args, new_kwargs) = (
         jax.tree.unflatten(structure, [None] * structure.num_leaves)
         for structure in (before, after)
@@ -92,7 +92,7 @@ def _given_differently(before: Any, after: Any) -> list[str]:
 
 
 def leaf_key(leaf: Any) -> LeafKey:
-    """What decides which program runs: an array's shape, dtype …; the value of any other leaf."""
+    """What determines the program: an array's shape, dtype, …; any other leaf's value."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         committed = getattr(leaf, "committed", None) is not False
         sharding = getattr(leaf, "sharding", None) if committed else None
@@ -106,14 +106,14 @@ def leaf_key(leaf: Any) -> LeafKey:
 
 
 def loosened(key: Any) -> Any:
-    """The key of a Python number without its value, for numbers that are traced."""
+    """The key of a traced Python number without its value; other keys unchanged."""
     if isinstance(key, tuple) and key[0] == "value" and key[1] in _NUMBERS:
         return key[:2]
     return key
 
 
 def _traced(key: LeafKey) -> LeafKey:
-    """The key as a traced argument: a Python number is a scalar array of weak type."""
+    """The key of a traced argument: a Python number is a scalar array of weak type."""
     if key[0] == "value" and key[1] in _NUMBERS:
         aval = jax.typeof(key[2])
         return ("array", (), str(aval.dtype), aval.weak_type, None)
@@ -121,7 +121,7 @@ def _traced(key: LeafKey) -> LeafKey:
 
 
 def describe(key: LeafKey) -> str:
-    """``float32[8,128]`` of an array, the value of a static argument."""
+    """``float32[8,128]`` for an array, the value for a static argument."""
     if key[0] != "array":
         return f"{key[2]!r}" if key[0] == "value" else f"a {key[1].__name__}"
     return f"{key[2]}[{','.join(map(str, key[1]))}]"
@@ -155,12 +155,12 @@ def _by_name(
 
 
 class SignatureTable(Generic[_Entry]):
-    """Entries by signature, found fast: only leaves in which the known ones differ are compared.
+    """Entries by signature, with fast look-up: compares only leaves in which known ones differ.
 
-    That is sound if a compilation announces every unknown signature.
+    This is sound if every unknown signature is announced by a compilation.
 
     Args:
-        whole: compare all leaves instead, because programs may exist that were never announced.
+        whole: compare all leaves instead, because unannounced programs may exist.
 
     Attributes:
         is_ambiguous: whether finding a call's program requires looking at its arguments.
@@ -194,17 +194,17 @@ class SignatureTable(Generic[_Entry]):
         else:
             probes = {s: (s.structure, *s.keys) for s in self._known}
         self._found = {}
-        for known, probe in probes.items():  # the latest wins where only a traced number differs
+        for known, probe in probes.items():  # the latest wins if only a traced number differs
             self._found[tuple(map(loosened, probe))] = self._known[known]
         for known, probe in probes.items():
             self._found[probe] = self._known[known]
 
     def get(self, signature: Signature) -> _Entry | None:
-        """The entry of a signature, None if it is not known."""
+        """The entry of a signature; None if unknown."""
         return self._known.get(signature)
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entry | None:
-        """The entry of a call, None if its signature is not known."""
+        """The entry of a call; None if its signature is unknown."""
         probe: tuple[Any, ...]
         if self._places is None:
             leaves, structure = jax.tree.flatten((args, kwargs))
@@ -218,24 +218,24 @@ class SignatureTable(Generic[_Entry]):
 
 
 class _Place(NamedTuple):
-    """Where a leaf is found without flattening the other arguments.
+    """Where to find a leaf without flattening the other arguments.
 
     Attributes:
-        argument: its position, or its name.
-        leaf_number: among the leaves of that argument.
+        argument: the argument's position or name.
+        leaf_number: index among the leaves of that argument.
     """
 
     argument: int | str
     leaf_number: int
 
     def leaf(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The leaf of a call."""
+        """This place's leaf in a call."""
         value = kwargs[self.argument] if isinstance(self.argument, str) else args[self.argument]
         return value if hasattr(value, "dtype") else jax.tree.leaves(value)[self.leaf_number]
 
 
 def _places(structure: Any, indices: Sequence[int]) -> list[_Place]:
-    """The places of leaves, given by index among all leaves of (args, kwargs)."""
+    """The places of leaves, given as indices among all leaves of (args, kwargs)."""
     args, kwargs = jax.tree.unflatten(structure, range(structure.num_leaves))
     found = {
         leaf: _Place(argument, index)

@@ -1,6 +1,6 @@
-"""What happens beside the calls of one step: its program is found, its metrics read, it is logged.
+"""What happens around each call of a step: find its program, read its metrics, log it.
 
-Everything is degraded piece by piece: without a count there is no MFU, without metrics no loss, and
+Everything degrades piece by piece: without a count there is no MFU, without metrics no loss, and
 whatever fails, the step runs.
 """
 
@@ -54,12 +54,12 @@ _UNSELECTED = StepProgram(None, marker_only())
 
 
 class Begun(NamedTuple):
-    """A call under way.
+    """A call in progress.
 
     Attributes:
-        before: what was known of the programs.
-        packed: the documents of its batch, if batches are packed.
-        mark: its mark in the device trace, entered, if it is traced.
+        before: what was known about the programs before the call.
+        packed: the documents in its batch, if batches are packed.
+        mark: its annotation in the device trace, already entered, if it is traced.
     """
 
     before: BeforeCall
@@ -70,17 +70,17 @@ class Begun(NamedTuple):
 class StepObserver:
     """Observes the calls of one instrumented step.
 
-    It does not keep the instrumented step alive, so that one that is dropped is gone at once.
+    It holds no strong reference to the instrumented step, so a dropped step is freed at once.
 
     Args:
-        step: the instrumented step, which has the name and the wrapped function.
+        step: the instrumented step, which holds the name and the wrapped function.
         call: the wrapped function, jitted.
         options: what the user chose.
         logger: a logger to share.
 
     Attributes:
         boundary: where failures are reported.
-        current: the program that ran last.
+        current: the last program run.
         shares_logger: the logger is the user's.
     """
 
@@ -114,13 +114,13 @@ class StepObserver:
 
     @property
     def name(self) -> str:
-        """Of the step, which its user may change."""
+        """The step's name, which the user may change."""
         step = self._step()
         return self._name if step is None else step.__name__
 
     @property
     def logger(self) -> MetricLogger | DisabledLogger:
-        """The logger, made at its first use; one that does nothing if that fails.
+        """The logger, made on first use; a no-op logger if that fails.
 
         Raises:
             UserError: an output folder cannot be written.
@@ -145,7 +145,7 @@ class StepObserver:
 
     @guarded("a step of {0.name} is not logged", passes=(UserError,))
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun | None:
-        """Call it just before the step; None if the call is not to be logged.
+        """Called just before the step; returns None if the call is not to be logged.
 
         Raises:
             UserError: an output folder cannot be written.
@@ -169,10 +169,10 @@ class StepObserver:
 
     @guarded("a step of {0.name} is not logged", passes=MEANT_FOR_THE_LOOP)
     def end(self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Call it after the step has been dispatched.
+        """Called after the step has been dispatched.
 
         Raises:
-            NonFiniteLossError: an earlier step's loss is NaN or infinite, and that is to abort.
+            NonFiniteLossError: an earlier step's loss is NaN or infinite, with abort enabled.
             UserError: the logger is closed.
             jax.errors.JaxRuntimeError: the device failed in an earlier step.
         """
@@ -206,12 +206,12 @@ class StepObserver:
 
     @guarded("the device trace has one step more")
     def failed(self, begun: Begun | None) -> None:
-        """Call it instead of `end` where the step raised."""
+        """Called instead of `end` if the step raised."""
         if begun is not None and begun.mark is not None:
             begun.mark.__exit__(None, None, None)
 
     def flops(self) -> StepFlops | None:
-        """All counts of the program that ran last; waits for them."""
+        """All counts of the last program run; waits for them."""
         analysis = None if self.current is None else self.current.analysis
         if analysis is None:
             return None
@@ -227,11 +227,11 @@ class StepObserver:
         )
 
     def close_logger(self, kind: object = None, *error: object) -> Summary | None:
-        """Closes the logger unless it is the user's.
+        """Closes the logger unless it belongs to the user.
 
         Args:
-            kind: of the exception that ended the loop, if one did, as ``__exit__`` takes it.
-            *error: the rest of it.
+            kind: type of the exception that ended the loop, if any, as passed to ``__exit__``.
+            *error: the remaining arguments of ``__exit__``.
 
         Returns:
             The summary; None if nothing was logged.
@@ -254,7 +254,7 @@ class StepObserver:
         self._profile.after(self.logger.next_step - 1, self.logger)  # type: ignore[union-attr]
 
     def _traced_peak(self) -> Peak | None:
-        """Of the program that ran last, once its dump is beside the trace."""
+        """The peak for the last program run, once its dump is beside the trace."""
         analysis = None if self.current is None else self.current.analysis
         if analysis is None:
             return None
@@ -264,7 +264,7 @@ class StepObserver:
     def _program_of(
         self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> StepProgram | None:
-        """The program that the call has run; None inside another function's trace."""
+        """The program that the call ran; None if JAX is tracing another function."""
         programs = self._programs
         is_new = self.current is None or programs.has_compiled(begun.before)
         if self.current and (self._is_lost or not (is_new or programs.is_ambiguous)):
@@ -284,7 +284,7 @@ class StepObserver:
     def _new_program(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> StepProgram:
-        """Analyses the program that has just been dispatched for the first time."""
+        """Analyses the program just dispatched for the first time."""
         note_handlers()
         attempt, unknown = self._boundary.attempt, f"MFU of {self.name} is not known"
         selection = attempt(
@@ -296,7 +296,7 @@ class StepObserver:
         with self.logger.pause("count", flush=False):
             analysis = attempt(unknown, self._analyse, args, kwargs)
         program = StepProgram(analysis, selection)
-        self._is_lost = True  # unless the call's signature is kept
+        self._is_lost = True  # until the call's signature is stored
         attempt(unknown, self._announce, args, kwargs, program)
         return program
 
@@ -320,7 +320,7 @@ class StepObserver:
     def _announce(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], program: StepProgram
     ) -> None:
-        """Makes a new program known: to later calls, to the user, and to the counting thread."""
+        """Announces a new program to later calls, the user, and the counting thread."""
         signature = Signature.of(self._step_fn, args, kwargs)
         changes = self._programs.add(signature, program)
         self._is_lost = False
@@ -354,7 +354,7 @@ class StepObserver:
             self.logger.write_setup(values)
 
     def _write_ledger(self, flops: StepFlops) -> None:
-        """Writes the ledger, unless it says of the FLOPs what an earlier one said."""
+        """Writes the ledger, unless its FLOPs equal those of an earlier one."""
         ledger = flops.ledger
         counts = (ledger.model, ledger.executed, ledger.lines, ledger.notes)
         if counts not in self._ledgers:
@@ -363,7 +363,7 @@ class StepObserver:
             self.logger.write_text(f"ledger/{name}", f"{name}:\n{flops.ledger.render()}")
 
     def _read(self, selection: Selection, output: Any) -> Metrics:
-        """The metrics of one call; without them, only what shows its end."""
+        """The metrics of one call; if they cannot be read, only its end marker."""
         try:
             return selection.read(output)
         except Exception as error:
@@ -375,7 +375,7 @@ class StepObserver:
         )
 
     def _cost(self, program: StepProgram, packed: PackedBatch | None) -> Any:
-        """What `MetricLogger.record` takes as the cost of one call."""
+        """The cost of one call, as `MetricLogger.record` accepts it."""
         analysis = program.analysis
         if analysis is None:
             return _UNKNOWN

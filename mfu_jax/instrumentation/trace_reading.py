@@ -1,7 +1,7 @@
-"""The numbers of a device trace, read while the run goes on, for the run's own metrics.
+"""Reads the numbers of a device trace during the run, for the run's own metrics.
 
-Another process reads the trace, at a lower priority: Python's lock stays with the training thread,
-and whatever a trace needs in time and memory is not taken from the run's process.
+A separate process of lower priority reads the trace: the GIL stays with the training thread, and
+the time and memory that a trace needs are not taken from the run's process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ABOVE_PACKAGE = Path(__file__).parents[2]
 
 
 class TraceReading:
-    """One trace, being read.
+    """One trace being read.
 
     Args:
-        folder: of the trace.
-        steps: in words, for messages.
-        peak: of one device, called on another thread: it may wait; None if it is not known.
+        folder: the trace's folder.
+        steps: the traced steps in words, for messages.
+        peak: returns one device's peak, None if unknown; called on another thread, so it may wait.
         hardware: the chip, if the user named one.
         boundary: where failures are reported.
 
@@ -70,7 +70,7 @@ class TraceReading:
         return not self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
-        """Waits for the trace; reading it is given up when the time is up."""
+        """Waits for the trace; gives up reading it when the time is up."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._is_abandoned = True
@@ -107,12 +107,12 @@ class TraceReading:
 
 
 def _tflops(peak: Peak) -> str:
-    """The peak as the reader takes it; empty where the table has one for every dtype."""
+    """The peak as an argument of the reader; empty if the table has one for every dtype."""
     return "" if peak.kind == "table" else repr(peak.tflops_per_sec)
 
 
 def _environment() -> dict[str, str]:
-    """Of a process that uses no accelerator, and finds this package."""
+    """The environment of a process that uses no accelerator and can import this package."""
     paths = [str(_ABOVE_PACKAGE), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
@@ -122,7 +122,7 @@ def _environment() -> dict[str, str]:
 
 
 def _headline(numbers: Mapping[str, float], folder: str) -> str:
-    """The MFU, and the three largest bars of the waterfall beside it."""
+    """The MFU, and the three largest other bars of the waterfall."""
     start = f"{POINTS}/"
     bars = {name.removeprefix(start): n for name, n in numbers.items() if name.startswith(start)}
     bars.pop("MFU", None)

@@ -16,16 +16,16 @@ _LIKE_IT = ("__module__", "__qualname__", "__annotations__")
 
 
 class WrappedStep:
-    """Looks like the wrapped step; attributes that it lacks are looked up on that step.
+    """Looks like the wrapped step; attributes that it lacks are looked up there.
 
-    A copy is the step itself, as of a function; pickled is the wrapped step, which logs nothing.
+    Copying returns the same object, as for a function; pickling, the wrapped step without logging.
 
     Args:
         step_fn: the step.
         settings: kept for the user to read.
 
     Attributes:
-        settings: the settings of the metrics.
+        settings: the settings for the metrics.
     """
 
     def __init__(self, step_fn: Callable[..., Any], settings: Settings) -> None:
@@ -40,7 +40,7 @@ class WrappedStep:
         return getattr(self.__wrapped__, name)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """In the body of a class it is a method, if the wrapped function would be one there."""
+        """In a class body it becomes a method if the wrapped function would."""
         bind = getattr(type(self.__wrapped__), "__get__", None)
         if instance is None or bind is None:
             return self

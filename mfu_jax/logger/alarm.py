@@ -6,10 +6,10 @@ import threading
 
 
 class Alarm:
-    """Like `threading.Event`, but `wait` resets it, and each of its methods is one call into C.
+    """Like `threading.Event`, but `wait` resets it, and each method is one call into C.
 
-    An `Event` makes a lock, a deque and several Python calls for every wait. That would be most of
-    what a thread costs that wakes up several times a second.
+    An `Event` needs a lock, a deque and several Python calls for every wait. That would be most of
+    the cost of a thread that wakes up several times a second.
 
     >>> alarm = Alarm()
     >>> alarm.set(), alarm.wait(0.0), alarm.wait(0.0)
@@ -21,12 +21,12 @@ class Alarm:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Wakes the thread that waits, or the next one to do so."""
+        """Wakes the waiting thread, or the next one to wait."""
         try:
             self._lock.release()
-        except RuntimeError:  # it is set
+        except RuntimeError:  # already set
             return
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is set; False if that took longer than `timeout` seconds."""
+        """Waits until it is set; False after a time-out of `timeout` seconds."""
         return self._lock.acquire(timeout=-1 if timeout is None else timeout)

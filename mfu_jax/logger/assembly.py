@@ -1,4 +1,4 @@
-"""What a `MetricLogger` is made of, and what it returns where it fails."""
+"""The parts from which a `MetricLogger` is made, and what it returns if it fails."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ def with_fields(
 
 
 def is_main_process(config: LoggerConfig) -> bool:
-    """Whether this process writes."""
+    """Whether this process writes metrics."""
     return jax.process_index() == 0 if config.is_main_process is None else config.is_main_process
 
 
 def sinks_of_process(sinks: Sequence[Sink] | None, config: LoggerConfig) -> Sequence[Sink]:
-    """The given sinks or a console in the process that writes; none in the others."""
+    """The given sinks, or a console, in the process that writes; none in the others."""
     if not is_main_process(config):
         return []
     return [ConsoleSink()] if sinks is None else checked_sinks(sinks)
 
 
 def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
-    """The sinks, if they are some.
+    """Returns the sinks if they are valid.
 
     Raises:
-        UserError: they are no sequence, or one of them cannot write.
+        UserError: they are not a list or tuple, or one of them has no `write`.
     """
     if isinstance(sinks, list | tuple):
         wrong = [sink for sink in sinks if not callable(getattr(sink, "write", None))]
@@ -89,7 +89,7 @@ def journal_of(
     clock: Callable[[], float],
     monotonic: Callable[[], float],
 ) -> Journal | NoJournal:
-    """A journal beside the metrics file that one of the sinks writes, if one does."""
+    """A journal beside the metrics file, if one of the sinks writes one."""
     made_by = [sink.made_by for sink in sinks if getattr(sink, "made_by", None)]
     paths = [made[1]["path"] for made in made_by if made and made[0] == "jsonl"]
     if not paths:
@@ -100,7 +100,7 @@ def journal_of(
 
 
 def given_seconds(value: Any, step: TimedStep) -> float | None:
-    """The time of a step as the loop gives it; None, and a note in the step, if it is no time."""
+    """The step time given by the loop; None, and noted in the step, if it is not a valid time."""
     seconds = plain_seconds(value)
     if seconds is None:
         step.refused_seconds = printable(repr(value)[:100])
@@ -108,7 +108,7 @@ def given_seconds(value: Any, step: TimedStep) -> float | None:
 
 
 def refused_metrics(metrics: object) -> UserError:
-    """Why a logger does not take what it was given as metrics."""
+    """The error for metrics that a logger cannot accept."""
     return UserError(
         f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
         f"names to scalars; usually the bare loss was passed; pass {{'loss': loss}}"
@@ -116,15 +116,15 @@ def refused_metrics(metrics: object) -> UserError:
 
 
 def no_span(_: object) -> contextlib.AbstractContextManager[None]:
-    """Instead of a pause or a wait."""
+    """Stands in for a pause or a wait."""
     return contextlib.nullcontext()
 
 
 def disabled_scope(_: object) -> Any:
-    """Instead of a step or a phase."""
+    """Stands in for a step or a phase."""
     return DISABLED_SCOPE
 
 
 def no_summary(_: object) -> Summary:
-    """Instead of a summary."""
+    """Stands in for a summary."""
     return Summary(steps=0)

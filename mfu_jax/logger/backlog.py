@@ -1,6 +1,6 @@
 """Records that a sink could not take in time, kept on disk until it, or the next run, can.
 
-A backlog is a folder ``backlog/`` beside the sink's output, where each sink has its own files.
+A backlog is a folder ``backlog/`` beside the sink's output, in which each sink has its own files.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mfu_jax.storage.files import set_aside
 
 logger = logging.getLogger("mfu_jax")
 
-# Most records that wait for the backlog's own disk before the oldest are dropped.
+# Most records that wait for the backlog's disk before the oldest are dropped.
 WAITING_RECORDS = 1000
 
 
 def backlogs_of(sinks: Sequence[Sink], start_step: int) -> list[Backlog | None]:
-    """The backlog of each sink, beside its output, or else beside that of the first that has one.
+    """The backlog of each sink, beside its output or, if it has none, beside the first output.
 
     Args:
         sinks: all sinks of one logger.
@@ -60,20 +60,20 @@ def _backlog_in(folder: Path | None, sink: Sink, start_step: int) -> Backlog | N
 
 
 class Backlog:
-    """The backlog of one sink; a thread of its own writes it, because its disk may hang, too.
+    """The backlog of one sink, written by its own thread, because its disk may hang, too.
 
     Args:
-        folder: where the files lie.
+        folder: where the files are.
         made_by: see `Sink.made_by`.
-        start_step: first step of this run. Of what earlier runs left, the steps before it are
-            written; all else is run again. At 0 their files are set aside.
-        on_written: called when records have got to the disk.
+        start_step: first step of this run. Of what earlier runs left, only the steps before it are
+            written; the rest will be run again. If 0, their files are set aside.
+        on_written: called when records have reached the disk.
 
     Attributes:
-        old: what earlier processes left, oldest first.
-        dropped: records that could not be kept.
-        left: records that wait on disk after `keep`, for the next process.
-        is_open: some records went to disk, or are on their way there.
+        old: files that earlier processes left, oldest first.
+        dropped: number of records that could not be kept.
+        left: number of records left on disk after `keep`, for the next process.
+        is_open: some records are on disk, or on their way there.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Backlog:
             left = []
         self.old = segments(left, last_step(made_by) + 1, start_step) if left else []
         now = time.time_ns()
-        # What memory holds at the end is older than what went to disk before.
+        # Records in memory at the end are older than those that went to disk before.
         self._rest = Segment(folder / f"{stem}.{now:020d}.0.jsonl", header)
         self.overflow = Segment(folder / f"{stem}.{now:020d}.1.jsonl", header)
         self._waiting: deque[StepRecord] = deque()
@@ -133,15 +133,15 @@ class Backlog:
             self.dropped += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="mfu_jax backlog", daemon=True)
-            with contextlib.suppress(RuntimeError):  # the interpreter ends: `keep` writes them
+            with contextlib.suppress(RuntimeError):  # at interpreter exit: `keep` writes them
                 self._thread.start()
         self._wake.set()
 
     def finish_reading(self) -> list[StepRecord] | None:
-        """Ends the overflow if all of its file was read. Touches no disk and never waits.
+        """Ends the overflow if its file was read completely. Touches no disk and never waits.
 
         Returns:
-            The records that had not got to the file; None if the file has more, or is in use.
+            The records that had not reached the file; None if the file has more, or is in use.
         """
         if not self._lock.acquire(blocking=False):
             return None
@@ -154,17 +154,17 @@ class Backlog:
             self._lock.release()
 
     def sync(self) -> None:
-        """Waits until what is on its way to the disk is there."""
+        """Waits until records on their way to the disk have reached it."""
         with self._lock:
             pass
 
     def tidy(self) -> None:
-        """Removes from the overflow's file what was read."""
+        """Removes what has been read from the overflow's file."""
         with self._lock:
             self.overflow.trim()
 
     def keep(self, records: Sequence[StepRecord], timeout: float) -> int:
-        """Keeps the oldest records, those in memory at the end; returns how many it could keep.
+        """Keeps the oldest records, those in memory at the end; returns how many were kept.
 
         Args:
             records: in order.
@@ -184,7 +184,7 @@ class Backlog:
                     for segment in (*self.old, self.overflow):
                         segment.trim()
                         self.left += segment.count()
-            except Exception:  # a full disk: the caller counts what is lost
+            except Exception:  # a full disk: the caller counts the losses
                 return
 
         thread = threading.Thread(target=write, name="mfu_jax backlog", daemon=True)

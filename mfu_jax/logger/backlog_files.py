@@ -1,4 +1,4 @@
-"""The files of a backlog: a header that says how to make the sink again, then a record a line.
+"""The files of a backlog: a header from which to recreate the sink, then one record per line.
 
 Lines are written whole or not at all, so a killed process leaves no torn file.
 """
@@ -51,10 +51,9 @@ def from_line(line: bytes) -> StepRecord:
 
 
 def last_step(made_by: tuple[str, Mapping[str, Any]]) -> int:
-    """The last step in the output of a JSONL, CSV or TensorBoard sink; -1 if there is none, or it
-    cannot be told.
+    """The last step in the output of a JSONL, CSV or TensorBoard sink; -1 if none or unknown.
 
-    A record may have got there although its sink hung in writing it.
+    A record may have reached the output although its sink hung while writing it.
     """
     last = max(_steps(made_by, _TAIL_BYTES), default=-1)
     return last if last >= 0 else max(_steps(made_by, sys.maxsize), default=-1)
@@ -68,12 +67,12 @@ def steps_of(made_by: tuple[str, Mapping[str, Any]]) -> set[int]:
 def segments(paths: Sequence[Path], first: int, stop: int) -> list[Segment]:
     """The files that earlier processes left for one sink, oldest first.
 
-    A process that resumed ran some steps again that one before it had left: the later file counts.
+    If a resumed process repeated steps that an earlier one had left, the later file counts.
 
     Args:
         paths: the files, oldest first.
         first: first step to read.
-        stop: the step before which to stop reading.
+        stop: reading stops before this step.
     """
     found: list[Segment] = []
     for path in reversed(paths):
@@ -93,7 +92,7 @@ def _steps(made_by: tuple[str, Mapping[str, Any]], last_bytes: int) -> Iterator[
         start = path.stat().st_size - last_bytes
         if start > 0:
             file.seek(start - 1)
-            file.readline()  # the rest of a line: its numbers are no steps
+            file.readline()  # the rest of a line, whose numbers are not steps
         for line in file:
             with contextlib.suppress(ValueError, TypeError, KeyError):  # torn, or a header
                 if line.endswith(b"\n"):
@@ -111,9 +110,9 @@ class Segment:
     """One file of a backlog, read from its start while it may still grow.
 
     Args:
-        path: the file; made by the first `append`.
-        header: its first line, for a file that is written here.
-        steps: the steps to read; others are passed over, and removed by `trim`.
+        path: the file; created by the first `append`.
+        header: its first line, for a file written here.
+        steps: the steps to read; others are skipped, and removed by `trim`.
     """
 
     def __init__(
@@ -129,11 +128,11 @@ class Segment:
 
     @property
     def is_read(self) -> bool:
-        """Whether everything appended here was passed."""
+        """Whether everything appended here has been passed by `advance`."""
         return self._offset >= self._size
 
     def append(self, records: Sequence[StepRecord]) -> None:
-        """Adds records; raises `OSError` or `UserError` having added none."""
+        """Adds records; if it raises `OSError` or `UserError`, none were added."""
         lines = b"".join(map(to_line, records))
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,10 +143,10 @@ class Segment:
         self._size += len(lines)
 
     def header(self) -> dict[str, Any]:
-        """How to make the sink again.
+        """The header, from which the sink can be recreated.
 
         Raises:
-            UserError: it is not the file of a backlog.
+            UserError: this is not a backlog file.
         """
         try:
             with opened(self.path, "a file of a backlog") as file:
@@ -194,7 +193,7 @@ class Segment:
             del self._ends[:count]
 
     def trim(self) -> None:
-        """Removes what was passed: from the file, the file, and the folder once it is empty."""
+        """Removes passed records; then the file if it is empty, and the folder likewise."""
         self.close()
         if self.path.exists():
             if not self.read(1):
@@ -207,7 +206,7 @@ class Segment:
         self._size = self.path.stat().st_size if self.path.exists() else 0
 
     def count(self) -> int:
-        """How many records a file holds that was trimmed."""
+        """Number of records in a file that has been trimmed."""
         if not self.path.exists():
             return 0
         with open(self.path, "rb") as file:

@@ -1,7 +1,7 @@
-"""One thread that handles queued items in batches, a period after they came.
+"""One thread that handles queued items in batches, one period after they arrive.
 
-Waking a thread costs the thread that wakes it tens of microseconds, and the process as much again.
-So nobody is woken while items come faster than the periods; the thread looks for itself.
+Waking a thread costs the waking thread tens of microseconds, and the process as much again. So the
+thread is not woken while items arrive faster than the periods; it polls.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mfu_jax.logger.alarm import Alarm
 
 logger = logging.getLogger("mfu_jax")
 
-# How often the thread looks around while no items come.
+# How often the thread looks at its queue while no items arrive.
 IDLE_SECONDS = 1.0
-# Longest wait for room if items come faster than they are handled; then the oldest go. It comes
-# back at this part of the time that passes: no run is slowed by more.
+# Longest wait for room if items arrive faster than they are handled; then the oldest are dropped.
+# This budget recovers at the given fraction of elapsed time: no run is slowed by more.
 PATIENCE_SECONDS = 1.0
 _REGAINED = 0.01
 
 
-# Python's lock is let go between slices of work, by sleeping for a moment: otherwise the training
-# thread may wait for it for 5 ms, which is a whole step.
+# The GIL is released between slices of work by a short sleep: otherwise the training thread may
+# wait for it for 5 ms, which is a whole step.
 SLICE = 25
 BREATH_SECONDS = 1e-4
 
@@ -37,13 +37,13 @@ class BuilderThread:
     """Handles items in order on one daemon thread.
 
     Args:
-        handle: takes a batch of items that are not callable; items that are, are called.
-        size: items that may wait. If the thread is too slow, `put` waits for a second, and from
-            then on for 1% of the time; else the oldest item goes for each that comes.
-        period_seconds: how often items are taken while they come; 0: each at once.
+        handle: takes a batch of non-callable items; callable items are called instead.
+        size: number of items that may wait. If the thread is too slow, `put` waits for one second,
+            and from then on for 1% of the time; after that, each new item drops the oldest one.
+        period_seconds: how often items are taken while they arrive; 0: each at once.
 
     Attributes:
-        dropped: items that are not callable and were never handled.
+        dropped: number of non-callable items that were never handled.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class BuilderThread:
         self._has_moved = threading.Event()
         self._is_asleep = self._is_stuck = self._is_over = False
         self._hurried = 0
-        self._most = 0  # items that may wait before `put` looks after the thread
+        self._most = 0  # items that may wait before `put` calls `_attend`
         self._reported: set[str] = set()
         self._thread = Boundary().thread(
             "mfu_jax builder", "no more metrics are written", self._run
@@ -71,35 +71,35 @@ class BuilderThread:
         self._thread.start()
 
     def put(self, item: Any) -> None:
-        """Queues one item; wakes the thread only if nothing came for a while, or much has."""
+        """Queues one item; wakes the thread only if it is idle or many items wait."""
         queue = self._queue
         queue.append(item)
-        if len(queue) > self._most:  # one look, because each costs a step microseconds
+        if len(queue) > self._most:  # one check, because each costs a step microseconds
             self._attend()
 
     def hurry(self) -> None:
-        """The step just dispatched keeps much alive: the thread is woken for it.
+        """Wakes the thread for the step just dispatched, which keeps much memory alive.
 
-        It is put one step late, after the one before it.
+        That step is put one step later, after the previous one.
         """
         self._hurried, self._most = 2, 0
 
     def settle(self, timeout: float) -> bool:
-        """Waits until everything put so far has been handled; False if that took too long."""
+        """Waits until everything put so far has been handled; False on time-out."""
         done = threading.Event()
         self._queue.append(done.set)
         self._wake.set()
         return self._thread.is_alive() and done.wait(timeout)
 
     def close(self, timeout: float) -> None:
-        """Ends the thread; what it has not handled counts as dropped."""
+        """Stops the thread; unhandled items count as dropped."""
         self._is_over = True
         self._wake.set()
         self._thread.join(timeout)
         self.dropped += sum(not callable(item) for item in self._take())
 
     def _attend(self) -> None:
-        """The thread sleeps, or is to be quick, or much has come."""
+        """Wakes the thread: it is asleep, hurried, or many items wait."""
         if len(self._queue) > self._size:
             self._make_room()
         self._hurried = max(0, self._hurried - 1)
@@ -146,7 +146,7 @@ class BuilderThread:
                 self._wake.wait(self._period_seconds if waits else IDLE_SECONDS)
             self._sleeps(False)
             items = self._take()
-            # Calls alone, such as a set-up just before the loop, hold up no first step.
+            # Calls alone, such as a set-up just before the loop, must not delay the first step.
             waits = self._period_seconds > 0 and not all(map(callable, items))
             self._guard(self._handle_all, items)
             items = []  # keep no device arrays alive while the thread waits
@@ -162,7 +162,7 @@ class BuilderThread:
         return items
 
     def _handle_all(self, items: list[Any]) -> None:
-        """Empties `items`: when a call is made, nothing keeps the steps before it alive."""
+        """Empties `items`, so that during a call nothing keeps the steps before it alive."""
         while items:
             if callable(items[0]):
                 self._guard(items.pop(0))
@@ -179,7 +179,7 @@ class BuilderThread:
             self._guard(self._handle, items[start : start + SLICE])
 
     def _guard(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Calls `function`; a failure is told once for each kind and ends nothing."""
+        """Calls `function`; a failure is reported once per kind and ends nothing."""
         try:
             function(*arguments)
         except Exception as error:

@@ -8,7 +8,7 @@ from typing import TypedDict
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import Address, check_path
 
-# A flush wakes the threads whatever the period; longer ones would only lose more in a kill.
+# A flush wakes the threads whatever the period; a longer one only means losing more in a kill.
 _LONGEST_PERIOD_SECONDS = 60.0
 
 
@@ -40,32 +40,32 @@ class LoggerConfig:
     Attributes:
         start_step: number of the first step, above 0 after a resume.
         warmup_steps: first steps, shown but excluded from every summary.
-        log_period: every `log_period`-th step goes to all sinks; the others go only to sinks that
-            keep every step. Above 1 it is also the window of the ``rolling/`` metrics.
+        log_period: every `log_period`-th step goes to all sinks, the others only to sinks that
+            keep every step. If above 1, also the window of the ``rolling/`` metrics.
         abort_on_nan_loss: raise `NonFiniteLossError` once the metric ``loss`` is NaN; by default
-            the first one is a warning, and the run goes on.
+            the first NaN logs a warning, and the run goes on.
         abort_on_inf_loss: the same for infinities.
         is_main_process: whether this process writes; None: only process 0 does.
-        queue_size: steps that may wait until records are made of them. Only if that is stuck
-            or too slow does it fill up; after a second of waiting, and 1% of the time from then
-            on, the oldest steps go.
-        write_period_seconds: steps shorter than this are written together, which costs less; a
-            killed process loses at most the steps of its last period. 0: each step at once.
-        hang_factor: median step times without a completed step that count as a hang, which is
-            reported (`mfu_jax.logger.watchdog`); 0: none does.
-        hang_seconds: the shortest time that counts as one.
-        hang_folder: gets the stacks of a run that hangs; empty: the temporary folder.
+        queue_size: steps that may wait to be turned into records. The queue fills up only if that
+            is stuck or too slow; after one second of waiting, and from then on 1% of the time, the
+            oldest steps are dropped.
+        write_period_seconds: steps shorter than this are written in batches, which is cheaper; a
+            killed process loses at most the steps of its last period. 0: write each step at once.
+        hang_factor: number of median step times without a completed step that counts as a hang and
+            is reported (`mfu_jax.logger.watchdog`); 0: never.
+        hang_seconds: shortest time that counts as a hang.
+        hang_folder: where the stacks of a hung run are written; empty: the temporary folder.
         heartbeat_file: rewritten every ten seconds for a supervisor; empty: none.
-        abort_on_hang: end the process with exit code 75 once a hang is reported; by default it is
+        abort_on_hang: end the process with exit code 75 after reporting a hang; by default it is
             only reported, and the run goes on if it can.
-        host_log_period: steps between two exchanges of the job's processes, which name slow and
-            missing hosts (`mfu_jax.logger.hosts`); 0: none.
-        hosts_folder: process 0 writes what the last exchange showed to ``<hosts_folder>.json``;
-            where JAX has no key-value store, the processes exchange files in it. Empty: neither.
-        gpu_period_seconds: how often NVIDIA's GPUs are asked for power and clocks; 0: never.
+        host_log_period: steps between exchanges among the job's processes, which identify slow
+            and missing hosts (`mfu_jax.logger.hosts`); 0: no exchange.
+        hosts_folder: process 0 writes the result of the last exchange to ``<hosts_folder>.json``;
+            if JAX has no key-value store, the processes exchange files in it. Empty: neither.
+        gpu_period_seconds: how often power and clocks of NVIDIA GPUs are read; 0: never.
 
     Raises:
-        UserError: `log_period` or `warmup_steps` is too small, or `heartbeat_file` no local path.
+        UserError: a number is out of range, or `heartbeat_file` is not a local path.
     """
 
     start_step: int = 0

@@ -1,4 +1,4 @@
-"""Impossible numbers: values that no step can have, and their likely causes.
+"""Impossible numbers: values that no real step can have, and their likely causes.
 
 They are shown and marked, never clipped: a clipped MFU hides the mistake behind it.
 """
@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from mfu_jax.logger.step_cost import StepCost
 
-# Clocks and peaks are not exact to the last digit; a step at 100.1% of peak is a good step.
+# Clocks and peaks are not exact to the last digit; a step at 100.1% of peak is fine.
 TOLERANCE = 0.005
 
 
@@ -24,10 +24,10 @@ class Finding:
 
 
 class Plausibility:
-    """Tells at once of most steps that none of their numbers is impossible.
+    """Quickly clears most steps of having impossible numbers.
 
     Args:
-        cost: what each of the steps costs.
+        cost: the cost of each step.
     """
 
     def __init__(self, cost: StepCost) -> None:
@@ -78,9 +78,9 @@ def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> list[Finding]:
 
 
 def _runs_too_little(cost: StepCost) -> bool:
-    """Whether the program runs fewer FLOPs than the model needs, and nothing explains it.
+    """Whether the program runs fewer FLOPs than the model needs, without an explanation.
 
-    FLOPs decide, not utilisation: each of the two may be relative to another dtype's peak.
+    Compares FLOPs, not utilisation: MFU and HFU may be relative to different dtypes' peaks.
     """
     executed, model = cost.executed_flops_per_device, cost.model_flops_per_device
     if executed is None or model is None:

@@ -1,4 +1,4 @@
-"""The logger used when metrics are switched off: every call does nothing."""
+"""The logger used when metrics are switched off: its methods do nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which compilations the steps wait for: those on the threads that run them."""
+"""Tracks the compilations that steps wait for: those on the threads that run the steps."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mfu_jax.logger.watchdog import Watchdog
 
 
 class LoopCompilations:
-    """Tells the parts of a logger what was compiled for its steps.
+    """Informs the parts of a logger of compilations made for its steps.
 
-    Until the first step it is unknown which thread will run them: the one that makes the logger
-    may only start it. What other threads compile by then is kept for the one that comes.
+    Until the first step it is unknown which thread will run the steps: the thread that creates the
+    logger may only start it. Until then, what other threads compile is kept for the one that will.
 
     Args:
-        journal: notes each.
-        spans: what is compiled inside a pause or a wait is part of that.
-        phases: so does the phase under way.
-        timer: a step that was compiled for is not measured.
-        watchdog: a compilation may take its time.
+        journal: notes each compilation.
+        spans: a compilation inside a pause or a wait is part of that.
+        phases: the current phase notes it, too.
+        timer: a step for which something was compiled is not measured.
+        watchdog: a compilation may take any length of time.
 
     Attributes:
-        known: threads that have run a step.
+        known: ids of threads that have run a step.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LoopCompilations:
         self._early: list[CompileEvent] | None = []
 
     def run_here(self) -> None:
-        """This thread runs a step; need not be called if it is `known`."""
+        """Notes that this thread runs a step; not needed if it is in `known`."""
         thread = threading.get_ident()
         if self._early is not None:
             self._first_step(thread)
@@ -56,7 +56,7 @@ class LoopCompilations:
         self.known.add(thread)
 
     def heard(self, event: CompileEvent) -> None:
-        """JAX has compiled something, or ended a stage of that; on the thread that did."""
+        """Called when JAX has finished a stage of a compilation, on the thread that compiled."""
         if event.thread_id in self._threads:
             self._journal.compiled(event)
             if not self._spans.active:

@@ -54,29 +54,29 @@ _log = logging.getLogger("mfu_jax")
 
 
 class MetricLogger:
-    """Times each step one step late, derives TFLOP/s, MFU and HFU, and hands them to sinks.
+    """Times each step one step behind, derives TFLOP/s, MFU and HFU, and passes them to sinks.
 
     The training thread only reads the clocks. Copies to the host, arithmetic, formatting and
     writing happen on background threads, one for each sink.
 
     Args:
-        cost: what a step costs one device; by default 0 FLOPs, for loops whose steps each bring
-            their own cost, as instrumented functions do.
+        cost: cost of a step on one device; by default 0 FLOPs, for loops that pass a cost with
+            each step, as instrumented functions do.
         config: step numbers, warm-up, log period, and when to abort.
-        sinks: where records go; the console by default. They are closed with the logger.
+        sinks: where records go; the console by default. Closing the logger closes them.
         compile_log: a log opened before the step was compiled; loggers may share one.
-        clock: wall clock in seconds; it measures step time.
+        clock: wall clock in seconds, used to measure step time.
         monotonic: monotonic clock in seconds, trusted when the two disagree.
-        watcher: replaces the thread that sees a step end while the loop waits for data.
-        boundary: where failures are reported, if shared.
-        journal: of this process; by default one beside the metrics file, if a sink writes one.
-        **fields: any field of `StepCost` or `LoggerConfig` (``warmup_steps=…``), for theirs.
+        watcher: replaces the thread that detects a step's end while the loop waits for data.
+        boundary: where failures are reported; by default that of `compile_log`.
+        journal: this process's; by default one beside the metrics file, if a sink writes one.
+        **fields: fields of `StepCost` or `LoggerConfig` (``warmup_steps=…``) to override.
 
     Attributes:
-        cost: what a step costs, unless `record` is given another cost.
-        phases: the phases of the step under way.
-        spans: the pause or wait under way.
-        interrupt: of a wait for a step; raised where the loop next touches the logger.
+        cost: cost of a step, unless `record` is given another.
+        phases: the phases of the current step.
+        spans: the current pause or wait.
+        interrupt: one caught while waiting for a step; raised at the loop's next logger call.
 
     Raises:
         UserError: an unknown field, or an impossible number.
@@ -143,7 +143,7 @@ class MetricLogger:
 
     @guarded("the time of a step is not exact")
     def begin_call(self) -> None:
-        """Call it just before a step that may compile, as instrumented ones do; it never waits."""
+        """Call this just before a step that may compile, as instrumented steps do. Never waits."""
         self._compilations.run_here()
         self._timer.begin_call()
 
@@ -155,20 +155,20 @@ class MetricLogger:
         step_time_seconds: float | None = None,
         cost: StepCost | Callable[[], StepCost] | None = None,
     ) -> None:
-        """Records the step that has just been dispatched; waits for the one before it.
+        """Records the step just dispatched; waits for the previous one.
 
         Args:
-            step: its number; one not above the last one is a warning: the loop went back.
+            step: its number; logs a warning if not above the last one: the loop went back.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on a background thread. ``loss`` is shown as ``learning/loss``,
-                ``_loss`` only waited for. At most 16 numbers are kept; NumPy arrays are copied.
+                ``_loss`` only waited for. At most 16 numbers per metric; NumPy arrays are copied.
             step_time_seconds: the step's time, if the caller measured it: the logger doesn't wait.
-            cost: of this step, if it differs; or a function that returns it, called later on a
-                background thread.
+            cost: this step's cost, if it differs; or a function that returns it, called later on
+                a background thread.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
-            UserError: the logger is closed, `step` is no whole number, or is before `start_step`.
+            UserError: the logger is closed; `step` is not a whole number, or before `start_step`.
         """
         has_turn = False
         try:
@@ -177,7 +177,7 @@ class MetricLogger:
             if type(step) is not int:
                 step = self._numbers.whole(step)
             if self._pipeline.failure or self._summary or step <= self._numbers.last:
-                if self._is_at_exit:  # a daemon thread's
+                if self._is_at_exit:  # called from a daemon thread
                     return
                 self._refuse(step)
             if type(metrics) is not dict and not isinstance(metrics, Mapping):
@@ -223,7 +223,7 @@ class MetricLogger:
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Records the results of an eval after `step`, shown under ``eval/``.
 
-        Called inside ``pause("eval")``, they join the step's own record; called later, they join
+        Inside ``pause("eval")``, they join the step's own record; after it, they join
         the next record, and ``eval/step`` says which step they belong to.
         """
         self.spans.add(step, self._small.of(metrics))
@@ -234,13 +234,13 @@ class MetricLogger:
     ) -> contextlib.AbstractContextManager[None]:
         """Context manager for work outside training steps: ``with logger.pause("eval"): …``.
 
-        It first waits for the step in flight. The time inside is ``goodput/<name>_seconds``, and
-        the next step starts where the pause ends. A pause or wait inside is part of the outer one.
+        First waits for the step in flight. The time inside is ``goodput/<name>_seconds``, and the
+        next step starts when the pause ends. A nested pause or wait is part of the outer one.
 
         Args:
             name: ``eval``, ``checkpoint``, ``restore``, or any other.
-            flush: write all records to disk first; by default for ``checkpoint``, which then never
-                has more steps than the metrics.
+            flush: write all records to disk first; by default only for ``checkpoint``, so that a
+                checkpoint is never ahead of the metrics.
 
         Raises:
             NonFiniteLossError: on entry, so that a broken state is never checkpointed.
@@ -252,28 +252,28 @@ class MetricLogger:
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
-        The part in which it is idle is ``goodput/<name>_wait_seconds``, and in no step's time.
+        Time with the device idle is ``goodput/<name>_wait_seconds``, excluded from step times.
         """
         return self.spans.wait(name)
 
     @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP, instead=assembly.disabled_scope)
     def step(self, number: int | None = None) -> StepScope:
-        """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
+        """Context manager for one step, recorded when it ends: ``with logger.step() as step: …``.
 
-        Functions instrumented with this logger add their cost and metrics; `step.log` adds others.
+        Functions instrumented with this logger add their cost and metrics; `step.log` adds more.
         """
         return self.phases.step(self, self.next_step if number is None else number)
 
     @guarded("a phase is not logged", passes=MEANT_FOR_THE_LOOP, instead=assembly.disabled_scope)
     def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
-        """Context manager around a part of a step: ``with logger.phase("rollout"): …``.
+        """Context manager for part of a step: ``with logger.phase("rollout"): …``.
 
         Its time, FLOPs, MFU and HFU are shown as ``phase/<name>/…`` with the next recorded step. It
-        ends when the outputs of its instrumented functions, or of `Phase.wait_for`, are ready.
+        ends when outputs of its instrumented functions, or those given to `wait_for`, are ready.
 
         Args:
             name: a word.
-            cost: what it costs one device, if no instrumented function runs in it.
+            cost: its cost on one device, if no instrumented function runs in it.
         """
         return self.phases.phase(name, cost)
 
@@ -281,7 +281,7 @@ class MetricLogger:
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
-        """Writes the set-up, known before the first step, to every sink: facts and longer texts."""
+        """Writes the set-up, known before the first step, to every sink: values, longer texts."""
         self._pipeline.tell("write_setup", dict(values or {}), dict(texts or {}))
 
     @guarded("a text is not written")
@@ -291,7 +291,7 @@ class MetricLogger:
 
     @guarded("a compilation is told twice")
     def explain(self, functions: Iterable[str]) -> None:
-        """The caller tells of compilations of these itself: JAX's names, as ``jit(train_step)``."""
+        """The caller reports compilations of these itself: JAX's names, as ``jit(train_step)``."""
         self._builder.explained.update(functions)
 
     @guarded("metrics may not be written yet")
@@ -302,7 +302,7 @@ class MetricLogger:
 
     @guarded("there is no summary", instead=assembly.no_summary)
     def summary(self) -> Summary:
-        """The run so far; after `close`, the whole run."""
+        """Totals of the run so far; after `close`, of the whole run."""
         self.interrupt.throw()
         if self._summary is None:
             self.flush()
@@ -333,16 +333,16 @@ class MetricLogger:
 
     def _close(self) -> Summary:
         if os.getpid() != self._process_id:
-            return Summary(steps=0)  # of a forked child, which has none of the threads
-        with self._closing:  # who comes second waits for the summary
+            return Summary(steps=0)  # in a forked child, which has none of the threads
+        with self._closing:  # a second caller waits for the summary
             if self._summary is None:
                 self._close_all()
             return self._summary or Summary(steps=0)
 
     def _close_all(self) -> None:
-        self._summary = Summary(steps=0)  # whatever fails below, it is closed
+        self._summary = Summary(steps=0)  # counts as closed, whatever fails below
         attempt = self._boundary.attempt
-        with contextlib.ExitStack() as rest:  # done after Ctrl-C, too
+        with contextlib.ExitStack() as rest:  # runs even after Ctrl-C
             rest.callback(self._close_parts)
             rest.callback(attempt, "metrics may not all be written", self._close_pipeline)
             if self._pipeline.failure is None:
@@ -396,5 +396,5 @@ class MetricLogger:
             if self._summary is None:
                 self.flush()
             self._failure_was_raised = True
-            # A new one: the traceback of a kept one would keep the arrays of the loop alive.
+            # A new error: the traceback of a stored one would keep the loop's arrays alive.
             raise NonFiniteLossError(failure.step, failure.value)

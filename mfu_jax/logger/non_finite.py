@@ -34,13 +34,13 @@ class NonFiniteLossError(FloatingPointError):
 
 
 MEANT_FOR_THE_LOOP = (UserError, NonFiniteLossError, jax.errors.JaxRuntimeError)
-"""What the logger may raise in a user's loop: wrong use, the abort that she asked for, and an error
+"""What the logger may raise in a user's loop: wrong use, the abort that she asked for, or an error
 of the device in the outputs of her own step.
 """
 
 
 class LossWatch:
-    """Judges the loss of each step: the first that is not finite is an error, or a warning.
+    """Checks the loss of each step: the first that is not finite is an error or a warning.
 
     Args:
         abort_on_nan: NaN is an error.
@@ -53,7 +53,7 @@ class LossWatch:
         self._has_warned = False
 
     def judge(self, step: int, loss: float | None) -> NonFiniteLossError | None:
-        """The error to raise for a loss; None if the run goes on."""
+        """The error to raise for a loss; None if the run continues."""
         if loss is None or math.isfinite(loss):
             return None
         if self._abort_on_nan if math.isnan(loss) else self._abort_on_inf:

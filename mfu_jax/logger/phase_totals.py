@@ -1,4 +1,4 @@
-"""What the phases of a run come to."""
+"""Totals of the phases of a run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class PhaseTotals:
         self._lock = threading.Lock()
 
     def add(self, name: str, times: int, seconds: float, cost: StepCost | None) -> None:
-        """Adds `times` runs of a phase, which took `seconds` together."""
+        """Adds `times` runs of a phase, which took `seconds` in total."""
         with self._lock:
             self._of_name.setdefault(name, _Total()).add(times, seconds, cost)
 
     def values(self) -> dict[str, dict[str, float]]:
-        """All of them.
+        """All totals.
 
         Returns:
             Phase → ``times``, total ``seconds``, and, if known, ``tflops_per_sec_per_device``,

@@ -1,4 +1,4 @@
-"""Steps of several parts: how long each phase took, and how well it used the hardware.
+"""Multi-part steps: how long each phase took, and how well it used the hardware.
 
 ::
 
@@ -8,9 +8,9 @@
         with logger.phase("update"):
             state, metrics = update(state, trajectory)
 
-JAX returns before the device is done, so a phase ends when its last output is ready. One thread
-waits for that; the training thread waits for nothing. A phase begins when it is entered and the one
-before it has ended.
+JAX returns before the device is done, so a phase ends when its last output is ready. A separate
+thread waits for that; the training thread never waits. A phase begins when it has been entered and
+the previous one has ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mfu_jax.logger.timing.readiness import end_marker
 
 _log = logging.getLogger("mfu_jax")
 
-# Most phases that wait for their step; a loop that records none must not fill the memory.
+# Most phases that wait for their step; a loop that records no step must not fill the memory.
 _MOST_PHASES = 10_000
 
 LateCost = StepCost | Callable[[], StepCost]
@@ -61,7 +61,7 @@ def _now(cost: LateCost) -> StepCost:
 
 @dataclasses.dataclass(slots=True)
 class _Part:
-    """One call of an instrumented function in a step; a phase around it holds the cost."""
+    """One call of an instrumented function in a step; an enclosing phase holds its cost."""
 
     name: str
     cost: LateCost | None
@@ -70,7 +70,7 @@ class _Part:
 
 @dataclasses.dataclass(slots=True)
 class _Scopes:
-    """What is open on one thread, and the phase that ended there last."""
+    """The open step and phase of one thread, and the phase that ended there last."""
 
     phase: Phase | None = None
     step: StepScope | None = None
@@ -82,8 +82,8 @@ class Phase:
 
     Attributes:
         name: shown as ``phase/<name>/…``.
-        has_compiled: something was compiled inside, so its time is meaningless.
-        scopes: those of the thread that entered it.
+        has_compiled: something was compiled inside it, so its time is meaningless.
+        scopes: the scopes of the thread that entered it.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Phase:
 
     @guarded("the time of phase {0.name} is not known")
     def wait_for(self, outputs: Any) -> None:
-        """Declares what the phase computes, if no instrumented function runs in it.
+        """Declares the phase's outputs, if no instrumented function runs in it.
 
         Args:
             outputs: arrays, or a tree of them; the phase ends when they are ready.
@@ -131,7 +131,7 @@ class Phase:
         self._marker = marker
 
     def follow(self, before: Phase | None) -> None:
-        """Sets the phase that has to end before this one begins."""
+        """Sets the phase that must end before this one begins."""
         self._before = before
 
     @property
@@ -140,17 +140,17 @@ class Phase:
         return self._given is not None or bool(self._costs)
 
     def cost(self) -> StepCost | None:
-        """What the phase cost one device; None if unknown. May wait for a count."""
+        """Cost of the phase on one device; None if unknown. May wait for a count."""
         if self._given is not None:
             return self._given
         return add_costs(map(_now, self._costs)) if self._costs else None
 
     def end(self) -> float:
-        """The clock at its end, in seconds; waits for the device."""
+        """Clock reading at its end, in seconds; waits for the device."""
         return self._left if self._ended is None else max(self._left, self._ended.result())
 
     def seconds(self) -> float:
-        """How long it took; waits for the device."""
+        """Duration in seconds; waits for the device."""
         if self._span is None:
             begin = self._entered
             if self._before is not None:
@@ -160,20 +160,20 @@ class Phase:
 
 
 class PhaseBook:
-    """The phases of one logger: those of the step under way, and the totals of all.
+    """The phases of one logger: those of the current step, and totals over all steps.
 
-    Each thread has its own steps and phases, as an actor and a learner do. One that opens none
-    works for the first thread that did.
+    Each thread has its own steps and phases, e.g. an actor and a learner. A thread that opens none
+    acts on behalf of the first thread that did.
 
     Args:
         clock: monotonic clock in seconds.
-        warmup_steps: first steps, whose phases are excluded from the totals.
+        warmup_steps: number of first steps whose phases are excluded from the totals.
         boundary: where failures are reported.
 
     Attributes:
-        boundary: the same, or a new one.
-        has_phases: True if phases wait for the record of their step.
-        totals: of the measured steps that were written.
+        boundary: the one given, or a new one.
+        has_phases: True if ended phases wait for their step to be recorded.
+        totals: over the measured steps that were written.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class PhaseBook:
 
     @property
     def takes_calls(self) -> bool:
-        """Inside a step or phase of this thread; an instrumented call is then part of it."""
+        """Whether this thread is inside a step or phase, which then owns instrumented calls."""
         if not self._has_scopes:
             return False
         here = self._here
@@ -233,7 +233,7 @@ class PhaseBook:
     def open(self, phase: Phase) -> None:
         """Called when a phase is entered."""
         here = self._own_here()
-        if here.phase is not None and not self.boundary.failures:  # else it could not be closed
+        if here.phase is not None and not self.boundary.failures:  # a failure may keep it open
             raise UserError(
                 f"phase {phase.name!r} was entered inside phase {here.phase.name!r}; expected one "
                 f"after the other; usually a phase around the whole step; use "
@@ -255,7 +255,7 @@ class PhaseBook:
             self._leave_out(oldest)
 
     def _leave_out(self, phase: Phase) -> None:
-        phase.follow(None)  # else each keeps alive all before it
+        phase.follow(None)  # else each phase keeps all earlier ones alive
         if not self._is_full:
             self._is_full = True
             _log.warning(
@@ -277,7 +277,7 @@ class PhaseBook:
         step.scopes, here.step = here, step
 
     def add_call(self, name: str, cost: LateCost, metrics: dict[str, Any], output: Any) -> None:
-        """Adds a call of an instrumented function to the phase and step it is in."""
+        """Adds a call of an instrumented function to the current phase and step."""
         here = self._here
         if here.phase is not None:
             arrays = [v for v in metrics.values() if isinstance(v, jax.Array)]
@@ -293,14 +293,14 @@ class PhaseBook:
             here.phase.has_compiled = True
 
     def watch(self, marker: Any) -> Future[float]:
-        """The clock when `marker` is ready."""
+        """A future of the clock reading when `marker` is ready."""
         with self._lock:
             if self._ends is None:
                 self._ends = PhaseEnds(self._clock)
         return self._ends.watch(marker)
 
     def take(self) -> tuple[dict[str, Any], Callable[[], StepCost] | None]:
-        """Metrics of the phases since the last step, and their total cost if known."""
+        """Metrics of the phases since the last step; a function for their total cost, if known."""
         with self._lock:
             phases, self._closed = self._closed, deque()
             self.has_phases = False
@@ -342,7 +342,7 @@ class PhaseBook:
         return rates | {"seconds": seconds}
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread."""
         if self._ends is not None:
             self._ends.close()
 
@@ -353,7 +353,7 @@ class StepScope:
     Attributes:
         number: the step's number.
         metrics: what will be logged with it; see `log`.
-        scopes: those of the thread that entered it.
+        scopes: the scopes of the thread that entered it.
     """
 
     def __init__(self, book: PhaseBook, logger: Recorder, number: int) -> None:
@@ -384,7 +384,7 @@ class StepScope:
     ) -> None:
         was_open, self.scopes.step = self.scopes.step is self, None
         metrics, of_phases = self._book.take()
-        if kind is not None or not was_open:  # its calls are steps of their own then
+        if kind is not None or not was_open:  # then its calls are steps of their own
             return
         costs = [part.cost for part in self.parts if part.cost is not None]
         if of_phases is not None:
@@ -393,7 +393,7 @@ class StepScope:
         self._logger.record(self.number, self._of_parts() | metrics | self.metrics, cost=cost)
 
     def _of_parts(self) -> dict[str, Any]:
-        """The metrics of instrumented calls, by function if several return any."""
+        """The metrics of instrumented calls, grouped by function if several return any."""
         of_name = {part.name: part.metrics for part in self.parts}
         shown = [n for n, metrics in of_name.items() if any(m[0] != "_" for m in metrics)]
         waited_for = {f"_{name}": of_name.pop(name) for name in set(of_name) - set(shown)}

@@ -1,8 +1,8 @@
-"""What happens to a timed step off the training thread: values, rates, the NaN check, and sinks.
+"""Processes timed steps off the training thread: values, rates, the NaN check, and sinks.
 
-The training thread appends the step to a queue and goes on. One builder thread takes what has come
-every `write_period_seconds`, makes records of it, and gives them to one worker thread for each
-sink. A killed process therefore loses at most the steps of its last period; where steps are longer
+The training thread appends the step to a queue and goes on. Every `write_period_seconds`, one
+builder thread takes what has arrived, turns it into records, and passes them to one worker thread
+per sink. A killed process therefore loses at most the steps of its last period; if steps are longer
 than a period, each is passed on at once.
 """
 
@@ -35,10 +35,10 @@ _log = logging.getLogger("mfu_jax")
 
 # Longest wait for all sinks together: at a flush, and at the end of the run.
 DRAIN_SECONDS = 10.0
-# Of that, at the end: kept for the backlog, and for summaries and closing.
+# Of that, reserved at the end for the backlog, and for summaries and closing.
 KEEP_SECONDS = 1.0
 CLOSE_SECONDS = 1.0
-# Instead of all that for a sink that has hung before, so that no later checkpoint waits for it.
+# The limit for a sink that has hung before, so that no later checkpoint waits for it.
 HUNG_DRAIN_SECONDS = 0.5
 
 _NO_JOURNAL = NoJournal()
@@ -50,14 +50,14 @@ class RecordPipeline:
     Args:
         builder: makes records and keeps the statistics.
         sinks: where records go; closed with the pipeline.
-        config: which losses are failures, and how many steps may wait.
+        config: which losses count as failures, and how many steps may wait.
         on_record: called with every record, on the builder's thread.
-        journal: notes the steps.
+        journal: where steps are noted.
 
     Attributes:
         hosts: compares the processes of the job.
-        failure: the first loss that is not finite; every step up to it has been written, and no
-            later step is.
+        failure: the first non-finite loss that aborts the run; every step up to it has been
+            written, and no later step is.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RecordPipeline:
 
     @property
     def dropped_by_sink(self) -> dict[str, int]:
-        """Records that did not arrive, by sink and reason."""
+        """Records that were not delivered, by sink and reason."""
         lost = {
             "all sinks: steps came too fast": self._thread.dropped,
             "all sinks: no record could be made": self._lost_steps,
@@ -106,7 +106,7 @@ class RecordPipeline:
         return {name: count for name, count in lost.items() if count}
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Calls a method of every sink, in order with the steps; its texts can be encoded."""
+        """Calls a method of every sink, in sequence with the steps; makes its texts encodable."""
         plain = [encodable(a) if isinstance(a, str) else strict(a) for a in arguments]
 
         def call() -> None:
@@ -116,9 +116,9 @@ class RecordPipeline:
         self.put(call)
 
     def flush(self) -> None:
-        """Waits until every sink that works has everything handed over, on disk.
+        """Waits until every working sink has all its records on disk.
 
-        In a forked child it does nothing: that has the files, but none of the threads.
+        In a forked child it does nothing: the child has the files, but none of the threads.
         """
         if os.getpid() == self._process_id:
             self._settle(time.monotonic() + DRAIN_SECONDS)
@@ -131,11 +131,11 @@ class RecordPipeline:
     ) -> Summary:
         """Writes the last step and the summary, closes the sinks and ends the threads.
 
-        It takes at most `DRAIN_SECONDS`. What a sink could not take by then goes to its backlog.
+        Takes at most `DRAIN_SECONDS`. What a sink could not take by then goes to its backlog.
 
         Args:
             last: the last step of the run.
-            spans: time since then not attributed to any step, by name.
+            spans: time since then not attributed to any step: name → seconds.
             summarize: called once all steps are in the statistics.
         """
         end = time.monotonic() + DRAIN_SECONDS
@@ -150,11 +150,11 @@ class RecordPipeline:
         return self._end(end, summarize)
 
     def _end(self, end: float, summarize: Callable[[], Summary]) -> Summary:
-        """Ends the threads; what is not written by now goes to the backlogs."""
+        """Ends the threads; what is still unwritten goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
         for watch in (self.hosts, self._health):
             self._boundary.attempt("slow hosts or GPUs may be asked on", watch.close)
-        for worker in self._workers:  # what fails in one costs the others nothing
+        for worker in self._workers:  # a failure in one does not affect the others
             missing = f"{worker.name} may have lost its last records"
             self._boundary.attempt(missing, _keep_rest, worker, end)
         summary = summarize()
@@ -164,9 +164,9 @@ class RecordPipeline:
         return summarize()
 
     def _settle(self, deadline: float, *, is_last: bool = False) -> None:
-        """Waits until all is built and written, by a moment of `time.monotonic`."""
+        """Waits until everything is built and written; `deadline` is on `time.monotonic`."""
         limit_seconds = deadline - time.monotonic()
-        # A builder that is stuck must not cost the sinks all of the time.
+        # A stuck builder must not use up all of the sinks' time.
         self._thread.settle(limit_seconds / 2)
         known = {worker for worker in self._workers if worker.has_hung}
         soon = time.monotonic() + HUNG_DRAIN_SECONDS
@@ -187,7 +187,7 @@ class RecordPipeline:
             )
 
     def _handle(self, steps: Sequence[TimedStep], *, is_last: bool = False) -> None:
-        """Makes records of steps and passes them to all sinks."""
+        """Builds the records of steps and passes them to all sinks."""
         if self.failure is not None:
             return
         for step in steps:
@@ -200,12 +200,12 @@ class RecordPipeline:
             worker.put(records)
 
     def _build(self, step: TimedStep, *, is_last: bool) -> StepRecord | None:
-        """The record of a step; None after a failure, ours or the loss's."""
+        """The record of a step; None if building it failed, or after a loss that aborts."""
         if self.failure is not None:
             return None
         try:
             record = self._builder.build(step, is_last=is_last)
-            if not self._journal.has_steps:  # what the watches start with the first one takes time
+            if not self._journal.has_steps:  # starting the watches takes time
                 self._journal.steps([(step, record)])
             record = self._watch(step, record)
         except Exception:
@@ -218,7 +218,7 @@ class RecordPipeline:
         return record
 
     def _watch(self, step: TimedStep, record: StepRecord) -> StepRecord:
-        """The record with what the watches say of it; without that, if they fail."""
+        """The record with the findings of the watches; unchanged if they fail."""
         try:
             record = self._health.adds(step, record)
             self.hosts.add(step, record.kind)
@@ -229,17 +229,17 @@ class RecordPipeline:
 
 
 def _keep_rest(worker: SinkWorker, end: float) -> None:
-    """Gives up a sink that hangs, and moves what is not written to its backlog."""
+    """Gives up a hung sink, and moves unwritten records to its backlog."""
     if worker.has_hung:
         worker.abandon()
     worker.keep_rest(max(0.0, min(KEEP_SECONDS, end - CLOSE_SECONDS - time.monotonic())))
 
 
 def _warn(sink: Sink, backlog: Backlog | None) -> None:
-    """Tells what a human should know about how a sink was opened."""
+    """Logs what a human should know about how a sink was opened."""
     for warning in sink.warnings:
         _log.warning("%s", warning)
-    missing = getattr(sink, "missing", range(0))  # of a class that is no `Sink`
+    missing = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
     if missing and (backlog is None or not backlog.has(missing)):
         _log.warning(
             "%s ends at step %d, but the run resumes at %d: the steps between are missing",

@@ -1,4 +1,4 @@
-"""From a timed step with device arrays to a record of plain numbers, on the builder's thread."""
+"""Turns a timed step with device arrays into a record of plain numbers, on the builder thread."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import StepStatistics, Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
 
-# The rolling window, in measured steps, where every step is logged.
+# The rolling window, in measured steps, if every step is logged.
 DEFAULT_WINDOW = 100
-# A clock that disagrees by less is not worth a line, though the monotonic one is still believed.
+# A smaller disagreement of the clocks is not worth a note; the monotonic one is used regardless.
 NOTED_JUMP_SECONDS = 0.05
 NOTED_JUMP_FRACTION = 0.01
-# Most names, and sets of names, remembered; a loop that invents new ones in every step must not
+# Most names, and sets of names, remembered; a loop that invents new names every step must not
 # fill the memory.
 _MOST_NAMES = 10_000
 _MOST_SETS = 100
@@ -41,12 +41,12 @@ class RecordBuilder:
     """Fetches values, derives rates, labels and flags steps, and keeps the run's statistics.
 
     Args:
-        cost: what a step costs, unless the step says otherwise.
-        config: which step is the first, which are warm-up, and which are logged.
+        cost: cost of a step, unless the step has its own.
+        config: which steps are warm-up, and which are logged.
         compile_is_seen: JAX reports compilations; otherwise the first step counts as one.
 
     Attributes:
-        explained: JAX's names of functions whose compilations are told elsewhere.
+        explained: JAX's names of functions whose compilations are reported elsewhere.
     """
 
     def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
@@ -70,13 +70,13 @@ class RecordBuilder:
         self._memory_device = _device_with_memory_stats()
 
     def prepare(self, steps: Iterable[TimedStep]) -> None:
-        """Starts to copy all values of `steps` to the host, before the first is built."""
+        """Starts copying all values of `steps` to the host, before the first record is built."""
         start_copies(
             value for step in steps for part in (step.metrics, step.extra) for value in leaves(part)
         )
 
     def build(self, step: TimedStep, *, is_last: bool = False) -> StepRecord:
-        """The record of one step, which is also added to the statistics."""
+        """Builds the record of one step, and adds the step to the statistics."""
         notes: list[str] = []
         kind = self._kind(step)
         rates, plausibility = self._rates_of(step, notes)
@@ -123,7 +123,7 @@ class RecordBuilder:
         )
 
     def add_spans(self, spans: Mapping[str, float]) -> None:
-        """Adds time not attributed to any step, such as after the last one."""
+        """Adds time not attributed to any step, such as time after the last one."""
         for name, spent in spans.items():
             self._seconds_by_use[name] += spent
 
@@ -136,7 +136,7 @@ class RecordBuilder:
         dropped_by_sink: Mapping[str, int] | None = None,
         phases: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> Summary:
-        """The run so far."""
+        """Totals of the run so far."""
         uses = dict(self._seconds_by_use)
         uses["other"] = max(0.0, total_seconds - sum(uses.values()))
         return Summary(
@@ -156,7 +156,7 @@ class RecordBuilder:
         )
 
     def _kind(self, step: TimedStep) -> str:
-        index = self._steps  # by this process: the loop may go back before its first step
+        index = self._steps  # in this process: the loop may go back before its first step
         if step.is_compile or (index == 0 and not self._compile_is_seen):
             return "compile"
         return "warmup" if index < self._warmup_steps else "step"
@@ -166,7 +166,7 @@ class RecordBuilder:
         again = self._compiled.intersection(compiled)
         self._compiled.update(compiled)
         told = [name or "a function" for name in compiled if name not in self.explained]
-        if told and self._kinds:  # not of the first step
+        if told and self._kinds:  # not for the first step
             what = f"{', '.join(told)} in {readable(_compile_seconds(step))} s"
             yield (
                 f"recompiled {what}; usually a shape, dtype or static argument changed"
@@ -192,21 +192,21 @@ class RecordBuilder:
             )
 
     def _rates_of(self, step: TimedStep, notes: list[str]) -> tuple[StepRates, Plausibility]:
-        """Of the step's cost; of the run's cost if its own cannot be had."""
+        """Rates for the step's own cost; for the run's cost if that is unavailable."""
         try:
             cost = step.cost or self._cost
             if callable(cost):
                 cost = cost()
             if cost is not self._rates[0].cost:
                 self._rates = StepRates(cost), Plausibility(cost)
-        except Exception as error:  # the cost may be a function of the user's
+        except Exception as error:  # the cost may be a user's function
             if self._is_first("cost"):
                 notes.append(f"the cost of the step is not known: {_text(error)}")
             return StepRates(self._cost), Plausibility(self._cost)
         return self._rates
 
     def _is_first(self, subject: str) -> bool:
-        """True once for each subject, so that each is told once."""
+        """True once per subject, so that each is reported once."""
         if subject in self._noted or len(self._noted) >= _MOST_NAMES:
             return False
         self._noted.add(subject)
@@ -258,7 +258,7 @@ class RecordBuilder:
         scalars: dict[str, float],
         notes: list[str],
     ) -> None:
-        """Adds the numbers of `metrics` to `scalars`; what is none goes to `notes`, once."""
+        """Adds the numbers in `metrics` to `scalars`; anything else is noted once in `notes`."""
 
         try:
             names = self._full_names.get((folder, *metrics)) or self._name(folder, metrics)
@@ -270,19 +270,19 @@ class RecordBuilder:
                 if name:
                     inner = folder if key in ("scalar", "scalars") else name
                     self._look_closer(name, value, inner, scalars, notes)
-        except Exception as error:  # and so may a mapping
+        except Exception as error:  # the mapping itself may be of any library
             self._leave_out(f"{folder}/…", error, notes)
 
     def _look_closer(
         self, name: str, value: Any, inner: str, scalars: dict[str, float], notes: list[str]
     ) -> None:
-        """Adds whatever it is; the metrics of a mapping go into the folder `inner`."""
+        """Adds a value of any kind; the metrics of a mapping go under the folder `inner`."""
         try:
             if isinstance(value, Mapping):
                 self._fetch(value, inner, scalars, notes)
             elif value is not None:
                 _read(name, value, scalars)
-        except Exception as error:  # the value may be of any library
+        except Exception as error:  # the value may come from any library
             self._leave_out(name, error, notes)
 
     def _leave_out(self, name: str, error: Exception, notes: list[str]) -> None:
@@ -290,7 +290,7 @@ class RecordBuilder:
             notes.append(f"metric {name!r} is left out: {_text(error)}")
 
     def _name(self, folder: str, keys: Iterable[Any]) -> tuple[str, ...]:
-        """The names of metrics in records; empty for those that are waited for, but not shown.
+        """The names of metrics in records; empty for those that are waited for but not shown.
 
         A name with a slash, like MaxText's, is already full; one with a leading underscore is not
         shown.
@@ -313,7 +313,7 @@ class RecordBuilder:
 
 
 def _read(name: str, value: Any, scalars: dict[str, float]) -> None:
-    """Adds the number, or the numbers, that a metric turns out to be."""
+    """Adds the number or numbers that a metric evaluates to."""
     number = value() if callable(value) else value
     if is_vector(number):
         numbers = plain_numbers(number)
@@ -329,7 +329,7 @@ def _compile_seconds(step: TimedStep) -> float:
 
 
 def leaves(metrics: Mapping[Any, Any]) -> Iterator[Any]:
-    """All values of nested mappings."""
+    """All leaf values of nested mappings."""
     for value in metrics.values():
         if isinstance(value, Mapping):
             yield from leaves(value)

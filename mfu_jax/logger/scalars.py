@@ -1,6 +1,6 @@
-"""Values at the door: what a loop gives as metrics becomes plain numbers, or a reason why not.
+"""Converts the values that a loop gives as metrics to plain numbers, or gives a reason why not.
 
-Behind this door every value is a Python int or float. NaN and Inf pass: they are news, no mistakes.
+After that every value is a Python int or float. NaN and Inf pass: they are news, not mistakes.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 
 from mfu_jax.logger.small_metrics import MOST_NUMBERS
 
-# Shorter is below the resolution of a clock, longer is 30 years: neither is a step.
+# Anything shorter is below clock resolution, anything longer is over 30 years: not a step.
 SHORTEST_SECONDS = 1e-9
 LONGEST_SECONDS = 1e9
 
-# Classes of what were arrays of JAX before: `isinstance` asks its metaclass each time.
+# Classes already known to be JAX arrays: `isinstance` would ask the metaclass each time.
 _ARRAY_CLASSES: set[type] = set()
 _NUMBER_CLASSES = frozenset((int, float))
 _item = operator.methodcaller("item")
 
 
 def quick_numbers(values: Collection[Any]) -> list[int | float] | None:
-    """The numbers of scalars of the device, as most metrics are; None if a closer look is needed.
+    """The numbers of device scalars, as most metrics are; None if a closer look is needed.
 
-    All of them in a few calls into C: it is done for every step.
+    Uses only a few calls into C, because it runs for every step.
     """
     if not _ARRAY_CLASSES.issuperset(map(type, values)):
         return None
     try:
         numbers = [*map(_item, map(np.asarray, values))]
-    except Exception:  # one was deleted, is no scalar, or a typed key: whose, a closer look tells
+    except Exception:  # one is deleted, not a scalar, or a typed key; a closer look tells which
         return None
     return numbers if _NUMBER_CLASSES.issuperset(map(type, numbers)) else None
 
@@ -43,7 +43,7 @@ def plain_number(value: Any) -> int | float:
     """A scalar of any library as a Python int or float; copies it from the device.
 
     Raises:
-        ValueError: it is no number, or an integer that no float can hold.
+        ValueError: it is not a number, or an integer too large for a float.
         Exception: whatever reading it raises.
     """
     if type(value) is float:
@@ -61,13 +61,13 @@ def plain_number(value: Any) -> int | float:
 
 
 def is_vector(value: Any) -> bool:
-    """True for an array of one axis with two numbers or more, as few as the door lets in."""
+    """True for a one-dimensional array of two or more numbers, at most `MOST_NUMBERS`."""
     shape: tuple[int, ...] = getattr(value, "shape", ())
     return len(shape) == 1 and 1 < shape[0] <= MOST_NUMBERS
 
 
 def plain_numbers(vector: Any) -> list[int | float]:
-    """The numbers of a vector, as `plain_number` gives one.
+    """The numbers of a vector, each converted by `plain_number`.
 
     Raises:
         Exception: see `plain_number`.
@@ -82,7 +82,7 @@ def is_deleted(value: Any) -> bool:
 
 
 def plain_seconds(value: Any) -> float | None:
-    """A step time given by the caller as a float; None if no step can take that long.
+    """A step time given by the caller, as a float; None if it cannot be a step time.
 
     >>> plain_seconds(np.float32(0.5))
     0.5
@@ -93,7 +93,7 @@ def plain_seconds(value: Any) -> float | None:
         return None
     try:
         seconds = float(value)
-    except Exception:  # whatever it is, it is no time
+    except Exception:  # whatever it is, it is not a time
         return None
     return seconds if SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS else None
 
@@ -101,7 +101,7 @@ def plain_seconds(value: Any) -> float | None:
 def start_copies(values: Iterable[Any]) -> None:
     """Starts all copies to the host before anyone waits for the first of them.
 
-    `np.asarray` then finds each value there; on a CPU it reads it in place, seven times faster than
+    `np.asarray` then finds each value there; on a CPU it reads in place, seven times faster than
     `jax.device_get`.
     """
     if _is_on_cpu():

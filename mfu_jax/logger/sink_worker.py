@@ -1,7 +1,7 @@
-"""One sink on a thread of its own: what it does wrong, slowly or never costs nobody else anything.
+"""Runs one sink on its own thread, so that a sink that fails, stalls or hangs affects nothing else.
 
-A record that it can never write is dropped and counted; any other failure is retried with back-off,
-in order. Records that memory cannot hold go to the sink's backlog on disk.
+A record that can never be written is dropped and counted; any other failure is retried in order,
+with back-off. Records that do not fit in memory go to the sink's backlog on disk.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from mfu_jax.logger.summary import Summary
 
 logger = logging.getLogger("mfu_jax")
 
-# Most records kept in memory for a sink that does not keep up: with a backlog on disk, and without.
+# Most records held in memory for a sink that falls behind: with a backlog on disk, and without.
 QUEUE_RECORDS = 1000
 MOST_QUEUE_RECORDS = 10_000
-# Records that wake a sink that writes only now and then.
+# Number of queued records that wakes a sink that writes only periodically.
 MANY_RECORDS = 250
-# Records in one write, and the pause after it, in which others can have Python's lock.
+# Records in one write, and the pause after it, in which other threads can take the GIL.
 BATCH_RECORDS = 25
 BREATH_SECONDS = 1e-4
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
-# Between the attempts at the end of a run.
+# Pauses between the attempts at the end of a run.
 LAST_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
-# Attempts after which a record that fails while the next one succeeds is given up; at the end of
-# the run one is enough.
+# A record is given up after this many attempts if the next record succeeds; at the end of the run,
+# after one.
 POISON_ATTEMPTS = 5
 
 Call = Callable[[], None]
@@ -49,14 +49,14 @@ class SinkWorker:
 
     Args:
         sink: the sink.
-        backlog: where records go that memory cannot hold; None: the oldest are dropped.
-        period_seconds: how often records come; the sink writes every `Sink.periods_per_write`.
-        monotonic: clock in seconds, for the time between two attempts.
+        backlog: where records go that do not fit in memory; None: the oldest are dropped.
+        period_seconds: how often records come; the sink writes every `periods_per_write` periods.
+        monotonic: clock in seconds, for the time between attempts.
 
     Attributes:
-        name: the sink's class.
-        dropped: records that the sink never got, by reason.
-        has_hung: the sink once did not finish in the time that `settle` was given.
+        name: the sink's class name.
+        dropped: number of records that were never written, by reason.
+        has_hung: the sink did not finish in the time allowed for its last `settle`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SinkWorker:
         self._thread.start()
 
     def put(self, items: Iterable[StepRecord | Call]) -> None:
-        """Queues records that the sink wants, and calls; returns at once."""
+        """Queues calls, and the records that the sink wants; returns at once."""
         takes_all = self._sink.keeps_every_step
         wanted = [item for item in items if takes_all or callable(item) or item.is_logged]
         if wanted:
@@ -117,10 +117,10 @@ class SinkWorker:
         """Asks the sink to write everything now and flush it.
 
         Args:
-            is_last: the run ends.
+            is_last: the run is ending.
 
         Returns:
-            Set when that is done, or when the sink has failed.
+            An event, set when that is done or the sink has failed.
         """
         self._is_last = is_last
         done = threading.Event()
@@ -129,7 +129,7 @@ class SinkWorker:
         return done
 
     def finish(self, summary: Summary) -> threading.Event:
-        """Asks the sink to write the summary and close; the returned event is set when it has."""
+        """Asks the sink to write the summary and close; the returned event is set when done."""
 
         def last() -> None:
             if summary.has_steps:
@@ -142,7 +142,7 @@ class SinkWorker:
         return self._closed
 
     def abandon(self) -> None:
-        """Gives up a sink that hangs: it gets nothing more, and is closed meanwhile."""
+        """Gives up a hung sink: it gets no more records, and another thread closes it."""
         self._is_abandoned = True
         self._wake.set()
         with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
@@ -151,7 +151,7 @@ class SinkWorker:
             ).start()
 
     def keep_rest(self, timeout: float) -> None:
-        """Moves what is not written to the backlog; what does not fit there counts as dropped."""
+        """Moves unwritten records to the backlog; those that do not fit count as dropped."""
         with self._lock:
             rest = [item for item in self._queue if isinstance(item, StepRecord)]
             self._queue.clear()
@@ -172,7 +172,7 @@ class SinkWorker:
             )
 
     def losses(self) -> Counter[str]:
-        """`dropped`, with what the backlog could not keep."""
+        """`dropped`, plus the records that the backlog could not keep."""
         losses = self.dropped.copy()
         if self._backlog is not None and self._backlog.dropped:
             losses["backlog full"] += self._backlog.dropped
@@ -203,13 +203,13 @@ class SinkWorker:
                     )
 
     def _sleep(self) -> None:
-        """Waits for something to do: another attempt, the next period, or, if idle, a record."""
+        """Waits for work: the next attempt, the next period, or, if idle, a record."""
         if self._retry_seconds:
             self._wake.wait(max(0.0, self._retry_at - self._monotonic()))
         elif self._has_written and self._pause_seconds:
             self._wake.wait(self._pause_seconds)
         else:
-            self._is_asleep = True  # first: who puts something into the queue must see it
+            self._is_asleep = True  # set first, so that `put` sees it
             if not self._queue:
                 self._wake.wait()
             self._is_asleep = False
@@ -234,7 +234,7 @@ class SinkWorker:
                 finish()
 
     def _try_again(self) -> None:
-        """Gives a sink that has failed a last chance: there is no later."""
+        """Retries a failed sink now, because there is no later chance."""
         for pause in LAST_RETRY_SECONDS:
             if not self._retry_seconds or self._is_abandoned:
                 return
@@ -242,7 +242,7 @@ class SinkWorker:
             self._write_all()
 
     def _write_all(self) -> None:
-        """Writes what waits, oldest first, until nothing does or the sink fails."""
+        """Writes what is waiting, oldest first, until nothing is left or the sink fails."""
         while not self._is_abandoned:
             source, batch = self._next()
             if not batch:
@@ -259,7 +259,7 @@ class SinkWorker:
                 time.sleep(BREATH_SECONDS)
 
     def _next(self) -> tuple[Segment | None, Sequence[StepRecord | Call]]:
-        """The next records or call, and the file that they come from, if any."""
+        """The next records or call, and the backlog file they come from, if any."""
         backlog = self._backlog
         while backlog is not None and backlog.old:
             if records := backlog.old[0].read(BATCH_RECORDS):
@@ -301,12 +301,12 @@ class SinkWorker:
                     self._queue.popleft()
 
     def _write(self, records: Sequence[StepRecord], source: Segment | None) -> None:
-        """Writes records, until the sink fails."""
+        """Writes records until the sink fails."""
         many = self._sink.write_many
         if many is not None and len(records) > 1:
             try:
                 many(records)
-            except BaseException:  # none is written; one by one, the record at fault shows
+            except BaseException:  # none written; one by one shows which is at fault
                 pass
             else:
                 self._works()
@@ -321,10 +321,10 @@ class SinkWorker:
             done += passed
 
     def _write_one(self, records: Sequence[StepRecord]) -> int:
-        """Writes the first record; returns how many are done with, none if the sink has failed.
+        """Writes the first record; returns how many are finished, 0 if the sink has failed.
 
         Args:
-            records: it, and the one after it if there is one.
+            records: that record, and the one after it, if any.
         """
         error = self._attempt(records[0])
         if error is not None and not is_permanent(error):
@@ -332,7 +332,7 @@ class SinkWorker:
             if self._attempts < POISON_ATTEMPTS and not self._is_last:
                 self._fail(records[0], error)
                 return 0
-            # If it fails again, and the next one succeeds, the record is at fault, not the sink.
+            # If it fails again and the next one succeeds, the record is at fault, not the sink.
             error = self._attempt(records[0])
         if error is None:
             self._works()
@@ -383,7 +383,7 @@ class SinkWorker:
         self._retry_at = self._monotonic() + self._retry_seconds
 
     def _is_first(self, error: BaseException, method: str = "") -> bool:
-        """True once for each type of error of a method, so that each is told once."""
+        """True once per method and type of error, so that each is reported once."""
         kind = f"{method} {type(error).__name__}"
         is_first = kind not in self._reported
         self._reported.add(kind)

@@ -1,7 +1,7 @@
 """Which metrics are small enough to keep until they are written: scalars and short vectors.
 
-A metric waits for its step, so it outlives it. Sizes are judged by shapes, before anything is kept.
-NumPy arrays are copied: a loop may fill the same buffer again in the next step.
+A metric is held until its step is done, so it outlives the step. Sizes are judged by shape, before
+anything is kept. NumPy arrays are copied: a loop may reuse the same buffer in the next step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class SmallMetrics:
-    """The door of a logger: what is too big is left out, and named once.
+    """Filters a logger's input: what is too large is left out, and named once.
 
     Args:
         on_function: called when a metric is a function, which may keep arrays of any size.
@@ -32,8 +32,8 @@ class SmallMetrics:
     def __init__(self, on_function: Callable[[], object]) -> None:
         self._on_function = on_function
         self._left_out: set[str] = set()
-        # What each name last was, if that is small: outputs of one program share their abstract
-        # values, so that one look at each tells that nothing has changed.
+        # The last abstract value or class of each small metric: outputs of one program share their
+        # abstract values, so an identity check shows that nothing has changed.
         self._small: dict[Any, Any] = {}
 
     def of(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -60,7 +60,7 @@ class SmallMetrics:
 
 
 def small(metrics: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
-    """The metrics that are small, and the names and shapes of those left out.
+    """The small metrics, and the names and shapes of those left out.
 
     >>> import numpy as np
     >>> small({"loss": 1.5, "grads": {"w": np.ones((64, 64)), "norm": np.float32(2)}})[1]
@@ -87,7 +87,7 @@ def _has_function(metrics: Mapping[Any, Any]) -> bool:
 
 
 def size_of(value: Any) -> int:
-    """How many numbers a value holds; 1 for anything that is neither array nor container."""
+    """How many numbers a value holds; 1 for anything that is not an array or container."""
     if isinstance(value, _PLAIN):
         return 1
     shape = getattr(value, "shape", None)
@@ -98,7 +98,7 @@ def size_of(value: Any) -> int:
 
 
 def shown(value: Any) -> str:
-    """``[64,64]`` of an array, ``(3 arrays)`` of a container."""
+    """``[64,64]`` for an array, ``(3 arrays)`` for a container."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
         return f"[{','.join(map(str, shape))}]"
@@ -106,7 +106,7 @@ def shown(value: Any) -> str:
 
 
 def listed(left_out: Sequence[str], most: int = 4) -> str:
-    """What was left out, in a line, and why."""
+    """What was left out and why, on one line."""
     names = ", ".join(left_out[:most])
     more = f" and {len(left_out) - most} more" if len(left_out) > most else ""
     return f"{names}{more}: a metric is a scalar or a vector of at most {MOST_NUMBERS} numbers"

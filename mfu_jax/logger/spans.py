@@ -1,4 +1,4 @@
-"""Parts of the loop outside steps: pauses, waits, and the step that is held for them."""
+"""Parts of the loop outside steps: pauses and waits, and the step held back for them."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _log = logging.getLogger("mfu_jax")
 
 
 class LoopSpans:
-    """Measures spans of the loop outside steps; holds the step that a pause has drained.
+    """Measures spans of the loop outside steps; holds the step that a pause waited for.
 
     Args:
         timer: the clocks.
-        pipeline: where a step goes once nothing can be added to it.
-        watchdog: does not watch a pause.
+        pipeline: where a step goes once nothing more can be added to it.
+        watchdog: suspended during pauses.
         boundary: where failures are reported.
-        journal: notes the pauses.
+        journal: records the pauses.
 
     Attributes:
         held: a timed step to which a later eval or pause may still add.
-        late: results of an eval whose step is already written, and numbers of no certain step; the
-            next record takes them.
-        active: whether a span is open; a span inside another is part of the outer one.
-        paused: the name of the pause that is open, if one is.
-        lock: of the loop's threads: held while a step is recorded, and while a span begins or ends.
+        late: results of an eval whose step is already written, and numbers that belong to no
+            particular step; the next record takes them.
+        active: whether a span is open; a nested span is part of the outer one.
+        paused: the name of the open pause; empty if none.
+        lock: shared by the loop's threads; held to record a step and to begin or end a span.
     """
 
     lock: threading.RLock
@@ -73,7 +73,7 @@ class LoopSpans:
         self._boundary = boundary
 
     def waited_seconds(self) -> float:
-        """How long the device has waited for data so far; any thread may ask."""
+        """How long the device has waited for data so far; callable from any thread."""
         open_seconds = self._timer.open_wait_seconds() if self.journal.is_waiting else 0.0
         return self._timer.total_seconds("data_wait") + open_seconds
 
@@ -90,7 +90,7 @@ class LoopSpans:
         self.held = step
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Adds the results of an eval to the step's record, or otherwise to the next one."""
+        """Adds the results of an eval to the step's record if held, otherwise to the next one."""
         with turn(self.lock):
             if self.held is not None and self.held.step == step:
                 self.held.extra = {**self.held.extra, **metrics}
@@ -98,7 +98,7 @@ class LoopSpans:
                 self.late |= {**metrics, "step": step}
 
     def add_numbers(self, numbers: Mapping[str, float]) -> None:
-        """Adds numbers of no certain step to the first record that is not written yet."""
+        """Adds numbers that belong to no particular step to the first unwritten record."""
         if self.held is not None:
             self.held.extra = {**self.held.extra, **numbers}
         else:
@@ -106,29 +106,29 @@ class LoopSpans:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether this thread or task is inside a pause; others may go on meanwhile."""
+        """Whether this thread or asyncio task is inside a pause; others may be running steps."""
         return bool(self.paused) and self._inside.get() is self._pause
 
     def begin_calls(self, name: str) -> None:
-        """A pause begins on this thread, and in this task of asyncio and those it starts."""
+        """Begins a pause on this thread, in this asyncio task and those that it starts."""
         self.paused, self._pause = name, object()
         self._inside.set(self._pause)
 
     def add_call(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Adds an instrumented call to the pause that is open: it is no step.
+        """Adds an instrumented call to the open pause; it does not count as a step.
 
         Args:
             step: the last step before it.
-            metrics: of the call; those of an eval are shown as its mean over all calls.
+            metrics: of the call; those of an eval are averaged over all its calls.
         """
         self._calls_after = step
         for name, value in metrics.items():
             self._calls.setdefault(name, []).append(value)
 
     def end_calls(self) -> None:
-        """Waits for the calls of a pause, whose time is the pause's."""
+        """Waits for the calls made in a pause, so that their time counts as the pause's."""
         calls, self._calls = self._calls, {}
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop reads them, and meets it
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop hits it when it reads them
             block_until_ready({name: values[-1] for name, values in calls.items()})
         if calls and self.paused == "eval":
             told = {*self.late, *(self.held.extra if self.held is not None else ())}
@@ -141,7 +141,7 @@ class LoopSpans:
         return late
 
     def hold_last(self) -> None:
-        """Holds the step in flight once it ends."""
+        """Waits for the step in flight and holds it."""
         try:
             last = self._timer.drain()
         except jax.errors.JaxRuntimeError as error:  # earlier measurements are still written
@@ -151,7 +151,7 @@ class LoopSpans:
             self.hold(last)
 
     def take_last(self) -> TimedStep | None:
-        """Releases the held step, with all late results because no step comes after it."""
+        """Returns the held step with all late results, because no step comes after it."""
         last, self.held = self.held, None
         if last is not None:
             last.extra = {**last.extra, **self.take_late()}
@@ -163,7 +163,7 @@ class LoopSpans:
         return Pause(self, self._timer, name, check, self._watchdog, self._boundary)
 
     def wait(self, name: str) -> Wait:
-        """Measures the part of a wait in which the device is idle."""
+        """Measures the part of a wait during which the device is idle."""
         self._timer.interrupt.throw()
         return Wait(self, self._timer, self._pipeline, name, self._watchdog, self._boundary)
 
@@ -218,7 +218,7 @@ class Pause:
             spans.active, self._start = True, start
             spans.begin_calls(self._name)
         try:
-            self._check()  # without the lock: a slow sink delays no other thread's step
+            self._check()  # unlocked, so that a slow sink delays no other thread's step
         except BaseException:
             spans.active, self._start, spans.paused = False, None, ""
             raise
@@ -232,7 +232,7 @@ class Pause:
             return
         try:
             spans.end_calls()
-        finally:  # a Ctrl-C in its wait
+        finally:  # even after Ctrl-C while waiting
             self._end(start)
 
     def _end(self, start: Reading) -> None:
@@ -249,7 +249,7 @@ class Pause:
 
 
 class Wait:
-    """See `LoopSpans.wait`. A class, because a generator costs twice as much per step."""
+    """See `LoopSpans.wait`. A class, because a generator would cost twice as much per step."""
 
     __slots__ = (
         "_boundary",

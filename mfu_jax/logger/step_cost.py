@@ -1,4 +1,4 @@
-"""What one optimizer step costs one device, and the rates that follow from its time."""
+"""The cost of one optimizer step on one device, and the rates that follow from its time."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class StepCost:
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
             sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
         optimal_executed_seconds: the same for the executed FLOPs.
-        removed_flops_per_device: model FLOPs that the compiler is known to have removed, so that
-            the program may run that much less than the model.
+        removed_flops_per_device: model FLOPs that the compiler is known to have removed; the
+            program may run that many fewer than the model has.
         xla_reported_flops: ``compiled.cost_analysis()["flops"]``, unchanged.
         bytes_per_device: bytes moved to and from device memory; with `peak_bytes_per_sec`, MBU.
         peak_bytes_per_sec: peak memory bandwidth of one device in bytes/s.
@@ -114,21 +114,21 @@ class StepCost:
         """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
 
         Args:
-            seconds: the step's time; without rates if it is not above 0.
+            seconds: the step's time; there are no rates if it is not above 0.
         """
         return StepRates(self).at(seconds)
 
 
 class StepRates:
-    """The rates of many steps of one cost; exact fractions are divided once, not in every step.
+    """The rates of many steps with one cost; exact fractions are divided once, not per step.
 
     Args:
-        cost: what each of the steps costs.
+        cost: the cost of each step.
 
     Attributes:
-        tflops: of the model in a step (10¹²), None if unknown.
-        tokens: in a step.
-        optimal: name of a utilisation, as ``perf/mfu`` → shortest time in seconds, where known.
+        tflops: model TFLOPs (10¹²) of a step; None if unknown.
+        tokens: tokens of a step on one device.
+        optimal: name of a utilisation, such as ``perf/mfu`` → shortest seconds, where known.
     """
 
     def __init__(self, cost: StepCost) -> None:
@@ -172,7 +172,7 @@ def _plain(number: float) -> int | float:
 def add_costs(costs: Iterable[StepCost]) -> StepCost:
     """The cost of several programs run one after the other on one device.
 
-    A field that is unknown in one of them is unknown in the sum.
+    A field that is unknown in any of them is unknown in the sum.
 
     >>> one = StepCost(model_flops_per_device=300, peak_flops_per_sec=1000.0)
     >>> add_costs([one, one, one]).model_flops_per_device

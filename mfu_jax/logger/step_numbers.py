@@ -1,4 +1,4 @@
-"""The numbers that a loop gives its steps, as it records them."""
+"""The step numbers that a loop passes to `record`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from mfu_jax.logger.strict_json import printable
 
 _log = logging.getLogger("mfu_jax")
 
-# A loop that gives each number twice is told so, but not in every step.
+# A loop that records each number twice is warned, but not in every step.
 _TOLD = 3
 
 NEXT: Any = object()
-"""As a step's number: the last one plus one, whichever thread comes first."""
+"""As a step's number: the last one plus one, assigned in order of arrival among threads."""
 
 
 class StepNumbers:
-    """Numbers that increase, but where the loop goes back.
+    """Step numbers, which increase except when the loop goes back.
 
     Args:
         start_step: number of the first step.
 
     Attributes:
-        last: the last one.
-        has_gone_back: it was not above the one before, and `tell` has not been called.
+        last: the last number.
+        has_gone_back: it was not above the previous one, and `tell` has not been called since.
     """
 
     def __init__(self, start_step: int) -> None:
@@ -43,12 +43,12 @@ class StepNumbers:
         """The number of a step, given as an integer of any library, or as `NEXT`.
 
         Raises:
-            UserError: it is none.
+            UserError: it is not an integer.
         """
         return self.last + 1 if step is NEXT else whole_number(step)
 
     def go_back(self, step: int) -> None:
-        """The loop does `step` and those after it again, as after a restored checkpoint.
+        """The loop repeats `step` and later ones, as after restoring a checkpoint.
 
         Raises:
             UserError: it is the first step, so there is nothing to go back from.
@@ -71,13 +71,13 @@ class StepNumbers:
             )
 
     def tell(self, journal: Any) -> Callable[[], object]:
-        """What tells the journal of it, in order with the steps."""
+        """A function that notes it in the journal, to be called in sequence with the steps."""
         self.has_gone_back = False
         return functools.partial(journal.went_back, self.last)
 
 
 def after_close(step: int) -> UserError:
-    """Why a closed logger takes no step."""
+    """The error for a step recorded after the logger was closed."""
     return UserError(
         f"step {step} was recorded after close(); expected all steps before; usually the `with` "
         f"block of the logger ends before the loop does; close it after the loop"
@@ -88,11 +88,11 @@ def whole_number(step: Any) -> int:
     """The number of a step, given as an integer of any library.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not an integer.
     """
     if isinstance(step, jax.Array):
         _say_that_it_waits()
-        step = np.asarray(step)  # once, and no work for the device
+        step = np.asarray(step)  # one copy, without work on the device
     try:
         number = int(step)
         if not isinstance(step, str | bytes | bool) and number == step:

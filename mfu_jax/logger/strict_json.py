@@ -1,4 +1,4 @@
-"""Text and JSON that every file, terminal and parser can take."""
+"""Text and JSON that every file, terminal and parser accepts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def printable(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """`text` with lone surrogates escaped; its line breaks stay."""
+    """`text` with lone surrogates escaped; line breaks are kept."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def strict(value: Any) -> Any:
-    """`value` without what JSON lacks: NaN and Inf, at any depth, become text.
+    """`value` without what JSON lacks: NaN and Inf at any depth become text.
 
     >>> strict({"a": [math.nan, 1.0], 2: -math.inf})
     {'a': ['NaN', 1.0], '2': '-Infinity'}

@@ -16,7 +16,7 @@ from mfu_jax.logger.strict_json import strict
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """The value below which that fraction of `ordered` lies, interpolated linearly.
+    """The value below which the given fraction of `ordered` lies, interpolated linearly.
 
     Args:
         ordered: ascending values, at least one.
@@ -38,25 +38,25 @@ class Summary:
     Attributes:
         steps: measured steps.
         warmup_steps: steps excluded as warm-up.
-        compile_steps: steps excluded because something was compiled for them.
-        median_seconds: median step time; None without a measured step, like the fields below.
+        compile_steps: steps excluded because they triggered a compilation.
+        median_seconds: median step time; None without measured steps, like the fields below.
         p90_seconds: step time that one step in ten exceeds.
         p99_seconds: step time that one step in a hundred exceeds.
         mean_seconds: total time / steps.
         tokens_per_sec_per_device: tokens of all measured steps / their time.
         tflops_per_sec_per_device: model TFLOPs (10¹²) of all measured steps / their time.
         mfu: optimal time of the model FLOPs of all measured steps / their time.
-        hfu: the same for the executed FLOPs.
-        mbu: the same for the bytes.
+        hfu: likewise for the executed FLOPs.
+        mbu: likewise for the bytes moved.
         last_loss: loss of the last step.
-        compile_seconds: time in which JAX traced, lowered or compiled.
+        compile_seconds: time that JAX spent tracing, lowering or compiling.
         compile_count: executables compiled.
         total_seconds: all wall time, including compilations before the first step.
-        seconds_by_use: that time by use: ``train``, ``compile``, ``eval``, ….
+        seconds_by_use: `total_seconds` by use: ``train``, ``compile``, ``eval``, ….
         clock_jumps: steps in which the wall clock jumped.
-        dropped_records: records that did not arrive, added up over all sinks.
+        dropped_records: records that were not delivered, summed over all sinks.
         dropped_by_sink: the same by sink and reason.
-        flags: impossible numbers by name, and in how many steps.
+        flags: name of each impossible number → number of steps that have it.
         phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
     """
 
@@ -114,7 +114,7 @@ class Summary:
         from mfu_jax.pages.fragment import fragment
 
         head, *lines = self.render().splitlines()
-        # As `render` writes them: what it is in 13 columns, then what is known of it.
+        # As `render` writes them: a label in 13 columns, then its value.
         rows = [(line[2:15].strip(), line[15:]) for line in lines if not line.startswith("  phase")]
         phases = [line.strip() for line in lines if line.startswith("  phase")]
         return fragment(head, ("", ""), rows, words=(1,), notes=phases)
@@ -181,7 +181,7 @@ _UTILIZATIONS = ("mfu", "hfu", "mbu")
 
 
 class StepStatistics:
-    """Adds up measured steps, at eight bytes each, so a long run keeps exact percentiles."""
+    """Accumulates measured steps at eight bytes each, so a long run has exact percentiles."""
 
     def __init__(self) -> None:
         self._seconds = array.array("d")
@@ -189,22 +189,22 @@ class StepStatistics:
         self._tflops = 0.0
         # Optimal seconds, and the measured seconds of the steps for which they are known.
         self._optimal = {f"perf/{name}": [0.0, 0.0] for name in _UTILIZATIONS}
-        self._rates: StepRates | None = None  # of the steps that are in no sum yet
-        self._settled = 0  # steps before those
-        self._lock = threading.Lock()  # of the sums: a summary may be asked for by another thread
+        self._rates: StepRates | None = None  # of the steps not yet in the sums
+        self._settled = 0  # number of steps before those
+        self._lock = threading.Lock()  # of the sums: another thread may ask for a summary
 
     def __len__(self) -> int:
         return len(self._seconds)
 
     def add(self, seconds: float, rates: StepRates) -> None:
-        """Adds one step, mostly of the same rates as the one before."""
+        """Adds one step, usually with the same rates as the one before."""
         if rates is not self._rates:
             self._settle()
             self._rates = rates
         self._seconds.append(seconds)
 
     def _settle(self) -> None:
-        """Adds the steps of the last rates to the sums."""
+        """Adds the steps with the last rates to the sums."""
         with self._lock:
             times, rates = self._seconds[self._settled :], self._rates
             self._settled += len(times)
@@ -218,7 +218,7 @@ class StepStatistics:
                 self._optimal[name][1] += spent
 
     def add_many(self, columns: Mapping[str, Sequence[float]]) -> None:
-        """Adds steps, all with the same ``perf/`` scalars: metric name → its value in each step."""
+        """Adds steps with the same ``perf/`` scalars, as metric name → its value in each step."""
         self._settle()
         seconds = columns["perf/step_time_seconds"]
         self._seconds.extend(seconds)
@@ -231,7 +231,7 @@ class StepStatistics:
                 sums[1] = sum(seconds, sums[1])
 
     def fields(self) -> dict[str, Any]:
-        """The fields of `Summary` that follow from the measured steps."""
+        """The fields of `Summary` that derive from the measured steps."""
         if not self._seconds:
             return {"steps": 0}
         self._settle()

@@ -1,4 +1,4 @@
-"""The loop's threads take turns at what they share."""
+"""Makes the loop's threads take turns with what they share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _owners = weakref.WeakSet[Any]()
 
 
 def give_lock(owner: Any) -> None:
-    """Sets ``owner.lock``. A forked process gets another: who has this one is not in it."""
+    """Sets ``owner.lock``. A forked process gets a new one: the holder does not exist there."""
     owner.lock = threading.RLock()
     _owners.add(owner)
 
@@ -33,14 +33,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def wait_for_turn(lock: threading.RLock, *, is_step: bool = False) -> bool:
-    """Takes the lock that another thread has; False if this thread goes on without it.
+    """Waits for the lock held by another thread; False if this thread proceeds without it.
 
-    Who has it may wait for the step in flight. A callback of that step (``jax.io_callback``) that
-    waited for the lock would wait for ever; it runs on a thread that Python has not started.
+    The holder may be waiting for the step in flight. A callback of that step (``jax.io_callback``)
+    that waited for the lock would deadlock; it runs on a thread not started by Python.
 
     Args:
-        lock: of the loop's threads.
-        is_step: to record a step, which has no place while another one is recorded.
+        lock: the lock shared by the loop's threads.
+        is_step: it is for recording a step, which cannot be done while another is recorded.
     """
     if not isinstance(threading.current_thread(), threading._DummyThread):
         return lock.acquire()
@@ -61,7 +61,7 @@ def _say_that_it_is_lost() -> None:
 
 @contextlib.contextmanager
 def turn(lock: threading.RLock) -> Iterator[None]:
-    """``with lock``, but see `wait_for_turn`. Where each step passes, the same is written out."""
+    """``with lock``, but see `wait_for_turn`. Inlined by hand where every step passes."""
     has_turn = lock.acquire(False) or wait_for_turn(lock)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Notices a run that hangs: no step completes for much longer than steps take.
+"""Detects a hung run: no step has completed for much longer than steps usually take.
 
-One thread looks at the clock a few times a second at most; the training thread only notes when it
-records a step. When the run hangs, a file gets the stacks of all threads and the last records. A
-heartbeat file tells a supervisor outside that the process lives, and where it is.
+A thread checks the clock a few times a second at most; the training thread only notes when it
+records a step. If the run hangs, the stacks of all threads and the last records are written to a
+file. A heartbeat file tells an external supervisor that the process is alive, and at which step.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from mfu_jax.storage.files import replace_file
 
 _log = logging.getLogger("mfu_jax")
 
-# Fewer intervals than this have no median worth the name.
+# With fewer intervals than this, a median means nothing.
 _FEWEST_INTERVALS = 5
-# XLA needs half an hour for a very large step; only then is a compilation a hang.
+# XLA may need half an hour for a very large step; a longer compilation counts as a hang.
 _COMPILE_SECONDS = 1800.0
-# A thread that wakes this much late did not run: the machine slept or the process was stopped.
+# If the thread wakes up this late, it was not running: the machine slept or the process stopped.
 _STOPPED_SECONDS = 5.0
 _LAST_RECORDS = 20
-# Kept between two looks; of a quicker loop the oldest go.
+# Kept between two checks; in a faster loop the oldest are dropped.
 _MOST_COMPLETIONS = 1000
 _KEPT_REPORTS = 5
 
 HEARTBEAT_SECONDS = 10.0
 HANG_EXIT_CODE = 75
-"""Exit code after a hang with `abort_on_hang`: EX_TEMPFAIL of sysexits.h, try again."""
+"""Exit code after a hang with `abort_on_hang`: EX_TEMPFAIL of sysexits.h, "try again"."""
 
 
 class Watchdog:
@@ -56,13 +56,13 @@ class Watchdog:
         config: limits and files, under the keys ``hang_…`` and ``heartbeat_file``.
         boundary: where failures of the watchdog itself are reported.
         monotonic: clock in seconds.
-        end: ends the process with an exit code, whatever its other threads do.
+        end: ends the process with an exit code, whatever its other threads are doing.
 
     Attributes:
-        completed: takes the number of a step, the moment and the thread, when it is recorded: one
-            call into C, because the training thread makes it in every step.
-        stopped_seconds: how long the process did not run since the last step, as far as noticed.
-        is_paused: an eval, a checkpoint or the like is under way.
+        completed: called with (step, time, thread id) when a step is recorded; a single call into
+            C, because the training thread makes it in every step.
+        stopped_seconds: how long the process is known not to have run since the last step.
+        is_paused: an eval, a checkpoint or similar is in progress.
     """
 
     def __init__(
@@ -104,15 +104,15 @@ class Watchdog:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if self._heartbeat is not None:
-            self._start()  # a supervisor wants to hear of the first compilation, too
+            self._start()  # so that a supervisor sees the first compilation, too
 
     @property
     def period_seconds(self) -> float:
-        """Time between two looks: short enough to see a hang in time, and a heartbeat's period."""
+        """Time between two checks: short enough to see a hang in time, and for the heartbeat."""
         return max(0.05, min(self._config.hang_seconds / 4, 5.0))
 
     def _catch_up(self) -> None:
-        """Takes what the training thread has noted since this was last called."""
+        """Processes what the training thread has noted since the last call."""
         with self._lock:
             while self._completions:
                 step, now, thread = self._completions.popleft()
@@ -123,18 +123,18 @@ class Watchdog:
                 self.stopped_seconds = 0.0
 
     def connect(self, who_is_silent: Callable[[], str], flush: Callable[[], object]) -> None:
-        """Gives it what a report of a hang needs of others.
+        """Connects the functions that a hang report needs.
 
         Args:
-            who_is_silent: names processes of the job that are behind; empty if none is known.
-            flush: writes the metrics, in bounded time; called before the process is ended.
+            who_is_silent: names the job's processes that are behind; empty if none is known.
+            flush: writes the metrics in bounded time; called before the process is ended.
         """
         self._who_is_silent, self._flush = who_is_silent, flush
 
     def saw(self, record: StepRecord) -> None:
-        """Keeps a record for the report of a hang; the first one starts the thread."""
+        """Keeps a record for a hang report; the first one starts the thread."""
         if self._thread is None and self._config.hang_factor > 0:
-            self._checked_at = self._monotonic()  # nobody looked before: a step may have compiled
+            self._checked_at = self._monotonic()  # unchecked before: a step may have compiled
             self._start()
         self._records.append(record)
 
@@ -145,21 +145,21 @@ class Watchdog:
         self._completed_at = self._monotonic()
 
     def pause(self) -> None:
-        """An eval, a checkpoint or the like begins, which may take its time."""
+        """An eval, a checkpoint or similar begins, which may take any length of time."""
         self.is_paused = True
 
     def wait(self, name: str) -> None:
-        """The loop begins to wait for something; it ends with an empty name."""
+        """The loop begins to wait for `name`; an empty name ends the wait."""
         self._waits_for = name
 
     def resume(self) -> None:
-        """The pause ends; the time starts anew."""
+        """The pause ends; timing restarts."""
         self._catch_up()
         self._completed_at = self._monotonic()
         self.is_paused = False
 
     def limit_seconds(self) -> float | None:
-        """How long no step may complete; None: too few steps to tell, or watching is off."""
+        """Longest time without a completed step; None: too few steps to tell, or hang_factor=0."""
         self._catch_up()
         intervals = list(self._intervals)
         if self._config.hang_factor <= 0 or len(intervals) < _FEWEST_INTERVALS:
@@ -169,7 +169,7 @@ class Watchdog:
         )
 
     def check(self) -> None:
-        """Looks at the clock once: reports a hang, notes a stop of the process, beats."""
+        """Checks the clock once: reports a hang, notes a stopped process, writes the heartbeat."""
         self._catch_up()
         now = self._monotonic()
         late = now - self._checked_at - self.period_seconds
@@ -185,7 +185,7 @@ class Watchdog:
         spent = now - self._completed_at - self.stopped_seconds
         limit = self.limit_seconds()
         is_hung = limit is not None and not self.is_paused and spent > limit
-        if is_hung and spent <= _COMPILE_SECONDS:  # JAX tells of a stage when it ends
+        if is_hung and spent <= _COMPILE_SECONDS:  # JAX reports a stage only at its end
             is_hung = not (self._is_compiling or is_compiling(self._thread_id))
         is_new = is_hung and not self._is_hung
         if is_new:
@@ -193,20 +193,20 @@ class Watchdog:
         elif self._is_hung and not is_hung:
             _log.warning("steps complete again: step %d", self._step)
         if is_hung != self._is_hung:
-            self._beat_at = float("-inf")  # a supervisor hears of it at once
+            self._beat_at = float("-inf")  # tell a supervisor at once
         self._is_hung = is_hung
         if now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = now
             self._beat("hung" if is_hung else "paused" if self.is_paused else "running")
-        self._checked_at = self._monotonic()  # a slow disk is no sleep of the machine
+        self._checked_at = self._monotonic()  # a slow disk is not a sleeping machine
         if is_new and self._config.abort_on_hang:
             self._abort()
 
     def close(self) -> None:
-        """Ends the thread; the heartbeat's last state is ``ended``."""
+        """Stops the thread; the heartbeat's last state is ``ended``."""
         self._closing.set()
         if self._thread is not None:
-            self._thread.join(timeout=1.0)  # a disk that hangs must not hold up the end of the run
+            self._thread.join(timeout=1.0)  # a hung disk must not hold up the end of the run
             if not self._thread.is_alive():
                 self._beat("ended")
             self._thread = None
@@ -242,7 +242,7 @@ class Watchdog:
         _log.warning("%s: %s; %s", head, cause, where)
 
     def _abort(self) -> None:
-        """Writes the metrics and ends the process: its main thread may never come back."""
+        """Writes the metrics and ends the process: its main thread may never return."""
         _log.error("abort_on_hang: the process ends with exit code %d", HANG_EXIT_CODE)
         self._boundary.attempt("metrics may not all be written", self._flush)
         self._end(HANG_EXIT_CODE)
@@ -259,7 +259,7 @@ class Watchdog:
         return path
 
     def _keep(self, path: Path) -> None:
-        """Keeps this report and the last few before it: each eval without a pause makes one."""
+        """Keeps this report and the last few before it: every eval without a pause adds one."""
         if path not in self._reports:
             self._reports.append(path)
         while len(self._reports) > _KEPT_REPORTS:
@@ -296,7 +296,7 @@ class Watchdog:
 
 
 def _stacks() -> str:
-    """The stacks of all threads, the main thread's first; faulthandler's dump ends after 100."""
+    """The stacks of all threads, the main thread's first; faulthandler would stop after 100."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)

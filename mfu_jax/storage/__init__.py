@@ -1,1 +1,1 @@
-"""Files on this machine and objects in a store: addresses, safe writes, locks, uploads."""
+"""Local files and objects in a store: addresses, safe writes, locks, uploads."""

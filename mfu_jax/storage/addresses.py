@@ -1,4 +1,4 @@
-"""Addresses of object stores (``gs://…``), apart from paths of this machine."""
+"""Addresses in object stores (``gs://…``), as opposed to local paths."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, BinaryIO
 from mfu_jax.errors import UserError, first_line
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
-# What pathlib makes of an address; nobody names a folder like that on purpose.
+# What pathlib turns an address into; nobody names a folder like that on purpose.
 _LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 
 
 class Address(str):
-    """The address of an object or of a folder of objects; ``/`` joins as it does for paths.
+    """The address of an object or a folder of objects; ``/`` joins parts as it does for paths.
 
     >>> Address("gs://bucket/run/") / "metrics.jsonl"
     'gs://bucket/run/metrics.jsonl'
@@ -28,12 +28,12 @@ class Address(str):
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last component."""
         return self.rstrip("/").rpartition("/")[2]
 
     @property
     def parent(self) -> Address:
-        """The folder that it lies in."""
+        """The folder that contains it."""
         return Address(self.rstrip("/").rpartition("/")[0])
 
 
@@ -58,7 +58,7 @@ def check_path(text: str | os.PathLike[str], what: str) -> Path | Address:
         what: the setting, for errors.
 
     Raises:
-        UserError: it holds a NUL, or is an address that lost a slash.
+        UserError: it contains a NUL, or is an address that has lost a slash.
     """
     text = os.fspath(text)
     if "\0" in text:
@@ -76,10 +76,10 @@ def check_path(text: str | os.PathLike[str], what: str) -> Path | Address:
 
 
 def filesystem_of(address: Address, what: str) -> tuple[Any, str]:
-    """fsspec's file system for an address, and the address as that file system takes it.
+    """fsspec's file system for an address, and the address in that file system's form.
 
     Raises:
-        UserError: the package that reaches this store is not installed, or there is none.
+        UserError: the package for this store is not installed, or does not exist.
     """
     try:
         import fsspec
@@ -95,7 +95,7 @@ def filesystem_of(address: Address, what: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def open_object(address: Address) -> Iterator[BinaryIO]:
-    """Opens an object to read.
+    """Opens an object for reading.
 
     Raises:
         UserError: the store cannot be reached, or has no such object.

@@ -1,4 +1,4 @@
-"""Files that stay readable whatever happens: killed processes, full disks, vanished folders."""
+"""Files that stay readable whatever happens: killed processes, full disks, deleted folders."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _PIECE_BYTES = 2**20
 
 
 class AppendOnlyFile:
-    """A file that grows only in whole pieces: each is written completely, or not at all.
+    """A file that grows only in whole pieces: each is written completely or not at all.
 
-    A file that was deleted meanwhile is written again, with all that it held; one that was renamed
-    or replaced is started anew. Each is one warning at the next piece.
+    If the file is deleted while open, it is rewritten with all its content; if it is renamed or
+    replaced, a new one is started. Either logs one warning at the next piece.
 
     Args:
         path: the file.
         what: the setting that names it, for errors.
         header: first bytes of a new file.
         lock: held by this writer; a file is not recreated over another writer's.
-        fsync_seconds: longest time between two flushes to disk while pieces come: what a power cut
-            may lose. 0: after every piece; negative: only in `sync`.
+        fsync_seconds: longest time between two flushes to disk while pieces arrive, which is what
+            a power cut may lose. 0: after every piece; negative: only in `sync`.
         monotonic: clock in seconds.
 
     Raises:
@@ -63,27 +63,27 @@ class AppendOnlyFile:
         try:
             self._file = _open_regular(path)
             self._size = self._file.seek(0, os.SEEK_END)
-            # Without stable inode numbers, a file that was renamed cannot be told from this one.
+            # Without stable inode numbers, a renamed file cannot be distinguished from this one.
             mine = os.fstat(self._file.fileno())
             self._has_identity = os.path.samestat(os.stat(path), mine)
         except OSError as error:
             raise unwritable(path, what, error) from error
 
     def append(self, piece: bytes) -> None:
-        """Adds `piece`, or raises `OSError` and leaves the file as it was."""
+        """Appends `piece`, or raises `OSError` and leaves the file unchanged."""
         self.find_again()
         self._write(piece if self._size else self._header + piece)
         if 0 <= self._fsync_seconds <= self._monotonic() - self._synced_at:
             self._sync_quietly()
 
     def find_again(self) -> None:
-        """Makes sure that the path still is this file, and says what was lost if it is not.
+        """Ensures that the path is still this file; if not, recreates it and logs what was lost.
 
         Raises:
-            OSError: it cannot be written again.
+            OSError: it cannot be recreated.
         """
         if self._lock is not None and self._lock.is_superseded:
-            return  # a later logger of this process has the path; this one has its own file
+            return  # a later logger of this process owns the path; this one keeps its file
         mine = os.fstat(self._file.fileno())
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found = os.stat(self._path)
@@ -108,7 +108,7 @@ class AppendOnlyFile:
         self._is_torn = True
         try:
             written = self._file.write(piece)
-            while written < len(piece):  # a nearly full disk takes only a part
+            while written < len(piece):  # a nearly full disk accepts only a part
                 written += self._file.write(piece[written:])
         except OSError:
             os.ftruncate(self._file.fileno(), self._size)
@@ -117,7 +117,7 @@ class AppendOnlyFile:
         self._size += len(piece)
 
     def _sync_quietly(self) -> None:
-        """A failure here must not make the caller write the piece again."""
+        """Flushes to disk without raising, so that the caller does not rewrite the piece."""
         try:
             os.fsync(self._file.fileno())
             self._fsync_fails = False
@@ -157,10 +157,10 @@ class AppendOnlyFile:
 
 
 def local_path(path: Path, what: str) -> Path:
-    """`path` of a file to write, absolute, after its folder has been created.
+    """Returns the absolute `path` of a file to write, after creating its folder.
 
     Raises:
-        UserError: its name is too long, it is no regular file, or its folder cannot be created.
+        UserError: its name is too long, it is not a regular file, or its folder cannot be created.
     """
     size = len(os.fsencode(path.name))
     if size + _LONGEST_SUFFIX > _LONGEST_NAME_BYTES:
@@ -175,11 +175,11 @@ def local_path(path: Path, what: str) -> Path:
         _refuse_standard_stream(path)
     except OSError as error:
         raise unwritable(path, what, error) from error
-    return path.absolute()  # the loop may change the working folder
+    return path.absolute()  # the loop may change the working directory
 
 
 def unwritable(path: str | os.PathLike[str], what: str, error: OSError) -> UserError:
-    """The error to raise if `path` cannot be written to from the start."""
+    """The error for a `path` that cannot be written to from the start."""
     text = os.fspath(path)
     shown = text if len(text) <= 300 else f"{text[:150]}…{text[-100:]}"
     return UserError(
@@ -190,12 +190,12 @@ def unwritable(path: str | os.PathLike[str], what: str, error: OSError) -> UserE
 
 
 def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
-    """Writes `pieces` so that at any moment `path` is either the old file or the new one.
+    """Writes `pieces` atomically: at any moment `path` is either the old file or the new one.
 
-    A symbolic link stays and its target is replaced.
+    A symbolic link is kept and its target replaced.
 
     Raises:
-        OSError: it cannot be written, or something else than a file is there.
+        OSError: it cannot be written, or is something other than a file.
     """
     target = Path(os.path.realpath(path))
     _refuse_special(target)
@@ -214,7 +214,7 @@ def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def remove_stale(path: Path) -> None:
-    """Deletes what killed processes left of `replace_file`; call it only under the file's lock."""
+    """Deletes leftovers of `replace_file` in killed processes; call it only under the lock."""
     target = Path(os.path.realpath(path))
     for name in (path, target):
         for found in name.parent.glob("*.tmp"):
@@ -224,9 +224,9 @@ def remove_stale(path: Path) -> None:
 
 
 def set_aside(path: Path) -> str:
-    """Renames an earlier run's file to a free ``<path>.previousN``; returns a note that says so.
+    """Renames an earlier run's file to a free ``<path>.previousN``; returns a note about it.
 
-    A symbolic link stays and its target is renamed.
+    A symbolic link is kept and its target renamed.
     """
     target = Path(os.path.realpath(path))
     kept = free_name(target)
@@ -241,7 +241,7 @@ def free_name(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a folder's new and renamed files survive a power cut, where the system can."""
+    """Makes a folder's new and renamed files survive a power cut, if the system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -251,14 +251,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open_regular(path: Path) -> io.FileIO:
-    """Opens a file to append and to read; creates it.
+    """Opens a file for appending and reading; creates it if missing.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     _refuse_special(path)
     is_new = not path.exists()
-    # Not blocking: what was a file a moment ago may be a FIFO without a reader now.
+    # Non-blocking: what was a file a moment ago may now be a FIFO without a reader.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
     file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
     if is_new:
@@ -267,7 +267,7 @@ def _open_regular(path: Path) -> io.FileIO:
 
 
 def _refuse_special(path: Path) -> None:
-    """Raises `OSError` if something other than a regular file is there."""
+    """Raises `OSError` if `path` is something other than a regular file."""
     with contextlib.suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
         for is_kind, name in _KINDS:
@@ -276,7 +276,7 @@ def _refuse_special(path: Path) -> None:
 
 
 def _refuse_standard_stream(path: Path) -> None:
-    """Raises `OSError` if this process prints to that file."""
+    """Raises `OSError` if this process's standard output or error goes to that file."""
     for descriptor, name in ((1, "output"), (2, "error")):
         try:
             is_same = os.path.samestat(os.stat(path), os.fstat(descriptor))
@@ -295,7 +295,7 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 def _pieces(file: io.FileIO) -> Iterator[bytes]:
-    """The whole content of an open file, although it may have been deleted."""
+    """Yields the whole content of an open file, even if it has been deleted."""
     offset = 0
     while piece := os.pread(file.fileno(), _PIECE_BYTES, offset):
         offset += len(piece)

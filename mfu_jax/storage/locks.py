@@ -1,4 +1,4 @@
-"""One writer at a time: a lock that dies with its process."""
+"""One writer at a time: a lock that is released when its process dies."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _ATTEMPTS = 10
 
 
 class FileLock:
-    """An advisory lock on a file that exists while it is held; a killed holder frees it.
+    """An advisory lock on a file that exists while it is held; it is freed if the holder is killed.
 
-    A second lock of the same process takes it over, with a warning: a logger that was not closed,
-    as in a notebook's cell that runs again, must not stop the next one.
+    A second lock in the same process takes it over, with a warning: a logger that was not closed,
+    as when a notebook cell is re-run, must not block the next one.
 
     Args:
-        path: the lock's file; its folder exists.
+        path: the lock's file, in an existing folder.
         what: what it protects, for messages.
 
     Attributes:
-        warnings: why it does not protect, if the file system has no locks.
+        warnings: a takeover, or why the lock does not protect (e.g. no locks on the file system).
         is_superseded: a later lock of this process has taken it over.
 
     Raises:
@@ -60,7 +60,7 @@ class FileLock:
         """Takes the lock again if its file was deleted.
 
         Raises:
-            BlockingIOError: another process has taken it meanwhile.
+            BlockingIOError: another process has taken it in the meantime.
         """
         if self._descriptor is None or self._is_there(self._descriptor):
             return
@@ -72,7 +72,7 @@ class FileLock:
             raise BlockingIOError(str(error)) from None
 
     def release(self) -> None:
-        """Frees it and deletes its file."""
+        """Frees the lock and deletes its file."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):  # somebody closed it, or the folder is read-only now
                 if self._is_there(self._descriptor):
@@ -103,7 +103,7 @@ class FileLock:
             self._unprotected(error.strerror or str(error))
 
     def _take(self, descriptor: int) -> bool:
-        """Locks an open file; False if its last holder deleted it just now."""
+        """Locks an open file; False if its last holder has just deleted it."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self._is_there(descriptor):
@@ -120,7 +120,7 @@ class FileLock:
             os.close(descriptor)
             raise
         self._descriptor = descriptor
-        with contextlib.suppress(OSError):  # a full disk; the lock holds all the same
+        with contextlib.suppress(OSError):  # a full disk; the lock holds anyway
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         return True

@@ -1,4 +1,4 @@
-"""Where a run writes: a file or folder of this machine, or a spool that is uploaded to a store."""
+"""Where a run writes: a local file or folder, or a spool that is uploaded to an object store."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _REST_PER_UPLOAD = 19.0
 
 
 class Target:
-    """A path of this machine, under a lock until `close`.
+    """A local path, locked until `close`.
 
     Args:
         path: the file, or the folder.
         what: the setting that names it, for errors.
-        lock: the lock's file; None: nobody else can write there.
+        lock: the lock's file; None if nobody else can write there.
 
     Attributes:
         path: where to write.
-        place: what was asked for: `path`, or an address.
+        place: what was requested: `path`, or an address.
         lock: held until `close`.
         warnings: what a human should know about how it was opened.
 
@@ -49,7 +49,7 @@ class Target:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Around what opens the files: checks that they can be written; frees the lock if not."""
+        """Context for opening the files: checks that they are writable, else frees the lock."""
         try:
             yield
             self.check()
@@ -58,10 +58,10 @@ class Target:
             raise
 
     def check(self) -> None:
-        """Raises `UserError` if what is written cannot be stored."""
+        """Raises `UserError` if written data cannot be stored."""
 
     def wrote(self) -> None:
-        """Something was written; never raises."""
+        """Called after a write; never raises."""
 
     def flush(self) -> None:
         """Stores everything written so far."""
@@ -77,18 +77,18 @@ class Target:
 
 
 class SpooledTarget(Target):
-    """A local folder whose files are uploaded whole: object stores cannot append.
+    """A local folder whose files are uploaded whole, because object stores cannot append.
 
-    They are uploaded at `flush` (each checkpoint), at `close` and every 60 s between, less often if
-    that takes long. What a machine writes after its last upload is lost with the machine.
+    They are uploaded at `flush` (each checkpoint), at `close` and every 60 s in between, less often
+    if uploads take long. If a machine is lost, so is what it wrote after its last upload.
 
     Args:
         address: of the file or folder.
         what: the setting that names it, for errors.
-        is_folder: what the address names.
-        keep: whether a file or folder (its files whose names end with `ending`) that is already
-            there is continued; otherwise it is renamed to ``….previousN``.
-        ending: of the names of files in the folder that are ours.
+        is_folder: whether the address names a folder.
+        keep: whether to continue an existing file or folder (its files whose names end with
+            `ending`); otherwise it is renamed to ``….previousN``.
+        ending: suffix of the names of our files in the folder.
         monotonic: clock in seconds.
 
     Raises:
@@ -181,7 +181,7 @@ class SpooledTarget(Target):
         return _unreachable(self._address, self._what, error)
 
     def _find(self, remote: str, is_folder: bool, ending: str) -> list[str]:
-        """Our files of earlier runs."""
+        """Our files from earlier runs."""
         self._files.invalidate_cache()
         if not self._files.exists(remote):
             return []
@@ -216,7 +216,7 @@ def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> Targe
     Args:
         path: a local path or an address.
         what: the setting that names it, for errors.
-        keep: whether a store's file is continued or set aside.
+        keep: whether to continue an existing file in a store, or set it aside.
 
     Raises:
         UserError: it cannot be written, or another process writes to it.
@@ -239,9 +239,9 @@ def folder_target(
     Args:
         path: a local path or an address.
         what: the setting that names it, for errors.
-        keep: whether a store's files are continued or set aside.
-        ending: of the names of our files.
-        lock: name of the lock's file in a local folder.
+        keep: whether to continue existing files in a store, or set them aside.
+        ending: suffix of the names of our files.
+        lock: name of the lock file in a local folder.
 
     Raises:
         UserError: it cannot be written, or another process writes to it.
@@ -254,12 +254,12 @@ def folder_target(
 
 
 def write_whole(path: str | os.PathLike[str], what: str, content: bytes) -> None:
-    """Writes a whole file; at any moment `path` is what it was before, or complete.
+    """Writes a whole file atomically: at any moment `path` is the old content or the new.
 
     Args:
-        path: a local path or an address; what is there is replaced.
+        path: a local path or an address; existing content is replaced.
         what: the setting that names it, for errors.
-        content: of the file.
+        content: the file's content.
 
     Raises:
         UserError: it cannot be written.
@@ -288,6 +288,6 @@ def _unreachable(address: Address, what: str, error: Exception) -> UserError:
 
 
 def _beside(path: Path) -> Path:
-    """The lock of a file, beside the file itself if `path` is a link to it."""
+    """The lock file for `path`, beside the link's target if `path` is a symbolic link."""
     target = Path(os.path.realpath(path))
     return target.with_name(f"{target.name}.lock")

@@ -1,4 +1,4 @@
-"""Is the run well? Slow steps and their causes, MFU that drifts, losses that jump, hot GPUs.
+"""Is the run healthy? Slow steps and their causes, drifting MFU, loss spikes, hot GPUs.
 
-All of it on the builder's thread or one of its own, from what the records have anyway.
+Everything runs on the builder thread or its own, on what the records contain anyway.
 """

@@ -1,4 +1,4 @@
-"""MFU that sinks below what the same run has shown that it can."""
+"""Detects MFU that sinks below what the same run has achieved before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mfu_jax.logger.health.window import SortedWindow
 from mfu_jax.logger.sinks.base import StepRecord
 
 WINDOW = 100
-# Two windows in a row have to be slower by this part, and by so many standard errors.
+# Two consecutive windows must be slower by this fraction, and by this many standard errors.
 DRIFT_FRACTION = 0.10
 _ERRORS = 6.0
 # The standard error of the median of n normal values is 1.2533 × σ / √n.
@@ -17,7 +17,7 @@ _TIME = "perf/step_time_seconds"
 
 
 class DriftWatch:
-    """Compares windows of measured steps with the best of the run; steps without MFU by speed."""
+    """Compares windows of measured steps with the run's best; by speed if MFU is unknown."""
 
     def __init__(self) -> None:
         self._window = SortedWindow(WINDOW)
@@ -27,11 +27,11 @@ class DriftWatch:
         self._is_told = False
 
     def judge(self, record: StepRecord) -> Health:
-        """What is to be said at the end of a window."""
+        """The findings at the end of a window."""
         if record.kind != "step":
             return NOTHING
         name, value = _speed(record)
-        if name != self._name:  # another program may come without FLOPs
+        if name != self._name:  # another program may lack a FLOP count
             self._name, self._best = name, None
             self._window.clear()
         if value is None:
@@ -72,7 +72,7 @@ class DriftWatch:
 
 
 def _speed(record: StepRecord) -> tuple[str, float | None]:
-    """MFU, or steps per second if it is not known."""
+    """MFU, or steps per second if MFU is not known; None if that is not usable."""
     mfu = record.scalars.get("perf/mfu")
     if mfu is not None:
         return "perf/mfu", mfu if 0 < mfu < float("inf") else None

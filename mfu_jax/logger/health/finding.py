@@ -1,4 +1,4 @@
-"""What a watch says of one step."""
+"""What a watch reports about one step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Health:
-    """Mostly nothing.
+    """The findings for one step, usually empty.
 
     Attributes:
         scalars: metrics for the step's record.
@@ -25,4 +25,4 @@ class Health:
 
 
 NOTHING = Health()
-"""What almost every step has, made once."""
+"""The empty result that almost every step has, made once."""

@@ -1,4 +1,4 @@
-"""Losses that jump, or are no numbers."""
+"""Detects losses that jump, or are not finite."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mfu_jax.logger.sinks.base import StepRecord
 
 _WINDOW = 101
 _FEWEST = 30
-# A spike lies so many spreads and this part of the median above the last losses.
+# A spike is above the recent median by this many spreads and by this fraction of the median.
 _SPREADS = 10.0
 _FRACTION = 0.2
-# Spikes told; a run that has more has other worries.
+# Most spikes reported; a run with more has other problems.
 _TOLD = 20
 
 
 class LossSpikeWatch:
-    """Compares the loss of each step with those of the last ones.
+    """Compares the loss of each step with recent losses.
 
-    The record of a step whose loss jumps, or is the first that is not finite, goes to all sinks.
+    If the loss jumps, or is the first that is not finite, the step's record goes to all sinks.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class LossSpikeWatch:
         self._told = 0
 
     def judge(self, record: StepRecord) -> Health:
-        """What is to be said of the loss of one step."""
+        """The findings about one step's loss."""
         loss = record.scalars.get("learning/loss")
         if loss is None:
             return NOTHING

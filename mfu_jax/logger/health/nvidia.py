@@ -1,6 +1,6 @@
-"""Power, clocks, heat and throttling of NVIDIA GPUs, and what follows: tokens a joule.
+"""Power, clocks, temperature and throttling of NVIDIA GPUs, and from these, tokens per joule.
 
-NVML is asked on a thread of its own, which may take as long as it likes.
+NVML is queried on a separate thread, so it may take any length of time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from mfu_jax.parts import load_part
 
 _log = logging.getLogger("mfu_jax")
 
-# Readings in a row with the same reason before a line is said: a spike of power is none.
+# Consecutive readings with the same reason before it is reported: a brief spike is not.
 _PERSISTS = 3
 _TOLD = 10
 _TOKENS = "perf/per_device_tokens_per_sec"
-# One number for all GPUs of a process.
+# How to reduce the readings to one number for all GPUs of a process.
 _OF_ALL: dict[str, Callable[[list[float]], float]] = {
     "power_watts": sum,
     "energy_joules": sum,
@@ -36,12 +36,12 @@ _OF_ALL: dict[str, Callable[[list[float]], float]] = {
 
 
 class GpuWatch:
-    """Reads the GPUs of this process every few seconds; without any it does nothing.
+    """Reads the GPUs of this process every few seconds; without GPUs it does nothing.
 
     Args:
-        period_seconds: between two readings; 0: none.
+        period_seconds: time between two readings; 0: no readings.
         boundary: where failures are reported.
-        find: the GPUs; by default those that JAX uses, once a step completes.
+        find: finds the GPUs; by default those that JAX uses, once a step completes.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class GpuWatch:
         self._told = 0
 
     def judge(self, record: StepRecord) -> Health:
-        """What the last reading says, once for each reading."""
+        """The findings of the last reading, once per reading."""
         if not self._is_started:
             self._start()
         if not self._readings or not record.is_logged:
@@ -72,7 +72,7 @@ class GpuWatch:
         return Health(scalars=scalars_of(readings, record), notes=self._notes(readings))
 
     def close(self) -> None:
-        """Ends the thread; a driver that hangs does not hold up the end of the run."""
+        """Stops the thread; a hung driver does not hold up the end of the run."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
@@ -103,7 +103,7 @@ class GpuWatch:
         return tuple(notes)
 
     def _silences(self, readings: Sequence[GpuReading]) -> list[str]:
-        """Says once that a GPU falls silent, and that it answers again."""
+        """Reports once that a GPU has fallen silent, and once that it answers again."""
         silent = frozenset(i for i, reading in enumerate(readings) if reading.silence)
         fallen, back = sorted(silent - self._silent), sorted(self._silent - silent)
         self._silent = silent
@@ -114,11 +114,11 @@ class GpuWatch:
 
 
 def scalars_of(readings: Sequence[GpuReading], record: StepRecord) -> dict[str, float]:
-    """Metrics of one reading: power is that of all GPUs of this process, clocks of the slowest.
+    """Metrics of one reading: power is summed over this process's GPUs, clocks are the slowest's.
 
-    Power and energy are left out unless all GPUs tell them. MFU at the clock is relative to the
-    peak as far as the clock allows: MFU × highest / present clock. It tells a throttled GPU from a
-    program that waits.
+    Power and energy are left out unless all GPUs report them. MFU at the clock is relative to the
+    peak that the current clock allows: MFU × highest / current clock. It distinguishes a throttled
+    GPU from a program that waits.
     """
     scalars: dict[str, float] = {}
     for name, pick in _OF_ALL.items():
@@ -154,7 +154,7 @@ def _throttling(reason: str, gpus: Sequence[int], readings: Sequence[GpuReading]
 
 
 def gpus_of_jax() -> Gpus | None:
-    """The NVIDIA GPUs that JAX uses in this process; None: there are none, or no package."""
+    """The NVIDIA GPUs that JAX uses in this process; None if none, or without the package."""
     devices = jax.local_devices()
     if "NVIDIA" not in devices[0].device_kind.upper() and devices[0].platform != "cuda":
         return None

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of the GPUs of this process."""
+"""What NVIDIA's management library (NVML) reports about the GPUs of this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 
-# NVML's numbers of what it asks for (nvml.h).
+# NVML's constants for clocks and sensors (nvml.h).
 _SM_CLOCK, _MEMORY_CLOCK, _GPU_SENSOR = 1, 2, 0
-# Why a clock is lower than it could be: nvmlClocksEventReason… of nvml.h. Idle, and clocks that
-# somebody has set, are no throttling.
+# Why a clock is lower than it could be: nvmlClocksEventReason… in nvml.h. Idling, and clocks set by
+# a user, are not throttling.
 THROTTLES = {
     "power": 0x4,
     "hardware": 0x8,
@@ -24,17 +24,17 @@ THROTTLES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GpuReading:
-    """One GPU at one moment; None: the driver does not tell.
+    """One GPU at one moment; None where the driver does not tell.
 
     Attributes:
-        power_watts: drawn now; None for a slice of a GPU (MIG), whose board all slices share.
-        energy_joules: since the driver was loaded; None for a slice.
-        sm_clock_mhz: of the multiprocessors.
-        max_sm_clock_mhz: the highest that it can have.
-        memory_clock_mhz: of the memory.
-        temperature_celsius: of the chip.
+        power_watts: current draw; None for a slice of a GPU (MIG): all slices share the board.
+        energy_joules: used since the driver was loaded; None for a slice.
+        sm_clock_mhz: clock of the multiprocessors.
+        max_sm_clock_mhz: the highest clock that they can have.
+        memory_clock_mhz: clock of the memory.
+        temperature_celsius: temperature of the chip.
         throttles: names from `THROTTLES`.
-        silence: why the GPU answers nothing at all; empty if it answers.
+        silence: why the GPU does not answer at all; empty if it does.
     """
 
     power_watts: float | None = None
@@ -52,11 +52,11 @@ class Gpus:
 
     Args:
         nvml: the module ``pynvml`` of the package nvidia-ml-py.
-        ordinals: their numbers among the GPUs that this process can see.
-        kinds: their names, as CUDA has them.
+        ordinals: the GPUs' numbers among those visible to this process.
+        kinds: their names as reported by CUDA.
 
     Raises:
-        UserError: no driver, no such GPU, or none that is surely the one that JAX uses.
+        UserError: no driver, no such GPU, or not certain to be the one that JAX uses.
     """
 
     def __init__(self, nvml: Any, ordinals: Sequence[int], kinds: Sequence[str] = ()) -> None:
@@ -75,7 +75,7 @@ class Gpus:
             ) from error
 
     def read(self) -> list[GpuReading]:
-        """Asks each GPU; where none answered before, the library is started anew."""
+        """Queries each GPU; if none answered last time, NVML is restarted first."""
         if self._silence:
             self._open_again()
         if not self._gpus:
@@ -93,9 +93,9 @@ class Gpus:
         return gpus
 
     def _open_again(self) -> None:
-        """Handles of before are not used again: nobody knows what they point to."""
+        """Restarts NVML; old handles are not reused, as they may point to anything."""
         self._gpus = []
-        with contextlib.suppress(self._nvml.NVMLError):  # it ended with the driver
+        with contextlib.suppress(self._nvml.NVMLError):  # it went down with the driver
             self._nvml.nvmlShutdown()
         try:
             self._gpus = self._open()
@@ -108,7 +108,7 @@ class Gpus:
         return _Gpu(self._nvml, self._by_uuid(name))
 
     def _by_uuid(self, name: str) -> Any:
-        """The handle of a UUID, or of its beginning: CUDA takes both, NVML the former only."""
+        """The handle of a UUID or UUID prefix: CUDA accepts both, NVML only the former."""
         try:
             return self._nvml.nvmlDeviceGetHandleByUUID(name)
         except self._nvml.NVMLError:
@@ -124,8 +124,8 @@ class _Gpu:
     """One GPU, or a slice of one.
 
     Args:
-        nvml: as `Gpus` takes it.
-        handle: of the GPU or the slice. Of a slice, the GPU that it is cut from is asked.
+        nvml: see `Gpus`.
+        handle: of the GPU or the slice. For a slice, its parent GPU is queried.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -140,10 +140,10 @@ class _Gpu:
             self._is_shared = bool(mode[0])
 
     def check_kind(self, kind: str) -> None:
-        """Checks that this is the GPU that JAX has, where the machine has GPUs of several kinds.
+        """Checks that this is JAX's GPU, if the machine has several kinds of GPUs.
 
         Raises:
-            UserError: it is another one.
+            UserError: it is a different one.
         """
         count = self._nvml.nvmlDeviceGetCount()
         handles = map(self._nvml.nvmlDeviceGetHandleByIndex, range(count))
@@ -157,7 +157,7 @@ class _Gpu:
             )
 
     def read(self) -> GpuReading:
-        """Asks the driver; says why, if it answers nothing."""
+        """Queries the driver; if it answers nothing, the reading says why."""
         nvml, self._silence, self._answers = self._nvml, "", 0
         power, energy = (
             None if self._is_shared else self._number(function, scale=1e-3)
@@ -181,7 +181,7 @@ class _Gpu:
         return dataclasses.replace(reading, silence=self._silence)
 
     def _throttles(self) -> tuple[str, ...]:
-        """Drivers before 535 know the question by its old name only."""
+        """Names of active throttles; drivers before 535 know the query only by its old name."""
         new = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
         old = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons
         given = None if new is None else self._number(new)
@@ -199,7 +199,7 @@ class _Gpu:
         return None if found is None else float(found) * scale
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """An answer; None if this GPU or driver has none."""
+        """The answer to a query; None if this GPU or driver has none."""
         try:
             found = function(self._handle, *arguments)
         except self._nvml.NVMLError as error:
@@ -210,7 +210,7 @@ class _Gpu:
 
 
 def visible(ordinal: int) -> str:
-    """NVML's number, or the UUID, of a GPU by its number in this process.
+    """NVML's number, or the UUID, of a GPU, from its number in this process.
 
     ``CUDA_VISIBLE_DEVICES`` renumbers GPUs for CUDA, but not for NVML.
     """

@@ -1,4 +1,4 @@
-"""Steps that take much longer than the others, and why."""
+"""Detects steps that take much longer than the others, and why."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mfu_jax.logger.timing.timed_step import TimedStep
 
 WINDOW = 101
 _FEWEST = 20
-# A step is an outlier if it takes so many times the median, and lies so many spreads above it:
-# of a million log-normal steps with a deviation of 20%, fewer than one does.
+# A step is an outlier if it takes this many times the median and is this many spreads above it:
+# of a million log-normal steps with a deviation of 20%, fewer than one is.
 _TIMES_MEDIAN = 2.0
 _SPREADS = 10.0
-# A cause explains a step if it took this part of what the step took too long.
+# A cause explains a step if it took more than this fraction of the step's excess time.
 _EXPLAINS = 0.5
-# Steps after a checkpoint in which its writing may still slow the device or the host.
+# Number of steps after a checkpoint that its writing may still slow down.
 _STEPS_AFTER_CHECKPOINT = 5
-# Of each cause so many are told, then only every power of ten.
+# For each cause this many are reported, then only each power of ten.
 _TOLD = 3
 
 _WORDS = {
@@ -38,7 +38,7 @@ _WORDS = {
 
 
 class OutlierWatch:
-    """Compares the time of each step, and its wait for data, with the median of the last ones."""
+    """Compares each step's time, including its wait for data, with the recent median."""
 
     def __init__(self) -> None:
         self._window = SortedWindow(WINDOW)
@@ -46,7 +46,7 @@ class OutlierWatch:
         self._told: Counter[str] = Counter()
 
     def judge(self, step: TimedStep, record: StepRecord) -> Health:
-        """What is to be said of one step."""
+        """The findings about one step."""
         self._since_checkpoint += 1
         waits = 0.0
         if step.spans:
@@ -88,7 +88,7 @@ class OutlierWatch:
         return Health(scalars=scalars, notes=(text,))
 
     def _causes(self, step: TimedStep, waits: float) -> Iterator[tuple[str, float]]:
-        """Causes with the seconds that each took, the most certain first."""
+        """Possible causes with the seconds that each took, the most certain first."""
         yield "data", waits
         if step.clock_jump_seconds is not None:
             yield "clock", max(step.seconds, step.slept_seconds)

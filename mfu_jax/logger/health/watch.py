@@ -1,4 +1,4 @@
-"""All watches of a run, in the order in which their findings are told."""
+"""All watches of a run, in the order in which their findings are reported."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mfu_jax.logger.health.outliers import OutlierWatch
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 
-_ALL_WELL = (NOTHING,) * 4  # compared by identity first, so as quick as it can be
+_ALL_WELL = (NOTHING,) * 4  # tuples compare by identity first, which is fastest
 
 
 class HealthWatch:
-    """Looks at every record on the builder's thread.
+    """Checks every record on the builder thread.
 
     Args:
-        config: whether and how often GPUs are asked.
+        config: whether and how often GPUs are read.
         boundary: where failures are reported.
     """
 
@@ -32,7 +32,7 @@ class HealthWatch:
         self._gpus = GpuWatch(config.gpu_period_seconds, boundary)
 
     def adds(self, step: TimedStep, record: StepRecord) -> StepRecord:
-        """The record with what is to be said of its step; mostly the record as it is."""
+        """The record with the findings about its step; usually the record unchanged."""
         judged = (
             self._losses.judge(record),
             self._outliers.judge(step, record),
@@ -51,5 +51,5 @@ class HealthWatch:
         )
 
     def close(self) -> None:
-        """Ends the thread that asks the GPUs."""
+        """Stops the thread that reads the GPUs."""
         self._gpus.close()

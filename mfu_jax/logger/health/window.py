@@ -1,19 +1,19 @@
-"""The median and the spread of the last values, kept sorted."""
+"""The median and the spread of the most recent values, kept sorted."""
 
 from __future__ import annotations
 
 import bisect
 from collections import deque
 
-# The standard deviation of normal values over their median absolute deviation.
+# Ratio of the standard deviation of normal values to their median absolute deviation.
 NORMAL = 1.4826
 
 
 class SortedWindow:
-    """The last values of a series.
+    """The most recent values of a series.
 
     Args:
-        size: how many.
+        size: number of values.
 
     >>> window = SortedWindow(3)
     >>> for value in (5.0, 1.0, 2.0, 9.0):
@@ -31,7 +31,7 @@ class SortedWindow:
         return len(self._values)
 
     def add(self, value: float) -> None:
-        """Adds a finite value; the oldest goes if there are too many."""
+        """Adds a finite value; drops the oldest if there are too many."""
         self._values.append(value)
         bisect.insort(self._ordered, value)
         if len(self._values) > self._size:
@@ -39,18 +39,18 @@ class SortedWindow:
             del self._ordered[bisect.bisect_left(self._ordered, oldest)]
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Removes all values."""
         self._values.clear()
         self._ordered.clear()
 
     @property
     def median(self) -> float:
-        """The middle value; of an even number the upper one."""
+        """The middle value; for an even number, the upper one."""
         return self._ordered[len(self._ordered) // 2]
 
     @property
     def spread(self) -> float:
-        """A robust standard deviation: outliers do not count."""
+        """A robust standard deviation, not affected by outliers."""
         middle = self.median
         deviations = sorted(abs(value - middle) for value in self._values)
         return NORMAL * deviations[len(deviations) // 2]

@@ -1,1 +1,1 @@
-"""The processes of a job compared: which host is slow, at what, and which one is not heard."""
+"""Compares the processes of a job: which host is slow, at what, and which one is missing."""

@@ -1,4 +1,4 @@
-"""How the processes of a job hand each other a line of text, off the device."""
+"""How the processes of a job exchange a line of text, off the device."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mfu_jax.storage.files import replace_file
 
 
 class Exchange(Protocol):
-    """A place where each process leaves its latest line, and any of them reads all."""
+    """A place where each process leaves its latest line, and any process can read all."""
 
     def put(self, process: int, text: str) -> None:
         """Replaces the line of a process."""
 
     def get_all(self) -> list[str]:
-        """The latest lines of all processes that left one."""
+        """The latest line of each process that left one."""
 
 
 class StoreExchange:
@@ -25,7 +25,7 @@ class StoreExchange:
 
     Args:
         store: the store.
-        name: of the logger, the same in each process.
+        name: of the logger, identical in each process.
     """
 
     def __init__(self, store: KeyValueStore, name: str) -> None:
@@ -40,10 +40,10 @@ class StoreExchange:
 
 
 class FolderExchange:
-    """Files in a folder that all hosts share, such as the one of the metrics.
+    """Files in a folder that all hosts share, such as the metrics folder.
 
     Args:
-        folder: created when first used.
+        folder: the shared folder, created on first use.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""Which host is slow, and at what, from the reports of all of them.
+"""Determines which host is slow, and at what, from the reports of all hosts.
 
-A collective makes every process equally slow: step times do not tell. What is *before* the
+A collective makes every process equally slow, so step times do not tell. What happens *before* the
 collective does. The loop of a healthy process waits for its device, which waits in the collective;
-the loop of the slow one comes back late, or its own work takes longer.
+the loop of the slow process comes back late, or its own work takes longer.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from mfu_jax.formatting import readable
 from mfu_jax.logger.hosts.report import HostReport
 
-# A host is slow if it holds up each step by more than this part of it, and by more than so many
-# times what hosts differ by anyway.
+# A host is slow if it holds up each step by more than this fraction of it, and by more than this
+# many times the usual spread between hosts.
 LAG_FRACTION = 0.10
 _SPREADS = 5.0
-# Threads wait for cores on any machine that does anything else; only this part of a step counts.
+# Threads wait for cores on any machine with other work; it counts above this fraction of a step.
 _STARVED_FRACTION = 0.5
-# Of the processor's time between two reports; hosts without a fault differ by some milliseconds.
+# CPU time between two reports; healthy hosts differ by a few milliseconds.
 _CPU_NOISE_SECONDS = 0.05
-# So many times the work of the median host explain that threads wait for cores.
+# This many times the median host's work explains that threads wait for cores.
 _MORE_WORK = 2.0
-# The standard deviation of normal values over their median absolute deviation.
+# Ratio of the standard deviation of normal values to their median absolute deviation.
 _NORMAL = 1.4826
 
 _WORDS = {
@@ -45,9 +45,9 @@ class SlowHost:
         process: number of its process.
         host: its name.
         cause: ``data``, ``python``, ``dispatch``, ``gc``, ``starved``, ``stopped`` or ``compute``.
-        seconds: what it spends on that in a step.
-        others_seconds: the median of all hosts.
-        step_time: from one step of the job to the next, in seconds.
+        seconds: what it spends on that per step.
+        others_seconds: the median over all hosts.
+        step_time: time from one step of the job to the next, in seconds.
     """
 
     process: int
@@ -59,7 +59,7 @@ class SlowHost:
 
     @property
     def lag_seconds(self) -> float:
-        """What it spends on its cause in a step beyond the median host."""
+        """Seconds per step that it spends on its cause beyond the median host."""
         return self.seconds - self.others_seconds
 
     def __str__(self) -> str:
@@ -74,13 +74,13 @@ def slow_hosts(reports: Sequence[HostReport], *, compares_cpu: bool) -> list[Slo
     """The hosts that hold up the others, the slowest first; each for its largest cause.
 
     Args:
-        reports: of all processes heard, for about the same steps.
-        compares_cpu: the processor is the device: its time is the step's own work.
+        reports: of all processes heard from, for about the same steps.
+        compares_cpu: the CPU is the device, so CPU time is the step's own work.
     """
     reports = [report for report in reports if report.steps]
     if len(reports) < 2:
         return []
-    # A wait with an idle device is no part of a step's time, but it is part of the others'.
+    # A wait with an idle device is not in this process's step time, but it is in the others'.
     step_time = _median([report.step_time + report.late_data for report in reports])
     found = [*_late(reports, step_time), *_stopped(reports, step_time)]
     if compares_cpu:
@@ -94,7 +94,7 @@ def slow_hosts(reports: Sequence[HostReport], *, compares_cpu: bool) -> list[Slo
 
 
 def _late(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
-    """Hosts whose loop comes back late, by what it was doing."""
+    """Hosts whose loop comes back late, with what it was doing."""
 
     def late(report: HostReport) -> float:
         return report.late_data + report.late_dispatch + report.late_python
@@ -126,7 +126,7 @@ def _stopped(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
 
 
 def _busy(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
-    """Hosts whose own work takes longer: it is more, or it has no core."""
+    """Hosts whose own work takes longer: there is more of it, or it lacks a core."""
     known = [report for report in reports if report.cpu is not None]
     typical = _typical(known, "cpu")
     floor = max([LAG_FRACTION * step_time, *(_CPU_NOISE_SECONDS / r.steps for r in known)])
@@ -140,7 +140,7 @@ def _busy(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
     for report in _outliers(known, lambda report: report.starved or 0.0, floor):
         if report.process in more_work:
             continue
-        if (report.cpu or 0.0) > _MORE_WORK * typical:  # who works more waits more for a core
+        if (report.cpu or 0.0) > _MORE_WORK * typical:  # more work means more waiting for a core
             found.append(_slow(report, "compute", report.cpu or 0.0, typical, step_time))
         else:
             others = _typical(known, "starved")
@@ -164,7 +164,7 @@ def _slow(
 def _outliers(
     reports: Sequence[HostReport], value: Callable[[HostReport], float], floor: float
 ) -> list[HostReport]:
-    """The reports whose value is above the median by more than `floor`, and than the noise."""
+    """The reports whose value exceeds the median by more than `floor` and the noise."""
     values = [value(report) for report in reports]
     if not values:
         return []
@@ -180,6 +180,6 @@ def _typical(reports: Sequence[HostReport], name: str) -> float:
 
 
 def _median(values: Sequence[float]) -> float:
-    """The lower one of two middles: of two hosts, the faster one is what a host can be."""
+    """The lower of two middle values: of two hosts, the faster shows what is possible."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2] if ordered else 0.0

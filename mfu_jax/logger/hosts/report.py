@@ -1,4 +1,4 @@
-"""What one process tells the others about a window of its steps."""
+"""What one process reports to the others about a window of its steps."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ class HostReport:
     """Means over the steps of one window, in seconds per step, as one process saw them.
 
     Attributes:
-        process: number of the process.
-        host: its host's name.
+        process: process number.
+        host: name of its host.
         step: the last step of the window.
         unix_seconds: wall clock when it was written.
         steps: steps in the window; 0: only a sign of life.
         step_time: time of a step.
-        slack: how long the loop waited for the device: how far the host runs ahead of it.
-        data: part of the loop in declared waits (``logger.waiting("data")``).
-        dispatch: part of the loop in the call of an instrumented step.
-        python: the rest of the loop between two steps.
-        late_data: `data` of the steps whose device was idle when the loop came back; 0 where the
-            host runs ahead. The same for `late_dispatch` and `late_python`.
+        slack: how long the loop waited for the device: the host's lead over it.
+        data: loop time in declared waits (``logger.waiting("data")``).
+        dispatch: loop time in the call of an instrumented step.
+        python: the rest of the loop time between two steps.
+        late_data: `data` of the steps whose device was idle when the loop came back; 0 if the
+            host runs ahead. Likewise `late_dispatch` and `late_python`.
         late_dispatch: see `late_data`.
         late_python: see `late_data`.
-        gc: garbage collection, a part of the others.
-        cpu: processor time of threads that Python did not start, mostly XLA's, which is the step's
-            own work where the processor is the device; None: not known here.
+        gc: garbage collection, included in the others.
+        cpu: CPU time of threads that Python did not start, mostly XLA's, which is the step's own
+            work if the CPU is the device; None: not known here.
         starved: time in which these and the main thread could run but had no core; None: not known.
         stopped: time in which the process did not run at all, though it had a core.
     """
@@ -63,10 +63,10 @@ class HostReport:
 
     @classmethod
     def of_text(cls, text: str) -> HostReport:
-        """Reads what `to_text` wrote; fields of another version are ignored.
+        """Reads what `to_text` wrote; unknown fields of other versions are ignored.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a report.
         """
         values: Any = json.loads(text)
         if not isinstance(values, dict) or not isinstance(values.get("process"), int):

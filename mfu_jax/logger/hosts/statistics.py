@@ -1,4 +1,4 @@
-"""Sums over the steps of one window, in constant memory, on the builder's thread."""
+"""Sums over the steps of one window, in constant memory, on the builder thread."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 from mfu_jax.logger.timing.timed_step import TimedStep
 
-# The loop waited for the device for less than this part of the step: it came back late.
+# If the loop waited for the device for less than this fraction of the step, it came back late.
 _LATE_FRACTION = 0.02
 
 
 class LoopStatistics:
-    """Where the loop of this process spends its steps, between two exchanges."""
+    """Where this process's loop spends its time per step, between two exchanges."""
 
     def __init__(self) -> None:
         self.last_step = -1
         self._clear()
 
     def add(self, step: TimedStep, kind: str) -> None:
-        """Adds a measured step; others, and those after a pause, only move `last_step` on."""
+        """Adds a measured step; others, and those after a pause, only advance `last_step`."""
         self.last_step = step.step
         loop = step.loop
         if kind != "step" or loop is None or not 0 < step.seconds < float("inf"):
@@ -41,7 +41,7 @@ class LoopStatistics:
                 sums[f"late_{name}"] += seconds
 
     def take(self) -> dict[str, Any]:
-        """The means of the window, by the names of `HostReport`; the next window begins."""
+        """The means of the window, by `HostReport`'s names; starts the next window."""
         steps, sums = self.steps, self._sums
         self._clear()
         means = {name: total / steps for name, total in sums.items()} if steps else {}

@@ -1,4 +1,4 @@
-"""What one exchange shows of all hosts: numbers, and a line if something is wrong."""
+"""What one exchange shows about all hosts: numbers, and a line if something is wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from mfu_jax.logger.hosts.findings import SlowHost, slow_hosts
 from mfu_jax.logger.hosts.report import HostReport
 
-# Processes named in one line.
+# Most processes named in one line.
 _MOST_NAMED = 5
 
 
@@ -18,12 +18,12 @@ class HostsView:
     """All hosts at one exchange.
 
     Attributes:
-        step: at which it was.
-        count: processes of the job.
-        reports: of those that were heard, by number.
-        missing: numbers of those that were not, or not for two exchanges.
+        step: the newest step reported.
+        count: number of processes in the job.
+        reports: of the processes heard from, by process number.
+        missing: numbers of the processes never heard from, or not for two exchanges.
         suspects: hosts that are slow in this exchange.
-        slow: those of them that were slow for the same cause in the one before, slowest first.
+        slow: suspects that were slow for the same cause in the previous one, slowest first.
         notes: what has changed, in words.
     """
 
@@ -36,7 +36,7 @@ class HostsView:
     notes: tuple[str, ...] = ()
 
     def scalars(self) -> dict[str, float]:
-        """Metrics of the exchange, in seconds per step where they are times."""
+        """Metrics of the exchange; times are in seconds per step."""
         heard = [report for report in self.reports if report.steps]
         scalars: dict[str, float] = {
             "hosts/heard": len(self.reports),
@@ -59,7 +59,7 @@ class HostsView:
         return scalars
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for a file."""
+        """The whole view, for a file."""
         return {
             "step": self.step,
             "processes": self.count,
@@ -79,15 +79,15 @@ def view_of(
 ) -> HostsView:
     """Draws the conclusions of one exchange.
 
-    A host is named if it was slow for the same cause in two exchanges in a row: a single one may
+    A host is named if it was slow for the same cause in two consecutive exchanges: one alone may
     be a page fault, or a neighbour's cron job.
 
     Args:
-        reports: the last one of each process that was ever heard.
-        count: processes of the job.
+        reports: the last report of each process ever heard from.
+        count: number of processes in the job.
         period: steps between two exchanges.
         compares_cpu: see `slow_hosts`.
-        before: the exchange before.
+        before: the previous exchange.
     """
     reports = sorted(reports, key=lambda report: report.process)
     newest = max((report.step for report in reports), default=-1)
@@ -109,7 +109,7 @@ def view_of(
 
 
 def _changes(view: HostsView, before: HostsView | None) -> list[str]:
-    """What is new since the exchange before."""
+    """What is new since the previous exchange."""
     told = {(slow.process, slow.cause) for slow in (before.slow if before else ())}
     notes = [str(slow) for slow in view.slow if (slow.process, slow.cause) not in told]
     if len(notes) > _MOST_NAMED:

@@ -1,4 +1,4 @@
-"""What the operating system knows of this process: work, waits for a core, stops."""
+"""What the operating system knows about this process: work, waits for a core, stops."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
-# A thread may wake this much late for reasons that mean nothing.
+# A thread may wake up this late without it meaning anything.
 _LATE_SECONDS = 0.02
 
 
 class VitalSigns:
-    """Counters of this process, as differences since they were last taken.
+    """Counters of this process, as differences since the last `take`.
 
     Args:
         monotonic: clock in seconds.
@@ -27,11 +27,11 @@ class VitalSigns:
         self._stopped = 0.0
 
     def slept(self, planned_seconds: float, began: float) -> None:
-        """This thread has slept; whatever came on top of its time-out was no sleep.
+        """Notes that this thread has slept; time beyond its time-out counts as stopped.
 
         Args:
-            planned_seconds: how long it meant to sleep at most.
-            began: reading of the clock before.
+            planned_seconds: the longest that it meant to sleep.
+            began: clock reading before the sleep.
         """
         late = self._monotonic() - began - planned_seconds
         if late > _LATE_SECONDS:
@@ -40,9 +40,9 @@ class VitalSigns:
     def take(self) -> dict[str, float | None]:
         """Seconds since the last call, as `HostReport` has them: cpu, starved, stopped.
 
-        Of threads that Python has started only the main one counts: writing metrics and loading
-        data are no work of the step. The others are XLA's, most of them without a name.
-        None where the system does not tell.
+        Of the threads started by Python only the main one counts: writing metrics and loading data
+        are not the step's work. All others are XLA's, most of them without a name.
+        None if the system does not tell.
         """
         now, before = self._read(), self._before
         self._before = now
@@ -61,7 +61,7 @@ class VitalSigns:
         }
 
     def _read(self) -> dict[str, tuple[float, float]]:
-        """Seconds that each thread ran, and could have run but had no core.
+        """Seconds that each thread ran, and seconds that it could have run but had no core.
 
         From ``/proc/<pid>/task/<tid>/schedstat`` (Documentation/scheduler/sched-stats.rst).
         """

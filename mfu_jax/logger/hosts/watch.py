@@ -1,7 +1,7 @@
-"""Each process tells the others how its steps go; process 0 says which host is slow or silent.
+"""Each process reports how its steps are going; process 0 names the hosts that are slow or silent.
 
-All of it happens on a thread of its own, off the step's path and off the device: every
-`host_log_period` steps each process leaves one line in the key-value store of JAX's distributed
+All of it happens on a separate thread, off the critical path and off the device: every
+`host_log_period` steps each process writes one line to the key-value store of JAX's distributed
 service, and process 0 reads them all.
 """
 
@@ -48,13 +48,13 @@ _POLL_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """This process among those of the job.
+    """This process's place among those of the job.
 
     Attributes:
         process: its number.
-        count: how many there are.
-        exchange: where they leave their lines.
-        compares_cpu: the processor is the device.
+        count: number of processes.
+        exchange: where they write their lines.
+        compares_cpu: the CPU is the device.
     """
 
     process: int
@@ -64,12 +64,12 @@ class Place:
 
 
 class HostWatch:
-    """Compares the processes of a job; alone, it does nothing.
+    """Compares the processes of a job; with a single process, it does nothing.
 
     Args:
-        config: `host_log_period` and `hosts_folder`.
+        config: provides `host_log_period` and `hosts_folder`.
         boundary: where failures are reported.
-        place: this process in the job; by default what JAX says, once steps complete.
+        place: finds this process's place in the job; by default asks JAX, once steps complete.
         monotonic: clock in seconds.
     """
 
@@ -102,7 +102,7 @@ class HostWatch:
         self._heard: dict[int, tuple[str, float]] = {}
 
     def add(self, step: TimedStep, kind: str) -> None:
-        """Takes a step on the builder's thread; every `host_log_period` of them are exchanged."""
+        """Takes a step on the builder thread; every `host_log_period` steps trigger an exchange."""
         if not self._is_on:
             return
         last, period = self._loop.last_step, self._config.host_log_period
@@ -114,9 +114,9 @@ class HostWatch:
             self._wake.set()
 
     def adds(self, record: StepRecord) -> StepRecord:
-        """The record with what was found since the last one; mostly the record as it is.
+        """The record with what was found since the last one; usually the record unchanged.
 
-        A finding makes it a record that all sinks get; numbers alone wait for one.
+        A finding sends the record to all sinks; numbers alone wait for a record that goes there.
         """
         if not self._results:
             return record
@@ -134,7 +134,7 @@ class HostWatch:
         )
 
     def who_is_silent(self) -> str:
-        """For the report of a hang: which processes are behind; empty if that is not known."""
+        """For a hang report: which processes are behind; empty if that is not known."""
         now = self._monotonic()
         behind = [
             f"process {process} is silent for {now - heard:.0f} s"
@@ -151,7 +151,7 @@ class HostWatch:
         return "; ".join(behind[:5])
 
     def close(self) -> None:
-        """Ends the thread; a store that hangs does not hold up the end of the run."""
+        """Stops the thread; a hung store does not hold up the end of the run."""
         self._is_over = True
         self._wake.set()
         if self._thread is not None:
@@ -173,7 +173,7 @@ class HostWatch:
         told_at, from_step = self._monotonic(), self._loop.last_step
         while not self._is_over:
             began = self._monotonic()
-            self._wake.wait(_TICK_SECONDS)  # or until the next window, which a stop may delay, too
+            self._wake.wait(_TICK_SECONDS)  # or until the next window, which a stop may also delay
             signs.slept(_TICK_SECONDS, began)
             if self._windows:
                 window = self._windows.popleft()
@@ -188,7 +188,7 @@ class HostWatch:
                 told_at = self._monotonic()
 
     def _exchange(self, place: Place) -> None:
-        """One exchange; process 0 waits for the others and draws the conclusions."""
+        """Performs one exchange; process 0 waits for the others and draws the conclusions."""
         self._tell(place, self._last.step)
         if place.process != 0:
             return
@@ -205,7 +205,7 @@ class HostWatch:
         self._write(view)
 
     def _beat(self, place: Place) -> None:
-        """A sign of life between two exchanges."""
+        """Writes a sign of life between two exchanges."""
         self._tell(place, self._loop.last_step)
         if place.process == 0:
             self._hear(place)
@@ -216,11 +216,11 @@ class HostWatch:
         )
         try:
             place.exchange.put(place.process, report.to_text())
-        except Exception as error:  # of a C++ client, or a disk
+        except Exception as error:  # from a C++ client, or a disk
             raise _unreachable(error) from error
 
     def _collect(self, place: Place, step: int) -> list[HostReport]:
-        """The reports of all processes for `step`, or what there is after the time-out."""
+        """The reports of all processes for `step`, or those there are after the time-out."""
         deadline = self._monotonic() + TIMEOUT_SECONDS
         attempts = 0
         while True:
@@ -266,9 +266,9 @@ _numbers = itertools.count()
 
 
 def place_of(config: LoggerConfig) -> Place | None:
-    """This process in its job, as JAX knows it; None if it is alone or cannot be heard."""
+    """This process's place in its job, from JAX; None if alone or without a way to exchange."""
     count, process = jax.process_count(), jax.process_index()
-    number = next(_numbers)  # of this logger; the loggers of each process are made in one order
+    number = next(_numbers)  # of this logger; every process makes its loggers in the same order
     if count < 2:
         return None
     store, _ = coordination_store()

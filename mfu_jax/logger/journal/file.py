@@ -1,4 +1,4 @@
-"""A text file whose last lines are written over until they are settled."""
+"""A text file whose last lines are overwritten until they are settled."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _MOST_NAMES = 1000
 class JournalFile:
     """Settled lines stay; the open ones after them are replaced at each write, all in one call.
 
-    A shorter write ends in a blank line until the file is cut there, so a reader and a killed
-    process see whole lines. The file is locked while its process lives: an overlapping process
-    writes beside it.
+    A shorter write is padded with a blank line until the file is truncated, so that readers see
+    whole lines, even if the process is killed. The file is locked while its process lives: an
+    overlapping process writes another file beside it.
 
     Args:
-        path: ``NAME.jsonl``; where another process writes to it, ``NAME.2.jsonl``, ``.3`` ….
+        path: ``NAME.jsonl``; if another process writes to it, ``NAME.2.jsonl``, ``.3`` … are used.
 
     Attributes:
-        path: the file that is written.
+        path: the file actually written.
 
     Raises:
         OSError: it cannot be opened.
@@ -45,10 +45,10 @@ class JournalFile:
             self._offset += 1
 
     def write(self, settled: bytes, *open_lines: bytes) -> None:
-        """Settles lines, and replaces the open ones after them from the first that has changed.
+        """Settles lines, and replaces the open ones after them, from the first that changed.
 
         Raises:
-            OSError: nothing is settled; the same lines may come again.
+            OSError: nothing was settled; the same lines may be passed again.
         """
         before, self._open, self._last = self._open, (), None
         same = 0 if settled else _first_difference(before, open_lines)
@@ -60,10 +60,10 @@ class JournalFile:
             self._last = self._offset + sum(map(len, open_lines[:-1]))
 
     def overwrite(self, head: bytes) -> bool:
-        """Writes over the begin of the last open line, in one call; False if there is none.
+        """Overwrites the beginning of the last open line, in one call; False if there is none.
 
         Raises:
-            OSError: it may be torn; a later write replaces all open lines.
+            OSError: the line may be torn; a later write replaces all open lines.
         """
         if self._last is None:
             return False
@@ -72,12 +72,12 @@ class JournalFile:
         return True
 
     def find_again(self) -> None:
-        """Writes the file again, if it was deleted or moved meanwhile.
+        """Recreates the file if it has been deleted or moved.
 
-        With all it held; after a move, with the first line that was settled.
+        The new file has all settled content; after a move, only the first settled line.
 
         Raises:
-            OSError: it cannot be written again.
+            OSError: it cannot be recreated.
         """
         mine = os.fstat(self._descriptor)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -102,7 +102,7 @@ class JournalFile:
         os.close(self._descriptor)
 
     def _replace(self, text: bytes, place: int) -> None:
-        """Puts text there, and nothing after it."""
+        """Writes text at `place`, and truncates the file after it."""
         end = self._offset + place + len(text)
         if end >= self._end:
             self._put(text, place)
@@ -119,13 +119,13 @@ class JournalFile:
 
 
 def _first_difference(before: Sequence[bytes], after: Sequence[bytes]) -> int:
-    """Of the lines before and those after it; the last one before may have been written over."""
+    """Index of the first changed line; the last old line may have been overwritten."""
     count = max(0, min(len(before) - 1, len(after)))
     return next((i for i in range(count) if before[i] != after[i]), count)
 
 
 def _locked(path: Path) -> tuple[Path, int]:
-    """The file, or the first one beside it that no living process writes to; open."""
+    """Opens and locks the file, or the first one beside it that no living process writes to."""
     for number in range(1, _MOST_NAMES):
         name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)

@@ -1,19 +1,19 @@
-"""The lines of a journal: JSON objects with ``e``, the event.
+"""The lines of a journal: JSON objects, with the event's name under ``e``.
 
-Every ``t`` is wall time, seconds since 1970; every ``m`` seconds since the machine booted, sleep
-included; ``…_us`` and ``us`` are whole microseconds.
+Every ``t`` is wall time in seconds since 1970; every ``m`` is seconds since the machine booted,
+sleep included; ``…_us`` and ``us`` are whole microseconds.
 
 ``start``   version, process, processes, host, pid, boot, run, began_m (of the process), mark_us
-            (from one ``alive`` to the next, at first)
+            (initial time between two ``alive``)
 ``steps``   first (number), by (stride), us (of each step), gap_us (before each), data_us (the part
             of that gap in which the device waited for data), kind, and seconds that one step takes
             at the peak: optimal_s, executed_s; t and m at the last step's end
-``span``    name, t, m at its start, us; without us it is open; step and step_us of a step before
-``restored`` step: the next one, after a checkpoint was read
-``back``    step: the next one; the process does the steps from there on again
+``span``    name, t, m at its start, us; without us it is open; step and step_us of the step before
+``restored`` step: the next one, after a checkpoint was restored
+``back``    step: the next one; the process repeats the steps from there on
 ``compile`` spans: [m, us] of each
-``alive``   the process lived; wait_us: the wait for data since the last step in the journal ended;
-            silence_us: how old such a sign of life is at a random moment, on average
+``alive``   the process was alive; wait_us: the wait for data since the journal's last step ended;
+            silence_us: the mean age of the last such sign of life at a random moment
 ``stop``    how: clean, a signal's name, or ``exception: …``
 """
 
@@ -24,11 +24,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 VERSION = 1
-# Long enough to make a line a step cheap to read, short enough to be written again and again.
+# Long enough that lines are few and cheap to read, short enough to be rewritten repeatedly.
 MOST_STEPS = 256
 
 _END = b"}\n"
-# Of whole numbers, because so seldom the code that formats a float is in no cache.
+# Whole numbers, because code that formats floats would be out of cache when run so seldom.
 _ALIVE = b'{"e":"alive","t":%11d.%06d,"m":%11d.%06d'
 _ALIVE_REST = b',"wait_us":%15d,"silence_us":%7d}\n'
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -41,11 +41,11 @@ class StepMark(NamedTuple):
     """One completed step, as the journal keeps it.
 
     Attributes:
-        number: its number.
+        number: step number.
         end: when it ended.
-        us: its time.
-        data_us: how long the device waited for data before it.
-        cost: its kind, and its seconds at the peak: of the model's FLOPs, and of the executed ones.
+        us: its time in microseconds.
+        data_us: microseconds for which the device waited for data before it.
+        cost: its kind, and its seconds at the peak: for the model FLOPs, and the executed ones.
     """
 
     number: int
@@ -56,13 +56,13 @@ class StepMark(NamedTuple):
 
 
 class StepsLine:
-    """Steps of one kind and cost, at equal distances, in one line.
+    """Steps of one kind and cost, numbered with a constant stride, in one line.
 
-    Encoded with every batch of steps while it grows, so its columns are texts already.
+    Encoded with every batch of steps while it grows, so its columns are kept as text.
 
     Args:
-        step: the first.
-        gap_us: time between the end of the step before it and its start.
+        step: the first step.
+        gap_us: microseconds between the end of the step before it and its start.
     """
 
     def __init__(self, step: StepMark, gap_us: int) -> None:
@@ -75,7 +75,7 @@ class StepsLine:
         self._append(step, gap_us)
 
     def add(self, step: StepMark, gap_us: int) -> bool:
-        """Adds a step; False if it belongs to another line."""
+        """Adds a step; False if it needs another line."""
         by = step.number - self._last.number
         fits = by == (self._by or by) and step.cost == self._first.cost
         if not fits or self._count >= MOST_STEPS:
@@ -93,7 +93,7 @@ class StepsLine:
                 self._filled.add(name)
 
     def encode(self) -> bytes:
-        """The line."""
+        """The encoded line."""
         if not self._encoded:
             self._encoded = self._line()
         return self._encoded
@@ -122,13 +122,13 @@ def line(event: str, at: Moment, values: Mapping[str, Any] | None = None) -> byt
 
 
 def alive_head(t: float, m: float) -> bytes:
-    """The begin of `alive_line`, as long as any other."""
+    """The beginning of `alive_line`, always of the same length."""
     us = int(1e6 * t), int(1e6 * m)
     return _ALIVE % (*divmod(us[0], 1_000_000), *divmod(us[1], 1_000_000))
 
 
 def alive_line(at: Moment, wait_seconds: float, silence_seconds: float) -> bytes:
-    """That the process lives; as long as any other such line, so that one replaces another."""
+    """A line that the process is alive; of fixed length, so that one can replace another."""
     return alive_head(*at) + _ALIVE_REST % (int(1e6 * wait_seconds), int(1e6 * silence_seconds))
 
 

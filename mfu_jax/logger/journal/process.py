@@ -1,4 +1,4 @@
-"""This process, and the boot of the machine that its monotonic clock counts from."""
+"""Facts about this process, and about the machine's boot, its monotonic clock's origin."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _taken = False
 since_boot: Callable[[], float] = (
     time.monotonic if _BOOT_CLOCK is None else functools.partial(time.clock_gettime, _BOOT_CLOCK)
 )
-"""Seconds since the machine booted, its sleep included where that is known; one call into C."""
+"""Seconds since the machine booted, including its sleep where known; one call into C."""
 
 
 def began(now: float) -> float:
-    """When this process was started, in seconds since boot; `now` where that means nothing.
+    """When this process was started, in seconds since boot; `now` if unknown or meaningless.
 
-    It is known on Linux. In a notebook, and for a second journal of a process, the process is older
-    than the run.
+    It is known only on Linux. In a notebook, and for a second journal of a process, the process is
+    older than the run.
     """
     global _taken
     if _taken or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
@@ -33,17 +33,17 @@ def began(now: float) -> float:
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
         ticks = int(text.rpartition(")")[2].split()[19])
-        return min(now, (ticks + 0.5) / os.sysconf("SC_CLK_TCK"))  # of whole ticks
+        return min(now, (ticks + 0.5) / os.sysconf("SC_CLK_TCK"))  # ticks are rounded down
     return now
 
 
 def asleep_seconds() -> float:
-    """How long the machine slept since it booted, which the monotonic clock does not count."""
+    """How long the machine has slept since boot, which the monotonic clock does not count."""
     return 0.0 if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK) - time.monotonic()
 
 
 def boot_id() -> str:
-    """The same for all processes that share a monotonic clock; empty if not known."""
+    """An id shared by all processes with the same monotonic clock; empty if not known."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""

@@ -1,4 +1,4 @@
-"""What a journal's thread has been told, as lines: settled ones, and those that still grow."""
+"""Turns a journal's events into lines: settled ones, and open ones that still grow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_COMPILATIONS = 256
 
 
 class Scribe:
-    """Makes lines of events; `take` gives them.
+    """Turns events into lines, which `take` returns.
 
     Args:
         now: the start of the journal.
@@ -26,23 +26,23 @@ class Scribe:
         self._compiled_at: Moment = now
 
     def event(self, name: str, at: Moment, values: dict[str, Any]) -> None:
-        """An event that is complete."""
+        """Adds a complete event."""
         self._settled.append(line(name, at, values))
 
     def steps(self, marks: Iterable[StepMark]) -> None:
-        """Completed steps, in order."""
+        """Adds completed steps, in order."""
         for mark in marks:
             if mark.number > self._last_number:
                 self._add(mark)
 
     def went_back(self, at: Moment, step: int) -> None:
-        """The steps from `step` on come again."""
+        """The steps from `step` on are repeated."""
         self.settle()
         self.event("back", at, {"step": step})
         self._last_number = step - 1
 
     def begin(self, name: str, at: Moment, last: tuple[int, float] | None) -> None:
-        """A pause begins; `last` is the step before it and its seconds, if it has just ended."""
+        """A pause begins; `last` is the number and seconds of a step that has just ended."""
         values: dict[str, Any] = {"name": name}
         if last is not None:
             values |= {"step": last[0], "step_us": _us(last[1])}
@@ -56,7 +56,7 @@ class Scribe:
             self.event("span", begin, {**values, "us": _us(at[1] - begin[1])})
 
     def compiled(self, at: Moment, seconds: float) -> None:
-        """A stage of a compilation has ended; those inside it came before."""
+        """A stage of a compilation has ended; nested stages were reported before it."""
         spans, begin = self._compiled, at[1] - seconds
         while spans and spans[-1][0] >= begin:
             spans.pop()
@@ -68,7 +68,7 @@ class Scribe:
             self._settle_compilations()
 
     def take(self, alive: bytes) -> tuple[bytes, list[bytes]]:
-        """The lines settled since the last call, and the open ones, `alive` after them."""
+        """The lines settled since the last call, and the open ones followed by `alive`."""
         settled, self._settled = b"".join(self._settled), []
         parts = [self._compile_line()] if self._compiled else []
         if self._steps is not None:
@@ -78,7 +78,7 @@ class Scribe:
         return settled, [*parts, alive]
 
     def settle(self) -> None:
-        """Settles all lines but an open pause."""
+        """Settles all lines except an open pause."""
         self._settle_compilations()
         if self._steps is not None:
             self._settled.append(self._steps.encode())

@@ -1,31 +1,31 @@
-"""When a process says that it lives, and how long one that is killed has been silent."""
+"""When a process writes a sign of life, and how long a killed process has been silent."""
 
 from __future__ import annotations
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.05, 0.5
 _PART_OF_AGE = 1 / 800
-# In intervals. A longer silence is a garbage collection, an import, a machine's sleep: it says
-# nothing about those to come.
+# In intervals. A longer silence is a garbage collection, an import or a machine's sleep, and says
+# nothing about future ones.
 _LONGEST_SILENCE = 2.0
-_KEEPS = 0.95  # of the signs before, with each
+_KEEPS = 0.95  # weight of earlier signs, for each new one
 
 
 class Silence:
     """Times the signs of life of a process.
 
-    Twenty a second tell the moment of a kill to 0.015 s, for a process that lived for seconds. The
-    same part of its life is enough for one that lives for hours, and wakes a thread less often.
+    Twenty per second give the time of a kill to 0.015 s, for a process that lived for seconds. The
+    same fraction of its life is enough for one that lives for hours, and wakes a thread less often.
 
-    They come late where Python's lock is held or cores are busy, so a random moment is more than
-    half of the interval after the last one. It falls into an interval of length d with a chance
-    that grows as d, and lies d/2 after its begin on average: the mean is Σd² / 2Σd.
+    Signs are late when the GIL is held or cores are busy, so a random moment is on average more
+    than half the interval after the last one. It falls into an interval of length d with
+    probability proportional to d, on average d/2 after its start: the mean is Σd² / 2Σd.
 
     Args:
-        now: the first sign, in seconds on any clock that does not go back.
+        now: time of the first sign, in seconds on any clock that does not go back.
 
     Attributes:
         interval_seconds: until the next sign is due.
-        seconds: how old the last sign is at a random moment, on average.
+        seconds: mean age of the last sign at a random moment.
 
     >>> silence = Silence(0.0)
     >>> silence.interval_seconds, silence.seconds
@@ -39,11 +39,11 @@ class Silence:
         self._began = self._last = now
         self.interval_seconds = _SHORTEST_SECONDS
         self.seconds = _SHORTEST_SECONDS / 2
-        # In units of the interval that was asked for.
+        # In units of the requested interval.
         self._sum = self._squares = 1.0
 
     def heard(self, now: float) -> None:
-        """A sign of life."""
+        """Notes a sign of life."""
         passed = min((now - self._last) / self.interval_seconds, _LONGEST_SILENCE)
         self._sum = _KEEPS * self._sum + passed
         self._squares = _KEEPS * self._squares + passed * passed

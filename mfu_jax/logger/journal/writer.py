@@ -1,4 +1,4 @@
-"""`Journal`: what a process did, written down by a thread of its own."""
+"""`Journal`: a log of what a process did, written by its own thread."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ if TYPE_CHECKING:  # a journal starts before JAX is imported
 
 _log = logging.getLogger("mfu_jax")
 
-_LOOK_SECONDS = 1.0  # how often it looks whether its file is still there, or can be written again
+_LOOK_SECONDS = 1.0  # how often it checks that its file is still there, or writable again
 _CLOSE_SECONDS = 2.0
 _PATIENT_LOOKS = 20
-# Kept while the file cannot be written.
+# Limits on what is kept while the file cannot be written.
 _MOST_BYTES = 2**22
 _MOST_EVENTS = 10_000
-# Signs of life that only write their moment, before one that tells how far apart they came.
+# Signs of life that write only their time, before one that also writes the silence between them.
 _QUICK_SIGNS = 15
 
 
 class Journal:
-    """The journal of one process. Its methods only append to a queue, but `close` and `flush`.
+    """The journal of one process. Its methods, except `close` and `flush`, only fill a queue.
 
     Args:
-        metrics_file: the run's metrics file, or its address; the journal lies beside it.
+        metrics_file: the run's metrics file, or its address; the journal is written beside it.
         index: number of this process in the job.
-        processes: how many there are.
+        processes: number of processes in the job.
         clock: wall clock in seconds.
-        monotonic: monotonic clock in seconds, the timer's.
+        monotonic: the timer's monotonic clock in seconds.
         boundary: where failures are reported.
-        until_exit: the process lives for this run alone: it is noted until its end.
+        until_exit: the process exists for this run alone: journal until the process exits.
 
     Attributes:
-        waited_seconds: how long the device has waited for data so far.
+        waited_seconds: a function: how long the device has waited for data so far.
         is_waiting: a wait for data is open.
-        has_waited: one has ended; the journal forgets it once that is written.
+        has_waited: such a wait has ended; reset once that is written.
         has_steps: a completed step is known.
     """
 
@@ -96,8 +96,8 @@ class Journal:
         now = self._now()
         self._scribe = Scribe(now)
         self._silence = Silence(now[1])
-        self._signs: list[float] = []  # that it has not been told of
-        self._noted_seconds = 0.0  # of those waits: in steps that the scribe has
+        self._signs: list[float] = []  # not yet passed to `_silence`
+        self._noted_seconds = 0.0  # data waits already noted with steps
         self._put(self._scribe.event, "start", now, self._start(now, index, processes))
         self._thread = (boundary or Boundary()).thread(
             "mfu_jax journal",
@@ -110,17 +110,17 @@ class Journal:
         atexit.register(self._end)
 
     def steps(self, steps: Sequence[tuple[TimedStep, StepRecord | None]]) -> None:
-        """Completed steps with their records, in order."""
+        """Notes completed steps with their records, in order."""
         waited = max((step.waited_seconds for step, _ in steps), default=0.0)
         asleep_seconds = self._asleep_seconds()
         marks = [*_marks(steps, asleep_seconds)]
         self._put(self._note, marks, waited)
         if not self.has_steps:
             self.has_steps = True
-            self._wake.set()  # a kill before it is written would make a long first step start-up
+            self._wake.set()  # else a kill would turn a long first step into start-up
 
     def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:
-        """A pause begins, which the step `last` has just ended for."""
+        """A pause begins; `last` is the step that it waited for, if any."""
         known = None if last is None else (last.step, last.seconds)
         self._put(self._scribe.begin, name, self._moment(at), known)
 
@@ -130,7 +130,7 @@ class Journal:
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Around a part of the process outside the loop, such as ``restore``."""
+        """Context manager for a part of the process outside the loop, such as ``restore``."""
         self.begin(name, (self._clock(), self._monotonic()))
         try:
             yield
@@ -138,20 +138,20 @@ class Journal:
             self.end((self._clock(), self._monotonic()))
 
     def restored(self, step: int) -> None:
-        """The run goes on from a checkpoint; its next step is `step`."""
+        """The run continues from a checkpoint; its next step is `step`."""
         self._put(self._scribe.event, "restored", self._now(), {"step": step})
 
     def went_back(self, step: int) -> None:
-        """The process does the steps from `step` on again."""
+        """The process repeats the steps from `step` on."""
         self._put(self._scribe.went_back, self._now(), step)
 
     def compiled(self, event: CompileEvent) -> None:
-        """A stage of a compilation has ended just now; the run has waited for it."""
+        """A stage of a compilation that the run waited for has just ended."""
         self._put(self._scribe.compiled, self._now(), event.seconds)
 
     @contextlib.contextmanager
     def compiling(self, log: CompileLog) -> Iterator[None]:
-        """Within it, what this thread compiles is noted: before there is a logger."""
+        """Context manager that notes this thread's compilations before there is a logger."""
         thread = threading.get_ident()
 
         def note(event: CompileEvent) -> None:
@@ -176,14 +176,14 @@ class Journal:
             self._wake.set()
 
     def flush(self) -> None:
-        """Waits until everything so far is written, at most two seconds."""
+        """Waits at most two seconds until everything so far is written."""
         done = threading.Event()
         self._put(self._waiting.append, done)
         self._wake.set()
         done.wait(_CLOSE_SECONDS)
 
     def close(self) -> None:
-        """Writes all there is, within two seconds; a journal until the exit goes on."""
+        """Writes everything within two seconds; with `until_exit`, journaling continues."""
         if not self._until_exit:
             self._end()
 
@@ -202,7 +202,7 @@ class Journal:
         return self._clock(), self._since_boot()
 
     def _moment(self, at: Reading) -> Moment:
-        """A reading of both clocks, with the machine's sleep."""
+        """Converts a reading of both clocks so that it includes the machine's sleep."""
         return at[0], at[1] + self._asleep_seconds()
 
     def _asleep_seconds(self) -> float:
@@ -222,7 +222,7 @@ class Journal:
         }
 
     def _run(self, metrics_file: Path | Address, index: int) -> None:
-        """Writes what has come, and that the process lives."""
+        """Writes what has arrived, and that the process is alive."""
         target, path = _opened(metrics_file, index)
         if (file := self._open(path)) is None:
             return
@@ -248,13 +248,13 @@ class Journal:
             target.close()
 
     def _open(self, path: Path) -> JournalFile | None:
-        """The file, once it can be written; None: not before the end."""
+        """The file, once it can be opened; None if it never could be."""
         is_told = False
         for attempt in itertools.count():
             try:
                 return JournalFile(path)
             except OSError as error:
-                # A run that cannot write at all says so itself when it has imported JAX, and ends.
+                # A run that cannot write at all reports that itself after importing JAX, and ends.
                 if not is_told and (self.has_steps or attempt >= _PATIENT_LOOKS):
                     self._warn(path, error)
                     is_told = True
@@ -272,9 +272,9 @@ class Journal:
             self._queue.popleft()()
 
     def _mark(self, file: JournalFile) -> None:
-        """Nothing has happened, but the process lives: mostly this is all that there is to do.
+        """Marks that the process is alive when nothing else has happened, the usual case.
 
-        In a young process it is done twenty times a second, each time by code that is in no cache.
+        A young process does this twenty times a second, each time with cold caches.
         """
         try:
             if self.is_waiting or self.has_waited or len(self._signs) >= _QUICK_SIGNS:
@@ -344,17 +344,17 @@ def _marks(
 
 
 def _at_peak(utilization: float | None, seconds: float, last: float | None) -> float | None:
-    """Seconds at the peak; as the step before has them, if only rounding differs."""
+    """Seconds at the peak; the previous step's value if only rounding differs."""
     if utilization is None:
         return None
     peak_seconds = utilization * seconds
     if last is not None and abs(peak_seconds - last) <= 1e-9 * last:
         return last
-    return float(f"{peak_seconds:.9g}")  # so that steps of one cost share a line
+    return float(f"{peak_seconds:.9g}")  # so that steps of equal cost share a line
 
 
 def _opened(metrics_file: Path | Address, index: int) -> tuple[SpooledTarget | None, Path]:
-    """Where the journal is written, and the spool that uploads it to an object store."""
+    """The spool that uploads the journal to an object store, if any, and its local path."""
     name = journal_name(metrics_file.name, index)
     if isinstance(metrics_file, Address):
         target = SpooledTarget(metrics_file.parent / name, "journal", is_folder=False, keep=True)
@@ -363,5 +363,5 @@ def _opened(metrics_file: Path | Address, index: int) -> tuple[SpooledTarget | N
 
 
 def _absolute(path: Path | Address) -> Path | Address:
-    """The loop may change the working folder."""
+    """Makes the path absolute, because the loop may change the working directory."""
     return path if isinstance(path, Address) else path.absolute()

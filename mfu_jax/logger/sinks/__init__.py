@@ -1,7 +1,7 @@
 """Where a step's record goes: console, JSONL, TensorBoard, CSV, or your own sink.
 
-Weights & Biases, MLflow and Prometheus need their own packages, imported when they are first used.
-A sink is a class of a few methods (`Sink`), registered by one decorator::
+Weights & Biases, MLflow and Prometheus need their own packages, imported on first use.
+A sink is a class with a few methods (`Sink`), registered by one decorator::
 
     @register_sink("mine")
     class MySink(Sink):

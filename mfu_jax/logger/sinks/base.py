@@ -21,7 +21,7 @@ class StepRecord:
         scalars: metric name -> number; NaN and Inf are unchanged.
         flags: short names of its impossible numbers (`mfu_jax.logger.diagnosis`).
         notes: sentences for a human: a diagnosis, a recompile, a clock jump.
-        is_logged: it falls on the log period, or must be seen; other records go only to sinks
+        is_logged: it falls on the log period, or must be seen; all others go only to sinks
             that keep every step.
     """
 
@@ -35,36 +35,36 @@ class StepRecord:
 
 
 class RecordError(ValueError):
-    """This record can never be written: the logger drops it for this sink and counts it."""
+    """The record can never be written: the logger drops it for this sink and counts it."""
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether it is a mistake in the record, not in the world: trying again cannot help.
+    """Whether the error lies in the record, not the environment, so that a retry cannot help.
 
-    `RecordError` is a `ValueError`; so is `UserError`, but that one is about the output.
+    `RecordError` is a `ValueError`; so is `UserError`, but that concerns the output.
     """
     is_mistake = isinstance(error, ValueError | TypeError | OverflowError)
     return is_mistake and not isinstance(error, UserError)
 
 
 class Sink:
-    """Where records go. All methods but the constructor run on the sink's own thread.
+    """A destination of records. All methods but the constructor run on the sink's own thread.
 
-    A sink may raise: the logger reports that once, keeps the records, and tries again later; after
-    a `RecordError` it drops the record. A problem present from the start (an unwritable folder) is
-    a `UserError` from the constructor. `close` may be called while another method hangs.
+    A sink may raise: the logger reports that once, keeps the records, and retries later; after a
+    `RecordError` it drops the record. A problem present from the start (an unwritable folder) is a
+    `UserError` from the constructor. `close` may be called while another method hangs.
 
     Attributes:
-        keeps_every_step: it also receives the steps between two log periods.
-        periods_per_write: it is given records only every so many ``write_period_seconds``, because
-            nobody looks more often; a killed process loses as much of it.
+        keeps_every_step: it also receives the steps between log periods.
+        periods_per_write: it receives records only every this many ``write_period_seconds``,
+            because nobody looks more often; a killed process loses that much of its output.
         warnings: what a human should know about how it was opened; logged once.
-        missing: steps before this run that the output lacks; said unless the backlog has them.
+        missing: steps before this run that the output lacks; reported unless in the backlog.
         write_many: a method that writes several records, or raises having written none; None: the
             logger calls `write` for each.
-        made_by: registered name and constructor arguments that make it again, `Path`s for what lies
-            on disk; the records that it could not write are then kept in a ``backlog/`` beside
-            that. None: they are kept in memory only.
+        made_by: registered name and constructor arguments to recreate it, with `Path`s for what is
+            on disk; records that it could not write are then kept in a ``backlog/`` beside those.
+            None: they are kept in memory only.
     """
 
     keeps_every_step = False
@@ -75,14 +75,14 @@ class Sink:
     made_by: tuple[str, Mapping[str, Any]] | None = None
 
     def write(self, record: StepRecord) -> None:
-        """Writes one step. If it raises, the same record comes again later."""
+        """Writes one step. If it raises, it gets the same record again later."""
         raise NotImplementedError
 
     def write_text(self, tag: str, text: str) -> None:
         """Writes a text, such as the ledger, under a tag such as ``setup/ledger``."""
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        """Writes what is known before the first step; by default as texts."""
+        """Writes the set-up, known before the first step; by default as texts."""
         if values:
             self.write_text("setup/values", format_values(values))
         for tag, text in texts.items():
@@ -93,13 +93,13 @@ class Sink:
         self.write_text("summary", summary.render())
 
     def write_failure(self, reason: str) -> None:
-        """The loop ended by an exception: `reason` is its text. Called before `close`."""
+        """Called before `close` if the loop ended with an exception; `reason` is its text."""
 
     def flush(self) -> None:
-        """Flushes everything written to disk, where a crash of this process cannot lose it."""
+        """Flushes everything so far to disk, where a crash of this process cannot lose it."""
 
     def close(self) -> None:
-        """Writes the rest and releases files and terminals."""
+        """Writes what remains and releases files and terminals."""
 
 
 _SinkType = TypeVar("_SinkType", bound=type[Sink])

@@ -1,4 +1,4 @@
-"""MaxText's log line with MFU and HFU at its end, and a progress bar for those who want one."""
+"""MaxText's log line with MFU and HFU at its end, and an optional progress bar."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ConsoleSink(Sink):
     Args:
         stream: where lines go; standard output by default.
         total_steps: number of steps of the run, for the progress bar.
-        progress: show a bar on standard error; None: if it is a terminal and `rich` is installed.
-            By default there is none: a loop may have a bar of its own, and prints.
+        progress: show a bar on standard error; None: if that is a terminal and `rich` is installed.
+            Off by default, because a loop may print or have a bar of its own.
 
     Raises:
         UserError: ``progress=True`` without `rich`.
@@ -77,7 +77,7 @@ class ConsoleSink(Sink):
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """A terminal without Unicode shows ? for × rather than nothing at all."""
+    """Replaces unencodable characters: without Unicode, a terminal shows ? instead of ×."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 
@@ -99,10 +99,10 @@ def _progress_bar(total_steps: int | None, wanted: bool | None) -> _ProgressBar 
 
 
 class _ProgressBar:
-    """A `rich` bar on standard error; redrawn by its updates, so it needs no thread.
+    """A `rich` bar on standard error, redrawn by updates, so it needs no thread.
 
-    `sys.stdout` and `sys.stderr` stay the user's: rich would read her text as markup, wrap it, and
-    take 0.4 ms for each of her prints.
+    `sys.stdout` and `sys.stderr` are not redirected: rich would parse the user's text as markup,
+    wrap it, and take 0.4 ms per print.
     """
 
     def __init__(self, total_steps: int | None) -> None:
@@ -164,9 +164,9 @@ def format_window(scalars: Mapping[str, float]) -> str:
     )
 
 
-@functools.lru_cache(maxsize=32)  # mostly the names of the step before
+@functools.lru_cache(maxsize=32)  # usually the names of the last step
 def _spans_and_evals(*names: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """Of the scalars of a record: time beside the step, with labels; and results of an eval."""
+    """From a record's scalars: labelled times outside the step, and the results of an eval."""
     spans = [(n[8:], n) for n in names if n.startswith("goodput/") and n.endswith("_seconds")]
     return spans, [name for name in names if name.startswith("eval/")]
 
@@ -188,7 +188,7 @@ def format_step(record: StepRecord) -> str:
     ):
         if name in scalars:
             parts.append(f"{label}: {readable(scalars[name])}")
-    if scalars.get("perf/per_device_tokens_per_sec"):  # 0: the number of tokens is unknown
+    if scalars.get("perf/per_device_tokens_per_sec"):  # 0: number of tokens unknown
         parts.append(f"Tokens/s/device: {scalars['perf/per_device_tokens_per_sec']:.1f}")
     if "learning/total_weights" in scalars:
         parts.append(f"total_weights: {scalars['learning/total_weights']:.0f}")

@@ -25,14 +25,14 @@ _PIECE_BYTES = 2**18
 
 @register_sink("csv")
 class CsvSink(Sink):
-    """Appends a row for every step; a new metric gets a column, empty in earlier rows.
+    """Appends a row for every step; a new metric adds a column, empty in earlier rows.
 
     Args:
         path: the file, or its address in an object store (``gs://…``); folders are created.
-        resume_from_step: first step that this run will write; rows from there on are dropped, and
-            those that the loop went back from. At 0 an existing file is renamed to
+        resume_from_step: first step that this run will write; rows from there on are dropped, as
+            are those that the loop went back over. If 0, an existing file is renamed to
             ``<path>.previous1``.
-        fsync_seconds: what a power cut may lose; see `AppendOnlyFile`.
+        fsync_seconds: seconds of data that a power cut may lose; see `AppendOnlyFile`.
 
     Raises:
         UserError: the path cannot be written to, or another process writes to it.
@@ -52,7 +52,7 @@ class CsvSink(Sink):
         self.made_by = ("csv", {"path": self._target.place})
         self.warnings: list[str] = list(self._target.warnings)
         self._columns: list[str] = []
-        self._is_replaced = False  # the file, but not the one that is open
+        self._is_replaced = False  # on disk, but not yet reopened
         self._names = UniqueNames("csv_file", _one_line, reserved=_RECORD_FIELDS)
         self._fsync_seconds = fsync_seconds
         with self._target.opening():
@@ -74,7 +74,7 @@ class CsvSink(Sink):
             if self._is_replaced:
                 self._reopen()
             lines = [_line(row, self._columns) for row in rows]
-        except UserError:  # a path that cannot be written now
+        except UserError:  # the path is no longer writable
             raise
         except (ValueError, TypeError, OverflowError) as error:
             steps = f"steps {records[0].step} to {records[-1].step}"
@@ -134,7 +134,7 @@ class CsvSink(Sink):
     def _widened(self, columns: Sequence[str]) -> Iterator[bytes]:
         """The table with empty cells at the end of each row, in pieces.
 
-        No row is parsed: in a long run that would hold Python's lock for seconds.
+        Rows are not parsed: in a long run that would hold the GIL for seconds.
         """
         yield _header(columns)
         ending = b"," * (len(columns) - len(self._columns)) + b"\n"
@@ -149,7 +149,7 @@ class CsvSink(Sink):
         """The columns of the file.
 
         Raises:
-            UserError: it is another table.
+            UserError: the file is some other table.
         """
         with open(self.path, newline="", encoding="utf-8", errors="replace") as file:
             columns = next(csv.reader(file), [])
@@ -167,7 +167,7 @@ class CsvSink(Sink):
             yield from csv.DictReader(complete)
 
     def _rows_before(self, stop: int, steps: MutableSequence[int]) -> Iterator[dict[str, str]]:
-        """The rows of steps before `stop`, whose numbers it adds to `steps`."""
+        """The rows of steps before `stop`; appends their numbers to `steps`."""
         for row in self._rows():
             if (step := _step_of(row)) < stop:
                 steps.append(int(step))
@@ -181,12 +181,12 @@ class CsvSink(Sink):
 
 
 def _one_line(name: str) -> str:
-    """Rows are told apart by their ends of line, also within quotes."""
+    """Replaces line breaks, because rows are split at every line break, even within quotes."""
     return re.sub(r"[\r\n\0]", "_", name)
 
 
 def _step_of(row: Mapping[str, str]) -> float:
-    """Infinite for a broken row, which is dropped then."""
+    """The step of a row; infinite for a broken row, which is then dropped."""
     return int(row["step"]) if (row["step"] or "").isdecimal() else math.inf
 
 

@@ -1,4 +1,4 @@
-"""TensorBoard's file format: records with checksums, cut at a step when a run resumes."""
+"""TensorBoard's file format: checksummed records, truncated at a step when a run resumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.parts import load_part
 from mfu_jax.storage.files import remove_stale, replace_file
 
-# Ours among the files of a folder: other writers' files are left alone.
+# Marks our files in a folder; other writers' files are left alone.
 ENDING = ".mfu_jax"
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected (RFC 3720, appendix B.4)
 _BLOCK_BYTES = 512
@@ -29,7 +29,7 @@ _HEAD_BYTES = _LENGTH.size + _CRC.size
 
 
 def framed(*messages: bytes) -> bytes:
-    """TFRecords: of each message its length, the length's checksum, itself, its checksum."""
+    """TFRecords: for each message its length, the length's checksum, the message, its checksum."""
     parts = []
     for message, checksum in zip(messages, crc32c(messages), strict=True):
         length = _LENGTH.pack(len(message))
@@ -38,12 +38,12 @@ def framed(*messages: bytes) -> bytes:
 
 
 def as_field(number: int, message: bytes) -> bytes:
-    """A serialised message as a field of another: key, length in base 128, content."""
+    """A serialised message as a field of another: key, varint length, content."""
     return bytes((number << 3 | 2,)) + _varint(len(message)) + message
 
 
 def _varint(number: int) -> bytes:
-    """In base 128, the last digits first; a negative number as its complement of 64 bits."""
+    """Base 128, least significant digits first; negative numbers as 64-bit two's complement."""
     number &= 2**64 - 1
     digits = bytearray()
     while number > 127:
@@ -54,7 +54,7 @@ def _varint(number: int) -> bytes:
 
 
 def event_head(step: int, unix_seconds: float) -> bytes:
-    """The fields ``wall_time`` and ``step`` of an ``Event``: those that a step of ours has."""
+    """The fields ``wall_time`` and ``step`` of an ``Event``, which all our steps have."""
     # Event.wall_time = 1, step = 2 (tensorflow/core/util/event.proto)
     return _WALL_TIME.pack(1 << 3 | 1, unix_seconds, 2 << 3) + _varint(step)
 
@@ -63,29 +63,29 @@ class ScalarsForm:
     """A serialised ``Summary`` of scalars, in which only the numbers differ from step to step.
 
     Args:
-        columns: of each scalar the place of its number among those of a step, and its tag.
+        columns: for each scalar, the index of its number in a step's numbers, and its tag.
     """
 
     def __init__(self, columns: Sequence[tuple[int, str]]) -> None:
         # Summary.value = 1; Value.tag = 1, simple_value = 2 (TensorFlow's summary.proto)
         number = bytes((2 << 3 | 5, 0, 0, 0, 0))
         heads = [as_field(1, as_field(1, tag.encode()) + number)[:-4] for _, tag in columns]
-        # Two places or more, so that a tuple comes.
+        # Two extra indices, so that `itemgetter` always returns a tuple.
         self._pick = operator.itemgetter(*(place for place, _ in columns), 0, 0)
         self._parts: list[Any] = [part for head in heads for part in (head, 0.0)]
         self._struct = struct.Struct("<" + "".join(f"{len(head)}sf" for head in heads))
 
     def filled(self, numbers: Iterable[float]) -> bytes:
-        """The message with the numbers of a step; as float32, so 1e308 is infinite.
+        """The message with a step's numbers, as float32; so 1e308 is infinite.
 
         Raises:
-            TypeError, ValueError: one of them is no number.
+            TypeError, ValueError: one of them is not a number.
         """
         parts = self._parts.copy()
         parts[1::2] = self._pick((*numbers, 0.0))[:-2]
         try:
             return self._struct.pack(*parts)
-        except (OverflowError, struct.error):  # beyond float32, or no number
+        except (OverflowError, struct.error):  # beyond float32, or not a number
             parts[1::2] = map(_float32, parts[1::2])
             return self._struct.pack(*parts)
 
@@ -96,12 +96,12 @@ def _float32(value: float) -> float:
 
 
 def cut(path: Path, stop: int, event_class: Any) -> None:
-    """Takes from a file of ours its events of step `stop` or later, and a torn one.
+    """Removes from one of our files the events of step `stop` or later, and a torn one.
 
-    So go the scalars of steps that the loop went back from.
+    Also removes the scalars of steps that the loop went back over.
 
     Args:
-        path: an event file; nobody writes to it.
+        path: an event file that nobody is writing to.
         stop: first step to drop.
         event_class: the protobuf class ``Event``.
     """
@@ -125,7 +125,7 @@ def cut(path: Path, stop: int, event_class: Any) -> None:
 
 
 def _lasting(path: Path, stop: int, event_class: Any, marks: Iterable[int]) -> Iterator[bytes]:
-    """The events before `stop`; of those with scalars the marked ones."""
+    """The events before `stop`; of those with scalars, only the marked ones."""
     is_kept = iter(marks)
     with open(path, "rb") as file:
         for _, data in _records(file):
@@ -139,7 +139,7 @@ def _has_scalars(event: Any) -> bool:
 
 
 def steps(folder: Path) -> Iterator[int]:
-    """The steps with scalars in our event files of a folder."""
+    """The steps with scalars in our event files in a folder."""
     event_class = load_part(
         "tensorboardX.proto.event_pb2", "the sink 'tensorboard'", install="tensorboardX"
     ).Event
@@ -157,7 +157,7 @@ def set_aside(folder: Path) -> str:
     TensorBoard shows it as a run of its own.
 
     Returns:
-        A note that says so; empty if there are none.
+        A note about the move; empty if there are no such files.
     """
     files = ours(folder)
     if not files:
@@ -176,7 +176,7 @@ def ours(folder: Path) -> list[Path]:
 
 
 def crc32c(messages: Sequence[bytes]) -> list[int]:
-    """The CRC-32C of each message; of all at once, a fraction of the time of a loop over bytes.
+    """The CRC-32C of each message, vectorised: a fraction of the time of a loop over bytes.
 
     >>> [hex(checksum) for checksum in crc32c([b"123456789", b""])]
     ['0xe3069283', '0x0']
@@ -185,8 +185,8 @@ def crc32c(messages: Sequence[bytes]) -> list[int]:
 
     tables, offsets = _tables()
     width = max(map(len, messages), default=0)
-    # A CRC of zeros is 0 but for its start value, which is XORed to the first four bytes: so zeros
-    # in front of a message change nothing, and all become as long as the longest.
+    # A CRC of zeros is 0 except for its start value, which is XORed into the first four bytes. So
+    # zeros in front of a message change nothing, and pad all messages to the longest one's length.
     rows = b"".join(
         part
         for message in messages
@@ -199,20 +199,20 @@ def crc32c(messages: Sequence[bytes]) -> list[int]:
         block[:, :4] ^= states.view(np.uint8).reshape(-1, 4)[:, : block.shape[1]]
         found = tables.take(offsets[-block.shape[1] :] + block)
         states = np.bitwise_xor.reduce(found, axis=1)
-    # What of the start value a message of fewer than four bytes has no place for.
+    # The part of the start value that does not fit into a message of fewer than four bytes.
     rests = (0xFFFFFFFF >> 8 * len(message) for message in messages)
     return [int(state) ^ rest ^ 0xFFFFFFFF for state, rest in zip(states, rests, strict=True)]
 
 
 @functools.cache
 def _tables() -> tuple[Any, Any]:
-    """What each byte adds to the checksum, by its distance from the end of a block.
+    """The contribution of each byte to the checksum, by its distance from the end of a block.
 
-    A CRC is linear: it is the XOR of what each byte gives alone, followed by zeros.
+    A CRC is linear: the XOR of the CRCs of each byte alone, followed by zeros.
 
     Returns:
-        Table k at rows 256·k to 256·k + 255, for a byte followed by k others; and 256·k for each
-        place of a block, from its start.
+        Table k at entries 256·k to 256·k + 255, for a byte followed by k others; and the offset
+        256·k for each position of a block, from its start.
     """
     import numpy as np
 
@@ -236,7 +236,7 @@ def _masked(crc: int) -> int:
 
 
 def _records(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Where each complete record ends, and its data; stops at a torn or damaged one."""
+    """The end offset and data of each complete record; stops at a torn or damaged one."""
     end = 0
     while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
         (size,) = _LENGTH.unpack(head[: _LENGTH.size])

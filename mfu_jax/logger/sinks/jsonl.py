@@ -20,25 +20,25 @@ from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwri
 from mfu_jax.storage.targets import file_target
 
 _RECORD_FIELDS = ("step", "kind", "unix_seconds", "flags", "notes")
-_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one for every line
-_PLAIN_NUMBERS = frozenset((int, float))  # whose `repr` is JSON, if they are finite
+_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one per line
+_PLAIN_NUMBERS = frozenset((int, float))  # their `repr` is JSON, if they are finite
 
 
 @register_sink("jsonl")
 class JsonlSink(Sink):
-    """Appends ``{"step": 7, "kind": "step", …}`` for every step, in one write each.
+    """Appends ``{"step": 7, "kind": "step", …}`` for every step, each in one write.
 
     A killed run loses at most the line it was writing. A resumed run drops that torn line and every
-    step that it will run again, or that the loop went back from, so the file has each step once.
-    NaN and Inf, which JSON lacks, are the strings ``"NaN"``, ``"Infinity"``,
+    step that it will run again or that the loop went back over, so the file has each step once.
+    NaN and Inf, which JSON lacks, are written as the strings ``"NaN"``, ``"Infinity"``,
     ``"-Infinity"``. The set-up goes to ``<path>.setup.json`` and the totals of the whole run to
     ``<path>.summary.json``, so that every line is a step.
 
     Args:
         path: the file, or its address in an object store (``gs://…``); folders are created.
         resume_from_step: first step that this run will write. Steps from there on are dropped from
-            the file; at 0 an existing file is renamed to ``<path>.previous1``.
-        fsync_seconds: what a power cut may lose; see `AppendOnlyFile`.
+            the file; if 0, an existing file is renamed to ``<path>.previous1``.
+        fsync_seconds: seconds of data that a power cut may lose; see `AppendOnlyFile`.
 
     Raises:
         UserError: the path cannot be written, holds something that is not a metrics file, or
@@ -108,7 +108,7 @@ class JsonlSink(Sink):
             raise RecordError(f"step {record.step} cannot be JSON: {error}") from error
 
     def _filled(self, record: StepRecord, row: Sequence[float]) -> str:
-        """The line of such a record; but for its numbers it is mostly that of the last one."""
+        """The line of a plain record, which usually differs from the last one only in numbers."""
         key = (record.kind, *record.scalars)
         if key != self._form[0]:
             kind = f', "kind": {_ENCODER.encode(record.kind)}, "unix_seconds": '
@@ -133,7 +133,7 @@ def as_json(
 
     Args:
         record: the record.
-        names_of: names of metrics → the fields of them.
+        names_of: names of metrics → names of their JSON fields.
     """
     values: Iterable[float | str] = record.scalars.values()
     if not all(map(math.isfinite, record.scalars.values())):
@@ -161,7 +161,7 @@ def _prepare(path: Path, resume_from_step: int) -> tuple[list[str], range]:
     """Makes the file end just before `resume_from_step`.
 
     Returns:
-        Warnings for a human, and the steps before that one that come after the file's last.
+        Warnings for a human, and the steps missing between the file's last and that one.
     """
     if not path.exists() or path.stat().st_size == 0:
         return [], range(0)
@@ -182,7 +182,7 @@ def _prepare(path: Path, resume_from_step: int) -> tuple[list[str], range]:
 def _lines_before(
     path: Path, stop: int, steps: MutableSequence[int], broken: MutableSequence[int]
 ) -> Iterator[bytes]:
-    """The lines of steps before `stop`; adds their numbers, and the places of broken lines."""
+    """The lines of steps before `stop`; appends their numbers, and indices of broken lines."""
     with open(path, "rb") as file:
         for number, line in enumerate(file):
             try:

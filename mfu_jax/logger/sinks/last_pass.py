@@ -1,4 +1,4 @@
-"""A loop that went back did steps again: which records of a file are of its last pass."""
+"""Finds the records of a file from the last pass of a loop that went back and repeated steps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 
 def in_last_pass(steps: Sequence[int]) -> bytearray:
-    """Marks the records of steps below all that come later.
+    """Marks the records whose step is below all later ones.
 
     Args:
-        steps: of the records of a file, in its order.
+        steps: steps of the records of a file, in its order.
 
     Returns:
-        For each record 1, or 0 if the loop went back to its step or before it.
+        For each record 1, or 0 if the loop later went back to its step or before it.
 
     >>> list(in_last_pass([0, 1, 2, 3, 1, 2]))
     [1, 0, 0, 0, 1, 1]

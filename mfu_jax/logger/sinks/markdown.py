@@ -1,4 +1,4 @@
-"""Texts of the logger as Markdown: values and tables become tables, all else stays as it is."""
+"""The logger's texts as Markdown: values and tables become tables, all else is unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FEWEST_ROWS = 3
 
 
 def table_of(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first row is its head, and all are as long as the longest.
+    """A Markdown table; the first row is its header, and all are padded to the longest.
 
     >>> print(table_of([["name", "value"], ["peak", "2 | 3"]]))
     | name | value |
@@ -31,7 +31,7 @@ def values_as_markdown(values: Mapping[str, Any]) -> str:
 
 
 def pairs_of(text: str) -> dict[str, str]:
-    """The pairs of a text that is ``key=value key=value …`` and nothing else; empty if it is not.
+    """The pairs in a text that is only ``key=value key=value …``; empty for any other text.
 
     >>> pairs_of("steps=80 run_name=demo"), pairs_of("an = b")
     ({'steps': '80', 'run_name': 'demo'}, {})
@@ -58,7 +58,7 @@ def as_markdown(text: str) -> str:
 
 
 def _parts(lines: Sequence[str]) -> tuple[str, list[list[str]], list[str]]:
-    """A title, the rows of one table, and lines after it."""
+    """The title, the rows of one table, and the lines after it."""
     cells = [_COLUMNS.split(line.strip()) for line in lines]
     start = 0 if len(cells[0]) > 1 else 1
     end = start
@@ -68,7 +68,7 @@ def _parts(lines: Sequence[str]) -> tuple[str, list[list[str]], list[str]]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Rows with an empty cell inside where columns are missing: the last one is a remark."""
+    """Pads short rows with empty cells before the last one, which is a remark."""
     width = max(len(row) for row in rows)
     result = []
     for row in rows:
@@ -83,6 +83,6 @@ def _cell(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As it is, whatever Markdown means by it."""
+    """Text with Markdown's special characters escaped."""
     plain = text.replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]|#])", r"\\\1", plain)

@@ -1,4 +1,4 @@
-"""Metric names as a backend allows them, each still its own."""
+"""Metric names as a backend allows them, still distinct from each other."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterable
 
 _log = logging.getLogger("mfu_jax")
 
-# A loop that invents new names in every step must not fill the memory.
+# A loop that invents new names every step must not fill the memory.
 _MOST_NAMES = 10_000
 
 
 class UniqueNames:
-    """Maps each metric name to one that a backend accepts; no two names to the same one.
+    """Maps metric names to names that a backend accepts, no two to the same one.
 
-    A name that had to take a number, because another was mapped to the same text, is logged once.
-    Names beyond the first 10,000 are not remembered: they are kept apart from those, but no longer
-    from each other.
+    If another name was already mapped to the same text, a number is added, which is logged once.
+    Names beyond the first 10,000 are not remembered: they stay distinct from those, but not from
+    each other.
 
     Args:
         backend: its name, for the log.
-        allowed: the nearest name that it accepts, but for its length.
-        longest: most characters that it accepts.
-        reserved: names that it uses itself.
-        is_tree: names are paths of files: ``a`` and ``a/b`` cannot both be there.
+        allowed: maps a name to the nearest one that it accepts, ignoring length.
+        longest: maximum number of characters that it accepts.
+        reserved: names that the backend uses itself.
+        is_tree: names are file paths: ``a`` and ``a/b`` cannot both exist.
 
     >>> names = UniqueNames("Prometheus", lambda name: name.replace("-", "_"))
     >>> names["top_1"], names["top-1"], names["top-1"]
@@ -55,7 +55,7 @@ class UniqueNames:
         return self._add(name) if found is None else found
 
     def of(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The backend's names of a record's metrics; mostly they are those of the record before."""
+        """The backend's names of a record's metrics, usually the same as for the last record."""
         key = tuple(names)
         if key != self._last[0]:
             self._last = key, tuple(self[name] for name in key)
@@ -64,7 +64,7 @@ class UniqueNames:
     def _add(self, name: str) -> str:
         allowed = self._allowed(name)[: self._longest] or "_"
         if not self._taken.isdisjoint(self._folders_of(allowed)):
-            allowed = allowed.replace("/", "_")  # no number at its end would help
+            allowed = allowed.replace("/", "_")  # a number at its end would not help
         found = allowed
         for number in itertools.count(2):
             if self._is_free(found):

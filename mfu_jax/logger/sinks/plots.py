@@ -1,4 +1,4 @@
-"""The run as pictures, where matplotlib is installed: curves, step times, where the time went."""
+"""Plots of a run, if matplotlib is installed: curves, step times, where the time went."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CURVES = {
 class CurveMemory:
     """Points of a few metrics over the whole run, in constant memory.
 
-    Once there are too many, every other one goes, and only every other one is kept from then on.
+    When there are too many, every other one is dropped, and only every other new one is kept.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class CurveMemory:
         return {name: [row[i] for row in self._rows] for i, name in enumerate(self.names, 1)}
 
     def add(self, record: StepRecord) -> None:
-        """Takes a measured step."""
+        """Adds a record if it is a measured step."""
         if record.kind != "step":
             return
         self._seen += 1
@@ -57,11 +57,11 @@ class CurveMemory:
 
 
 def plots(memory: CurveMemory, seconds_by_use: Mapping[str, float]) -> Iterator[tuple[str, bytes]]:
-    """Names and PNG files.
+    """Yields the name and the PNG file of each plot.
 
     Args:
         memory: the curves.
-        seconds_by_use: the run's wall time.
+        seconds_by_use: the run's wall time by use.
 
     Raises:
         UserError: matplotlib is not installed.

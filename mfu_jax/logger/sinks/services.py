@@ -1,4 +1,4 @@
-"""Sinks for services with their own packages, which are imported when the sink is made."""
+"""Sinks for services with their own packages, imported when the sink is created."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mfu_jax.parts import load_part
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import replace_file
 
-# MLflow's limits (mlflow/utils/validation.py): of a key, a parameter's and a tag's value, a batch.
+# MLflow's limits (mlflow/utils/validation.py) on a key, a parameter's or tag's value, a batch.
 _MLFLOW_KEY = 250
 _MLFLOW_PARAMETER = 6000
 _MLFLOW_TAG = 5000
 _MLFLOW_METRICS = 1000
 _MLFLOW_PARAMETERS = 100
 
-# How often node exporter's file is rewritten; Prometheus asks every 15 to 60 s.
+# How often node exporter's file is rewritten; Prometheus scrapes every 15 to 60 s.
 _TEXTFILE_SECONDS = 5.0
 
 _WANDB_OWN = ("step/kind", "step/number", "_step", "_runtime", "_timestamp")
@@ -35,8 +35,8 @@ _WANDB_OWN = ("step/kind", "step/number", "_step", "_runtime", "_timestamp")
 class WandbSink(Sink):
     """Weights & Biases: scalars by step, set-up as config, totals as the run's summary.
 
-    Without arguments, a run of the process that is already open is used and left open; its rows
-    have our step as ``step/number``.
+    Without arguments, a run already open in this process is used and left open; its rows have our
+    step as ``step/number``.
 
     Args:
         init: arguments of ``wandb.init``, such as ``project``, ``name``, ``mode="offline"`` (`wandb
@@ -60,7 +60,7 @@ class WandbSink(Sink):
         row |= {self._names[name]: value for name, value in record.scalars.items()}
         if self._is_ours:
             self._run.log(row, step=record.step, commit=True)
-        else:  # its owner counts the steps: these values join the row that is being filled
+        else:  # its owner counts the steps: these values join the row being filled
             self._run.log(row | {"step/number": record.step}, commit=False)
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
@@ -82,12 +82,12 @@ class WandbSink(Sink):
 class MlflowSink(Sink):
     """MLflow: scalars as metrics, set-up as parameters, texts as artifacts.
 
-    Characters that MLflow refuses in a metric's name become ``_``: ``acc@1`` is ``acc_1``. The run
-    ends with the logger, as FAILED if the loop raised. A run of this thread that is already active
-    is used and left open.
+    Characters that MLflow rejects in a metric's name become ``_``: ``acc@1`` is ``acc_1``. The run
+    ends with the logger, as FAILED if the loop raised. Without arguments, a run already active on
+    this thread is used and left open.
 
     Args:
-        start: arguments of ``mlflow.start_run``, such as ``run_name``, or ``run_id`` for a resumed
+        start: arguments of ``mlflow.start_run``, such as ``run_name``, or ``run_id`` to resume a
             run.
 
     Raises:
@@ -103,7 +103,7 @@ class MlflowSink(Sink):
         self._status = "FINISHED"
         if active is None:
             active = _opened("mlflow", lambda: mlflow.start_run(**start))
-            # No longer the thread's active run, which the caller's own code would stumble over.
+            # Detach it: an active run would get in the way of the caller's own MLflow code.
             mlflow.end_run("RUNNING")
         self._run_id = active.info.run_id
         self._names = UniqueNames("MLflow", _mlflow_name, longest=_MLFLOW_KEY, is_tree=True)
@@ -121,7 +121,7 @@ class MlflowSink(Sink):
             key, text = self._names[name], str(value)
             if len(text) > _MLFLOW_PARAMETER:
                 self.write_text(f"setup/{key}", text)
-            elif key in known and known[key] != text:  # parameters cannot change, tags can
+            elif key in known and known[key] != text:  # parameters are immutable, tags are not
                 self._client.set_tag(self._run_id, key, text[:_MLFLOW_TAG])
             else:
                 new[key] = text
@@ -156,24 +156,24 @@ class MlflowSink(Sink):
 
 @register_sink("prometheus")
 class PrometheusSink(Sink):
-    """Prometheus: each metric's last value as a gauge, ``perf/mfu`` as ``mfu_jax_perf_mfu``.
+    """Prometheus: each metric's last value as a gauge; ``perf/mfu`` is ``mfu_jax_perf_mfu``.
 
-    A name that would be another one's gauge takes a number: ``top_1`` and ``top-1`` are
+    If two metrics would share a gauge, the second gets a number: ``top_1`` and ``top-1`` are
     ``mfu_jax_top_1`` and ``mfu_jax_top_1_2``; the gauge's help is the metric's own name.
 
     Args:
-        port: where to serve ``/metrics``, until `close`; None: the caller serves it.
-        address: of the network interface; by default only this machine can read it. "0.0.0.0" or
-            "::" for a Prometheus elsewhere.
+        port: where to serve ``/metrics`` until `close`; None: the caller serves it.
+        address: of the network interface to bind; by default only this machine can read it.
+            "0.0.0.0" or "::" for a Prometheus elsewhere.
         registry: Prometheus registry; a new one by default.
         textfile: a file for node exporter's textfile collector, rewritten every few seconds and at
-            the end; its name ends in ``.prom``. With ``port=None`` nothing is served beside it.
+            the end; its name ends in ``.prom``. With ``port=None`` nothing else is served.
 
     Attributes:
-        port: where it serves; a free one if `port` was 0.
+        port: the port served; a free one if `port` was 0.
 
     Raises:
-        UserError: the package is missing, or the port cannot be served, or the file written.
+        UserError: the package is missing, the port cannot be served, or the file is unusable.
     """
 
     def __init__(
@@ -235,14 +235,14 @@ class PrometheusSink(Sink):
         if name not in self._gauges:
             try:
                 gauge = self._client.Gauge(f"mfu_jax_{name}", metric, registry=self.registry)
-            except ValueError as error:  # the caller's registry has one of that name
+            except ValueError as error:  # the caller's registry already has that name
                 raise RecordError(first_line(error)) from error
             self._gauges[name] = gauge
         return self._gauges[name]
 
 
 def _checked_textfile(textfile: str | os.PathLike[str]) -> Path | None:
-    """The file for node exporter, in a folder that is there; None: there is none."""
+    """The file for node exporter, in an existing folder; None if there is none."""
     if not os.fspath(textfile):
         return None
     path = check_path(textfile, "textfile")
@@ -256,7 +256,7 @@ def _checked_textfile(textfile: str | os.PathLike[str]) -> Path | None:
 
 
 def _mlflow_name(name: str) -> str:
-    """``acc@1`` → ``acc_1``; as a path, it must be the shortest one."""
+    """``acc@1`` → ``acc_1``; as a path, it must be in normal form."""
     parts = re.sub(r"[^a-zA-Z0-9_\-. /:]", "_", name).split("/")
     return "/".join("_" if part in ("", ".", "..") else part for part in parts)
 
@@ -266,7 +266,7 @@ def _prometheus_name(name: str) -> str:
 
 
 def _opened(service: str, start: Callable[[], Any]) -> Any:
-    """What a service's own `start` returns; whatever it raises becomes a `UserError`."""
+    """Returns what a service's `start` returns; whatever it raises becomes a `UserError`."""
     try:
         return start()
     except Exception as error:

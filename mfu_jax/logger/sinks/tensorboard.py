@@ -22,7 +22,7 @@ from mfu_jax.storage.files import AppendOnlyFile, unwritable
 from mfu_jax.storage.targets import folder_target
 
 _SUMMARY_FIELD = 5  # of Event (tensorflow/core/util/event.proto)
-_MOST_FORMS = 100  # a loop that invents new names in every step must not fill the memory
+_MOST_FORMS = 100  # a loop that invents new names every step must not fill the memory
 _OWN_TAGS = (
     "step/kind/text_summary",
     "step/notes/text_summary",
@@ -35,19 +35,19 @@ class TensorBoardSink(Sink):
     """Writes every metric as a scalar, texts as Markdown, and the set-up as hyperparameters.
 
     The first tab opens on the group Overview: MFU, HFU, step time, tokens/s and loss of measured
-    steps. The plugin Custom Scalars has pages of the charts that matter: efficiency, learning,
-    health. With matplotlib installed, the end of the run brings plots.
+    steps. The plugin Custom Scalars has pages with the charts that matter: efficiency, learning,
+    health. If matplotlib is installed, plots are added at the end of the run.
 
-    A step is one event, written by the calling thread. tensorboardX's `SummaryWriter` would send
-    each scalar through a queue between processes, and a disk error would silently end its thread
-    and then block the next write forever. Values are float32 there: 1e308 is shown as infinite.
+    Each step is one event, written by the calling thread. tensorboardX's `SummaryWriter` would send
+    each scalar through a multiprocessing queue, and a disk error would silently end its thread and
+    then block the next write forever. Values are stored as float32: 1e308 is shown as infinite.
 
     Args:
-        folder: TensorBoard's log directory of this run, or its address in an object store.
+        folder: TensorBoard's log directory for this run, or its address in an object store.
         resume_from_step: first step that this run will write. Steps from there on are dropped from
-            this sink's earlier files in the folder, and those that the loop went back from; at 0
-            the files are moved to ``previous1`` in it. Files of other writers stay as they are.
-        fsync_seconds: what a power cut may lose; see `AppendOnlyFile`.
+            this sink's earlier files in the folder, as are those that the loop went back over; if
+            0, the files are moved to its subfolder ``previous1``. Other writers' files are kept.
+        fsync_seconds: seconds of data that a power cut may lose; see `AppendOnlyFile`.
 
     Raises:
         UserError: the folder cannot be written to, or another process writes to it.
@@ -169,7 +169,7 @@ class TensorBoardSink(Sink):
         return head + event_files.as_field(_SUMMARY_FIELD, b"".join(parts))
 
     def _form(self, kind: str, *names: str) -> ScalarsForm:
-        """The form of a step of a kind with these scalars."""
+        """The form for steps of this kind with these scalars."""
         if form := self._forms.get((kind, *names)):
             return form
         if len(self._forms) >= _MOST_FORMS:
@@ -197,16 +197,16 @@ class TensorBoardSink(Sink):
 def write_scalars(
     folder: str | os.PathLike[str], run: str, step: int, scalars: Mapping[str, float]
 ) -> None:
-    """Writes scalars of one step as a run of its own, beside the run that `folder` has.
+    """Writes scalars of one step as a run of its own, beside the run in `folder`.
 
-    TensorBoard follows the last file of a folder only, so a second writer needs a folder of its
+    TensorBoard follows only the last file in a folder, so a second writer needs a folder of its
     own. Writing the same step again replaces it.
 
     Args:
         folder: TensorBoard's log directory.
-        run: name of the folder in it.
-        step: of all scalars.
-        scalars: by name.
+        run: name of the subfolder to write.
+        step: the step of all scalars.
+        scalars: values by name.
 
     Raises:
         UserError: the folder cannot be written to.

@@ -1,4 +1,4 @@
-"""What TensorBoard's plugins want beside scalars: a layout, hyperparameters, and their end."""
+"""What TensorBoard's plugins need besides scalars: a layout, hyperparameters, a run's end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from mfu_jax.logger.sinks.markdown import pairs_of
 from mfu_jax.parts import load_part
 
-# Charts by page of the plugin Custom Scalars; tags are regular expressions.
+# Pages and charts of the plugin Custom Scalars; tags are regular expressions.
 _LAYOUT = {
     "efficiency": {
         "MFU and HFU": ["^perf/mfu$", "^perf/hfu$", "^rolling/mfu$", "^perf/mfu_at_clock$"],
@@ -34,11 +34,11 @@ OVERVIEW = {
     "perf/per_device_tokens_per_sec": "Overview/4 tokens per second per device",
     "learning/loss": "Overview/5 loss",
 }
-"""Metric → its card in the group that TensorBoard shows first: its first tab sorts groups by name,
-and those of other metrics begin with small letters."""
+"""Metric → its card in the group that TensorBoard shows first: the first tab sorts groups by name,
+and those of other metrics begin with lower-case letters."""
 
 _RESULTS = ("perf/mfu", "perf/hfu", "perf/step_time_seconds", "learning/loss")
-# Longer values are texts, and no columns of a table of runs.
+# Longer values are texts, unsuited to be columns in a table of runs.
 _LONGEST_VALUE = 100
 
 
@@ -63,13 +63,13 @@ def hyperparameters(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict
 
 
 def experiment(values: Mapping[str, Any]) -> list[Any]:
-    """``Summary``s that begin a run of the plugin HParams."""
+    """The ``Summary``s that begin a run in the plugin HParams."""
     first, start, _ = _tensorboardx("summary").hparams(dict(values), dict.fromkeys(_RESULTS, 0.0))
     return [first, start]
 
 
 def ended(has_failed: bool) -> Any:
-    """A ``Summary`` that ends it."""
+    """The ``Summary`` that ends that run."""
     plugin = _tensorboardx("proto.plugin_hparams_pb2")
     api = _tensorboardx("proto.api_pb2")
     summaries = _tensorboardx("proto.summary_pb2")

@@ -1,1 +1,1 @@
-"""When a step starts and ends: the clocks, the outputs that show it, the compilations in it."""
+"""When a step starts and ends: clocks, the outputs that mark its end, compilations inside it."""

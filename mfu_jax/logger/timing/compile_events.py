@@ -1,4 +1,4 @@
-"""What JAX traced, lowered and compiled, and for how long; the only place with JAX's event names.
+"""What JAX traced, lowered and compiled, and how long it took; the only use of its event names.
 
 `jax.monitoring` costs nothing while nothing compiles, so a recompile during a run is seen for free.
 """
@@ -30,7 +30,7 @@ class CompileEvent:
         stage: ``trace``, ``lower`` or ``compile``; only the last one means a new executable.
         function: JAX's name of the function, such as ``jit(train_step)``; empty if not given.
         seconds: how long the stage took.
-        own_seconds: the part of it that no earlier event on the same thread has counted.
+        own_seconds: the part of `seconds` not counted by an earlier event on the same thread.
         thread_id: the thread on which it ran.
     """
 
@@ -44,7 +44,7 @@ class CompileEvent:
 class CompileLog:
     """Listens to JAX's compile events from its creation until its last subscriber leaves.
 
-    JAX does not keep it alive: the log of a step that is gone, though nobody closed it, is gone.
+    JAX does not keep it alive: it disappears with its step, even if nobody closed it.
 
     Create it before the first compilation and pass it to `MetricLogger`, so that the summary
     includes the time to compile the step. Several loggers may share one.
@@ -54,9 +54,9 @@ class CompileLog:
         boundary: where failures are reported; JAX calls the log inside the user's own step.
 
     Attributes:
-        boundary: the same, or a new one.
+        boundary: the one given, or a new one.
         compile_count: executables made so far, on any thread.
-        available: False if this JAX has no such events.
+        available: False if this version of JAX has no such events.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CompileLog:
         self._monotonic = monotonic
         self._subscribers: list[Callable[[CompileEvent], None]] = []
         self._finished_seconds = 0.0
-        # Spans that may still turn out to lie in a longer one, by thread: (start, end).
+        # Spans that a longer one may still turn out to contain, by thread: (start, end).
         self._spans: dict[int, list[tuple[float, float]]] = {}
         self._lock = threading.Lock()
         self._listener = weakly(self._on_duration)
@@ -79,7 +79,7 @@ class CompileLog:
 
     @property
     def seconds(self) -> float:
-        """Wall seconds in which at least one stage ran; a nested trace counts once."""
+        """Seconds during which a stage ran, summed over threads; a nested trace counts once."""
         with self._lock:
             spans = [span for thread in self._spans.values() for span in thread]
             return self._finished_seconds + sum(end - start for start, end in spans)
@@ -127,7 +127,7 @@ class CompileLog:
         known = 0.0
         with self._lock:
             spans = self._spans.setdefault(thread_id, [])
-            # Events come when a stage ends, so an inner trace comes before the enclosing one.
+            # Events arrive when a stage ends, so an inner trace arrives before the enclosing one.
             while spans and spans[-1][0] >= start:
                 inner_start, inner_end = spans.pop()
                 known += inner_end - inner_start
@@ -140,8 +140,8 @@ class CompileLog:
         return max(0.0, end - start - known)
 
 
-# Listeners of logs that are gone. They leave JAX's list when the next log comes: garbage may be
-# collected while JAX goes through that list.
+# Listeners of logs that are gone. They are removed from JAX's list when the next log registers:
+# garbage may be collected while JAX iterates over that list.
 _GONE: list[Callable[..., None]] = []
 
 

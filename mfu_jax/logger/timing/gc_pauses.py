@@ -8,20 +8,20 @@ from collections.abc import Callable
 
 from mfu_jax.boundary import Boundary, guarded
 
-_OF_PROCESS: list[GcPauses] = []  # one, once it is asked for; a cache would be cleared by tests
+_OF_PROCESS: list[GcPauses] = []  # one, made on demand; tests would clear a cache
 
 
 def of_process() -> GcPauses:
-    """One for all loggers: the collector stops the whole process, and its callbacks stay."""
+    """The instance of all loggers: collections stop the whole process, and callbacks stay."""
     if not _OF_PROCESS:
         _OF_PROCESS.append(GcPauses())
     return _OF_PROCESS[0]
 
 
 class GcPauses:
-    """Adds up the time of all collections from now on, on whichever thread they run.
+    """Adds up the time of all collections from now on, on any thread.
 
-    A callback of the collector costs under a microsecond for a collection.
+    The collector's callback costs less than a microsecond per collection.
 
     Args:
         monotonic: clock in seconds.

@@ -1,4 +1,4 @@
-"""An interrupt of the logger's own wait, kept until the loop can take it."""
+"""An interrupt during the logger's own wait, kept until the loop can handle it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from mfu_jax.boundary import is_interrupt
 
 
 class KeptInterrupt:
-    """Ctrl-C, or what else a signal raised, while the loop waited inside the logger.
+    """Ctrl-C, or another exception raised by a signal, while the loop waited inside the logger.
 
-    Raised at once, it would cost the step being recorded; raised out of an instrumented call, its
-    outputs, and the state that was donated for them.
+    Raised at once, it would lose the step being recorded; raised from an instrumented call, it
+    would lose the call's outputs, and the state donated for them.
 
     Attributes:
-        kept: it, and the thread that it is for.
+        kept: the exception, and the id of the thread it is for; None if there is none.
     """
 
     def __init__(self) -> None:
         self.kept: tuple[BaseException, int] | None = None
 
     def keep(self, error: BaseException) -> bool:
-        """Keeps it for this thread; False if it is no interrupt."""
+        """Keeps `error` for this thread; False if it is not an interrupt."""
         if not is_interrupt(error):
             return False
         self.kept = error, threading.get_ident()

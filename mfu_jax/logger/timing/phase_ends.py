@@ -1,4 +1,4 @@
-"""Notes when the outputs of a phase are ready, while the training thread does something else."""
+"""Notes when the outputs of a phase are ready, while the training thread is busy elsewhere."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import jax
 
 from mfu_jax.boundary import Boundary
 
-# A thread still waiting for the device at interpreter exit would abort the process; a device that
-# hangs must not hold up its end for ever.
+# A thread still waiting for the device at interpreter exit would abort the process; but a hung
+# device must not hold up the exit forever.
 _JOIN_SECONDS = 30.0
 
 
@@ -33,13 +33,13 @@ class PhaseEnds:
         self._thread.start()
 
     def watch(self, marker: Any) -> Future[float]:
-        """The clock when `marker` is ready."""
+        """A future of the clock reading when `marker` is ready."""
         ended: Future[float] = Future()
         self._queue.put((marker, ended))
         return ended
 
     def close(self) -> None:
-        """Ends the thread; a device that hangs is waited for half a minute."""
+        """Stops the thread; waits at most half a minute for a hung device."""
         self._queue.put(None)
         self._thread.join(_JOIN_SECONDS)
 

@@ -16,9 +16,9 @@ from mfu_jax.logger.small_metrics import MOST_NUMBERS
 
 
 def block_until_ready(metrics: Mapping[str, Any]) -> None:
-    """Waits for every array of `metrics`, without copying any to the host.
+    """Waits for every array in `metrics`, without copying any to the host.
 
-    An array that was donated to a later step is not waited for: nobody can read it any more.
+    An array donated to a later step is not waited for: nobody can read it any more.
     """
     for value in metrics.values():
         block = getattr(value, "block_until_ready", None)
@@ -33,7 +33,7 @@ def block_until_ready(metrics: Mapping[str, Any]) -> None:
 
 
 def is_ready(metrics: Mapping[str, Any]) -> bool:
-    """True if every array of `metrics` has been computed, or was donated to a later step."""
+    """True if every array in `metrics` has been computed, or was donated to a later step."""
     for value in metrics.values():
         ready = getattr(value, "is_ready", None)
         if ready is not None:
@@ -55,7 +55,7 @@ def end_marker(output: Any) -> Any:
     if not arrays:
         return None
     smallest = min(arrays, key=lambda array: array.size)
-    # Outputs are often passed on to the next call, which donates them and so deletes them.
+    # Outputs are often passed to the next call, whose donation deletes them.
     if smallest.size <= MOST_NUMBERS:
         return jnp.copy(smallest)
     is_on_one = len(smallest.sharding.device_set) == 1

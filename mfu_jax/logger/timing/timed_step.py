@@ -10,13 +10,13 @@ from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileEvent
 
 Reading: TypeAlias = tuple[float, float]
-"""Both clocks at one moment, in seconds: wall, monotonic. A bare tuple, because it is made in every
+"""Both clocks at one moment, in seconds: wall, monotonic. A bare tuple, because one is made every
 step, when the caches hold the device's data and each Python call costs microseconds.
 """
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-# Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
+# Slewed clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
 JUMP_SECONDS = 1e-3
 JUMP_FRACTION = 1e-3
 # The wall clock is corrected when the machine wakes up.
@@ -26,15 +26,15 @@ SLEEP_TOLERANCE_SECONDS = 1.0
 class LoopTimes(NamedTuple):
     """What the training thread did from the end of one `record` to the end of the next, in seconds.
 
-    That is the interval of the step in flight, which ends with it; or, if that one has ended in a
-    wait before, of the step just dispatched.
+    This interval belongs to the step in flight, which ends with it; or, if that step already ended
+    during a wait, to the step just dispatched.
 
     Attributes:
-        seconds: until it came back with the next step dispatched.
-        wait_seconds: of those, in declared waits, whether the device was busy or not.
-        call_seconds: of those, in the call of an instrumented step; 0 where that is not known.
-        slack_seconds: then, until the step before had ended: how far it runs ahead of the device.
-        gc_seconds: of all, in Python's garbage collector, on whichever thread.
+        seconds: until the loop came back with the next step dispatched.
+        wait_seconds: part of `seconds` in declared waits, whether the device was busy or not.
+        call_seconds: part of `seconds` in the call of an instrumented step; 0 if not known.
+        slack_seconds: from then until the step before ended: the host's lead over the device.
+        gc_seconds: part of the whole interval in Python's garbage collector, on any thread.
     """
 
     seconds: float
@@ -47,22 +47,22 @@ class LoopTimes(NamedTuple):
 class TimedStep:
     """One step on its way through the timer; its metrics are still device arrays.
 
-    Made in every step, so defaults are the class's, most of them are never set, and there is no
-    ``__init__``: set `step` and `metrics`. The training thread only leaves `readings` and
-    `loop_readings`; what they say is worked out by `measure`.
+    One is made every step, so defaults live on the class, most are never set, and there is no
+    ``__init__``: set `step` and `metrics`. The training thread only stores `readings` and
+    `loop_readings`; `measure` computes the times from them.
 
     Attributes:
         step: its number.
         metrics: what `record` was given.
         seconds: measured step time.
         ended_at: wall clock at its end, seconds since 1970.
-        ended_monotonic: the monotonic clock then.
-        spans: seconds beside it not attributed to any step, by name (``eval``, ``data_wait``, …).
+        ended_monotonic: monotonic clock at its end.
+        spans: seconds around it not attributed to any step, by name (``eval``, ``data_wait``, …).
         compile_events: what was compiled to dispatch it.
         is_compile: its time cannot be separated from that of a compilation.
-        clock_jump_seconds: how far the wall clock jumped inside its interval, else None.
-        slept_seconds: how long the machine was suspended inside its interval.
-        refused_seconds: the text of a `step_time_seconds` that is no time, else None.
+        clock_jump_seconds: how far the wall clock jumped during its interval, else None.
+        slept_seconds: how long the machine was suspended during its interval.
+        refused_seconds: the text of an invalid `step_time_seconds`, else None.
         overhead_seconds: time that the logger spent on it on the training thread.
         completed: both clocks when its outputs became ready, if observed.
         watched: the watcher was asked to observe it.
@@ -71,10 +71,10 @@ class TimedStep:
         loop: what the training thread did in its interval; None around a pause.
         waited_seconds: how long the device had waited for data when it was dispatched, since the
             timer was made; 0 if it did not wait since the step before.
-        readings: both clocks at its begin and end, and what tells how long the machine has been
-            suspended since it was last asked.
+        readings: both clocks at its start and end, and a function that returns how long the machine
+            has been suspended since its last call.
         loop_readings: when the loop left `record`, came back and left it again; its waits and the
-            begin of its call meanwhile; the collector's time when it left, both times.
+            start of its call in between; the collector's time at both departures.
     """
 
     step: int
@@ -99,7 +99,7 @@ class TimedStep:
     loop_readings: tuple[float, float, float, float, float | None, float, float] | None = None
 
     def measure(self) -> None:
-        """Works out its times from the readings, once."""
+        """Computes its times from the readings, once."""
         if self.readings is not None:
             (begin, end, suspension), self.readings = self.readings, None
             self._measure(begin, end, suspension)
@@ -115,7 +115,7 @@ class TimedStep:
         if abs(jump) > JUMP_SECONDS + JUMP_FRACTION * monotonic_seconds:
             self.clock_jump_seconds = jump
             slept = suspension()
-            # A suspension inside an earlier pause is no cause of a jump now.
+            # A suspension inside an earlier pause does not explain a jump now.
             self.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
             seconds = monotonic_seconds
         self.seconds = seconds

@@ -1,10 +1,10 @@
-"""Times each step one step late, so that the device never idles for a clock reading.
+"""Times each step one step behind, so that the device never idles for a clock reading.
 
 Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks. The
 difference between two such readings is the time of step N−1. If the host is slower than the device,
-a step ends for the timer when the host comes back for the next one; only during declared waits, and
-while JAX compiles, a thread watches the device. Spans outside training (eval, checkpoints, exposed
-waits for data) are cut out of the interval in which they lie.
+the timer ends a step when the host comes back to dispatch the next one; a thread watches the device
+only during declared waits and while JAX compiles. Spans outside training (eval, checkpoints,
+exposed waits for data) are cut out of the interval that contains them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.watcher import ThreadWatcher, Watcher
 
-# Waking the watcher costs both threads tens of microseconds. After that many waits in a row that
-# were shorter than this, as with a loader that has the next batch ready, nobody is woken.
+# Waking the watcher costs both threads tens of microseconds. After this many consecutive waits
+# below this time, as with a loader that has the next batch ready, it is no longer woken.
 SHORT_WAIT_SECONDS = 1e-3
 SHORT_WAITS = 10
 
@@ -37,18 +37,18 @@ def suspended_seconds() -> float:
 
 
 class StepTimer:
-    """The arithmetic of step times on the training thread, without rates or sinks.
+    """Computes step times on the training thread, without rates or sinks.
 
     Args:
-        clock: wall clock in seconds; it measures step time.
+        clock: wall clock in seconds, used to measure step time.
         monotonic: monotonic clock in seconds, trusted when the two disagree.
-        watcher: watches the device while the training thread does something else.
+        watcher: watches the device while the training thread is busy elsewhere.
         suspended: how long the machine has been suspended so far; read only after a clock jump.
         gc_pauses: the garbage collector's time so far.
 
     Attributes:
-        interrupt: of a wait in `dispatched`.
-        waited_seconds: how long the last `dispatched` waited.
+        interrupt: one caught during the wait in `dispatched`.
+        waited_seconds: how long the last call of `dispatched` waited.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class StepTimer:
         self.waited_seconds = 0.0
         self._gc = gc_pauses or of_process()
         self._gc_seconds = self._gc.seconds
-        self._left_at: float | None = None  # the end of the last `dispatched`, unless paused since
+        self._left_at: float | None = None  # end of the last `dispatched`, unless paused since
         self._called_at: float | None = None
         self._loop_waits = 0.0
         self.interrupt = KeptInterrupt()
 
     def read(self) -> Reading:
-        """Both clocks, now."""
+        """Both clocks, read now."""
         return self._clock(), self._monotonic()
 
     def elapsed_seconds(self) -> float:
@@ -89,10 +89,10 @@ class StepTimer:
         return self._monotonic() - self._started[1]
 
     def begin_call(self) -> None:
-        """Call it just before the next step is called; it never waits.
+        """Called just before the next step is called; never waits.
 
-        If the step in flight has ended by now, it ends here: what the call itself takes, such as a
-        compilation, is the next step's time.
+        If the step in flight is done by now, this is its end time: the time of the call itself,
+        such as a compilation, belongs to the next step.
         """
         step = self._pending
         self._called_at = self._monotonic()
@@ -102,16 +102,16 @@ class StepTimer:
     def dispatched(self, step: TimedStep) -> TimedStep | None:
         """Takes the step just dispatched and returns the one before it.
 
-        That one has its readings and is not measured yet: code that runs so seldom is cold, and the
-        builder's thread measures a batch at a time. Blocks until that step is done;
-        `waited_seconds` says for how long. What interrupts that is kept in `interrupt`; raise it
-        when both are safe.
+        The returned step has its readings but is not measured yet: code that runs so seldom is
+        cold, and the builder thread measures a whole batch at a time. Blocks until that step is
+        done, for `waited_seconds`. An interrupt of that wait is kept in `interrupt`; raise it when
+        both steps are safe.
         """
         previous = self._pending
         self.waited_seconds = 0.0
         before = left_at = self._monotonic()
         if previous is not None:
-            self._pending = None  # an error of the device is raised once
+            self._pending = None  # a device error is raised only once
             try:
                 block_until_ready(previous.metrics)
             except BaseException as error:
@@ -142,7 +142,7 @@ class StepTimer:
         return previous
 
     def timed_elsewhere(self, step: TimedStep, seconds: float) -> TimedStep | None:
-        """Takes a step that the caller timed; returns the one in flight, timed."""
+        """Takes a step timed by the caller; returns the step in flight, timed."""
         previous = self.drain()
         self._left_at = None
         self.waited_seconds = 0.0
@@ -161,41 +161,41 @@ class StepTimer:
             block_until_ready(step.metrics)
         except BaseException as error:
             if is_interrupt(error):
-                self._pending = step  # for the end of the run
+                self._pending = step  # keep it for the end of the run
             raise
         now = self.read()
         self._finish(step, step.completed or now)
         return step
 
     def cut(self, name: str, start: Reading, end: Reading) -> None:
-        """Cuts a span outside the loop out of the step in whose interval it lies."""
+        """Cuts a span outside the loop out of the step whose interval contains it."""
         self._left_at = None
         self._cut(name, start, end)
 
     def _cut(self, name: str, start: Reading, end: Reading) -> None:
         seconds = end[1] - start[1]
-        # Each clock moves by its own difference, so that a jump inside the span stays in it.
+        # Each clock is advanced by its own difference, so that a jump inside the span stays there.
         self._mark = (self._mark[0] + end[0] - start[0], self._mark[1] + seconds)
         self._spans[name] = self._spans.get(name, 0.0) + seconds
         self._totals[name] = self._totals.get(name, 0.0) + seconds
 
     def take_spans(self) -> dict[str, float]:
-        """The spans not yet given to a step; they are cleared here."""
+        """Returns and clears the spans not yet given to a step."""
         spans, self._spans = self._spans, {}
         return spans
 
     def total_seconds(self, name: str) -> float:
-        """All spans of a name so far, without one that is open."""
+        """Seconds of all closed spans of that name so far."""
         return self._totals.get(name, 0.0)
 
     def open_wait_seconds(self) -> float:
-        """How long the device has been idle since the last wait began; any thread may ask."""
+        """Device idle seconds since the last wait began; callable from any thread."""
         step, began = self._pending, self._wait_began
         idle_since = began if step is None else step.completed
         return 0.0 if idle_since is None else self._monotonic() - max(idle_since[1], began[1])
 
     def begin_wait(self) -> Reading | None:
-        """A wait for the host begins. Returns its start if the device is already idle."""
+        """A wait on the host begins. Returns its start if the device is already idle."""
         step = self._pending
         now = self._wait_began = self.read()
         if step is None:
@@ -208,9 +208,9 @@ class StepTimer:
         return None
 
     def end_wait(self, name: str, idle_since: Reading | None) -> TimedStep | None:
-        """A wait for the host ends. Returns the step in flight, timed, if it ended before this.
+        """A wait on the host ends. Returns the step in flight, timed, if it ended before this.
 
-        Only the part of the wait in which the device was idle is cut out: the rest cost nothing.
+        Only the part during which the device was idle is cut out: the rest cost nothing.
         """
         step = self._pending
         now = self.read()
@@ -230,16 +230,16 @@ class StepTimer:
         return step
 
     def _likely_end(self, step: TimedStep, now: Reading) -> Reading:
-        """When a step ended that nobody saw end during the wait that ends now."""
+        """Estimated end of a step that ended unobserved during the wait that ends now."""
         if step.watched:
             return now  # the watcher is a moment late, so the idle time is about zero
-        # After many short waits an unexpected long one: it took as long as the step before it.
+        # An unexpected long wait after many short ones: assume the previous step's duration.
         end = max(self._wait_began[1], self._mark[1] + self._last_seconds)
         idle = max(0.0, now[1] - end)
         return now[0] - idle, now[1] - idle
 
     def compiling(self, event: CompileEvent) -> None:
-        """Called when the training thread compiles to dispatch the next step."""
+        """Called when the training thread compiles in order to dispatch the next step."""
         step = self._pending
         if step is not None and step.completed is None and not step.watched:
             if is_ready(step.metrics):
@@ -250,7 +250,7 @@ class StepTimer:
         self._compile_events.append(event)
 
     def close(self) -> None:
-        """Ends the watcher's thread."""
+        """Stops the watcher's thread."""
         self._watcher.close()
 
     def _watch(self, step: TimedStep) -> None:
@@ -273,7 +273,7 @@ class StepTimer:
         step.measure()
 
     def _take_suspension(self) -> float:
-        """Seconds of suspension since this was last asked; none below a second."""
+        """Seconds of suspension since the last call; 0 if below one second."""
         before, self._suspended_seconds = self._suspended_seconds, self._suspended()
         slept = self._suspended_seconds - before
         return slept if slept >= 1.0 else 0.0

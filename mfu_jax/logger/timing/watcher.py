@@ -1,4 +1,4 @@
-"""Sees a step end while the training thread does something else."""
+"""Observes the end of a step while the training thread is busy elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Watcher(Protocol):
 
 
 class ThreadWatcher:
-    """A `Watcher` on one daemon thread, started when it is first needed.
+    """A `Watcher` on one daemon thread, started when first needed.
 
     Args:
         read: reads the clocks.

@@ -187,7 +187,7 @@ class Attention(nnx.Module):
         spec = self.spec
         if spec.rope is not None:
             positions = inputs.grid if spec.rope.sections else inputs.positions
-            assert positions is not None  # # the decoder sets both for a model with images
+            assert positions is not None  # the decoder sets both for a model with images
             with jax.named_scope("rope"):
                 x = apply_rope(x, positions, spec.rope, rotary_dim=spec.rotary_dim)
         return scaled_to_one(x, self.epsilon) if spec.qk_norm == "weightless" else x

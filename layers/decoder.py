@@ -205,7 +205,7 @@ class Decoder(nnx.Module):
         with jax.named_scope("vision_projector"):
             x = self.vision_projector(x)
         first, *others = (y.reshape(rows, -1, y.shape[-1]) for y in (x, *deep))
-        if axis_size(SEQUENCE_AXIS) > 1:  # # part of a sequence may have tokens of any image
+        if axis_size(SEQUENCE_AXIS) > 1:  # part of a sequence may have tokens of any image
             first, *others = (constrain(y, EDGE_BATCH_AXES) for y in (first, *others))
         return ImageTokens(
             tokens=first,

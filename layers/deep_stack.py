@@ -15,9 +15,9 @@ from .building import Builder
 class SquareProjector(nnx.Module):
     """``gelu(norm(x) · mlp_0) · mlp_2`` of squares of patches.
 
-    joined: width of a square of patches.
+    Args:
+        joined: width of a square of patches.
         normed: width of the norm: a square's, or a patch's.
-        normed: width that the norm is over: a square's, or a patch's.
         out: width of the decoder.
         build: the tower's builder.
     """

@@ -114,9 +114,9 @@ def chunked_delta_rule(
     Args:
         q: [B, S, H, K]; k the same; v [B, S, H, V].
         beta: how much of the old value a write replaces, [B, S, H]; log_decay (g) the same.
-        beta: how much of the old value a write replaces, [B, S, H]; log_decay (g) alike.
-        chunk: tokens at once; a rest is padded.
-chunk: tokens at once; an incomplete chunk is padded.
+        segment_ids: [B, S].
+        chunk: tokens at once; an incomplete chunk is padded.
+
     Returns:
         [B, S, H, V] in float32.
     """

@@ -366,7 +366,7 @@ def _at_experts(slots: jax.Array, last: str | None) -> jax.Array:
 
 def _slot_by_slot(slots: jax.Array, kernels: jax.Array) -> jax.Array:
     """[batch, experts, slots, inputs] · [experts, inputs, outputs]."""
-    if axis_size("expert") > 1:  # # XLA in JAX 0.10 partitions the other product wrongly
+    if axis_size("expert") > 1:  # XLA in JAX 0.10 partitions the other product wrongly
         return jnp.einsum("becd,edf->becf", slots, kernels)
     # Experts first, as in their matrices: otherwise XLA changes the layout of gathered matrices.
     return jnp.einsum("ebcd,edf->ebcf", slots.swapaxes(0, 1), kernels).swapaxes(0, 1)

@@ -181,7 +181,7 @@ class _Work:
         """
         plan = self.plan
         number = jnp.arange(plan.stages)
-        item = turn - number  # # index over all passes of all microbatches, in order
+        item = turn - number  # index over all passes of all microbatches, in order
         is_real = (item >= 0) & (item < plan.microbatches * plan.repeats)
         microbatch = item % plan.microbatches
         repeat = jnp.clip(item // plan.microbatches, 0, plan.repeats - 1)

@@ -39,8 +39,8 @@ class Outlier(NamedTuple):
 def step_times(run: RunData, name: str) -> Iterator[Markup]:
     """The section.
 
-    run: the run to show.
-        run: whose steps.
+    Args:
+        run: the run to show.
         name: of the run, if there are several.
     """
     places, values = run.columns.measured(TIME)

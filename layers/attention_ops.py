@@ -209,7 +209,7 @@ def _lacking(name: str, needs: Collection[str]) -> list[str]:
 
 
 def with_gathered_keys(x: AttentionInputs) -> AttentionInputs:
-    """`x` with sequences split over devices: each keeps its queries and gets all keys."""
+    """Where sequences are split over devices, each keeps its queries and gets all keys."""
     if axis_size(SEQUENCE_AXIS) == 1:
         return x
     # Keys and values are computed sharded, then gathered; else every device would compute them all.

@@ -21,7 +21,7 @@ _TILES_OF_A_GROUP = 4  # minimum, where there are enough rows
 def grouped_dot(
     rows: jax.Array, kernels: jax.Array, sizes: jax.Array, *, on_tpu: bool, interpret: bool = False
 ) -> jax.Array:
-    """``ragged_dot``; on TPUs, with its own kernel for the gradient of the matrices.
+    """``ragged_dot``; on TPUs, with a separate kernel for the gradient of the matrices.
 
     There, XLA has kernels for the product and the gradient of the rows, but computes the gradient
     of the matrices as if every row were in every group.

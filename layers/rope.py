@@ -19,7 +19,7 @@ class Rope:
 
     Attributes:
         timescale: the wavelength of the slowest pair, over 2π.
-        factor: of the stretch of positions; 1: no stretch.
+        factor: by which positions are stretched; 1: no stretch.
         pretrained: tokens per sequence before the stretch.
         stretch: the kind of stretch.
         sections: numbers of pairs rotated by time, by row and by column, interleaved (Qwen3-VL:

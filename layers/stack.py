@@ -61,7 +61,7 @@ Remat = Callable[..., Callable[..., Any]]
 
 
 class Stack(nnx.Module):
-    """Blocks in order, from a list of layers.
+    """Blocks in order.
 
     Args:
         layers: from first to last.

@@ -35,7 +35,7 @@ from scripts.maxtext_logger import MaxTextLogger
 
 WARMUP = 20
 STEP_SECONDS, PAUSE_SECONDS = 0.005, 0.01
-START_SECONDS = 0.3  # while a logger's threads open their files
+START_SECONDS = 0.3  # time for a logger's threads to open their files
 COST: dict[str, Any] = {
     "model_flops_per_device": 10**9,
     "executed_flops_per_device": 10**9,

@@ -3,7 +3,7 @@
     python -m scripts.compare_with_xprof TRACE --xprof /path/to/venv/bin/python
 
 TRACE is a folder. xprof has no tables for CPU devices (its tables read only accelerator planes), so
-each thread's thunks of the first one become a stream of a GPU plane, with the same
+each thread's thunks on the first CPU become a stream of a GPU plane, with the same
 names, times and programs; both tools then read that file. The venv needs
 `pip install xprof`. The exit code is 1 if an op's time differs by more than 1%. KPIs differ
 where xprof lacks rows: kernels that name no op, and the bytes of library calls.

@@ -59,7 +59,7 @@ def _by_grid(rope: Rope, head_dim: int) -> Rope:
 
 @family("olmo3")
 def olmo3(config: Any) -> ModelSpec:
-    """Three local layers, then a global one; norms after the parts, over all heads together."""
+    """Three local layers, then a global one; norms after the parts, and over all heads."""
     whole = parts.attention(config, qk_norm="all_heads")
     kinds = {"global": whole, "local": parts.window(config, whole)}
     layers = tuple(

@@ -47,7 +47,7 @@ class Check:
 
     @property
     def slowdown(self) -> float:
-        """How much longer the same work takes; negative if less long."""
+        """How much longer the same work takes; negative if it takes less."""
         return 1 / (1 + self.row.speed.change) - 1
 
     @property

@@ -198,7 +198,7 @@ def _rate(mfu: float, given: dict[str, float]) -> float:
 def _apply_rules(
     known: dict[str, float], step_time_seconds: float | None, tokens_per_step: float | None
 ) -> None:
-    """Derives all other numbers; a number derived in two ways must agree."""
+    """Derives everything that follows; a number derived in two ways must agree."""
     if step_time_seconds and tokens_per_step:
         per_second = tokens_per_step / step_time_seconds
         if "chips" in known:

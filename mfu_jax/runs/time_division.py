@@ -39,7 +39,7 @@ class Placed:
         start: when the process started.
         end: when it ended.
         how: how it ended.
-        redone_from: first step that was repeated later; None: no step was.
+        redone_from: steps from this one on were repeated later; None: none were.
         done_after: steps after its last known one that a later attempt built on.
     """
 

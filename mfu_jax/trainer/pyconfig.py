@@ -306,7 +306,7 @@ def _config_path(text: str) -> Path:
     """The file itself, or the bundled file of that name (``configs/base.yml`` in a wheel)."""
     path = Path(text)
     bundled = CONFIG_FOLDER / path.name
-    exists = os.path.exists  # unlike Path.exists, it accepts names that are too long
+    exists = os.path.exists  # unlike Path.exists, False for a name that is too long
     if not exists(path) and path.parent.name in ("", "configs") and exists(bundled):
         return bundled
     return path

@@ -1,5 +1,5 @@
 """The reference model: a decoder-only transformer in Flax NNX, one file per kind of layer.
 
-Every layer and component runs under a `jax.named_scope` of its name, because FLOPs and device time
-are attributed by it.
+Every layer and component runs under a `jax.named_scope` of its own name, by which FLOPs and device
+time are attributed.
 """

@@ -1,4 +1,4 @@
-"""Attention by the fused kernels of each platform; `attention_ops` has their signature."""
+"""Attention by each platform's fused kernels; `attention_ops` defines their signature."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .attention_ops import (
 )
 from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
 
-_LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are whole ones
+_LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are multiples of it
 
 
 @register_attention("cudnn_flash", supports=(WINDOW, CHUNKS))
@@ -48,7 +48,7 @@ def cudnn_flash(x: AttentionInputs) -> jax.Array:
 
 
 def _in_chunks(segment_ids: jax.Array, pattern: Pattern) -> jax.Array:
-    """Segments [B, S] cut at every chunk."""
+    """Segments [B, S], split at every chunk border."""
     if not pattern.chunk:
         return segment_ids
     length = segment_ids.shape[1]
@@ -57,7 +57,7 @@ def _in_chunks(segment_ids: jax.Array, pattern: Pattern) -> jax.Array:
 
 
 def _over_shards(op: AttentionOp) -> AttentionOp:
-    """Runs a kernel that XLA cannot partition on the batch rows and heads of each device."""
+    """Runs a kernel that XLA cannot partition on each device's batch rows and heads."""
 
     @functools.wraps(op)
     def run(x: AttentionInputs) -> jax.Array:
@@ -80,7 +80,7 @@ def _over_shards(op: AttentionOp) -> AttentionOp:
 @register_attention("flash", supports=(CHUNKS,))
 @_over_shards
 def flash(x: AttentionInputs) -> jax.Array:
-    """JAX's Pallas flash attention for TPU. Without grouped heads: keys and values are repeated."""
+    """JAX's Pallas flash attention for TPU. No grouped heads: keys and values are repeated."""
     from jax.experimental.pallas.ops.tpu import flash_attention as kernel
 
     group = x.q.shape[2] // x.k.shape[2]
@@ -108,7 +108,7 @@ def _splash_of_rows(x: AttentionInputs) -> jax.Array:
 
 
 def _splash_of_parts(x: AttentionInputs) -> jax.Array:
-    """Each device has the queries of its part of a sequence, and gathers all keys and values."""
+    """Each device has the queries of its part of the sequence, and gathers all keys and values."""
     x = with_gathered_keys(x)
     _, S, N, _ = x.q.shape
     shards = {"head_shards": axis_size("tensor"), "q_seq_shards": axis_size(SEQUENCE_AXIS)}
@@ -146,7 +146,7 @@ def _splash_of_parts(x: AttentionInputs) -> jax.Array:
 def _splash_kernel(
     pattern: Pattern, S: int, N: int, *, head_shards: int = 1, q_seq_shards: int = 1
 ) -> Any:
-    """The kernel for rows of `S` tokens and `N` heads, both over all shards."""
+    """The kernel for rows of `S` tokens and `N` heads, both counted over all shards."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
     shape = (S, S)
@@ -165,7 +165,7 @@ def _splash_kernel(
 
 
 def _splashed(attend: Any, x: AttentionInputs, of_keys: jax.Array) -> jax.Array:
-    """Runs the kernel; `of_keys`: segments of the keys, which may be more than the queries."""
+    """Runs the kernel; `of_keys`: segments of the keys, of which there may be more than queries."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
     scale = x.pattern.scale_of(x.q.shape[-1])
@@ -178,7 +178,7 @@ def _splashed(attend: Any, x: AttentionInputs, of_keys: jax.Array) -> jax.Array:
 
 
 def _block_sizes(blocks: SplashBlocks, queries: int, keys: int) -> Any:
-    """Blocks that divide the queries and keys of a row on one device, as the kernel wants."""
+    """Blocks that divide the queries and keys of a row on one device, as the kernel requires."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
     kv, kv_dkv = _fitting(blocks.kv, keys), _fitting(blocks.kv_dkv, keys)
@@ -199,8 +199,8 @@ def _block_sizes(blocks: SplashBlocks, queries: int, keys: int) -> Any:
 
 
 def _fitting(block: int, length: int) -> int:
-    """The largest block up to the wanted one that divides `length`."""
+    """The largest block up to the wanted size that divides `length`."""
     wanted = min(block, length)
     sizes = range(wanted - wanted % _LANES, 0, -_LANES)
     fitting = (size for size in (wanted, *sizes) if length % size == 0)
-    return next(fitting, wanted)  # the kernel says what it wants
+    return next(fitting, wanted)  # else the kernel reports what it requires

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
-# What a model may need of an implementation beyond causal attention over segments.
+# What a model may need from an implementation beyond causal attention over segments.
 WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT, WHOLE = (
     "sliding windows",
     "chunks",
@@ -30,12 +30,12 @@ WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT
 
 @dataclass(frozen=True, kw_only=True)
 class SplashBlocks:
-    """Tokens in the blocks of the splash kernel, no more than a sequence has: speed only.
+    """Block sizes of the splash kernel in tokens, capped at the sequence length: speed only.
 
     Attributes:
-        q, kv, kv_compute: of the forward pass: queries, keys in memory, keys computed at once.
-        q_dkv, kv_dkv, kv_dkv_compute: of the gradient of keys and values.
-        q_dq, kv_dq: of the gradient of queries, unless `fused`.
+        q, kv, kv_compute: forward pass: queries, keys in memory, keys computed at once.
+        q_dkv, kv_dkv, kv_dkv_compute: the gradient of keys and values.
+        q_dq, kv_dq: the gradient of queries, unless `fused`.
         fused: one kernel for all three gradients.
     """
 
@@ -52,15 +52,15 @@ class SplashBlocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Which keys a query sees, and how scores are scaled.
+    """Which keys a query sees, and how its scores are scaled.
 
     Attributes:
-        window: a query sees the last `window` tokens, itself included; 0: all before it.
-        chunk: a query sees its own chunk of so many tokens; 0: no chunks.
-        scale: of the scores; None: 1 / √head_dim.
-        soft_cap: scores s become ``soft_cap · tanh(s / soft_cap)``; 0: they do not.
-        joins_images: tokens of an image see each other, also later ones.
-        blocks: of the splash kernel.
+        window: a query sees the last `window` tokens, itself included; 0: all tokens before it.
+        chunk: a query sees only its own chunk of `chunk` tokens; 0: no chunks.
+        scale: factor of the scores; None: 1 / √head_dim.
+        soft_cap: scores s become ``soft_cap · tanh(s / soft_cap)``; 0: no cap.
+        joins_images: tokens of an image see each other, including later ones.
+        blocks: block sizes of the splash kernel.
     """
 
     window: int = 0
@@ -90,7 +90,7 @@ class Pattern:
 
         Args:
             segment_ids: [B, S].
-            images: the image of each token, from 1 on; 0: text; [B, S].
+            images: the image of each token, counted from 1; 0: text; [B, S].
         """
         place = jnp.arange(segment_ids.shape[1])
         seen = self.seen(place, place) & (segment_ids[:, :, None] == segment_ids[:, None, :])
@@ -101,7 +101,7 @@ class Pattern:
         return seen | (later & together)
 
     def seen(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """Places [S] and [T] in a row → [S, T]: which keys a query sees if all are one document."""
+        """Positions [S] and [T] in a row → [S, T]: which keys a query sees within one document."""
         distance = queries[:, None] - keys
         seen = distance >= 0
         if self.window:
@@ -116,7 +116,7 @@ CAUSAL = Pattern()
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What an implementation is given.
+    """The inputs of an attention implementation.
 
     Attributes:
         q: queries [B, S, N, h].
@@ -126,7 +126,7 @@ class AttentionInputs:
         pattern: which keys a query sees, and how scores are scaled.
         sinks: a sink logit for each query head, [N].
         picked: the keys that an indexer picked, [B, S, S] of booleans.
-        images: the image of each token, from 1 on; 0: text; [B, S].
+        images: the image of each token, counted from 1; 0: text; [B, S].
     """
 
     q: jax.Array
@@ -147,7 +147,7 @@ class AttentionInputs:
 
 
 AttentionOp: TypeAlias = Callable[[AttentionInputs], jax.Array]
-"""An implementation: the result is [B, S, N, v]."""
+"""An implementation; it returns [B, S, N, v]."""
 
 ATTENTION_OPS: dict[str, AttentionOp] = {}
 _SUPPORTED: dict[str, frozenset[str]] = {}
@@ -158,7 +158,7 @@ _FASTEST = {"tpu": "splash", "gpu": "cudnn_flash"}
 def register_attention(
     name: str, supports: Collection[str]
 ) -> Callable[[AttentionOp], AttentionOp]:
-    """Registers an implementation under the name that `attention=` takes."""
+    """Registers an implementation under its `attention=` name."""
 
     def register(op: AttentionOp) -> AttentionOp:
         ATTENTION_OPS[name] = op
@@ -169,10 +169,10 @@ def register_attention(
 
 
 def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[str] = ()) -> str:
-    """The implementation to use; ``auto`` is the platform's fastest that has what the model needs.
+    """The implementation to use; ``auto``: the platform's fastest that supports the model's needs.
 
     Raises:
-        ValueError: `name` is a kernel of another platform, or lacks the dtype or what is needed.
+        ValueError: `name` is a kernel of another platform, or lacks the dtype or a needed feature.
     """
     if {SPLIT, WHOLE} <= set(needs):
         raise ValueError(
@@ -209,10 +209,10 @@ def _lacking(name: str, needs: Collection[str]) -> list[str]:
 
 
 def with_gathered_keys(x: AttentionInputs) -> AttentionInputs:
-    """The same where sequences are split over devices: each keeps its queries and has all keys."""
+    """Where sequences are split over devices, each keeps its queries and gets all keys."""
     if axis_size(SEQUENCE_AXIS) == 1:
         return x
-    # Keys and values are made split, then gathered: else XLA makes all of them on every device.
+    # Keys and values are computed sharded, then gathered; else every device would compute them all.
     q, k, v = (constrain(y, BATCH_AXES, SEQUENCE_AXIS, "tensor", None) for y in (x.q, x.k, x.v))
     k, v = (constrain(y, BATCH_AXES, None, "tensor", None) for y in (k, v))
     return dataclasses.replace(x, q=q, k=k, v=v)
@@ -233,7 +233,7 @@ def masked_attention(
         q: [B, S, N, h].
         k: [B, T, K, h] and v [B, T, K, v] may have another length.
         mask: [B, S, T].
-        pattern: for its scale and soft cap.
+        pattern: only its scale and soft cap are used.
         sinks: [N].
     """
     return weighted(v, masked_probabilities(q, k, mask, pattern=pattern, sinks=sinks), q.dtype)
@@ -247,7 +247,7 @@ def masked_probabilities(
     pattern: Pattern = CAUSAL,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """[B, K, N / K, S, T] in float32; arguments as of `masked_attention`."""
+    """[B, K, N / K, S, T] in float32; arguments as for `masked_attention`."""
     B, S, N, h = q.shape
     K = k.shape[2]
     grouped = q.reshape(B, S, K, N // K, h) * jnp.asarray(pattern.scale_of(h), q.dtype)
@@ -260,7 +260,7 @@ def masked_probabilities(
 
 
 def weighted(v: jax.Array, probabilities: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """[B, T, K, v] by probabilities of `masked_probabilities` → [B, S, N, v]."""
+    """Values [B, T, K, v] weighted by `masked_probabilities` → [B, S, N, v]."""
     B, K, G, S, _ = probabilities.shape
     with jax.named_scope("values"):
         values = jnp.einsum("bkgst,btkv->bskgv", probabilities.astype(dtype), v)
@@ -268,7 +268,7 @@ def weighted(v: jax.Array, probabilities: jax.Array, dtype: jnp.dtype) -> jax.Ar
 
 
 def attended_with_probabilities(x: AttentionInputs) -> tuple[jax.Array, jax.Array]:
-    """The result, as of `dot_product`, and the mean of the heads' probabilities [B, S, T]."""
+    """The result of `dot_product`, and the probabilities averaged over heads, [B, S, T]."""
     x = with_gathered_keys(x)
     found = masked_probabilities(x.q, x.k, x.mask, pattern=x.pattern, sinks=x.sinks)
     return weighted(x.v, found, x.q.dtype), found.mean(axis=(1, 2))
@@ -290,7 +290,7 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
     supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT),
 )
 def dot_product(x: AttentionInputs) -> jax.Array:
-    """Written out: every pair of positions is computed, then masked."""
+    """Plain einsums: every pair of positions is computed, then masked."""
     x = with_gathered_keys(x)
     return masked_attention(x.q, x.k, x.v, x.mask, pattern=x.pattern, sinks=x.sinks)
 

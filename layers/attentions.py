@@ -24,24 +24,24 @@ class AttentionSpec:
     """MHA (arXiv 1706.03762, section 3.2), GQA (arXiv 2305.13245) or MQA (arXiv 1911.02150).
 
     Attributes:
-        heads, kv_heads: query heads, and key/value heads, which divide them.
+        heads, kv_heads: query heads, and key/value heads; `kv_heads` divides `heads`.
         pattern: which keys a query sees.
         rope: rotary positions; None: no positions.
         rotary_dim: values of a head that are rotated; 0: all.
-        bias: of queries, keys and values; `output_bias` of the output projection.
+        bias: of queries, keys and values; `output_bias`: of the output projection.
         qk_norm: norms on queries and keys: ``head`` (over each head), ``all_heads`` (over all
             together), ``weightless`` (over each head, after the rotation); empty: none.
-        value_norm: values are scaled to one, without weights.
-        output_gate: queries come with a gate of the same size, for the heads' outputs.
+        value_norm: values are RMS-normalised, without weights.
+        output_gate: queries come with a gate of the same size, which scales the heads' outputs.
         sinks: a learned logit for each query head takes its share of the softmax.
-        shared_kv: keys are values, too.
-        keeps: the name under which this layer leaves its keys and values for later layers.
-        borrows: the name whose keys and values this layer reads instead of making its own.
+        shared_kv: keys double as values.
+        keeps: the name under which this layer stores its keys and values for later layers.
+        borrows: the name of stored keys and values to read instead of computing its own.
         temperature: (span, factor): queries at position p are scaled by
             1 + factor · ln(1 + ⌊(p + 1) / span⌋) (arXiv 2501.19399).
-        output_width: of the result, if it is not the residual stream's.
-        fused: queries, keys and values, of as many heads each, are one product: over ``tensor`` it
-            moves activations and their gradients once, not three times.
+        output_width: of the result, if it differs from the residual stream's.
+        fused: queries, keys and values, with equally many heads, are one product: over ``tensor``,
+            activations and their gradients move once, not three times.
     """
 
     heads: int
@@ -66,7 +66,7 @@ class AttentionSpec:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it needs of the attention implementation."""
+        """What this layer needs from the attention implementation."""
         return self.pattern.needs | ({SINKS} if self.sinks else frozenset())
 
     def make(self, build: Builder) -> Attention:
@@ -154,7 +154,7 @@ class Attention(nnx.Module):
             return _saved(getattr(self, name)(x), f"{name}_proj")
 
     def _fused(self, x: jax.Array) -> dict[str, jax.Array]:
-        """All three by their name."""
+        """Queries, keys and values from one product, by name."""
         with jax.named_scope("qkv_proj"):
             joined = checkpoint_name(self.qkv(x), "qkv_proj")
             if axis_size(SEQUENCE_AXIS) > 1:
@@ -164,7 +164,7 @@ class Attention(nnx.Module):
     def _keys_and_values(
         self, x: jax.Array, inputs: Inputs, made: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
-        """Those of this layer; `made` has them if they are fused."""
+        """This layer's own keys and values; `made` has them if they are fused."""
         k = made["key"] if made else self._heads(x, "key")
         v = k
         if not self.spec.shared_kv:
@@ -174,7 +174,7 @@ class Attention(nnx.Module):
         return self._placed(self._normed(k, "key_norm"), inputs), v
 
     def _normed(self, x: jax.Array, name: str) -> jax.Array:
-        """Queries or keys [batch, sequence, heads, head_dim] after their norm with weights."""
+        """Queries or keys [batch, sequence, heads, head_dim] after their weighted norm."""
         if self.spec.qk_norm not in ("head", "all_heads"):
             return x
         with jax.named_scope(name):
@@ -183,11 +183,11 @@ class Attention(nnx.Module):
             return normed.reshape(x.shape)
 
     def _placed(self, x: jax.Array, inputs: Inputs) -> jax.Array:
-        """Queries or keys, rotated by their positions."""
+        """Queries or keys, rotated by position."""
         spec = self.spec
         if spec.rope is not None:
             positions = inputs.grid if spec.rope.sections else inputs.positions
-            assert positions is not None  # the decoder gives both to a model that sees
+            assert positions is not None  # the decoder sets both for a model with images
             with jax.named_scope("rope"):
                 x = apply_rope(x, positions, spec.rope, rotary_dim=spec.rotary_dim)
         return scaled_to_one(x, self.epsilon) if spec.qk_norm == "weightless" else x
@@ -196,8 +196,8 @@ class Attention(nnx.Module):
 def _saved(x: jax.Array, name: str) -> jax.Array:
     """Heads [batch, sequence, heads, head_dim] under a name for remat.
 
-    Where sequences are split, so is what is saved: attention gathers keys and values, and XLA would
-    save them whole. It is pinned behind the name, at which JAX puts an operation of its own.
+    Where sequences are split, the saved tensor is, too: attention gathers keys and values, and XLA
+    would save them whole. It is pinned after the name, where JAX inserts an operation of its own.
     """
     named: jax.Array = checkpoint_name(x, name)
     if axis_size(SEQUENCE_AXIS) == 1:

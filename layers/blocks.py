@@ -17,7 +17,7 @@ from .sharding import BATCH_AXES, IMAGE_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constra
 
 PRE_NORMS = ("pre_mixer", "pre_mlp")
 POST_NORMS = ("post_mixer", "post_mlp")
-# Norm → its scope, in MaxText's names.
+# Norm → its scope, under MaxText's names.
 _SCOPES = {
     "pre_mixer": "pre_self_attention_norm",
     "post_mixer": "post_self_attention_norm",
@@ -28,19 +28,19 @@ _SCOPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """What a layer is made of; equal layers that follow each other are scanned.
+    """The composition of a layer; consecutive equal layers are scanned.
 
     Attributes:
         mixer: attention or another token mixer.
-        feed_forward: None: the mixer is all.
+        feed_forward: None: only the mixer.
         norms: of `PRE_NORMS` (before a part) and `POST_NORMS` (before its residual connection).
         streams: residual streams of hyper-connections; 0: a plain residual.
-        engram: n-gram memory in front.
+        engram: n-gram memory before the mixer.
         per_layer_width: of this layer's own input; 0: none.
-        scaled: a trained scalar multiplies the layer's result.
-        of_images: rows are images, whole ones on a device, also where sequences are split.
-        shown: its result is a note.
-        deep: which of the tower's inner layers is added to the result, from 1 on; 0: none.
+        scaled: whether a trained scalar multiplies the layer's result.
+        of_images: rows are images, each whole on one device, even where sequences are split.
+        shown: whether the layer's result is a note.
+        deep: which of the tower's inner layers is added to the result, counted from 1; 0: none.
     """
 
     mixer: Spec
@@ -56,18 +56,18 @@ class LayerSpec:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether it reads nothing of other layers, and leaves nothing for them."""
+        """Whether the layer reads nothing from other layers, and leaves nothing for them."""
         shares = getattr(self.mixer, "keeps", "") or getattr(self.mixer, "borrows", "")
         return not (shares or self.per_layer_width or self.deep)
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it needs of the attention implementation."""
+        """What the layer needs from the attention implementation."""
         return self.mixer.needs
 
 
 class Block(nnx.Module):
-    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``, and what the spec adds."""
+    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``, and the spec's additions."""
 
     def __init__(self, spec: LayerSpec, build: Builder) -> None:
         if spec.engram is not None:

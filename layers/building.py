@@ -1,4 +1,4 @@
-"""What all layers of one model share when they are built, and what they read when they run."""
+"""What all layers of a model share when they are built, and what they read when they run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Builder:
         normalization: a name of `NORMS`.
         epsilon: of the norms.
         attention: name of the attention implementation.
-        on_tpu: whether dropless experts take the kernels of TPUs.
+        on_tpu: whether dropless experts use the TPU kernels.
         gathers: when projections gather their weights.
         rngs: for the initial weights.
         quantization: of the matmuls with weights; None: they run in `dtype`.
-        lora: adapters beside projections; None: there are none.
+        lora: adapters beside projections; None: no adapters.
     """
 
     emb_dim: int
@@ -48,12 +48,12 @@ class Builder:
     gathers: Gathers = "xla"
 
     def of_layer(self, key: jax.Array) -> Builder:
-        """The same for a layer that starts from `key`."""
+        """A copy for a layer that starts from `key`."""
         return dataclasses.replace(self, rngs=nnx.Rngs(params=key))
 
     @property
     def dtypes(self) -> dict[str, Any]:
-        """The dtypes and random numbers, as layers take them."""
+        """The dtypes and random numbers, as layers' keyword arguments."""
         return {"dtype": self.dtype, "weight_dtype": self.weight_dtype, "rngs": self.rngs}
 
     def dense(
@@ -68,8 +68,8 @@ class Builder:
         """A projection.
 
         Args:
-            logical_axes: a name for every dimension of its kernel.
-            name: as the analytic count has it, if it may have an adapter.
+            logical_axes: a name for every dimension of the kernel.
+            name: as in the analytic count, if the projection may have an adapter.
         """
         return Dense(
             in_shape,
@@ -83,17 +83,17 @@ class Builder:
         )
 
     def norm(self, features: int | None = None, kind: str | None = None) -> Any:
-        """A norm over `features`, by default over the residual stream."""
+        """A norm over `features`, by default over the residual stream's width."""
         width = self.emb_dim if features is None else features
         make = NORMS[kind or self.normalization]
         return make(width, epsilon=self.epsilon, weight_dtype=self.weight_dtype)
 
     def vector(self, shape: tuple[int, ...], fill: float, logical_axes: tuple[str, ...]) -> Any:
-        """Weights that start at one value: scales, biases."""
+        """Weights that start at a constant: scales, biases."""
         return nnx.Param(jnp.full(shape, fill, self.weight_dtype), logical_axes=logical_axes)
 
     def matrix(self, shape: tuple[int, ...], fan_in: int, logical_axes: tuple[str, ...]) -> Any:
-        """Random weights scaled by their fan-in, as those of `dense`."""
+        """Random weights scaled by their fan-in, as in `dense`."""
         values = jax.random.truncated_normal(self.rngs.params(), -2, 2, shape, self.weight_dtype)
         return nnx.Param(values / math.sqrt(fan_in), logical_axes=logical_axes)
 
@@ -101,19 +101,19 @@ class Builder:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a layer reads beside the residual stream, and where it leaves what others read.
+    """What a layer reads besides the residual stream, and where it leaves what others read.
 
     Attributes:
         tokens: [batch, sequence].
         positions: of each token in its document, [batch, sequence].
         segment_ids: number of each token's document, [batch, sequence].
-        kept: keys and values that earlier layers keep for later ones, by name; layers add theirs.
+        kept: keys and values that earlier layers store for later ones, by name; layers add theirs.
         per_layer: this layer's own input, [batch, sequence, width].
         images: the image of each token, from 1 on; 0: text; [batch, sequence]; None: no images.
-        deep: what inner layers of the tower say of the images, zeros in text, each
+        deep: image features from inner layers of the tower, zeros in text, each
             [batch, sequence, emb_dim].
         grid: positions in time, rows and columns, [batch, sequence, 3]; None: no layer reads them.
-        notes: what the layer says of itself, by name: losses, loads; empty when it starts.
+        notes: what the layer reports, by name: losses, loads; initially empty.
     """
 
     tokens: jax.Array
@@ -127,24 +127,24 @@ class Inputs:
     notes: dict[str, jax.Array] = field(default_factory=dict)
 
     def shifted(self, count: int) -> Inputs:
-        """The tokens `count` places ahead; beyond the end of a row, token 0."""
+        """The tokens `count` positions ahead; beyond the end of a row, token 0."""
         ahead = jnp.pad(self.tokens[:, count:], ((0, 0), (0, count)))
         return dataclasses.replace(self, tokens=ahead)
 
 
 class Spec(Protocol):
-    """The description of a part of a layer: hashable, so that equal layers can be scanned."""
+    """The description of a part of a layer; hashable, so that equal layers can be scanned."""
 
     @property
     def scope(self) -> str:
-        """Its `jax.named_scope`."""
+        """The part's `jax.named_scope`."""
         ...
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it needs of the attention implementation."""
+        """What the part needs from the attention implementation."""
         ...
 
     def make(self, build: Builder) -> Any:
-        """The part, called with (x [batch, sequence, emb_dim], `Inputs`)."""
+        """Builds the part, which is called with (x [batch, sequence, emb_dim], `Inputs`)."""
         ...

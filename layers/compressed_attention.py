@@ -1,4 +1,4 @@
-"""DeepSeek-V4's attention: a window of tokens, and keys that each summarise many."""
+"""DeepSeek-V4's attention: a window of tokens, and keys that each summarise several tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .rope import Rope, apply_rope
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedAttentionSpec:
-    """Keys are values; queries and outputs go through low ranks.
+    """Keys double as values; queries and outputs go through low ranks.
 
     Attributes:
-        window: tokens that a query sees one by one.
-        ratio: tokens in one compressed key; 0: none.
+        window: tokens that a query sees individually.
+        ratio: tokens per compressed key; 0: no compressed keys.
         indexer: picks compressed keys; None: all of them are attended to.
-        rope_dim: values of a head that are rotated.
-        out_groups: groups of heads, each through ``[heads·head_dim / out_groups, out_rank]``.
+        rope_dim: rotated values of each head.
+        out_groups: groups of heads, each projected by ``[heads·head_dim / out_groups, out_rank]``.
     """
 
     heads: int
@@ -94,7 +94,7 @@ class CompressedAttention(nnx.Module):
             if found is not None and found.is_trained:
                 target = of_compressed_keys(probabilities, found.scores.shape[-1])
                 inputs.notes["indexer_loss"] = divergence(target, found.scores, seen)
-        # Keys are values: the rotation is taken back at the query's position.
+        # Keys double as values: the rotation is undone at the query's position.
         context = checkpoint_name(rotated(context, -inputs.positions, spec), "context")
         grouped = context.reshape(*x.shape[:2], spec.out_groups, -1)
         with jax.named_scope("out_a"):
@@ -105,7 +105,7 @@ class CompressedAttention(nnx.Module):
     def _compressed(
         self, x: jax.Array, latent: jax.Array, inputs: Inputs
     ) -> tuple[jax.Array, jax.Array, Picked | None]:
-        """Keys [batch, keys, head_dim], which each query sees [batch, sequence, keys], and why."""
+        """Keys [batch, keys, head_dim], which each query sees [batch, sequence, keys], the pick."""
         keys = self.compressor(x, inputs)
         seen = closed_windows(inputs.segment_ids, self.spec.ratio)
         if self.spec.indexer is None:
@@ -116,13 +116,13 @@ class CompressedAttention(nnx.Module):
 
 
 def rotated(x: jax.Array, positions: jax.Array, spec: CompressedAttentionSpec) -> jax.Array:
-    """[batch, sequence, heads, head_dim] with the first `rope_dim` values of each head rotated."""
+    """Rotates the first `rope_dim` values of each head, [batch, sequence, heads, head_dim]."""
     dim = min(spec.rope_dim, x.shape[-1])
     return apply_rope(x, positions, spec.rope, rotary_dim=dim)
 
 
 def of_compressed_keys(probabilities: jax.Array, count: int) -> jax.Array:
-    """The mean over heads of the softmax over the compressed keys alone.
+    """The softmax over the compressed keys alone, averaged over heads.
 
     Args:
         probabilities: over the window, the compressed keys and a sink, [B, K, G, S, T + count].
@@ -136,9 +136,9 @@ def of_compressed_keys(probabilities: jax.Array, count: int) -> jax.Array:
 
 
 def closed_windows(segment_ids: jax.Array, ratio: int) -> jax.Array:
-    """Which windows of `ratio` tokens lie before a token, and wholly in its document.
+    """Which windows of `ratio` tokens lie before a token and wholly in its document.
 
-    [B, S] → [B, S, S // ratio]; a token sees the window that it closes.
+    [B, S] → [B, S, S // ratio]; a token sees the window that ends with it.
     """
     length = segment_ids.shape[1]
     count = length // ratio
@@ -152,7 +152,7 @@ def closed_windows(segment_ids: jax.Array, ratio: int) -> jax.Array:
 class Compressor(nnx.Module):
     """One key for every `ratio` tokens: a gated sum of their projections.
 
-    With `overlap` a key also takes a second projection of the window before its own.
+    With `overlap`, a key also takes a second projection of the previous window.
     """
 
     def __init__(
@@ -190,14 +190,14 @@ class Compressor(nnx.Module):
 
 
 def _with_previous(x: jax.Array, dim: int, fill: float) -> jax.Array:
-    """[B, windows, ratio, 2·dim] → [B, windows, 2·ratio, dim]: the first half of the window before,
-    then the second half of each window."""
+    """[B, windows, ratio, 2·dim] → [B, windows, 2·ratio, dim]: the previous window's first half,
+    then each window's second half."""
     before = jnp.pad(x[:, :-1, :, :dim], ((0, 0), (1, 0), (0, 0), (0, 0)), constant_values=fill)
     return jnp.concatenate([before, x[..., dim:]], axis=2)
 
 
 class CompressedIndexer(nnx.Module):
-    """Picks compressed keys by keys of its own, compressed alike."""
+    """Picks compressed keys by its own keys, compressed the same way."""
 
     def __init__(self, spec: IndexerSpec, outer: CompressedAttentionSpec, build: Builder) -> None:
         shape = (spec.heads, spec.head_dim)
@@ -208,7 +208,7 @@ class CompressedIndexer(nnx.Module):
         self.spec, self.outer = spec, outer
 
     def __call__(self, x: jax.Array, latent: jax.Array, seen: jax.Array, inputs: Inputs) -> Picked:
-        """Scores of the `seen` keys for each query, and which it picks, [batch, sequence, keys]."""
+        """Scores of `seen` keys for each query, and which it picks, [batch, sequence, keys]."""
         x, latent = jax.lax.stop_gradient(x), jax.lax.stop_gradient(latent)
         keys = self.compressor(x, inputs)
         q = rotated(self.query(latent), inputs.positions, self.outer)

@@ -1,4 +1,4 @@
-"""The short causal convolution in front of recurrences."""
+"""The short causal convolution before recurrences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def short_convolution(x: jax.Array, kernel: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Depthwise and causal; a token's window ends where its document begins.
+    """Depthwise and causal; a token's window stops at the start of its document.
 
     Args:
         x: [batch, sequence, channels].

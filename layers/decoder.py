@@ -1,4 +1,4 @@
-"""The decoder: embedding, layers, norm, head; and modules that predict tokens further ahead."""
+"""The decoder: embedding, layers, norm, head, and modules that predict tokens further ahead."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Outputs(NamedTuple):
     """What a decoder returns for training.
 
     Attributes:
-        hidden: what the head is given, [batch, sequence, emb_dim].
+        hidden: the input of the head, [batch, sequence, emb_dim].
         further: the logits of each multi-token-prediction module, for tokens further ahead.
-        notes: of the layers, by segment and place (see `stack.Stack`), then of the modules.
+        notes: of the layers, by segment and place (see `stack.Stack`), then those of the modules.
     """
 
     hidden: jax.Array
@@ -57,7 +57,7 @@ class Decoder(nnx.Module):
     Args:
         config: an object with the model's fields (see ``configs/base.yml``).
         attention: name of the attention implementation, "auto" already resolved.
-        rngs: for the initial weights.
+        rngs: random numbers for the initial weights.
     """
 
     def __init__(self, config: Any, *, attention: str, rngs: nnx.Rngs) -> None:
@@ -133,7 +133,7 @@ class Decoder(nnx.Module):
         segment_ids: jax.Array,
         images: Images | None = None,
     ) -> jax.Array:
-        """Logits in float32; tokens and their places are [batch, sequence] of integers."""
+        """Logits in float32; tokens and their positions are integers [batch, sequence]."""
         return self.logits(self.outputs(tokens, positions, segment_ids, images).hidden)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
@@ -148,7 +148,7 @@ class Decoder(nnx.Module):
         segment_ids: jax.Array,
         images: Images | None = None,
     ) -> Outputs:
-        """What the head gets, and what the layers say of themselves; inputs as of `__call__`."""
+        """The head's input and the layers' notes; arguments as for `__call__`."""
         seen = None if images is None else self._seen(images)
         inputs = Inputs(
             tokens=tokens,
@@ -183,7 +183,7 @@ class Decoder(nnx.Module):
             return Outputs(normed, further, notes)
 
     def loads(self, notes: list[list[dict[str, jax.Array]]]) -> dict[str, jax.Array]:
-        """Tokens of each expert, by the place of its block, where a router's bias follows them."""
+        """Tokens per expert, by the path of its block, where a router's bias follows the load."""
         own = len(self.layers.segments)
         loads = {}
         for number, places in enumerate(notes):
@@ -196,7 +196,7 @@ class Decoder(nnx.Module):
         return loads
 
     def _seen(self, images: Images) -> ImageTokens:
-        """The images through the tower, all of a batch at once."""
+        """Encodes the images of a whole batch at once."""
         assert self.spec.vision is not None
         rows, count, *pixels = images.pixels.shape
         whole = constrain(images.pixels.reshape(rows * count, *pixels), IMAGE_AXES)
@@ -205,7 +205,7 @@ class Decoder(nnx.Module):
         with jax.named_scope("vision_projector"):
             x = self.vision_projector(x)
         first, *others = (y.reshape(rows, -1, y.shape[-1]) for y in (x, *deep))
-        if axis_size(SEQUENCE_AXIS) > 1:  # a part of a sequence may have tokens of any image
+        if axis_size(SEQUENCE_AXIS) > 1:  # part of a sequence may have tokens of any image
             first, *others = (constrain(y, EDGE_BATCH_AXES) for y in (first, *others))
         return ImageTokens(
             tokens=first,
@@ -215,7 +215,7 @@ class Decoder(nnx.Module):
         )
 
     def _grid(self, positions: jax.Array, seen: ImageTokens) -> jax.Array | None:
-        """Positions [batch, sequence] in time, rows and columns, if the model has them."""
+        """Positions [batch, sequence] in time, rows and columns, if the model uses them."""
         vision = self.spec.vision
         if vision is None or not vision.grid_positions:
             return None
@@ -234,7 +234,7 @@ class Decoder(nnx.Module):
         return constrain(x, EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS)
 
     def _joined(self, x: jax.Array) -> jax.Array:
-        """[batch, sequence, (streams,) emb_dim] → one stream."""
+        """Joins [batch, sequence, (streams,) emb_dim] into one stream."""
         if not self.spec.streams:
             return x
         if not self.spec.hyper_head:
@@ -255,12 +255,12 @@ class Decoder(nnx.Module):
 
 
 def with_moved_biases(params: Any, before: Any, loads: dict[str, jax.Array], rate: float) -> Any:
-    """`params` with the routers' biases for the choice moved from where they were `before`.
+    """`params` with the routers' choice biases moved from their values in `before`.
 
     Args:
-        params: a decoder's weights after a step of the optimizer, which is not to move these.
+        params: a decoder's weights after an optimizer step, which must not move these biases.
         before: its weights before the step.
-        loads: of `Decoder.loads`.
+        loads: from `Decoder.loads`.
         rate: see `routers.moved_bias`.
     """
     if not loads:

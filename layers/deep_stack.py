@@ -1,5 +1,5 @@
-"""What Qwen3-VL (arXiv 2511.21631) adds to a tower: an MLP for each square of patches, a table of
-places that is stretched to the image, and positions of the text in time, rows and columns.
+"""Qwen3-VL's (arXiv 2511.21631) additions to a tower: an MLP for each square of patches, a position
+table interpolated to the image, and positions of the text in time, rows and columns.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class SquareProjector(nnx.Module):
     """``gelu(norm(x) · mlp_0) · mlp_2`` of squares of patches.
 
     Args:
-        joined: width of a square.
-        normed: width that the norm is over: a square's, or a patch's.
+        joined: width of a square of patches.
+        normed: width of the norm: a square's, or a patch's.
         out: width of the decoder.
-        build: of the tower.
+        build: the tower's builder.
     """
 
     def __init__(self, joined: int, normed: int, out: int, build: Builder) -> None:
@@ -37,10 +37,10 @@ class SquareProjector(nnx.Module):
 
 
 def stretched(table: jax.Array, grid: tuple[int, int]) -> jax.Array:
-    """A square table of places [side · side, width] for any grid, [rows · columns, width].
+    """Interpolates a square table of positions [side · side, width] to [rows · columns, width].
 
-    Between rows and columns of the table, values are interpolated; corners lie on corners. Sums of
-    scaled rows: no matmul.
+    Bilinear between the table's rows and columns; corners lie on corners. Sums of scaled rows: no
+    matmul.
     """
     side = round(len(table) ** 0.5)
     if grid == (side, side):
@@ -57,7 +57,7 @@ def stretched(table: jax.Array, grid: tuple[int, int]) -> jax.Array:
 
 
 def _between(count: int, side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each of `count` places: the entries before and behind it, and the share of the latter."""
+    """For each of `count` places: the entries before and after, and the weight of the latter."""
     at = np.arange(count, dtype=np.float32) * (side - 1) / max(count - 1, 1)
     before = np.floor(at).astype(np.int32)
     return before, np.minimum(before + 1, side - 1), (at - before).astype(np.float32)
@@ -66,22 +66,22 @@ def _between(count: int, side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 def grid_positions(positions: jax.Array, places: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """Positions in time, rows and columns.
 
-    All three are alike in text. An image is one moment, and takes as many positions as its longer
+    In text, all three are equal. An image is one moment, and takes as many positions as its longer
     side has tokens.
 
     Args:
         positions: of each token in its document, [batch, sequence].
-        places: of `Images`.
+        places: as in `Images`.
         grid: rows and columns of an image's tokens.
 
     Returns:
         [batch, sequence, 3].
     """
     rows, columns = grid
-    number = jnp.where(places > 0, places - 1, 0) % (rows * columns)  # in the image
+    number = jnp.where(places > 0, places - 1, 0) % (rows * columns)  # in its image
     begun = jax.lax.cummax(places, axis=1) // (rows * columns)
     before = jnp.where(places > 0, (places - 1) // (rows * columns), begun)  # images in the row
-    first = jnp.arange(places.shape[1]) - positions  # of the document
+    first = jnp.arange(places.shape[1]) - positions  # start of the document
     own = before - jnp.take_along_axis(before, first, axis=1)
     start = positions - number - own * (rows * columns - max(grid))
     down, across = (jnp.where(places > 0, n, 0) for n in (number // columns, number % columns))

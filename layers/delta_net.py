@@ -17,11 +17,11 @@ from .convolutions import short_convolution
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNetSpec:
-    """A state [key_dim, value_dim] for each value head; key heads serve several of them.
+    """A state [key_dim, value_dim] for each value head; a key head serves several value heads.
 
     Attributes:
-        kernel: tokens of the convolution in front of queries, keys and values.
-        chunk: tokens that are computed at once.
+        kernel: tokens of the convolution before queries, keys and values.
+        chunk: tokens computed at once.
     """
 
     key_heads: int
@@ -90,7 +90,7 @@ class DeltaNet(nnx.Module):
 
 
 def _unit(x: jax.Array) -> jax.Array:
-    """Vectors of length 1 over the last dimension."""
+    """Normalises vectors to length 1 over the last dimension."""
     x32 = x.astype(jnp.float32)
     squares = jnp.square(x32).sum(-1, keepdims=True)
     return (x32 * jax.lax.rsqrt(squares + 1e-6)).astype(x.dtype)
@@ -109,13 +109,13 @@ def chunked_delta_rule(
     """The gated delta rule, a chunk at a time (arXiv 2412.06464, section 3.3).
 
     For each head, ``S ← exp(g)·S``, then ``S ← S + k·(β(v − kᵀS))``, and the result is ``qᵀS``; a
-    document starts from S = 0. Inside a chunk the writes are one triangular system.
+    document starts from S = 0. Within a chunk, the writes form one triangular system.
 
     Args:
         q: [B, S, H, K]; k the same; v [B, S, H, V].
         beta: how much of the old value a write replaces, [B, S, H]; log_decay (g) the same.
         segment_ids: [B, S].
-        chunk: tokens at once; a rest is padded.
+        chunk: tokens at once; an incomplete chunk is padded.
 
     Returns:
         [B, S, H, V] in float32.
@@ -124,7 +124,7 @@ def chunked_delta_rule(
     pad = -length % chunk
     segments = jnp.pad(segment_ids, ((0, 0), (0, pad)), mode="edge")
     segments = segments.reshape(segments.shape[0], -1, chunk)
-    # [chunks, B, H, chunk, ...]: a scan goes over the first, matmuls batch over the next two.
+    # [chunks, B, H, chunk, ...]: a scan over the first, matmuls batched over the next two.
     q, k, v, beta, decay = (
         in_chunks(x.astype(jnp.float32), pad, chunk) for x in (q, k, v, beta, log_decay)
     )
@@ -179,8 +179,8 @@ def in_chunks(x: jax.Array, pad: int, chunk: int) -> jax.Array:
 
 
 def reach_of_state(reach: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What is left of the state at each token, of each token at the chunk's end, and of the state
-    there: 0 across the border of documents.
+    """Remaining shares: of the state at each token, of each token at the chunk's end, and of the
+    state there; 0 across document borders.
 
     Args:
         reach: cumulative log decay, [chunks, B, H, chunk].

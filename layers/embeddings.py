@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-# GPT-2's; small, so that a tied head starts near the uniform distribution.
+# GPT-2's value; small, so that a tied head starts near the uniform distribution.
 _EMBEDDING_STD = 0.02
 
 
 class Embed(nnx.Module):
-    """A table [rows, emb_dim]: for lookups and, as the output head, for a matmul."""
+    """A table [rows, emb_dim], for lookups and, as the output head, for a matmul."""
 
     def __init__(
         self,

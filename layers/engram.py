@@ -1,4 +1,4 @@
-"""Engram: a memory of n-grams beside the residual stream, looked up by hashes of the tokens."""
+"""Engram: a memory of n-grams beside the residual stream, looked up by token hashes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .normalizations import scaled_to_one
 
 @dataclass(frozen=True, kw_only=True)
 class EngramSpec:
-    """The memory of one layer.
+    """The n-gram memory of one layer.
 
     Attributes:
-        tables: rows of each table: for each order (2-grams, 3-grams, …) one for each head.
-        orders: how many orders of n-grams there are.
+        tables: rows of each table: one table per order (2-grams, 3-grams, …) and head.
+        orders: number of n-gram orders.
         head_dim: values of a row.
-        kernel: tokens of the convolution over what was found.
+        kernel: tokens of the convolution over the rows found.
         streams: residual streams; 1: a plain residual.
     """
 
@@ -40,7 +40,7 @@ class EngramSpec:
 
 
 class Engram(nnx.Module):
-    """Rows of the n-grams that end at a token, gated by each stream, and convolved."""
+    """Rows of the n-grams that end at a token, gated by each stream and convolved."""
 
     def __init__(self, spec: EngramSpec, build: Builder) -> None:
         D, G = build.emb_dim, spec.streams
@@ -57,7 +57,7 @@ class Engram(nnx.Module):
         self.spec, self.epsilon = spec, build.epsilon
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
-        """[batch, sequence, (streams,) emb_dim] → the same, with what was found added."""
+        """[batch, sequence, (streams,) emb_dim] → the same, with the memory's rows added."""
         streams = x if x.ndim == 4 else x[:, :, None]
         rows = ngram_rows(inputs.tokens, inputs.segment_ids, self.spec.tables, self.spec.orders)
         found = self.table[...].astype(x.dtype)[rows]
@@ -84,7 +84,7 @@ def ngram_rows(
 ) -> jax.Array:
     """The row of each token's n-gram in each table, [batch, sequence, tables].
 
-    The tables stand one after the other in one array; an n-gram ends where its document begins.
+    The tables are concatenated in one array; n-grams do not cross document borders.
     """
     heads = len(tables) // orders
     length = tokens.shape[1]
@@ -105,7 +105,7 @@ def ngram_rows(
 
 
 def table_sizes(bases: Sequence[int], heads: int, layers: int) -> tuple[tuple[int, ...], ...]:
-    """Rows of the tables of each layer: primes from each base upwards, none of them twice.
+    """Rows of each layer's tables: primes from each base upwards, all different.
 
     >>> table_sizes([10], 2, 2)
     ((11, 13), (17, 19))

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routed ones, dropless or of a fixed capacity, and a shared one."""
+"""Mixtures of experts: routed experts, dropless or of fixed capacity, and a shared expert."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .sharding import (
     partition_spec,
 )
 
-# How `shard_map` takes the experts' weights: split over experts and hidden width, else gathered.
+# How `shard_map` receives the experts' weights: split over experts and hidden width, else gathered.
 _WEIGHT_SPECS = {
     "wi_0": PartitionSpec("expert", None, "tensor"),
     "wi_1": PartitionSpec("expert", None, "tensor"),
@@ -50,17 +50,17 @@ _WEIGHT_SPECS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsSpec:
-    """Routed experts of hidden width `hidden`, and what every token passes beside them.
+    """Routed experts of hidden width `hidden`, and the shared expert that every token passes.
 
     Attributes:
         activation: of the gate.
-        bias: of the experts' matrices.
-        clamp: GPT-OSS: gate and input are limited to this, and the input has 1 added; 0: plain.
-        capacity_factor: each expert takes this many times its even share of a sequence, and drops
-            the tokens beyond; 0: none is dropped and nothing padded.
-        weigh_inputs: weights scale what the experts read instead of what they return (Llama 4).
-        shared: an MLP for every token; `shared_gate`: scaled by a sigmoid of the token.
-        whole: fsdp splits the experts instead of their width.
+        bias: whether the experts' matrices have biases.
+        clamp: GPT-OSS: gate and input are clipped to this, and 1 is added to the input; 0: neither.
+        capacity_factor: each expert takes this many times its even share of a sequence and drops
+            the tokens beyond; 0: no token is dropped and nothing is padded.
+        weigh_inputs: weights scale the experts' inputs instead of their outputs (Llama 4).
+        shared: an MLP for every token; `shared_gate`: a sigmoid of the token scales its output.
+        whole: fsdp splits the set of experts instead of their width.
     """
 
     router: RouterSpec
@@ -144,9 +144,9 @@ class Experts(nnx.Module):
     def _dropless(self, x: jax.Array, routing: Routing) -> jax.Array:
         """Rows sorted by expert, multiplied group by group; each device sorts its own rows.
 
-        Over the mesh's `expert` axis, a device gathers the rows of its neighbours, computes those
-        of its own experts, and sums the results where they belong. Over `tensor`, each device has
-        a part of the hidden width, and gets a part of the result's.
+        Over the mesh's `expert` axis, a device gathers its neighbours' rows, computes those that go
+        to its own experts, and reduce-scatters the results. Over `tensor`, each device has a part
+        of the hidden width, and gets a part of the result's width.
         """
         names = ["wi_0", "wi_1", "wo"]
         if self.spec.bias:
@@ -186,7 +186,7 @@ class Experts(nnx.Module):
         return y
 
     def _of_adapters(self) -> dict[str, jax.Array]:
-        """Both matrices of each adapter, by the name of the experts' and its own."""
+        """Both matrices of each adapter, keyed by the adapted matrix and the adapter's own name."""
         if self.lora is None:
             return {}
         return {
@@ -197,7 +197,7 @@ class Experts(nnx.Module):
 
     @property
     def gathers_narrow(self) -> bool:
-        """Whether shards of weights are rounded alike, so that eight bits of each are gathered."""
+        """Whether shards share one rounding, so that weights are gathered in eight bits."""
         return self.quantization is not None and self.quantization.weight_range != "absmax"
 
     def _shards(self) -> dict[str, PartitionSpec]:
@@ -219,15 +219,15 @@ class Experts(nnx.Module):
         own: int,
         shards: Mapping[str, PartitionSpec] = MappingProxyType({}),
     ) -> jax.Array:
-        """The sum over `own` of the experts, from number `first` on.
+        """The weighted sum over `own` experts, from number `first` on.
 
         Args:
-            shards: how the matrices in `weights` are split, if they are to be gathered narrow.
+            shards: how the matrices in `weights` are split, if they are gathered quantised.
         """
         E, k = own, self.spec.router.per_token
         flat = x.reshape(-1, x.shape[-1])
         expert_of = _by_choice(routing.experts).reshape(-1) - first
-        # Rows of other devices' experts go to the end, and belong to no group.
+        # Rows of other devices' experts are sorted to the end and belong to no group.
         expert_of = jnp.where((expert_of >= 0) & (expert_of < E), expert_of, E)
         weight_of = _by_choice(routing.weights).reshape(-1, 1).astype(x.dtype)
         order = jnp.argsort(expert_of, stable=True)
@@ -272,7 +272,7 @@ class Experts(nnx.Module):
         return sum_of_copies(k, back).reshape(*x.shape[:-1], -1)
 
     def _with_capacity(self, x: jax.Array, routing: Routing) -> jax.Array:
-        """Each expert has slots for its share of a sequence, filled in the sequence's order."""
+        """Each expert has slots for its share of a sequence, filled in sequence order."""
         B, S, D = x.shape
         E, k = self.spec.router.experts, self.spec.router.per_token
         capacity = min(math.ceil(self.spec.capacity_factor * S * k / E), S * k)
@@ -282,8 +282,8 @@ class Experts(nnx.Module):
         place = jnp.take_along_axis(jnp.cumsum(chosen, axis=1), expert_of[..., None], -1)[..., 0]
         is_kept = place <= capacity
         slot = jnp.where(is_kept, expert_of * capacity + place - 1, E * capacity)
-        slot = slot.reshape(B, S, k).swapaxes(1, 2).reshape(B, S * k)  # as `moved` counts copies
-        # Which choice of which token has a slot; those of no slot share one behind the last.
+        slot = slot.reshape(B, S, k).swapaxes(1, 2).reshape(B, S * k)  # in `moved`'s copy order
+        # Which choice of which token has a slot; those without one share a slot past the last.
         free = jnp.full((B, E * capacity + 1), S * k)
         choice = free.at[jnp.arange(B)[:, None], slot].set(jnp.arange(S * k))[:, :-1]
         slots = jax.vmap(functools.partial(moved, k))(x, choice, slot)
@@ -330,7 +330,7 @@ class Experts(nnx.Module):
         x: jax.Array,
         multiply: Callable[[jax.Array, jax.Array], jax.Array],
     ) -> jax.Array:
-        """The product of the experts' matrices `name` with `x`, and what an adapter adds to it."""
+        """`product`, of the experts' matrices `name` with `x`, plus the output of their adapter."""
         if self.lora is None or f"{name}/lora_a" not in adapters:
             return product
         with jax.named_scope("lora_a"):
@@ -345,41 +345,41 @@ class Experts(nnx.Module):
     def _activated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         if not self.spec.clamp:
             return ACTIVATIONS[self.spec.activation](gate) * up
-        # GPT-OSS: a swish of slope 1.702, with both sides limited.
+        # GPT-OSS: a swish of slope 1.702, with both factors clipped.
         gate = jnp.minimum(gate, self.spec.clamp)
         up = jnp.clip(up, -self.spec.clamp, self.spec.clamp)
         return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
 
 
 def _by_choice(routed: jax.Array) -> jax.Array:
-    """[batch, sequence, choices] → [choices, batch · sequence], as `moved` counts copies."""
+    """[batch, sequence, choices] → [choices, batch · sequence], in `moved`'s order of copies."""
     return routed.reshape(-1, routed.shape[-1]).T
 
 
 def _at_experts(slots: jax.Array, last: str | None) -> jax.Array:
-    """Slots [batch, experts, slots, width] where their experts are, in the backward pass, too.
+    """Slots [batch, experts, slots, width] on their experts' devices, in the backward pass, too.
 
-    Left to XLA, gradients come with the batch split over `expert`, and it gathers all batches.
+    Left to XLA, gradients arrive with the batch split over `expert`, and it gathers all batches.
     """
     return constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, last)
 
 
 def _slot_by_slot(slots: jax.Array, kernels: jax.Array) -> jax.Array:
     """[batch, experts, slots, inputs] · [experts, inputs, outputs]."""
-    if axis_size("expert") > 1:  # XLA of JAX 0.10 partitions the other product wrongly
+    if axis_size("expert") > 1:  # XLA in JAX 0.10 partitions the other product wrongly
         return jnp.einsum("becd,edf->becf", slots, kernels)
-    # Experts first, as in their matrices: else XLA lays gathered matrices out anew.
+    # Experts first, as in their matrices: otherwise XLA changes the layout of gathered matrices.
     return jnp.einsum("ebcd,edf->ebcf", slots.swapaxes(0, 1), kernels).swapaxes(0, 1)
 
 
 def _named(x: jax.Array, name: str) -> jax.Array:
-    """For remat, under the MLP's name and the experts' own, as MaxText has it."""
+    """Names a tensor for remat, by the MLP's name and the experts' own, as MaxText does."""
     named: jax.Array = checkpoint_name(checkpoint_name(x, name), f"moe_{name}")
     return named
 
 
 def _summed(rows: jax.Array) -> jax.Array:
-    """The sum of rows [rows, width] over `tensor`, a part of the width on each device."""
+    """Rows [rows, width] summed over `tensor`; each device gets a part of the width."""
     if WIDTH_AXIS not in jax.sharding.get_abstract_mesh().axis_names:
         return rows
     if jax.lax.axis_size(WIDTH_AXIS) == 1:

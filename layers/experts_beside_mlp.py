@@ -1,4 +1,4 @@
-"""Experts beside a dense MLP, each between norms of its own."""
+"""Experts beside a dense MLP, each between its own norms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .feed_forwards import MlpSpec
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsBesideMlpSpec:
-    """Gemma 4: experts beside the dense MLP, each between norms of its own."""
+    """Gemma 4: experts beside the dense MLP, each between its own norms."""
 
     experts: ExpertsSpec
     mlp: MlpSpec

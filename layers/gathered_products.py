@@ -1,7 +1,7 @@
-"""Products with weights that are gathered before the product begins.
+"""Products with weights that are gathered before the product starts.
 
-XLA for TPUs may otherwise multiply the parts of a weight as they arrive (a collective matmul, Wang
-et al., ASPLOS 2023), and reads and writes the activations once for each part.
+Otherwise, XLA for TPUs may multiply the parts of a weight as they arrive (a collective matmul, Wang
+et al., ASPLOS 2023), and reads and writes the activations once per part.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jax.lax import with_sharding_constraint
 
 from .sharding import Gathering, gathering
 
-# When a weight that the mesh splits is gathered: as XLA likes; before each product; or so that the
-# backward pass gathers anew. Outside of `jax.checkpoint`, and not in a scan, XLA would keep the
+# When a weight that the mesh splits is gathered: as XLA decides; before each product; or so that
+# the backward pass gathers again. Outside `jax.checkpoint`, and without a scan, XLA would keep the
 # whole weights of all layers from the forward pass.
 Gathers = Literal["xla", "first", "again"]
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def gathers_of(config: Any) -> Gathers:
-    """When a config, whose ``auto`` is resolved, gathers weights."""
+    """When weights are gathered, for a config whose ``auto`` is resolved."""
     if config.weight_gathers != "first":
         return "xla"
     return "again" if config.remat_policy == "none" else "first"
@@ -39,10 +39,10 @@ def gathered_product(
     axes: tuple[str, ...],
     dtype: jnp.dtype,
 ) -> jax.Array:
-    """`product` of `x` and `weight` in `dtype`, in which devices also send each other parts of it.
+    """`product` of `x` and `weight` in `dtype`, in which the weight's parts are also exchanged.
 
     The gradient of a gathered weight is summed and scattered to where the weight is stored. Where
-    the mesh does not split weights as fsdp does, this is the product and nothing else.
+    the mesh does not split weights as fsdp does, this is simply the product.
 
     Args:
         product: linear in both of its arguments.
@@ -74,7 +74,7 @@ def _forward(
     x: jax.Array,
     weight: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Keeps the device's part: a scan would stack the whole weights of all layers."""
+    """Keeps the device's own part: a scan would stack the whole weights of all layers."""
     return _product(product, how, again, dtype, x, weight), (x, weight)
 
 

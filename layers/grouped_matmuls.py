@@ -1,4 +1,4 @@
-"""Rows in groups, each group times its own matrix: dropless experts."""
+"""Grouped matmuls for dropless experts: each group of rows times its own matrix."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jax.experimental.xla_metadata import set_xla_metadata
 
-_TILE = 512  # rows and columns at most of a block of the kernel
-# The longest contraction that XLA's own tiles hold whole on every TPU. A longer one it cuts into
-# tiles of 7936 (v5e, v5p) or 11776 (v6e): of 8192, or of 14336, two, the second nearly empty.
+_TILE = 512  # largest block of the kernel, in rows and in columns
+# The longest contraction that XLA's default tiles hold whole on every TPU. Longer ones are cut into
+# tiles of 7936 (v5e, v5p) or 11776 (v6e): 8192, or 14336, becomes two, the second nearly empty.
 _WHOLE = 7936
-_ROWS, _FEW_ROWS, _IN, _OUT = 256, 128, 4096, 512  # of a tile instead: two fit into any TPU's VMEM
+_ROWS, _FEW_ROWS, _IN, _OUT = 256, 128, 4096, 512  # tile used instead: two fit in any TPU's VMEM
 _LANES = 128
-_TILES_OF_A_GROUP = 4  # at least, where there are enough rows
+_TILES_OF_A_GROUP = 4  # minimum, where there are enough rows
 
 
 def grouped_dot(
     rows: jax.Array, kernels: jax.Array, sizes: jax.Array, *, on_tpu: bool, interpret: bool = False
 ) -> jax.Array:
-    """``ragged_dot``; on TPUs, with a kernel for the gradient of the matrices.
+    """``ragged_dot``; on TPUs, with a separate kernel for the gradient of the matrices.
 
-    XLA has a kernel for the product and for the gradient of the rows there, but computes that of
-    the matrices as if every row were in every group.
+    There, XLA has kernels for the product and the gradient of the rows, but computes the gradient
+    of the matrices as if every row were in every group.
 
     Args:
         rows: [rows, in], sorted by group.
         kernels: [groups, in, out].
         sizes: rows of each group.
         on_tpu: whether the program is for TPUs.
-        interpret: whether the kernel runs without a TPU.
+        interpret: whether the kernel is interpreted, without a TPU.
 
     Returns:
-        [rows, out]; rows beyond the groups are 0.
+        [rows, out]; rows past the last group are 0.
     """
     if not on_tpu or not _tile(rows.shape[0]):
         return jax.lax.ragged_dot(rows, kernels, sizes)
@@ -70,19 +70,19 @@ _grouped_dot.defvjp(_forward, _backward)
 def product_on_tpus(
     rows: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype | None = None
 ) -> jax.Array:
-    """``ragged_dot`` on TPUs, in tiles that divide the matrices where XLA's own would not.
+    """``ragged_dot`` on TPUs, in tiles that divide the matrices where XLA's default would not.
 
     Args:
-        rows, kernels, sizes: of `grouped_dot`.
+        rows, kernels, sizes: as in `grouped_dot`.
         dtype: of the result; None: that of the operands.
     """
     groups, contracted, out = kernels.shape
     of_matrix = _largest_part(contracted, _IN), _largest_part(out, _OUT)
-    # Stages of a pipeline come as a dimension, which is 1 on a device; the kernels take none.
+    # Pipeline stages add a dimension, of size 1 on a device; the kernels cannot be batched.
     multiply = sequential_vmap(partial(jax.lax.ragged_dot, preferred_element_type=dtype))
     if contracted <= _WHOLE or not all(of_matrix):
         return multiply(rows, kernels, sizes)
-    # A tile is multiplied for each group that has a row in it: few rows, small tiles.
+    # A tile is multiplied once for each group with rows in it: few rows need small tiles.
     many = rows.shape[0] % _ROWS == 0 and rows.shape[0] >= 2 * _ROWS * groups
     tiling = (_ROWS if many else _FEW_ROWS, *of_matrix)
     with set_xla_metadata(ragged_dot_tiling=",".join(map(str, tiling))):
@@ -90,7 +90,7 @@ def product_on_tpus(
 
 
 def _largest_part(size: int, most: int) -> int:
-    """The largest divisor of a size that is whole lanes and at most `most`; 0 if there is none."""
+    """The largest divisor of `size` that is a multiple of the lanes, up to `most`; 0: none."""
     return max((n for n in range(_LANES, most + 1, _LANES) if size % n == 0), default=0)
 
 
@@ -100,7 +100,7 @@ def gradient_of_matrices(
     """Rows [rows, in] and dy [rows, out] in groups → [groups, in, out] in `dtype`; on TPUs."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    # Tiles of groups that are short: those that two groups share are multiplied twice.
+    # Tiles shorter than groups: a tile that two groups share is multiplied twice.
     few = rows.shape[0] // (_TILES_OF_A_GROUP * sizes.shape[0])
     columns = (min(_TILE, -(-matrix.shape[1] // _LANES) * _LANES) for matrix in (rows, dy))
     tiling = (_tile(rows.shape[0], max(few, _FEW_ROWS)), *columns)
@@ -114,11 +114,11 @@ def gradient_of_matrices(
 
 
 def has_tiles(rows: int) -> bool:
-    """Whether the kernel can split so many rows."""
+    """Whether the kernel can split this number of rows."""
     return _tile(rows) > 0
 
 
 def _tile(rows: int, most: int = _TILE) -> int:
-    """Rows of a block, which have to divide all rows; 0 if the kernel cannot split them."""
+    """Rows of a block, which must divide all rows; 0 if the kernel cannot split them."""
     tiles = [tile for tile in (_TILE, _ROWS, _FEW_ROWS) if rows % tile == 0]
     return next((tile for tile in tiles if tile <= most), tiles[-1] if tiles else 0)

@@ -11,13 +11,13 @@ from flax import nnx
 from .building import Builder
 from .normalizations import scaled_to_one
 
-# DeepSeek-V4's.
+# DeepSeek-V4's value.
 _SINKHORN_ROUNDS = 20
 _EPSILON = 1e-6
 
 
 class HyperConnection(nnx.Module):
-    """Reads one input from n streams, and writes the output and the mixed streams back."""
+    """Reads one input from n streams, and writes back the output and the mixed streams."""
 
     def __init__(self, streams: int, build: Builder) -> None:
         n, width = streams, streams * build.emb_dim
@@ -56,12 +56,12 @@ def _doubly_stochastic(logits: jax.Array) -> jax.Array:
         weights = weights / (weights.sum(-1, keepdims=True) + _EPSILON)
         return weights / (weights.sum(-2, keepdims=True) + _EPSILON)
 
-    # Written out, the rounds of a few layers take minutes to compile.
+    # Unrolled, the rounds of a few layers take minutes to compile.
     return jax.lax.fori_loop(0, _SINKHORN_ROUNDS - 1, rows_then_columns, weights)
 
 
 class HyperHead(nnx.Module):
-    """Joins the streams after the last layer, by weights that it computes from all of them."""
+    """Joins the streams after the last layer, with weights computed from all of them."""
 
     def __init__(self, streams: int, build: Builder) -> None:
         width = streams * build.emb_dim

@@ -1,4 +1,4 @@
-"""The lightning indexer (DeepSeek-V3.2, arXiv 2512.02556): it picks the keys of a query."""
+"""The lightning indexer (DeepSeek-V3.2, arXiv 2512.02556): picks each query's keys."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SPARSE, DENSE = "sparse", "dense"
 class IndexerSpec:
     """Each query attends to `topk` keys.
 
-    No gradient of the model reaches it or leaves it: what it reads is detached, and its choice has
-    none. It learns from a loss of its own, if it has one.
+    The model's gradients neither reach nor leave it: its inputs are detached, and its choice has
+    no gradient. It learns from its own loss, if it has one.
 
     Attributes:
         loss: ``sparse`` compares its scores with the attention over the picked keys; ``dense``, for
-            its warm-up, with that over all keys, to which the queries then attend; empty: none.
+            warm-up, with the attention over all keys, which queries then attend to; empty: none.
     """
 
     heads: int
@@ -36,12 +36,12 @@ class IndexerSpec:
 
 
 class Picked(NamedTuple):
-    """What an indexer says of [batch, queries, keys].
+    """An indexer's result for [batch, queries, keys].
 
     Attributes:
         keys: whether a query attends to a key.
         scores: of each key for each query.
-        loss: of `IndexerSpec`.
+        loss: as in `IndexerSpec`.
     """
 
     keys: jax.Array
@@ -50,12 +50,12 @@ class Picked(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether queries attend to all keys nevertheless."""
+        """Whether queries attend to all keys regardless of the choice."""
         return self.loss == DENSE
 
     @property
     def is_trained(self) -> bool:
-        """Whether it has a loss."""
+        """Whether there is a loss."""
         return bool(self.loss)
 
 
@@ -73,11 +73,11 @@ class Indexer(nnx.Module):
         self.spec, self.rope, self.rope_dim = spec, rope, min(rope_dim, spec.head_dim)
 
     def __call__(self, x: jax.Array, latent: jax.Array, inputs: Inputs) -> Picked:
-        """Scores all keys of all queries.
+        """Scores all keys for all queries.
 
         Args:
             x: [batch, sequence, emb_dim].
-            latent: what queries are made from, [batch, sequence, q_width].
+            latent: what queries are computed from, [batch, sequence, q_width].
         """
         x, latent = jax.lax.stop_gradient(x), jax.lax.stop_gradient(latent)
         k = self.key_norm(self.key(x))[:, :, None]
@@ -124,9 +124,9 @@ def divergence(probabilities: jax.Array, scores: jax.Array, mask: jax.Array) -> 
     Equation 3 of section 2.1.1.
 
     Args:
-        probabilities: of the attention, the mean over its heads, [B, S, T]; they get no gradient.
+        probabilities: of the attention, averaged over heads, [B, S, T]; they get no gradient.
         scores: of the indexer, [B, S, T].
-        mask: the keys that the attention saw, [B, S, T].
+        mask: the keys that the attention sees, [B, S, T].
     """
     target = jax.lax.stop_gradient(probabilities.astype(jnp.float32))
     learned = jax.nn.log_softmax(jnp.where(mask, scores, -1e30), axis=-1)

@@ -1,4 +1,4 @@
-"""Multi-head latent attention, which an indexer can make sparse."""
+"""Multi-head latent attention, optionally sparse through an indexer."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class LatentAttentionSpec:
     """MLA (DeepSeek-V2, arXiv 2405.04434), without weight absorption.
 
     Attributes:
-        q_lora_rank: rank of the queries; 0: one matrix.
-        kv_lora_rank: of keys and values.
-        nope_dim, rope_dim: values of a query and key without and with rotary positions.
-        v_dim: values of a value.
-        indexer: None: every earlier key is attended to.
-        pattern: of the scores.
+        q_lora_rank: rank of the queries; 0: a single full-rank matrix.
+        kv_lora_rank: rank of keys and values.
+        nope_dim, rope_dim: size of a query and key without and with rotary positions.
+        v_dim: size of a value.
+        indexer: picks keys; None: every earlier key is attended to.
+        pattern: of the attention scores.
     """
 
     heads: int
@@ -50,7 +50,7 @@ class LatentAttentionSpec:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it needs of the attention implementation."""
+        """What this layer needs from the attention implementation."""
         wanted = {
             VALUE_DIM: self.v_dim != self.nope_dim + self.rope_dim,
             PICKED: self.indexer is not None,
@@ -64,7 +64,7 @@ class LatentAttentionSpec:
 
 
 class LatentAttention(nnx.Module):
-    """Queries, keys and values through low ranks; one rotary key for all heads."""
+    """Queries, keys and values through low ranks; all heads share one rotary key."""
 
     def __init__(self, spec: LatentAttentionSpec, build: Builder) -> None:
         D, N, qk_dim = build.emb_dim, spec.heads, spec.nope_dim + spec.rope_dim
@@ -112,7 +112,7 @@ class LatentAttention(nnx.Module):
             return checkpoint_name(self.out(context), "out_proj")
 
     def _attended(self, of: AttentionInputs, found: Picked | None, inputs: Inputs) -> jax.Array:
-        """The heads' results. Notes the indexer's loss, if it has one."""
+        """The heads' results. Notes the indexer's loss, if there is one."""
         if found is None or not found.is_trained:
             return ATTENTION_OPS[self.attention](of)
         context, probabilities = attended_with_probabilities(of)

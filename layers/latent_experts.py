@@ -15,7 +15,7 @@ from .experts import ExpertsSpec
 
 @dataclass(frozen=True, kw_only=True)
 class LatentExpertsSpec:
-    """Attention whose result is `width` wide, experts of that width, a projection back."""
+    """Attention with a result of width `width`, experts of that width, a projection back."""
 
     attention: AttentionSpec
     experts: ExpertsSpec
@@ -24,11 +24,11 @@ class LatentExpertsSpec:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it needs of the attention implementation."""
+        """What the part needs from the attention implementation."""
         return self.attention.needs
 
     def make(self, build: Builder) -> LatentExperts:
-        """The weights of all three."""
+        """The weights of all three parts."""
         return LatentExperts(self, build)
 
 

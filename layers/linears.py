@@ -33,8 +33,8 @@ class Dense(nnx.Module):
     """``x @ kernel (+ bias)``, contracting the last `len(in_shape)` dimensions of `x`.
 
     The kernel is [*in_shape, *out_shape]; it is stored in `weight_dtype` and multiplied in `dtype`,
-    or as `quantization` says. With `lora`, an adapter stands beside it. `gathers` is when a kernel
-    that is not quantised is gathered.
+    or as `quantization` says. `lora` adds an adapter. `gathers` says when a kernel that is not
+    quantised is gathered.
     """
 
     def __init__(

@@ -14,11 +14,11 @@ from flax import nnx
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Which projections have adapters, and of which rank.
+    """Which projections have adapters, and of what rank.
 
     Attributes:
-        scale: of what an adapter adds.
-        targets: names of projections, as the analytic count has them: ``q_proj``, ``wi_0``, …
+        scale: factor of an adapter's output.
+        targets: names of projections, as in the analytic count: ``q_proj``, ``wi_0``, …
     """
 
     rank: int
@@ -27,7 +27,7 @@ class Lora:
 
 
 def lora(config: Any) -> Lora | None:
-    """The adapters of a config; None: it has none."""
+    """The adapters of a config; None: no adapters."""
     if not config.lora_rank:
         return None
     scale = config.lora_alpha / config.lora_rank
@@ -35,17 +35,17 @@ def lora(config: Any) -> Lora | None:
 
 
 def lora_of_tower(config: Any) -> Lora | None:
-    """Those of the vision tower's projections: none while it is frozen."""
+    """The vision tower's adapters: as in `lora`, but None while the tower is frozen."""
     return None if config.freeze_vision_encoder_params else lora(config)
 
 
 def trains_only_above_the_embedding(config: Any) -> bool:
-    """Whether the first layer's input may need no gradient, unlike that of the others."""
+    """Whether the first layer's input may need no gradient, unlike the other layers' inputs."""
     return bool(config.lora_rank) or bool({"tokens", "embedding"} & set(config.frozen))
 
 
 class Adapter(nnx.Module):
-    """``scale · x · a · b``; b starts at 0, so that the model starts as it was."""
+    """``scale · x · a · b``; b starts at 0, so that the initial model is unchanged."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Adapter(nnx.Module):
 class ExpertsAdapter(nnx.Module):
     """An adapter for each expert's matrix: a is [experts, in, rank], b [experts, rank, out].
 
-    It holds the weights; who multiplies, sorted rows or slots, is the experts' business.
+    It only holds the weights; `Experts` multiplies them, by sorted rows or by slots.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Mamba-2 (arXiv 2405.21060): a state that decays by one number for each head and token."""
+"""Mamba-2 (arXiv 2405.21060): a state that decays by one scalar per head and token."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Mamba2Spec:
 
     Attributes:
         inner: channels of all heads together.
-        groups: heads share B and C in so many groups.
-        kernel: tokens of the convolution in front.
-        chunk: tokens that are computed at once.
+        groups: number of groups of heads that share B and C.
+        kernel: tokens of the convolution before the recurrence.
+        chunk: tokens computed at once.
     """
 
     inner: int
@@ -101,10 +101,10 @@ def chunked_state_space(
 
     Args:
         u: [B, S, H, p].
-        b: [B, S, G, n], for H / G heads each; c the same.
+        b: [B, S, G, n], each for H / G heads; c alike.
         log_decay: g, [B, S, H].
         segment_ids: [B, S].
-        chunk: tokens at once; a rest is padded.
+        chunk: tokens at once; an incomplete chunk is padded.
 
     Returns:
         [B, S, H, p] in float32.

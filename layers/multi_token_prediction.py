@@ -14,7 +14,7 @@ from .stack import Remat, run_block
 
 
 class MultiTokenPrediction(nnx.Module):
-    """One more layer on the last hidden state joined with the embedding of a token ahead."""
+    """One more layer, on the last hidden state joined with the embedding of a later token."""
 
     def __init__(self, layer: LayerSpec, build: Builder, *, remat: Remat) -> None:
         D = build.emb_dim
@@ -29,8 +29,8 @@ class MultiTokenPrediction(nnx.Module):
         """Hidden state before and after the norm, and the layer's notes.
 
         Args:
-            hidden: of the model, or of the module before, [batch, sequence, emb_dim].
-            embedding: of the token ahead of each, the same shape.
+            hidden: of the model, or of the previous module, [batch, sequence, emb_dim].
+            embedding: of the token ahead of each position, the same shape.
         """
         joined = [self.hidden_norm(hidden), self.embedding_norm(embedding)]
         with jax.named_scope("projection"):

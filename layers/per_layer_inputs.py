@@ -1,4 +1,4 @@
-"""Gemma's per-layer embeddings: each layer has an input of its own for every token."""
+"""Gemma's per-layer embeddings: each layer has its own input for every token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .normalizations import RMSNorm
 
 
 class PerLayerEmbedding(nnx.Module):
-    """The inputs of all layers: a table of tokens, plus a projection of the embedding."""
+    """The inputs of all layers: a token table plus a projection of the embedding."""
 
     def __init__(self, rows: int, layers: int, width: int, build: Builder) -> None:
         self.table = Embed(rows, layers * width, row_axis="vocab", **build.dtypes)
@@ -41,7 +41,7 @@ class PerLayerInput(nnx.Module):
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         """[batch, sequence, emb_dim] → the same."""
-        assert inputs.per_layer is not None  # the decoder gives it to every layer, or to none
+        assert inputs.per_layer is not None  # the decoder sets it for every layer, or for none
         with jax.named_scope("per_layer_input"):
             gated = jax.nn.gelu(self.gate(x)) * inputs.per_layer
             return x + self.norm(self.projection(gated))

@@ -1,8 +1,8 @@
 """Layers in stages on different devices: a circular pipeline (arXiv 2104.04473, section 2.2).
 
-Devices along the mesh's `pipeline` axis each have every P-th chunk of the layers. A batch is cut
-into microbatches, which pass from stage to stage, `repeats` times around. Every turn, all stages
-work; in the first and the last P - 1 turns, some of them on zeros: the bubble.
+Each device along the mesh's `pipeline` axis has every P-th chunk of the layers. A batch is cut
+into microbatches, which pass from stage to stage, `repeats` times around. In every turn, all stages
+work; in the first and the last P - 1 turns, some work on zeros: the bubble.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .stack import Notes, Remat, Segment, blocks_of, run_pattern, segments_of
 
 # Notes that are means over tokens; others are sums.
 _MEANS = ("balance_loss", "indexer_loss")
-# What a microbatch has of `Inputs`; stages share nothing else.
+# The fields of `Inputs` that a microbatch carries; stages share nothing else.
 OF_ROWS = ("tokens", "positions", "segment_ids", "images", "grid")
 
 
 class Schedule(NamedTuple):
-    """Who works on what, and when.
+    """Which stage works on what, and when.
 
     Attributes:
-        stages: devices along the pipeline, P.
-        repeats: times that a microbatch passes all of them.
+        stages: devices along the pipeline axis, P.
+        repeats: how often a microbatch passes through all stages.
         chunk: repeats of the layers' pattern in one stage and pass.
-        microbatches: parts of a batch.
+        microbatches: number of parts of a batch.
     """
 
     stages: int
@@ -44,12 +44,12 @@ class Schedule(NamedTuple):
 
     @property
     def turns(self) -> int:
-        """How often every stage works, the bubble included."""
+        """Number of turns, the bubble included."""
         return self.microbatches * self.repeats + self.stages - 1
 
     @property
     def bubble(self) -> Fraction:
-        """The share of the turns in which a stage works on zeros."""
+        """The fraction of turns in which a stage works on zeros."""
         return Fraction(self.stages - 1, self.turns)
 
 
@@ -86,10 +86,10 @@ def schedule_of(config: Any, layers: Sequence[LayerSpec]) -> Schedule | None:
 
 
 class Pipeline(nnx.Module):
-    """The same layers as a `Stack`, in stages.
+    """The same layers as a `Stack`, in pipeline stages.
 
-    The weights of each place of the pattern are [repeats, stages, chunk, ...]: in the layers'
-    order, and split over stages.
+    The weights of each place of the pattern are [repeats, stages, chunk, ...]: in layer order,
+    and split over stages.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Pipeline(nnx.Module):
     def __call__(
         self, x: jax.Array, inputs: Inputs, per_layer: jax.Array | None = None
     ) -> tuple[jax.Array, Notes]:
-        """Runs all layers; `x` and the results are those of `Stack`.
+        """Runs all layers; `x` and the results are as in `Stack`.
 
-        The notes have the weights' leading dimensions.
+        The notes have the same leading dimensions as the weights.
         """
         plan = self.schedule
         (segment,) = self.segments
@@ -139,7 +139,7 @@ class _Work:
 
     Attributes:
         plan: the schedule.
-        stages: the stages' work on stacked weights, activations and rows.
+        stages: computes all stages from stacked weights, activations and rows.
         rows: `OF_ROWS`, each [microbatches, rows, sequence].
     """
 
@@ -148,10 +148,10 @@ class _Work:
     rows: dict[str, Any]
 
     def run(self, streams: jax.Array, weights: Any) -> tuple[jax.Array, list[dict[str, jax.Array]]]:
-        """Microbatches [microbatches, rows, sequence, ...] through all layers.
+        """Passes microbatches [microbatches, rows, sequence, ...] through all layers.
 
         Args:
-            streams: before the first layer.
+            streams: activations before the first layer.
             weights: trees of [repeats, stages, chunk, ...].
         """
         plan = self.plan
@@ -176,12 +176,12 @@ class _Work:
         """One turn of all stages.
 
         Args:
-            flowing: what each stage was handed, [stages, rows, sequence, ...].
-            streams: what each microbatch is after its last pass.
+            flowing: each stage's input from the stage before, [stages, rows, sequence, ...].
+            streams: each microbatch after its last completed pass.
         """
         plan = self.plan
         number = jnp.arange(plan.stages)
-        item = turn - number  # of all passes of all microbatches, in order
+        item = turn - number  # index over all passes of all microbatches, in order
         is_real = (item >= 0) & (item < plan.microbatches * plan.repeats)
         microbatch = item % plan.microbatches
         repeat = jnp.clip(item // plan.microbatches, 0, plan.repeats - 1)
@@ -197,7 +197,7 @@ class _Work:
 
 
 def _with_result(streams: jax.Array, result: jax.Array, item: jax.Array) -> jax.Array:
-    """`streams` with the last stage's result, once it has one."""
+    """`streams` with the last stage's result, once there is one."""
     place = item % streams.shape[0]
     before = jax.lax.dynamic_index_in_dim(streams, place, keepdims=False)
     new = jnp.where(item >= 0, result, before)
@@ -205,7 +205,7 @@ def _with_result(streams: jax.Array, result: jax.Array, item: jax.Array) -> jax.
 
 
 def _of_repeat(weights: Any, repeat: jax.Array) -> Any:
-    """[repeats, stages, ...] → [stages, ...]: each stage's weights of the pass that it is in."""
+    """[repeats, stages, ...] → [stages, ...]: each stage's weights for its current pass."""
 
     def pick(weight: jax.Array) -> jax.Array:
         if weight.shape[0] == 1:
@@ -221,31 +221,31 @@ def _of_repeat(weights: Any, repeat: jax.Array) -> Any:
 
 
 def _of_layers(note: jax.Array, is_real: jax.Array, repeat: jax.Array, repeats: int) -> jax.Array:
-    """[stages, ...] → [repeats, stages, ...]: zeros in other passes, and in the bubble."""
+    """[stages, ...] → [repeats, stages, ...]: zeros for other passes, and in the bubble."""
     is_own = is_real & (jnp.arange(repeats)[:, None] == repeat)
     return jnp.where(is_own.reshape(*is_own.shape, *(1,) * (note.ndim - 1)), note, 0)
 
 
 def _over_stages(x: jax.Array) -> jax.Array:
-    """Activations [stages, rows, sequence, ...] on the devices of their stages."""
+    """Places activations [stages, rows, sequence, ...] on their stages' devices."""
     return constrain(x, STAGE_AXIS, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (x.ndim - 3))
 
 
 def _microbatches(x: jax.Array, count: int) -> jax.Array:
-    """[batch, sequence, ...] → [count, rows, sequence, ...]: every device's rows in all of them."""
+    """[batch, sequence, ...] → [count, rows, sequence, ...]: each has rows of every device."""
     cut = x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
     return constrain(cut, None, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (cut.ndim - 3))
 
 
 def _joined(streams: jax.Array) -> jax.Array:
-    """The reverse of `_microbatches`."""
+    """The inverse of `_microbatches`."""
     return streams.swapaxes(0, 1).reshape(-1, *streams.shape[2:])
 
 
 def _staged(
     segment: Segment, keys: jax.Array, build: Builder, schedule: Schedule
 ) -> list[nnx.Module]:
-    """The blocks of each place, their weights [repeats, stages, chunk, ...]."""
+    """The blocks of each place, with weights [repeats, stages, chunk, ...]."""
     leading = (schedule.repeats, schedule.stages, schedule.chunk)
 
     def stage(block: nnx.Module) -> nnx.Module:

@@ -1,9 +1,9 @@
-"""Matmuls with weights in eight bits: what they multiply forwards and backwards.
+"""Matmuls with weights in eight bits: operands of the forward and the backward pass.
 
 Quantised training as MaxText does it with qwix: both operands of all three matmuls of a projection
 are scaled to the range of an 8-bit type, by row or by column, multiplied there, and scaled back.
-qwix quantises and multiplies; what is written here is which axes share a scale, and the gradient,
-which passes straight through the rounding (arXiv 1308.3432).
+qwix quantises and multiplies; this module decides which axes share a scale, and defines the
+gradient, which passes straight through the rounding (arXiv 1308.3432).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .grouped_matmuls import gradient_of_matrices, product_on_tpus
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """A recipe.
+    """A quantisation recipe.
 
     Attributes:
-        operands: dtype of activations and weights, which the backward pass reads, too.
-        gradients: dtype of the gradients that arrive there.
+        operands: dtype of activations and weights, which the backward pass reuses.
+        gradients: dtype of the incoming gradients.
         activation_range, weight_range, gradient_range: how a scale is found: ``absmax``, from the
             largest value, or ``fixed,LOW,HIGH``, which reads no values.
     """
@@ -38,7 +38,7 @@ class Quantization:
     gradient_range: str = "absmax"
 
 
-# MaxText's names of recipes → dtypes of operands and gradients.
+# MaxText's recipe names → dtypes of operands and gradients.
 RECIPES = {
     "int8": ("int8", "int8"),
     "fp8": ("float8_e4m3fn", "float8_e4m3fn"),
@@ -49,7 +49,7 @@ RECIPES = {
 
 
 def quantization(config: Any) -> Quantization | None:
-    """The recipe of a config; None: matmuls run in its dtype."""
+    """The recipe of a config; None: matmuls run in the config's dtype."""
     if not config.quantization:
         return None
     operands, gradients = RECIPES[config.quantization]
@@ -67,7 +67,7 @@ def quantized_dot(x: jax.Array, kernel: jax.Array, in_rank: int, recipe: Quantiz
     """``x · kernel`` over the last `in_rank` dimensions of x.
 
     Args:
-        x: [*lead, *inputs]; each place in `lead` has a scale.
+        x: [*lead, *inputs]; each index of `lead` has a scale.
         kernel: [*inputs, *outputs]; each output has a scale.
 
     Returns:
@@ -92,7 +92,7 @@ def _dot_forward(
 def _dot_backward(
     in_rank: int, recipe: Quantization, residuals: Any, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Scales of what is summed over go to the gradient first: the sum is of eight-bit products."""
+    """Scales along contracted dimensions multiply the gradient first, so products are 8-bit."""
     narrow_x, narrow_kernel, (x_inside, kernel_inside) = residuals
     lead, outputs = narrow_x.qvalue.ndim - in_rank, narrow_kernel.qvalue.ndim - in_rank
     of_kernel = narrow_kernel.scale.reshape(narrow_kernel.scale.shape[in_rank:])
@@ -113,14 +113,14 @@ quantized_dot.defvjp(_dot_forward, _dot_backward)
 
 
 class Shard(NamedTuple):
-    """A device's part of experts' matrices: dimension `dim` is split over `axes` of the mesh."""
+    """A device's part of the experts' matrices: dimension `dim` is split over mesh axes `axes`."""
 
     dim: int
     axes: tuple[str, ...]
 
 
 def shard_of(spec: PartitionSpec) -> Shard | None:
-    """The dimension of experts' matrices that is gathered; expert and tensor parts stay apart."""
+    """The dimension of experts' matrices to gather; expert and tensor splits are not gathered."""
     for dim, names in enumerate(spec):
         split = names if isinstance(names, tuple) else (names,)
         axes = tuple(axis for axis in split if axis in ("fsdp", "context"))
@@ -140,18 +140,18 @@ def quantized_ragged_dot(
 ) -> jax.Array:
     """`jax.lax.ragged_dot`: each group of rows times its kernel.
 
-    XLA's kernel for groups takes operands of eight bits on TPUs; qwix's way to it does not reach
-    it. The gradient of the matrices has another kernel, which multiplies the rounded values in the
-    dtype of the incoming gradient, scaled back before.
+    XLA's grouped kernel takes 8-bit operands on TPUs, but qwix's call does not reach it. The
+    gradient of the matrices uses another kernel, which multiplies the rounded values in the dtype
+    of the incoming gradient, already scaled back.
 
     Args:
         rows: [rows, inputs]; each row has a scale.
-        kernels: [groups, inputs, outputs]; each output has a scale, which groups share.
+        kernels: [groups, inputs, outputs]; each output has a scale, shared by all groups.
         sizes: rows of each group, [groups].
         recipe: dtypes and ranges.
         on_tpu: whether the program is for TPUs.
-        shard: `kernels` is a part: eight bits of each are gathered, and the gradient is summed
-            over the devices and split.
+        shard: `kernels` is a part: it is gathered in eight bits, and the gradient is summed over
+            the devices and scattered.
 
     Returns:
         [rows, outputs].
@@ -191,7 +191,7 @@ def _ragged_backward(
     if on_tpu:
         drows = _on_tpu(dy_wide.qvalue, narrow_kernels.qvalue.swapaxes(1, 2), sizes, dy.dtype)
         drows = drows * dy_wide.scale
-        # Scales of columns go to the rows, which are fewer than all experts' gradients.
+        # Column scales are applied to the rows, which are smaller than all experts' gradients.
         wide_rows = narrow_rows.qvalue.astype(dy.dtype)
         wide_dy = dy_tall.qvalue.astype(dy.dtype) * dy_tall.scale.astype(dy.dtype)
         dkernels = gradient_of_matrices(wide_rows, wide_dy, sizes, dtype)
@@ -214,7 +214,7 @@ quantized_ragged_dot.defvjp(_ragged_forward, _ragged_backward)
 
 
 def _gathered(part: jax.Array, shard: Shard) -> jax.Array:
-    """A rounded shard, or its scales, of all devices; one scale for all is the same on each."""
+    """A quantised shard, or its scales, gathered; a single common scale is on each device."""
     if part.shape[shard.dim] == 1 and part.dtype.itemsize > 1:
         return part
     whole: jax.Array = jax.lax.all_gather(part, shard.axes, axis=shard.dim, tiled=True)
@@ -222,7 +222,7 @@ def _gathered(part: jax.Array, shard: Shard) -> jax.Array:
 
 
 def _on_tpu(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Sums of products in `dtype`, those of integers in float32."""
+    """Sums of products in `dtype`; of integers, in float32."""
     if jnp.issubdtype(rows.dtype, jnp.integer):
         return product_on_tpus(rows, kernels, sizes, jnp.dtype("int32")).astype(jnp.float32)
     return product_on_tpus(rows, kernels, sizes, dtype)
@@ -249,7 +249,7 @@ def _dot(x: Any, y: Any, contracted: tuple[tuple[int, ...], tuple[int, ...]]) ->
 
 
 def _inside(x: jax.Array, calibration: str) -> jax.Array | None:
-    """Where a fixed range did not clip; None: a range that comes from the values clips none."""
+    """Where a fixed range did not clip; None: a range taken from the values never clips."""
     method, *bounds = calibration.split(",")
     if method != "fixed":
         return None
@@ -262,7 +262,7 @@ def _where(inside: jax.Array | None, gradient: jax.Array) -> jax.Array:
 
 
 def _qwix() -> Any:
-    """An optional part of the install, and slow to import."""
+    """Imported on first use: optional, and slow to import."""
     import qwix
 
     return qwix

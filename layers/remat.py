@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-# The tensors that layers name, in MaxText's names where MaxText has them.
+# The tensors that layers name, under MaxText's names where it has them.
 _ATTENTION = ("query_proj", "key_proj", "value_proj", "qkv_proj")
 _LATENT = ("query_wa_proj", "kv_wa_proj")
 _MLP_IN = ("mlpwi_0", "mlpwi_1", "moe_mlpwi_0", "moe_mlpwi_1")
@@ -15,7 +15,7 @@ _MLP_OUT = ("mlpwo", "moe_mlpwo")
 _PROJECTIONS = (*_ATTENTION, *_LATENT, "out_proj")
 TENSORS = ("decoder_layer_input", "context", *_PROJECTIONS, *_MLP_IN, *_MLP_OUT)
 
-# Policy → the tensors that stay on the device; all others are computed again.
+# Policy → the tensors kept on the device; all others are recomputed.
 _SAVED = {
     "full": (),
     "minimal": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT),
@@ -27,7 +27,7 @@ _SAVED = {
     "save_qkv_proj": (*_ATTENTION, *_LATENT),
     "save_out_proj": ("out_proj",),
 }
-# Policy → the tensors that go to the host's memory.
+# Policy → the tensors offloaded to the host's memory.
 _OFFLOADED = {
     "qkv_proj_offloaded": (*_ATTENTION, *_LATENT),
     "minimal_offloaded": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT),
@@ -36,7 +36,7 @@ POLICIES = ("none", *_SAVED, *_OFFLOADED, "names", "custom")
 
 
 def remat(config: Any) -> Callable[..., Callable[..., Any]]:
-    """Wraps the function of a layer in `jax.checkpoint` as `config.remat_policy` says."""
+    """Wraps a layer's function in `jax.checkpoint` according to `config.remat_policy`."""
     if config.remat_policy == "none":
         return lambda layer, **options: layer
     policy = _kept(*_places(config))
@@ -44,7 +44,7 @@ def remat(config: Any) -> Callable[..., Callable[..., Any]]:
 
 
 def computes_again(config: Any, tensor: str) -> bool:
-    """Whether the backward pass computes a tensor of `TENSORS` once more."""
+    """Whether the backward pass recomputes a tensor of `TENSORS`."""
     if config.remat_policy == "none":
         return False
     saved, offloaded = _places(config)
@@ -52,7 +52,7 @@ def computes_again(config: Any, tensor: str) -> bool:
 
 
 def _places(config: Any) -> tuple[Sequence[str], Sequence[str]]:
-    """The tensors that stay on the device, and those that go to the host."""
+    """The tensors kept on the device, and those offloaded to the host."""
     name = config.remat_policy
     if name in _OFFLOADED:
         return (), _OFFLOADED[name]

@@ -1,4 +1,4 @@
-"""Attention over sequences that are split over devices, keys and values passed around a ring."""
+"""Ring attention: sequences are split over devices, keys and values travel around a ring."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class _Keys(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """A softmax under way (arXiv 1805.02867): all in float32.
+    """Running sums of a softmax (arXiv 1805.02867), all in float32.
 
     Attributes:
         largest: score so far, [B, K, G, S].
         weights: sum of exp(score - largest), [B, K, G, S].
-        values: sum of these times values, [B, K, G, S, v].
+        values: sum of these weights times values, [B, K, G, S, v].
     """
 
     largest: jax.Array
@@ -43,16 +43,16 @@ class _Sums(NamedTuple):
     values: jax.Array
 
     def lowered_to(self, largest: jax.Array) -> _Sums:
-        """The same sums relative to another score, which is not smaller."""
+        """The same sums relative to another score, which must not be smaller."""
         factor = jnp.exp(self.largest - largest)
         return _Sums(largest, self.weights * factor, self.values * factor[..., None])
 
 
 @register_attention("ring", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
 def ring(x: AttentionInputs) -> jax.Array:
-    """Ring attention (arXiv 2310.01889): a device never has more than one other part of the keys.
+    """Ring attention (arXiv 2310.01889): a device holds at most one other part of the keys.
 
-    Every pair is computed, then masked; the gradient computes the scores again.
+    Every pair is computed, then masked; the backward pass recomputes the scores.
     """
     heads = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, "tensor", None)
     rows = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS)
@@ -75,7 +75,7 @@ def ring(x: AttentionInputs) -> jax.Array:
 def _attended(
     x: AttentionInputs, q: jax.Array, keys: _Keys, sinks: jax.Array | None, *, parts: int
 ) -> jax.Array:
-    """One device's queries [B, S, N, h] over all parts of the keys → [B, S, N, v]."""
+    """One device's queries [B, S, N, h] against all parts of the keys → [B, S, N, v]."""
     B, S, N, h = q.shape
     K = keys.k.shape[2]
     own = jax.lax.axis_index(SEQUENCE_AXIS) if parts > 1 else jnp.zeros((), jnp.int32)
@@ -116,7 +116,7 @@ def _attended(
 
 
 def _nothing(sinks: jax.Array | None, grouped: jax.Array, v: jax.Array) -> _Sums:
-    """The sums before the first key: of the heads' sinks, if there are any."""
+    """The sums before the first key: those of the heads' sinks, if any."""
     B, S, K, G, _ = grouped.shape
     values = jnp.zeros((B, K, G, S, v.shape[-1]), jnp.float32)
     if sinks is None:

@@ -19,11 +19,11 @@ class Rope:
 
     Attributes:
         timescale: the wavelength of the slowest pair, over 2π.
-        factor: by which positions are stretched; 1: they are not.
-        pretrained: tokens of a sequence before the stretch.
-        stretch: how pairs are stretched.
-        sections: pairs that turn by time, by rows and by columns, in turns (Qwen3-VL: interleaved
-            M-RoPE); empty: all turn by the position.
+        factor: by which positions are stretched; 1: no stretch.
+        pretrained: tokens per sequence before the stretch.
+        stretch: the kind of stretch.
+        sections: numbers of pairs rotated by time, by row and by column, interleaved (Qwen3-VL:
+            interleaved M-RoPE); empty: all by the position.
     """
 
     timescale: float
@@ -40,14 +40,14 @@ class Rope:
         return of_pairs.astype(np.float32)
 
     def axes(self, rotary_dim: int) -> np.ndarray:
-        """By which of its positions each pair turns, [rotary_dim / 2]."""
+        """Which of its positions rotates each pair, [rotary_dim / 2]."""
         pairs = np.arange(rotary_dim // 2)
         turn = pairs % 3
         return np.where(pairs < 3 * np.asarray(self.sections)[turn], turn, 0)
 
     @property
     def output_scale(self) -> float:
-        """Of the rotated queries and keys."""
+        """The factor on rotated queries and keys."""
         return self.stretch.output_scale(self.factor, self.pretrained)
 
 
@@ -57,8 +57,8 @@ def apply_rope(x: jax.Array, positions: jax.Array, rope: Rope, *, rotary_dim: in
     Args:
         x: [batch, sequence, heads, head_dim].
         positions: the position of each token in its document, [batch, sequence]; negative ones
-            turn back. With `sections`, three of them, [batch, sequence, 3].
-        rotary_dim: how many of the first values of a head are rotated; 0: all.
+            rotate backwards. With `sections`, three per token, [batch, sequence, 3].
+        rotary_dim: number of a head's leading values that are rotated; 0: all.
     """
     rotary_dim = rotary_dim or x.shape[-1]
     if rotary_dim < x.shape[-1]:

@@ -1,6 +1,6 @@
-"""How rotary positions are stretched for sequences longer than those of pretraining.
+"""How rotary positions are stretched for sequences longer than in pretraining.
 
-Frequencies are radians per token of each pair, fastest first, [pairs] in float64.
+Frequencies are in radians per token, one per pair, fastest first, [pairs] in float64.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _LLAMA3_TURNS = (1.0, 4.0)
 
 
 class Stretch(Protocol):
-    """A kind of stretch; `base` is the timescale of `Rope`, the others are its own."""
+    """A kind of stretch; `base` is the timescale of `Rope`, other parameters are its own."""
 
     def frequencies(self, base: float, pairs: int, factor: float, pretrained: int) -> np.ndarray:
-        """Of each pair."""
+        """The frequency of each pair."""
         ...
 
     def output_scale(self, factor: float, pretrained: int) -> float:
-        """Of the rotated queries and keys."""
+        """The factor on rotated queries and keys."""
         ...
 
 
@@ -33,7 +33,7 @@ def plain_frequencies(base: float, pairs: int) -> np.ndarray:
 
 
 class Unscaled:
-    """Rotations that leave queries and keys as long as they are."""
+    """Rotations that keep the length of queries and keys."""
 
     def output_scale(self, factor: float, pretrained: int) -> float:
         """One."""
@@ -51,7 +51,7 @@ class Linear(Unscaled):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3(Unscaled):
-    """Pairs are slowed whose wave is long against `pretrained` (Llama 3.1)."""
+    """Slows pairs whose wavelength is long relative to `pretrained` (Llama 3.1)."""
 
     def frequencies(self, base: float, pairs: int, factor: float, pretrained: int) -> np.ndarray:
         """See `Stretch`."""
@@ -66,10 +66,10 @@ class Yarn:
     """YaRN (arXiv 2309.00071, section 3.2).
 
     Attributes:
-        fast, slow: pairs that turn more than `fast` times in `pretrained` tokens stay as they are,
-            those that turn less than `slow` times are slowed by the factor, the rest lies between.
-        truncate: the two ends lie on whole pairs.
-        scales_output: what is rotated is scaled by 0.1 · ln(factor) + 1.
+        fast, slow: pairs that turn more than `fast` times in `pretrained` tokens are unchanged,
+            those that turn less than `slow` times are slowed by the factor, others lie in between.
+        truncate: whether the two boundaries are rounded to whole pairs.
+        scales_output: whether queries and keys are scaled by 0.1 · ln(factor) + 1.
     """
 
     fast: float = 32.0
@@ -96,10 +96,10 @@ class Yarn:
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicNtk(Unscaled):
-    """The timescale grows with sequences beyond `pretrained` (transformers: ``dynamic``).
+    """The timescale grows for sequences beyond `pretrained` (transformers: ``dynamic``).
 
     Attributes:
-        length: tokens of a sequence.
+        length: tokens per sequence.
     """
 
     length: int
@@ -113,10 +113,10 @@ class DynamicNtk(Unscaled):
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
-    """LongRoPE (arXiv 2402.13753): every pair has a factor of its own, which a search has found.
+    """LongRoPE (arXiv 2402.13753): every pair has its own factor, found by a search.
 
     Attributes:
-        factors: of the pairs.
+        factors: of each pair.
     """
 
     factors: tuple[float, ...]
@@ -136,5 +136,5 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
 
 
 def _slowed(plain: np.ndarray, factor: float, share: np.ndarray) -> np.ndarray:
-    """Frequencies of which each takes a share of the factor, from 0 to 1."""
+    """Frequencies, each slowed by a share of the factor, from 0 to 1."""
     return plain * (1 - (1 - 1 / factor) * share)

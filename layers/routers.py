@@ -15,11 +15,11 @@ from .normalizations import scaled_to_one
 
 
 class Routing(NamedTuple):
-    """The choice of a router.
+    """A router's choice.
 
     Attributes:
         experts: numbers of the chosen experts, [batch, sequence, k].
-        weights: of their outputs, [batch, sequence, k], in float32.
+        weights: factors of their outputs, [batch, sequence, k], in float32.
     """
 
     experts: jax.Array
@@ -33,16 +33,16 @@ class RouterSpec:
     Attributes:
         experts: their number; each token goes to `per_token` of them.
         score: ``softmax`` or ``sigmoid`` of the logits.
-        normalize: the chosen scores are divided by their sum.
+        normalize: whether the chosen scores are divided by their sum.
         scale: factor of the weights.
-        bias: ``logits``: trained, added to the logits. ``choice``: added to the scores for the
-            choice only, and not trained but moved against the load (arXiv 2408.15664).
-        groups: the experts are in so many groups, of which `top_groups` are open to a token
-            (arXiv 2412.19437); 0: all are.
-        hashed: the token's number chooses the experts, and the scores weigh them.
-        scaled: the router reads the token scaled to one, times trained scales, and each expert's
+        bias: ``logits``: trained, added to the logits. ``choice``: added to the scores only for the
+            choice, and adjusted against the load instead of trained (arXiv 2408.15664).
+        groups: number of groups of experts, of which a token may use `top_groups`
+            (arXiv 2412.19437); 0: no groups.
+        hashed: the token's id chooses the experts, and the scores weigh them.
+        scaled: the router reads the RMS-normalised token times trained scales, and each expert's
             weight has a trained scale (Gemma 4).
-        balance_weight: of the loss that evens the load out; 0: none.
+        balance_weight: weight of the load-balancing loss; 0: no such loss.
     """
 
     experts: int
@@ -77,7 +77,7 @@ class Router(nnx.Module):
         self.epsilon = build.epsilon
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> Routing:
-        """x: [batch, sequence, width]. Notes the load of each expert, and the balance loss."""
+        """x: [batch, sequence, width]. Notes the experts' loads and the balance loss."""
         spec = self.spec
         if spec.scaled:
             x = scaled_to_one(x, self.epsilon) / math.sqrt(x.shape[-1])
@@ -98,7 +98,7 @@ class Router(nnx.Module):
         return Routing(chosen, weights)
 
     def _chosen(self, scores: jax.Array) -> jax.Array:
-        """[batch, sequence, experts] → the experts with the highest scores, as far as allowed."""
+        """[batch, sequence, experts] → the allowed experts with the highest scores."""
         spec, wanted = self.spec, jax.lax.stop_gradient(scores)
         if spec.bias == "choice":
             wanted = wanted + jax.lax.stop_gradient(self.choice_bias[...]).astype(jnp.float32)
@@ -107,7 +107,7 @@ class Router(nnx.Module):
         return jax.lax.top_k(wanted, spec.per_token)[1]
 
     def _open(self, wanted: jax.Array) -> jax.Array:
-        """Whether an expert's group is among the best: by its two best, or its best if softmax."""
+        """Whether an expert's group is chosen: by its two best scores, or its best if softmax."""
         spec = self.spec
         grouped = wanted.reshape(*wanted.shape[:-1], spec.groups, -1)
         best = 2 if spec.score == "sigmoid" else 1
@@ -129,7 +129,7 @@ class Router(nnx.Module):
 
 
 def _hashed(tokens: jax.Array, experts: int, per_token: int) -> jax.Array:
-    """[batch, sequence] → [batch, sequence, k]: neighbours on a ring, from a hash of the token."""
+    """[batch, sequence] → [batch, sequence, k]: neighbours on a ring, by a hash of the id."""
     # Knuth's multiplicative hash; its high bits are well mixed.
     first = (tokens.astype(jnp.uint32) * jnp.uint32(2654435761)) >> 16
     ring = first[..., None] + jnp.arange(per_token, dtype=jnp.uint32)
@@ -137,7 +137,7 @@ def _hashed(tokens: jax.Array, experts: int, per_token: int) -> jax.Array:
 
 
 def moved_bias(bias: jax.Array, load: jax.Array, rate: float) -> jax.Array:
-    """The choice bias after a step: up for experts under the mean load, down for those above.
+    """The choice bias after a step: up for experts below the mean load, down for those above.
 
     Auxiliary-loss-free load balancing (arXiv 2408.15664, algorithm 1).
 

@@ -1,4 +1,4 @@
-"""Rows moved to other places, whose gradients are gathered, too: TPUs scatter row by row."""
+"""Moves rows to other places; gradients are gathers, too, because TPUs scatter row by row."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def moved(copies: int, rows: jax.Array, places: jax.Array, back: jax.Array) -> jax.Array:
-    """Each row as often as it has copies, in another order: copy c of row r is ``rows · c + r``.
+    """`copies` copies of each row in another order; copy c of row r has number ``rows · c + r``.
 
-    So the copies of a row lie far apart, and their sum adds whole matrices; of neighbours, TPUs
-    would fill up each few to a tile.
+    With this numbering, the copies of a row lie far apart, and their sum adds whole matrices;
+    TPUs would pad each few neighbouring copies to a tile.
 
     Args:
         copies: of each row.
         rows: [rows, width].
-        places: the copy that each place gets, [places]; a number beyond the last: zeros.
-        back: the place that each copy got, [rows · copies]; a number beyond the last: none.
+        places: the copy for each place, [places]; a number past the last: zeros.
+        back: the place of each copy, [rows · copies]; a number past the last: none.
 
     Returns:
         [places, width].
@@ -41,9 +41,9 @@ moved.defvjp(_forward, _backward)
 
 
 def sum_of_copies(copies: int, rows: jax.Array) -> jax.Array:
-    """The sum of each row's copies, ordered as `moved` counts them, in float32.
+    """The sum of each row's copies, numbered as in `moved`, in float32.
 
-    Written out: of a reduction over few, TPUs lay the rows out anew.
+    Unrolled: for a reduction over few rows, TPUs would change the layout.
 
     Args:
         rows: [copies · rows, width].

@@ -1,6 +1,6 @@
-"""Which dimension of a weight or an activation is split over which axis of the mesh.
+"""Which dimension of a weight or activation is split over which mesh axis.
 
-Weights carry the names of their dimensions (`logical_axes`); this table maps names to mesh axes.
+Weights name their dimensions (`logical_axes`); this table maps names to mesh axes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from jax.sharding import PartitionSpec
 
 BATCH_AXES = ("data", "fsdp", "expert")
 
-# The stages of a pipeline. Outside of it, in embedding and head, they split the batch further.
+# Pipeline stages. Outside the pipeline, in embedding and head, they split the batch further.
 STAGE_AXIS = "pipeline"
 EDGE_BATCH_AXES = (*BATCH_AXES, STAGE_AXIS)
-# The sequence of tokens, and with it the work of every layer.
+# The token sequence, and with it the work of every layer.
 SEQUENCE_AXIS = "context"
-# Images, of which a tower sees whole ones.
+# Images; the vision tower needs whole ones.
 IMAGE_AXES = (*BATCH_AXES, SEQUENCE_AXIS)
-# The width of the residual stream between the parts of a layer; each part gathers it for itself.
+# The width of the residual stream between the parts of a layer; each part gathers its input.
 WIDTH_AXIS = "tensor"
 
-# They split the embedding dimension of every weight, or else the rank of a latent attention;
-# tensor the other one.
+# These axes split the embedding dimension of every weight, or else the rank of latent attention;
+# `tensor` splits the other dimension.
 _WEIGHT_AXES = ("fsdp", "context", "expert")
 MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "embed": _WEIGHT_AXES,
@@ -51,7 +51,7 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "norm": None,
 }
 
-# Narrow ones, which no check of the config covers.
+# Narrow dimensions that no config check covers.
 _RANKS = ("q_lora", "kv_lora", "joined_heads")
 _STAGED = 3
 
@@ -59,15 +59,15 @@ _STAGED = 3
 def partition_spec(
     logical_axes: tuple[str, ...], shape: Sequence[int], sizes: Mapping[str, int]
 ) -> PartitionSpec:
-    """The spec of a weight: a mesh axis splits the first of its dimensions that may be split.
+    """The spec of a weight: a mesh axis splits the first dimension that it may split.
 
-    Dimensions stacked in front are those of scanned layers, which are not split, or of a pipeline:
-    passes, stages, layers of a stage. Ranks are split as often as the axes divide them.
+    Leading stacked dimensions are scanned layers, which are not split, or those of a pipeline:
+    passes, stages, layers per stage. Ranks are split only over axes that divide them.
 
     Args:
-        logical_axes: names of its last dimensions.
-        shape: all of them.
-        sizes: of the mesh's axes.
+        logical_axes: names of the weight's last dimensions.
+        shape: all dimensions.
+        sizes: of the mesh axes.
     """
     stacked: list[str | tuple[str, ...] | None] = [None] * (len(shape) - len(logical_axes))
     if len(stacked) == _STAGED:
@@ -84,7 +84,7 @@ def partition_spec(
 
 
 def _dividing(axes: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes without those that do not divide what the ones before leave of a dimension."""
+    """The axes in order, without those that do not divide what remains of a dimension."""
     found: list[str] = []
     for axis in axes:
         if size % sizes[axis] == 0:
@@ -94,7 +94,7 @@ def _dividing(axes: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> tup
 
 
 def axis_size(name: str) -> int:
-    """Devices along an axis of the mesh; 1 without such an axis."""
+    """Devices along a mesh axis; 1 if there is no such axis."""
     return dict(jax.sharding.get_abstract_mesh().shape).get(name, 1)
 
 
@@ -106,10 +106,10 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
 
 
 class Gathering(NamedTuple):
-    """How a weight is stored, and what of it a product waits for.
+    """How a weight is stored, and the sharding that a product needs.
 
     Attributes:
-        stored: split as `partition_spec` says.
+        stored: as `partition_spec` splits it.
         whole: the same without the axes that split weights as fsdp does.
     """
 
@@ -118,7 +118,7 @@ class Gathering(NamedTuple):
 
 
 def gathering(logical_axes: tuple[str, ...], shape: Sequence[int]) -> Gathering | None:
-    """That of a weight; None: on this mesh, or without one, there is nothing to gather."""
+    """The gathering of a weight; None: without a mesh, or on this one, nothing is gathered."""
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
     if math.prod(sizes.get(axis, 1) for axis in _WEIGHT_AXES) == 1:
         return None

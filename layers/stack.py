@@ -1,4 +1,4 @@
-"""The layers of a decoder: repeated patterns are scanned, with or without remat."""
+"""The layers of a decoder; repeated patterns are scanned, with or without remat."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flax import nnx
 from .blocks import Block, LayerSpec
 from .building import Builder, Inputs
 
-# A period longer than this is not looked for.
+# Longer periods are not searched for.
 _LONGEST_PERIOD = 16
 
 
 class Segment(NamedTuple):
-    """Layers that follow each other: `pattern`, `repeats` times, from layer `first` on."""
+    """Consecutive layers: `pattern`, repeated `repeats` times, from layer `first` on."""
 
     pattern: tuple[LayerSpec, ...]
     repeats: int
@@ -44,7 +44,7 @@ def segments_of(layers: Sequence[LayerSpec], first_alone: bool = False) -> tuple
 
 
 def _longest_run(layers: Sequence[LayerSpec]) -> tuple[int, int]:
-    """The period and the repeats that cover most layers from the first on; the shorter period."""
+    """Period and repeats that cover the most layers from the start; the shorter period on ties."""
     best = (1, 1)
     for period in range(1, min(_LONGEST_PERIOD, len(layers) // 2) + 1):
         pattern, repeats = layers[:period], 1
@@ -55,7 +55,7 @@ def _longest_run(layers: Sequence[LayerSpec]) -> tuple[int, int]:
     return best
 
 
-# What layers say of themselves, by segment and place.
+# The layers' notes, by segment and place.
 Notes = list[list[dict[str, jax.Array]]]
 Remat = Callable[..., Callable[..., Any]]
 
@@ -68,8 +68,8 @@ class Stack(nnx.Module):
         keys: one for each layer, so that scanned and unrolled layers start from the same weights.
         scan: whether repeated patterns are scanned.
         remat: wraps the function of a block; takes ``prevent_cse``.
-        first_alone: whether the first layer is not scanned with the others: its input needs no
-            gradient, and a scan would compute one.
+        first_alone: whether the first layer stays out of the scan: its input needs no gradient,
+            and a scan would compute one.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Stack(nnx.Module):
 
         Returns:
             `x` after the last layer, and the notes of each segment's places; those of a scanned
-            segment have a leading dimension of its repeats.
+            segment have its repeats as leading dimension.
         """
         notes = []
         kept: dict[str, Any] = {}
@@ -143,8 +143,8 @@ class Stack(nnx.Module):
 
 
 def run_pattern(segment: Segment, graphdefs: Sequence[Any], remat: Remat) -> Callable[..., Any]:
-    """One repeat of a pattern as a function, inside a scan, of (x, weights of its places, their
-    own inputs, `Inputs`); returns x, and what the blocks keep and note.
+    """One repeat of a pattern as the body of a scan: (x, weights of its places, their own inputs,
+    `Inputs`) → x, and what the blocks keep and note.
     """
     # Inside a scan, XLA cannot merge the recomputation with the forward pass anyway.
     blocks = [remat(run_block(graphdef), prevent_cse=False) for graphdef in graphdefs]
@@ -169,7 +169,7 @@ def run_pattern(segment: Segment, graphdefs: Sequence[Any], remat: Remat) -> Cal
 
 
 def run_block(graphdef: Any) -> Callable[..., Any]:
-    """A block as a function of its weights, which returns what it keeps and notes."""
+    """A block as a function of its weights that also returns what it keeps and notes."""
 
     def run(x: jax.Array, weights: Any, inputs: Inputs) -> Any:
         before = inputs.kept
@@ -182,7 +182,7 @@ def run_block(graphdef: Any) -> Callable[..., Any]:
 
 
 def _names(segment: Segment) -> list[str]:
-    """The scopes of a pattern's places in the scan."""
+    """The named scopes of a pattern's places in the scan."""
     if len(segment.pattern) == 1:
         return ["layers"]
     return [f"layers/place_{place}" for place in range(len(segment.pattern))]
@@ -199,7 +199,7 @@ def _keys(keys: jax.Array, segment: Segment, place: int) -> jax.Array:
 
 
 def _inputs_of(segment: Segment, per_layer: jax.Array | None) -> jax.Array | None:
-    """[layers, …] → [repeats, places, …] of a segment."""
+    """[layers, …] → [repeats, places, …] for a segment."""
     if per_layer is None:
         return None
     period = len(segment.pattern)
@@ -208,7 +208,7 @@ def _inputs_of(segment: Segment, per_layer: jax.Array | None) -> jax.Array | Non
 
 
 def blocks_of(segment: Segment, keys: jax.Array, build: Builder) -> list[nnx.Module]:
-    """A segment's blocks, place by place; `keys`: of all layers."""
+    """A segment's blocks, place by place; `keys` are those of all layers."""
     return [
         _blocks(spec, _keys(keys, segment, place), build)
         for place, spec in enumerate(segment.pattern)
@@ -216,7 +216,7 @@ def blocks_of(segment: Segment, keys: jax.Array, build: Builder) -> list[nnx.Mod
 
 
 def _blocks(spec: LayerSpec, keys: jax.Array, build: Builder) -> nnx.Module:
-    """One block for a single key; for several, one whose weights have a leading dimension."""
+    """One block for a single key; for several keys, one with stacked weights."""
 
     def make(key: jax.Array) -> Block:
         return Block(spec, build.of_layer(key))
@@ -230,7 +230,7 @@ def _blocks(spec: LayerSpec, keys: jax.Array, build: Builder) -> nnx.Module:
 
 
 def results(segments: Sequence[Segment], notes: Notes) -> list[jax.Array]:
-    """Those that layers show (see `LayerSpec`), from first to last."""
+    """The results of layers with `shown` (see `LayerSpec`), from first to last."""
     found: dict[int, jax.Array] = {}
     for segment, places in zip(segments, notes, strict=True):
         for place, note in enumerate(places):
@@ -242,7 +242,7 @@ def results(segments: Sequence[Segment], notes: Notes) -> list[jax.Array]:
 
 
 def total(notes: Notes, name: str) -> jax.Array:
-    """The sum of a note over all layers; 0 if none has it."""
+    """The sum of a note over all layers; 0 if no layer has it."""
     return sum((value.sum() for value in _found(notes, name)), jnp.zeros((), jnp.float32))
 
 

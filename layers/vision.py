@@ -1,4 +1,4 @@
-"""Vision encoders (ViT, arXiv 2010.11929): images become tokens that stand in the text."""
+"""Vision encoders (ViT, arXiv 2010.11929): images become tokens in the text."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _BYTE = 255.0
 
 
 class Images(NamedTuple):
-    """The images of a batch, and where their tokens stand.
+    """The images of a batch, and the positions of their tokens.
 
     Attributes:
-        pixels: [batch, images, height, width, channels], from 0 to 255; tiles count as images.
-        places: which of its sequence's image tokens stands at each place, from 1 on; 0: text;
+        pixels: [batch, images, height, width, channels], from 0 to 255; a tile counts as an image.
+        places: which of its sequence's image tokens is at each position, counted from 1; 0: text;
             [batch, sequence].
     """
 
@@ -37,28 +37,28 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class VisionSpec:
-    """A tower: patches, layers of full attention, fewer tokens, and the decoder's width.
+    """A tower: patches, layers of full attention, merging, projection to the decoder's width.
 
     Attributes:
         sides: pixels of an image's height and width.
-        patch: pixels of a patch's side.
-        merge: makes one token of several patches.
-        norms: of a layer, as of `LayerSpec`.
+        patch: side of a patch in pixels.
+        merge: makes one token from several patches.
+        norms: of a layer, as in `LayerSpec`.
         normalization, epsilon: of the norms.
-        last_norm: whether one stands behind the layers.
-        patch_bias: of the projection of patches.
-        axis_rows: rows of the table of places for each axis, both of which are added; 0: one table
+        last_norm: whether a norm follows the layers.
+        patch_bias: whether the projection of patches has a bias.
+        axis_rows: rows of the position table of each axis; the two entries are added; 0: one table
             with a row for each patch.
-        class_token: behind the patches stands one more token, which is left out in the end, and a
-            norm stands before the layers, too.
-        table_rows: of a table for a square of patches, which is stretched to an image's; 0: it has
-            a row for each patch.
-        frames: how often a patch stands beside itself, as that of a film.
-        projector_norm: before the projection to the decoder's width, a name of `NORMS` or
+        class_token: one more token follows the patches, dropped at the end, and a norm precedes
+            the layers.
+        table_rows: rows of a square position table, interpolated to the image's grid; 0: the table
+            has a row for each patch.
+        frames: how often a patch is repeated, as the frames of a video.
+        projector_norm: norm before the projection to the decoder's width, a name of `NORMS` or
             `WEIGHTLESS`; empty: none.
         projector_is_mlp: see `SquareProjector`.
-        deep: layers whose results go to the decoder's first layers, each by a projector of its own.
-        grid_positions: images have rows and columns in the text, too.
+        deep: layers whose results go to the decoder's first layers, each by its own projector.
+        grid_positions: image tokens have row and column positions in the text, too.
     """
 
     sides: tuple[int, int]
@@ -85,31 +85,31 @@ class VisionSpec:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches in a column and in a row of an image."""
+        """Rows and columns of patches in an image."""
         height, width = self.sides
         return height // self.patch, width // self.patch
 
     @property
     def patches(self) -> int:
-        """Patches of an image."""
+        """Patches per image."""
         rows, columns = self.grid
         return rows * columns
 
     @property
     def tokens(self) -> int:
-        """Tokens that an image becomes."""
+        """Tokens per image."""
         rows, columns = self.token_grid
         return rows * columns
 
     @property
     def token_grid(self) -> tuple[int, int]:
-        """Tokens in a column and in a row of an image."""
+        """Rows and columns of tokens in an image."""
         rows, columns = self.grid
         return rows // self.merge.side, columns // self.merge.side
 
 
 class VisionEncoder(nnx.Module):
-    """Images → their tokens, in the tower's width, and those of inner layers in the decoder's."""
+    """Images → tokens in the tower's width, and inner layers' tokens in the decoder's width."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class VisionEncoder(nnx.Module):
             pixels: [images, height, width, channels], from 0 to 255.
 
         Returns:
-            [images, tokens, merge's width]; and of each of the `deep` layers
+            [images, tokens, merge's width]; and, for each of the `deep` layers,
             [images, tokens, emb_dim].
         """
         spec = self.spec
@@ -184,7 +184,7 @@ class VisionEncoder(nnx.Module):
         return merged
 
     def _of_places(self) -> jax.Array:
-        """What is added to each patch, and to the class token, [patches, width]."""
+        """The position embeddings of the patches and the class token, [patches, width]."""
         table = self.positions[...]
         if self.spec.table_rows:
             return stretched(table, self.spec.grid)
@@ -194,7 +194,7 @@ class VisionEncoder(nnx.Module):
         return table[numbers % columns] + table[self.spec.axis_rows + numbers // columns]
 
     def _cut(self, pixels: jax.Array) -> jax.Array:
-        """Patches from −1 to 1: [images, patches, frames · patch · patch · channels]."""
+        """Patches scaled to [−1, 1]: [images, patches, frames · patch · patch · channels]."""
         (rows, columns), patch = self.spec.grid, self.spec.patch
         scaled = (pixels.astype(jnp.float32) * (2 / _BYTE) - 1).astype(self.patches.dtype)
         cut = scaled[:, : rows * patch, : columns * patch]
@@ -202,7 +202,7 @@ class VisionEncoder(nnx.Module):
         return jnp.tile(cut.reshape(len(cut), rows * columns, -1), self.spec.frames)
 
 
-# A projector's norm without a weight.
+# A projector norm without weights.
 WEIGHTLESS = "weightless"
 
 
@@ -236,13 +236,13 @@ class VisionProjector(nnx.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTokens:
-    """What a tower made of the images of a batch.
+    """The tower's tokens of the images of a batch.
 
     Attributes:
         tokens: of each sequence's images, one after another, [batch, image tokens, emb_dim].
-        deep: the same, of inner layers.
-        places: of `Images`.
-        per_image: tokens of an image.
+        deep: the same, for each inner layer.
+        places: as in `Images`.
+        per_image: tokens per image.
     """
 
     tokens: jax.Array
@@ -252,20 +252,20 @@ class ImageTokens:
 
     @property
     def numbers(self) -> jax.Array:
-        """The image at each place, from 1 on; 0: text; [batch, sequence]."""
+        """The image at each position, counted from 1; 0: text; [batch, sequence]."""
         return -(-self.places // self.per_image)
 
     def shifted(self, count: int) -> ImageTokens:
-        """The tokens `count` places ahead, as `Inputs.shifted`."""
+        """The tokens `count` positions ahead, as `Inputs.shifted`."""
         ahead = jnp.pad(self.places[:, count:], ((0, 0), (0, count)))
         return dataclasses.replace(self, places=ahead)
 
     def put_into(self, x: jax.Array) -> jax.Array:
-        """The embedded text [batch, sequence, emb_dim] with them."""
+        """The embedded text [batch, sequence, emb_dim] with the image tokens put in."""
         return self._instead(x, self.tokens)
 
     def deep_placed(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """`deep` where the images stand, zeros elsewhere, each of the shape of the text `x`."""
+        """`deep` at the image positions, zeros elsewhere, each with the shape of the text `x`."""
         return tuple(self._instead(jnp.zeros_like(x), tokens) for tokens in self.deep)
 
     def _instead(self, x: jax.Array, tokens: jax.Array) -> jax.Array:

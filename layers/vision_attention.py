@@ -1,4 +1,4 @@
-"""Attention of a vision tower: every patch sees every patch."""
+"""Attention in a vision tower: every patch sees every patch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .normalizations import scaled_to_one
 
 @dataclass(frozen=True, kw_only=True)
 class GridRope:
-    """The first half of a head turns by its patch's column, the rest by its row.
+    """The first half of a head is rotated by its patch's column, the rest by its row.
 
     Attributes:
-        timescale: of the slowest pair, about.
-        first: the number of the first row and column.
-        neighbours: pairs are neighbouring values; else the two halves of what an axis turns.
-        across: pairs are the two halves of a head, of which the first turn by the row.
+        timescale: of the slowest pair, approximately.
+        first: the index of the first row and column.
+        neighbours: a pair is two adjacent values; else it spans the two halves of an axis's part.
+        across: pairs span the two halves of a head, and the first of them are rotated by row.
     """
 
     timescale: float
@@ -36,10 +36,10 @@ class VisionAttentionSpec:
 
     Attributes:
         columns: patches in a row.
-        rope: None: nothing is rotated.
-        bias: of the projections.
-        normed: queries and keys have norms of their own, values one without weights, and scores
-            are not scaled (Gemma 4).
+        rope: None: no rotation.
+        bias: whether projections have biases.
+        normed: queries and keys have their own norms, values one without weights, and scores are
+            not scaled (Gemma 4).
     """
 
     heads: int
@@ -88,14 +88,14 @@ class VisionAttention(nnx.Module):
 
 
 def grid_rotated(x: jax.Array, numbers: jax.Array, columns: int, rope: GridRope) -> jax.Array:
-    """Heads turned by their patches' places.
+    """Rotates heads by their patches' positions.
 
     Args:
-        x: [images, patches, heads, head_dim], of which head_dim is a multiple of 4.
-        numbers: of the patches, row by row; −1 is not rotated; [images, patches].
+        x: [images, patches, heads, head_dim]; head_dim is a multiple of 4.
+        numbers: of the patches, row by row; −1: not rotated; [images, patches].
         columns: patches in a row.
     """
-    pairs = x.shape[-1] // 4  # of an axis
+    pairs = x.shape[-1] // 4  # per axis
     steps = rope.timescale ** -(jnp.arange(pairs) / pairs)
     turns = [numbers % columns, numbers // columns]
     places = jnp.stack(turns[::-1] if rope.across else turns, axis=-1) + rope.first

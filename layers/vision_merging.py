@@ -1,4 +1,4 @@
-"""Ways from the patches of an image to fewer tokens."""
+"""Ways to merge an image's patches into fewer tokens."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Merge = Callable[[jax.Array], jax.Array]
 
 
 class MergeSpec(Protocol):
-    """How `side` × `side` patches become one token."""
+    """How a square of `side` × `side` patches becomes one token."""
 
     @property
     def side(self) -> int:
-        """Patches of a side of the square."""
+        """Side of the square in patches."""
         ...
 
     def width(self, before: int) -> int:
-        """Width of a token that was patches of width `before`."""
+        """Width of a token merged from patches of width `before`."""
         ...
 
     def make(self, build: Builder) -> Merge:
-        """The part, in the tower's width `build.emb_dim`."""
+        """Builds the part, in the tower's width `build.emb_dim`."""
         ...
 
 
@@ -41,7 +41,7 @@ class PoolSpec:
     side: int
 
     def width(self, before: int) -> int:
-        """The same."""
+        """Unchanged."""
         return before
 
     def make(self, build: Builder) -> Merge:
@@ -56,7 +56,7 @@ class StandardizedPoolSpec:
     side: int
 
     def width(self, before: int) -> int:
-        """The same."""
+        """Unchanged."""
         return before
 
     def make(self, build: Builder) -> StandardizedPool:
@@ -81,12 +81,12 @@ class StandardizedPool(nnx.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class JoinSpec:
-    """A square of patches side by side (Qwen3-VL)."""
+    """A square of patches concatenated (Qwen3-VL)."""
 
     side: int
 
     def width(self, before: int) -> int:
-        """Of the square."""
+        """Of all patches of the square."""
         return before * self.side**2
 
     def make(self, build: Builder) -> Merge:
@@ -96,7 +96,7 @@ class JoinSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleSpec:
-    """A square of patches side by side, then an MLP (Llama 4: pixel shuffle).
+    """A square of patches concatenated, then an MLP (Llama 4: pixel shuffle).
 
     Attributes:
         hidden, out: widths of the MLP.
@@ -116,7 +116,7 @@ class ShuffleSpec:
 
 
 class Shuffle(nnx.Module):
-    """``gelu(gelu(x · fc1) · fc2)`` of joined patches."""
+    """``gelu(gelu(x · fc1) · fc2)`` of concatenated patches."""
 
     def __init__(self, spec: ShuffleSpec, build: Builder) -> None:
         joined = build.emb_dim * spec.side**2

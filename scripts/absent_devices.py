@@ -28,7 +28,7 @@ def devices(platform: str, topology: str = "") -> Any:
 
     Args:
         platform: cpu (the attached ones), h100, or a key of `TPU_TOPOLOGIES`.
-        topology: such as v5p:8x8x8; by default one host.
+        topology: such as v5p:8x8x8; by default, one host.
     """
     import jax
     from jax.experimental import topologies

@@ -1,8 +1,8 @@
-"""Times parsing and counting of HLO, against compiling it and against the length of the text.
+"""Times parsing and counting of HLO, compared with compiling it and with the length of the text.
 
     python -m scripts.bench_counting [--megabytes=100] [--layers=48]
 
-Run it from the repository's root. The unrolled model has layers of width 1024 over 1024 tokens;
+Run it from the repository root. The unrolled model has layers of width 1024 over 1024 tokens;
 with libtpu installed it is also compiled for a TPU v5e. The long programs repeat the body of a
 recorded one, so that every line is real.
 """
@@ -108,7 +108,7 @@ def _repeated(name: str, length: int) -> str:
     parts = [header]
     calls = []
     for copy in range(copies):
-        # `%name` → `%cN_name` gives each copy names of its own, definitions and uses alike.
+        # `%name` → `%cN_name` gives each copy its own names, for definitions and uses alike.
         parts.append(body.replace("%", f"%c{copy}_"))
         calls.append(f"  %call.{copy} = s32[] call(), to_apply=%c{copy}_{entry}")
     parts.append("\nENTRY %all () -> s32[] {\n" + "\n".join(calls))

@@ -2,9 +2,9 @@
 
     python -m scripts.bench_counting_thread [--seconds=60] [--markdown docs/benchmarks.md]
 
-Run it from the repository's root, on a machine that does nothing else. Each program trains in a
-process of its own, instrumented, from its start to the end of the time; the thread's CPU time is
-what the operating system says of it when it ends.
+Run it from the repository root, on an otherwise idle machine. Each program trains in a separate,
+instrumented process from its start to the end of the time; the thread's CPU time is what the
+operating system reports when it ends.
 """
 
 from __future__ import annotations

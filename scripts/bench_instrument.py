@@ -2,9 +2,9 @@
 
     python -m scripts.bench_instrument [--steps 2000] [--markdown docs/benchmarks.md]
 
-Run it from the repository's root. The step has a model of many leaves, as real ones do, and hardly
-any arithmetic. Waiting for the device is not a cost: without `instrument` the loop would wait for
-the same step elsewhere.
+Run it from the repository root. The step's model has many leaves, as real ones do, and hardly any
+arithmetic. Waiting for the device is not counted as a cost: without `instrument`, the loop would
+wait for the same step elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mfu_jax.logger.summary import percentile
 from scripts.benchmark_page import machine, replace_section
 
 WARMUP = 100
-# Leaves of the state, shapes of the batch, seconds between steps.
+# Leaves of the state, number of batch shapes, seconds between steps.
 CASES = ((10, 1, 0.005), (1000, 1, 0.005), (10, 2, 0.005), (1000, 2, 0.005), (10, 1, 0.0))
 HEADING = "## Cost of instrument"
 
@@ -48,7 +48,7 @@ def make_state(leaves: int) -> dict[str, jax.Array]:
 
 
 class Timed:
-    """A jitted function that notes how long its own call takes."""
+    """A jitted function that records how long its own call takes."""
 
     def __init__(self, jitted: Any) -> None:
         self.__name__ = jitted.__name__
@@ -64,7 +64,7 @@ class Timed:
 
 
 def costs(leaves: int, steps: int, shapes: int, pause: float) -> tuple[list[float], list[float]]:
-    """Microseconds of the jitted call, and of what `instrument` does around it, for every step."""
+    """Per step: microseconds of the jitted call, and of what `instrument` does around it."""
     batches = [jnp.ones((8 + i, 8)) for i in range(shapes)]
     own, added = [], []
     with tempfile.TemporaryDirectory() as name, open(os.path.join(name, "log"), "w") as console:
@@ -86,15 +86,15 @@ def costs(leaves: int, steps: int, shapes: int, pause: float) -> tuple[list[floa
             added.append(1e6 * (spent - inner.seconds))
             state = output[0]
             jax.block_until_ready(output)
-            time.sleep(pause)  # as long as a short step; the writer's thread works meanwhile
+            time.sleep(pause)  # as long as a short step; the writer thread works meanwhile
         step.close()
     return sorted(own[WARMUP:]), sorted(added[WARMUP:])
 
 
 def profile_costs(steps: int) -> tuple[float, float]:
-    """Median added microseconds without `profile_steps`, and with it, outside the steps it names.
+    """Median added microseconds without `profile_steps`, and with it, outside the named steps.
 
-    Both steps take turns, so what else the machine does is in both.
+    Both steps alternate, so that other load on the machine affects both.
     """
     added: dict[str, list[float]] = {"": [], "1000000-1000002": []}
     with tempfile.TemporaryDirectory() as folder:

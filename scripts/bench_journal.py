@@ -3,9 +3,9 @@
     python -m scripts.bench_journal [--rounds 1000]
 
 Three loggers take turns in one loop: without either, with a journal, and with both. The last two
-columns are the medians of the differences to the first logger's call of the same round, which an
-other program disturbs as much as this one. Every exchange is answered at once; an unanswered one
-waits on a thread of its own.
+columns are the medians of the differences from the first logger's call in the same round, which
+other programs disturb equally. Every exchange is answered at once; an unanswered one waits on a
+separate thread.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from mfu_jax.logger.summary import percentile
 
 WARMUP = 50
 _PAUSE_SECONDS = 0.002
-_PERIOD = 10  # steps between two exchanges, ten times as often as by default
+_PERIOD = 10  # steps between two exchanges, ten times as frequent as by default
 _HEAD = ("logger", "median", "p90", "more than the first", "p90 of that")
 
 
 class Echo:
-    """An exchange of two processes, of which the other one says what this one does."""
+    """An exchange of two processes in which the other one echoes this one's report."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -68,7 +68,7 @@ def make_logger(folder: Path, *, journal: bool, exchange: Echo | None) -> Metric
 
 
 def step_microseconds(logger: MetricLogger, step: int) -> float:
-    """What one step's calls of the logger take."""
+    """Time of the logger's calls in one step."""
     time.sleep(_PAUSE_SECONDS)
     metrics = {"loss": np.float32(1.0)}
     begin = time.perf_counter()
@@ -79,7 +79,7 @@ def step_microseconds(logger: MetricLogger, step: int) -> float:
 
 
 def costs(rounds: int) -> dict[str, list[float]]:
-    """Microseconds of each round by logger."""
+    """Microseconds per round, by logger."""
     echo, chance = Echo(), random.Random(0)
     with tempfile.TemporaryDirectory() as name:
         loggers = {
@@ -93,7 +93,7 @@ def costs(rounds: int) -> dict[str, list[float]]:
                 found[name].append(step_microseconds(loggers[name], step))
         for logger in loggers.values():
             logger.close()
-    if 2 * echo.count < rounds // _PERIOD:  # one that comes while another is under way is left out
+    if 2 * echo.count < rounds // _PERIOD:  # an exchange due while another is pending is skipped
         raise RuntimeError(f"{echo.count} exchanges; expected one in {_PERIOD} steps")
     return {name: values[WARMUP:] for name, values in found.items()}
 

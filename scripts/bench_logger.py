@@ -1,11 +1,11 @@
-"""What the logger costs: the training thread, the whole process, and the speed of a loop.
+"""The logger's cost: on the training thread, in the whole process, and in loop speed.
 
     python -m scripts.bench_logger [--steps 400] [--no-demo] [--markdown docs/benchmarks.md]
 
-Run it from the repository's root. Console (to a file), JSONL and TensorBoard are on unless a row
-says otherwise. Waiting for the device is not a cost: without a logger the loop would wait for the
-same step wherever it next needs the outputs. Every number stands beside one of the bare loop, or of
-MaxText's logger where that is installed, from the same run.
+Run it from the repository root. Console (to a file), JSONL and TensorBoard are on unless a row
+says otherwise. Waiting for the device is not counted as a cost: without a logger, the loop would
+wait for the same step where it next needs the outputs. Every number is shown beside that of the
+bare loop, or of MaxText's logger where installed, from the same run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from scripts.maxtext_logger import MaxTextLogger
 
 WARMUP = 20
 STEP_SECONDS, PAUSE_SECONDS = 0.005, 0.01
-START_SECONDS = 0.3  # in which a logger's threads open their files
+START_SECONDS = 0.3  # time for a logger's threads to open their files
 COST: dict[str, Any] = {
     "model_flops_per_device": 10**9,
     "executed_flops_per_device": 10**9,
@@ -61,7 +61,7 @@ def make_logger(folder: Path, console: Any) -> MetricLogger:
 
 @jax.jit
 def busy_step(x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """About ten milliseconds of matmuls on two cores, and the metrics of a training step."""
+    """About ten milliseconds of matmuls on two cores, and a training step's metrics."""
     for _ in range(4):
         x = x @ x * 1e-3
     metrics = {
@@ -80,7 +80,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def record_costs(steps: int) -> dict[str, list[float]]:
-    """Costs of each call on the training thread in µs, by situation."""
+    """Cost of each call on the training thread in µs, by situation."""
     costs: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name, open(os.path.join(name, "log"), "w") as console:
         folder = Path(name)
@@ -107,10 +107,10 @@ def record_costs(steps: int) -> dict[str, list[float]]:
 def costs_after_pauses(
     steps: int, calls: dict[str, Callable[[int, Any], object]]
 ) -> dict[str, list[float]]:
-    """Costs of calls after 10 ms without work, and beside them of an empty ``with`` block.
+    """Costs of calls after 10 ms of idling, and of an empty ``with`` block beside them.
 
     Args:
-        steps: how many of each.
+        steps: number of calls of each.
         calls: name → function of step and metrics.
     """
     costs: dict[str, list[float]] = {}
@@ -140,11 +140,11 @@ def tiny_step(x: jax.Array) -> dict[str, jax.Array]:
 
 
 def cpu_costs(steps: int, blocks: int) -> dict[tuple[str, float], float]:
-    """CPU milliseconds a step of the whole process beyond the bare loop's.
+    """CPU milliseconds per step of the whole process, beyond the bare loop's.
 
     Args:
-        steps: of each block.
-        blocks: alternating ones; the result is the median of their differences.
+        steps: per block.
+        blocks: alternating blocks; the result is the median of their differences.
 
     Returns:
         (sinks, seconds between steps) → milliseconds.
@@ -160,7 +160,7 @@ def cpu_costs(steps: int, blocks: int) -> dict[tuple[str, float], float]:
                     _OLD: lambda: make_logger(Path(name) / "old", console),
                 }
                 for sinks, make in makers.items():
-                    bare = cpu_milliseconds(steps, pause, None)  # before any thread of a logger
+                    bare = cpu_milliseconds(steps, pause, None)  # before a logger starts any thread
                     with _aged(sinks == _OLD), make() as logger:
                         time.sleep(START_SECONDS)
                         ours = cpu_milliseconds(steps, pause, logger)
@@ -171,7 +171,7 @@ def cpu_costs(steps: int, blocks: int) -> dict[tuple[str, float], float]:
 
 @contextlib.contextmanager
 def _aged(is_old: bool) -> Iterator[None]:
-    """Signs of life come as seldom as in a process of 400 s and more."""
+    """Signs of life are as infrequent as in a process of 400 s and more."""
     shortest = silence._LONGEST_SECONDS if is_old else silence._SHORTEST_SECONDS
     with mock.patch.object(silence, "_SHORTEST_SECONDS", shortest):
         yield
@@ -193,7 +193,7 @@ def cpu_milliseconds(steps: int, pause: float, logger: MetricLogger | None) -> f
 
 @jax.jit
 def one_core_step(x: jax.Array, times: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Arithmetic too small for XLA to share among cores, as often as it takes."""
+    """Arithmetic too small for XLA to split among cores, repeated `times` times."""
     x = jax.lax.fori_loop(0, times, lambda _, x: jnp.sin(x) + 0.5, x)
     return x, {"loss": x.mean()}
 
@@ -205,7 +205,7 @@ def all_cores_step(x: jax.Array, times: jax.Array) -> tuple[jax.Array, dict[str,
 
 
 def loop_speeds(steps: int, blocks: int) -> dict[str, list[float]]:
-    """Speed of a loop of 5 ms steps with the logger, as fractions of the bare loop's."""
+    """Loop speed with 5 ms steps and the logger, as fractions of the bare loop's."""
     return {
         "one core computes": speeds(one_core_step, jnp.ones((64,)), steps, blocks),
         "all cores compute": speeds(all_cores_step, jnp.ones((512, 512)), steps, blocks),

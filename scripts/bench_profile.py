@@ -1,9 +1,9 @@
-"""Times `mfu-jax profile` on a trace of millions of thunks, and its largest memory.
+"""Measures the time and peak memory of `mfu-jax profile` on a trace of millions of thunks.
 
     python -m scripts.bench_profile [EVENTS] [FOLDER] [BYTES]
 
-The trace has the layout of a CPU's: four threads, every event with its op, program, run and device,
-and so many more bytes (default 0) of a text that nobody reads.
+The trace is laid out like a CPU's: four threads, every event with its op, program, run and device,
+and BYTES more (default 0) of text that nobody reads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Times the questions to the files of a long run: its goodput, and its whole report.
+"""Times queries on the files of a long run: its goodput, and its whole report.
 
     python -m scripts.bench_report [--steps 1000000] [--restarts 1000]
 
-The files are written here, by the journal's own lines and JSON records as `JsonlSink` writes them:
-after each restart some steps are done again.
+The files are written here, with the journal's own lines, and JSON records as in `JsonlSink`:
+after each restart, some steps are repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mfu_jax.logger.journal.lines import VERSION, StepMark, StepsLine, alive_lin
 
 _UNIX = 1_700_000_000.0
 _STEP_SECONDS = 0.1
-_AGAIN = 5  # steps that are done again after a restart
+_AGAIN = 5  # steps repeated after a restart
 _QUERY = """
 import time
 begin = time.perf_counter()
@@ -36,12 +36,12 @@ print(time.perf_counter() - imported, time.perf_counter() - begin)
 
 
 def write_run(folder: Path, steps: int, restarts: int) -> None:
-    """The journal and the records of a run.
+    """Writes the journal and the records of a run.
 
     Args:
-        folder: where; it exists.
-        steps: numbers of steps, each done at least once.
-        restarts: after how many kills.
+        folder: an existing folder.
+        steps: number of steps, each done at least once.
+        restarts: number of kills.
     """
     chance = random.Random(0)
     each = -(-steps // (restarts + 1))

@@ -1,4 +1,4 @@
-"""Writes a section of docs/benchmarks.md, with the machine that it was measured on."""
+"""Writes a section of docs/benchmarks.md, naming the machine that it was measured on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def machine() -> str:
 
 
 def replace_section(path: Path, text: str, heading: str) -> None:
-    """Puts `text` in place of the section with that heading, or at the end of the file."""
+    """Replaces the section with that heading by `text`, or appends it to the file."""
     old = path.read_text() if path.exists() else "# Benchmark records\n"
     section = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
     if section.search(old):

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Trains GPT-2 124M, Llama 3.2 1B (also with 32,768 tokens), Llama 3 8B and a small mixture of experts
 # for a few steps each on this host's TPUs and prints a table: step time, TFLOP/s,
-# tokens/s, MFU, HFU, memory and the plan's prediction; also writes JSON. What does not fit, or is
-# missing, is listed with the reason.
+# tokens/s, MFU, HFU, memory and the plan's prediction; also writes JSON. Whatever does not fit, or
+# is missing, is listed with the reason.
 #   scripts/benchmark_tpu.sh --configs=gpt2-124m,mixtral-8x7b --steps=50
-#   scripts/benchmark_tpu.sh --configs=llama3.1-8b-128k-split    # a sequence over all devices
+#   scripts/benchmark_tpu.sh --configs=llama3.1-8b-128k-split    # each sequence over all devices
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" train,tpu
 exec python -m mfu_jax.runs.benchmarking --platform=tpu "$@"

@@ -1,9 +1,9 @@
-"""Compiles the reference trainer's step with a change that no key of its config makes.
+"""Compiles the reference trainer's step with a change that no config key makes.
 
     python -m scripts.changed_step REQUEST.json OUT.mfu
 
 As `mfu_jax.trainer.ahead_of_time`, whose requests it reads; `config.change` is a key of `CHANGES`.
-`scripts/compare_with_maxtext.py` starts it, to show what each saving brings.
+`scripts/compare_with_maxtext.py` starts it, to show the effect of each saving.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mfu_jax.trainer import ahead_of_time, step
 
 
 class _FusedMlp(linears.Mlp):
-    """A gated MLP, whose first two products are one."""
+    """A gated MLP whose first two products are one."""
 
     def __init__(self, build: Any, hidden: int, activations: Any, *, use_bias: bool) -> None:
         super().__init__(build, hidden, activations, use_bias=use_bias)
         del self.wi_0, self.wi_1
-        axes = ("embed", "qkv", "mlp")  # a dimension of its own, which is not split
+        axes = ("embed", "qkv", "mlp")  # a separate dimension, which is not split
         self.wi = build.dense((build.emb_dim,), (2, hidden), axes, bias=use_bias)
 
     def __call__(self, x: jax.Array, inputs: Any = None) -> jax.Array:
@@ -51,7 +51,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
 
 
 def main(argv: list[str]) -> None:
-    """Compiles what the request describes, with its change, and writes the dump."""
+    """Compiles the requested step with its change, and writes the dump."""
     change = json.loads(Path(argv[0]).read_text(encoding="utf-8"))["config"]["change"]
     lower = ahead_of_time.lower
 

@@ -2,7 +2,7 @@
 
     python -m scripts.client_logs
 
-Each loop runs a few steps on this machine's CPU. Its times are this machine's; its FLOPs are not.
+Each loop runs a few steps on this machine's CPU. The times are this machine's; the FLOPs are not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "client_logs.md"
-_LINE = 120  # columns of a line in a block
+_LINE = 120  # columns per line in a block
 _STEPS = 8
 _PEAK = 0.05  # TFLOP/s of one core, roughly
 _HEAD = """# What each kind of client prints
@@ -46,7 +46,7 @@ def _section(client) -> str:  # type: ignore[no-untyped-def]  # its type is know
 
 
 def _about(loop: object) -> str:
-    """The loop's docstring, and where its source is."""
+    """The loop's docstring, and the location of its source."""
     file = Path(inspect.getsourcefile(loop)).relative_to(PAGE.parents[1])  # type: ignore[arg-type]
     return f"{inspect.getdoc(loop)} Source: `{loop.__name__}` in `{file}`."  # type: ignore[attr-defined]
 

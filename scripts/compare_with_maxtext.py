@@ -1,19 +1,19 @@
-"""Our train step beside MaxText's, compiled for chips that are not here: memory, cycles, bytes.
+"""Our train step and MaxText's, compiled for chips that are not attached: memory, cycles, bytes.
 
     python -m scripts.compare_with_maxtext [--maxtext-python=FILE] [--cache=FOLDER] [REGEX]
 
-Each case is one set of MaxText's keys; ours are the same keys by the names of the reference
-trainer, as `mfu-jax plan --run` reads them, but for what the trainer does better by default. Both
+Each case is one set of MaxText's keys; ours are the same keys under the reference trainer's names,
+as `mfu-jax plan --run` reads them, except for what the trainer does better by default. Both
 steps compile for the same chips, each in a child process: ours with this interpreter, MaxText's
-with the other one, which has the same jax and the same compilers (libtpu; the CUDA plugin with
-cuDNN). Cases are named "model on chips"; those that go on with ", saving" are the same step with
-one key more, or with one saving of ours changed. REGEX picks some. Minutes a case; with
-``--code-seconds=0`` half a minute, without cycles. ``--json=FILE`` keeps the exact numbers.
+with the other one, which needs the same jax and the same compilers (libtpu; the CUDA plugin with
+cuDNN). Cases are named "model on chips"; with ", saving" appended, they are the same step with
+one more key, or with one of our savings changed. REGEX selects cases. A case takes minutes; with
+``--code-seconds=0`` half a minute, without cycles. ``--json=FILE`` saves the exact numbers.
 
-Columns: the compiler's bytes of temporaries, and of all at the peak; XLA's estimated cycles (TPU
-programs only), loops multiplied out; bytes read from and written to HBM; bytes of collectives;
-matmul FLOPs and all-gathers that run; and the planner's seconds, which also hold what carries no
-cycles: attention and grouped kernels, and collectives that nothing hides.
+Columns: the compiler's bytes of temporaries, and total bytes at the peak; XLA's estimated cycles
+(TPU programs only), with loops multiplied out; bytes read from and written to HBM; bytes of
+collectives; executed matmul FLOPs and all-gathers; and the planner's seconds, which include what
+has no cycles: attention and grouped kernels, and collectives that nothing hides.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from scripts.changed_step import CHANGES
 
 _CODE_SECONDS = 1800.0  # cycles come with the machine code
 _GIB = 2**30
-# Full remat, weights over all devices, one sequence a device: what MaxText does unless it is told.
+# Full remat, weights over all devices, one sequence per device: MaxText's default behaviour.
 _COMMON = {"per_device_batch_size": 1, "remat_policy": "full"}
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama3.1-8b": {"model_name": "llama3.1-8b", "max_target_length": 8192},
@@ -68,7 +68,7 @@ CHIPS: Mapping[str, Mapping[str, Any]] = {
     "h100": {"hardware": "h100", "attention": "cudnn_flash_jax"},
 }
 _DEVICES = 8
-# What saves memory or time in one step, each alone: further keys of both steps.
+# What saves memory or time in one step, each one separately: further keys of both steps.
 _ONE_STEP = "llama3.1-8b on 8 v6e"
 _TO_HOST = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj")
 SAVINGS: Mapping[str, Mapping[str, Any]] = {
@@ -79,7 +79,7 @@ SAVINGS: Mapping[str, Mapping[str, Any]] = {
     },
     "fused MLP": {"other_flags": {"fused_mlp": True}},
 }
-# Keys of our step alone: its defaults, which stand for MaxText's elsewhere, and one saving less.
+# Keys of our step only: its own defaults in place of MaxText's, and one saving less.
 _OURS = {"weight_gathers": "auto"}
 _WITHOUT: Mapping[str, Mapping[str, str]] = {
     "collective matmuls": {"weight_gathers": "xla"},
@@ -88,17 +88,17 @@ _WITHOUT: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What a step compiled to, for one device.
+    """The result of compiling a step, for one device.
 
     Attributes:
         temporaries: bytes; None if the compiler refused the program.
-        peak: bytes of everything at once.
-        cycles: XLA's estimate of a step; None on GPUs.
-        hbm_bytes: of a step.
-        collective_bytes: of a step.
-        executed_flops: of a step.
-        all_gathers: of a step.
-        seconds: the plan's.
+        peak: maximum bytes in use at once.
+        cycles: XLA's estimate per step; None on GPUs.
+        hbm_bytes: per step.
+        collective_bytes: per step.
+        executed_flops: per step.
+        all_gathers: per step.
+        seconds: the plan's step time.
     """
 
     temporaries: int | None
@@ -120,7 +120,7 @@ _UNITS = {
 
 
 def figures(program: ProgramDump, target: Target) -> Figures:
-    """Of a compiled, or only scheduled, program."""
+    """The figures of a program, compiled or only scheduled."""
     costs = instruction_costs(program)
     plan = make_plan(program, target)
     memory = program.memory or {}
@@ -145,13 +145,13 @@ def figures(program: ProgramDump, target: Target) -> Figures:
 
 
 def _cycles(costs: ProgramCosts) -> int | None:
-    """None if no instruction has any."""
+    """The program's cycles; None if no instruction has any."""
     known = [r for r in costs.records.values() if r.estimated_cycles is not None]
     return sum(r.runs * (r.estimated_cycles or 0) for r in known) if known else None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compiles the cases whose name matches, and prints a row of each."""
+    """Compiles the cases whose name matches, and prints one row per case."""
     arguments = _arguments(argv)
     rows = []
     _say_versions(sys.executable, arguments.maxtext_python)
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _cases() -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Name, keys of both steps, and the change of ours: of `CHANGES`, `_WITHOUT`, or empty."""
+    """Name, keys of both steps, and our step's change: of `CHANGES`, `_WITHOUT`, or empty."""
     for model, keys in MODELS.items():
         devices = keys.get("devices", _DEVICES)
         for chips, hardware in CHIPS.items():
@@ -209,11 +209,11 @@ def compare(
 ) -> dict[str, Figures | None]:
     """Compiles both steps of one case.
 
-    None for one that the compiler refused unscheduled, and for MaxText's where only ours changes.
+    None for a step that the compiler refused unscheduled, and for MaxText's if only ours changes.
     """
     run = read_run(keys)
     ours, notes = reference_keys(run)
-    for note in notes[1:]:  # the first says that MaxText is not installed
+    for note in notes[1:]:  # the first one says that MaxText is not installed
         print(f"  ours: {note}", file=sys.stderr, flush=True)
     ours = {**ours, **_OURS, **_WITHOUT.get(change, {})}
     patch = change if change in CHANGES else ""
@@ -260,7 +260,7 @@ def _compiled(
 
 
 def header() -> str:
-    """Two lines of a Markdown table."""
+    """The two header lines of a Markdown table."""
     heads = [f"{name.replace('_', ' ')}, {_UNITS[name][1]}" for name in COLUMNS]
     return f"| step | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}"
 

@@ -2,10 +2,10 @@
 
     python -m scripts.compare_with_xprof TRACE --xprof /path/to/venv/bin/python
 
-TRACE is a folder. xprof has no tables of CPU devices (its tables read the planes of accelerators
-only), so each thread's thunks of the first one become a stream of a GPU's plane, with the same
-names, times and programs; both tools then read that file. The venv has
-`pip install xprof`. The exit code is 1 if an op's time differs by more than 1%. KPIs do
+TRACE is a folder. xprof has no tables for CPU devices (its tables read only accelerator planes), so
+each thread's thunks on the first CPU become a stream of a GPU plane, with the same
+names, times and programs; both tools then read that file. The venv needs
+`pip install xprof`. The exit code is 1 if an op's time differs by more than 1%. KPIs differ
 where xprof lacks rows: kernels that name no op, and the bytes of library calls.
 """
 
@@ -60,8 +60,8 @@ class Row(NamedTuple):
 
     Attributes:
         runs: how often it ran.
-        seconds: in all of its runs, what ran within it included.
-        flops: of one run; 0 if the table has none.
+        seconds: over all runs, including what ran within it.
+        flops: per run; 0 if the table has none.
         is_control: a loop or a call.
     """
 
@@ -72,14 +72,14 @@ class Row(NamedTuple):
 
 
 class Kpis(NamedTuple):
-    """What the overview page, and the totals of the other tables, say of a whole trace.
+    """What the overview page, and the totals of the other tables, report for a whole trace.
 
     Attributes:
-        step_seconds: of one step, in the mean; 0 if the trace marks none for the tool.
+        step_seconds: mean step time; 0 if the trace marks no steps for the tool.
         span_seconds: from the first op to the last, summed over devices.
-        busy_seconds: the part in which an op runs.
+        busy_seconds: the part during which an op runs.
         hbm_bytes: of all runs of all ops.
-        bytes_per_second: peak of a device's memory; 0 if unknown.
+        bytes_per_second: peak bandwidth of a device's memory; 0 if unknown.
     """
 
     step_seconds: float
@@ -89,7 +89,7 @@ class Kpis(NamedTuple):
     bytes_per_second: float
 
     def shown(self) -> dict[str, float]:
-        """By the names of the page."""
+        """The values by their names on the page."""
         moving = self.span_seconds * self.bytes_per_second
         return {
             "step time, ms": self.step_seconds * 1e3,
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def with_accelerators(file: Path, folder: Path) -> Path:
-    """The trace; if it has CPU devices only, one whose first CPU device is a GPU."""
+    """The trace; if it has only CPU devices, a copy whose first CPU device is a GPU."""
     planes = {plane.name: plane for plane in ProfileData.from_file(str(file)).planes}
     if any(name.startswith("/device:") for name in planes):
         return file
@@ -161,7 +161,7 @@ def _planes(content: bytes) -> Iterator[bytes]:
 
 
 def our_table(file: Path) -> dict[str, Row]:
-    """All events of the trace by op, with the FLOPs of its instruction; of all devices."""
+    """All events of the trace by op, with the FLOPs of its instruction; summed over devices."""
     trace = Trace(file)
     timelines = [timeline for timeline, _ in read_devices([trace])]
     rows: dict[str, Row] = {}
@@ -184,12 +184,12 @@ def our_table(file: Path) -> dict[str, Row]:
                 op.record.flops if op.record else 0,
                 op.work is Work.CONTROL,
             )
-    # xprof's tables name an op without its program: names of several programs are left out.
+    # xprof's tables name an op without its program: names used by several programs are left out.
     return {name: row for name, row in rows.items() if len(programs[name]) == 1}
 
 
 def our_kpis(file: Path) -> Kpis:
-    """The KPIs of a trace, by xprof's definitions: all of it, not the steps alone."""
+    """A trace's KPIs by xprof's definitions: over the whole trace, not only the steps."""
     trace = Trace(file)
     devices = read_devices([trace])
     names = [name for timeline, _ in devices for name in timeline.names]
@@ -219,12 +219,12 @@ def our_kpis(file: Path) -> Kpis:
 def _bandwidth(kind: str) -> float:
     try:
         return hardware.lookup(kind).memory_bandwidth_bytes_per_sec or 0.0
-    except UserError:  # traces of AMD's GPUs do not name the device as JAX does
+    except UserError:  # traces of AMD GPUs name the device differently from JAX
         return 0.0
 
 
 def _moved(op: JoinedOp, events: int, executions: int) -> int:
-    """Bytes of an op's runs; a library's call may be several kernels, each with its name."""
+    """Bytes of an op's runs; a library call may be several kernels, each under its name."""
     if op.record is None or op.work is Work.CONTROL:
         return 0
     runs = op.record.runs * executions
@@ -247,7 +247,7 @@ def _their_kpis(theirs: Mapping[str, Any]) -> Kpis:
 
 
 def _report_kpis(ours: Kpis, theirs: Kpis) -> list[str]:
-    """A line for each; what xprof has no number of is not compared."""
+    """A line per KPI; those without a number from xprof are not compared."""
     rows = [("KPI", "xprof", "ours", "off")]
     for name, their in theirs.shown().items():
         our = ours.shown()[name]

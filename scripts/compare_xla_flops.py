@@ -3,9 +3,9 @@
     python -m scripts.compare_xla_flops [FILE.yml] [key=value …] [--variant="key=value …"] [--json]
     python -m scripts.compare_xla_flops --topology=v5e:2x4 dtype=bfloat16 attention=splash
 
-Run it from the repository's root. Every variant is one row; --variant may be repeated. Without it:
+Run it from the repository root. Every variant is one row; --variant may be repeated. Without it:
 layers scanned and unrolled, with and without full rematerialisation. The step is compiled for the
-attached devices, or with --topology for TPUs that need not be attached (needs ``pip install
+attached devices or, with --topology, for TPUs that need not be attached (needs ``pip install
 'jax[tpu]'``). `mfu-jax compare` explains one row line by line.
 """
 

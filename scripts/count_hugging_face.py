@@ -4,8 +4,8 @@
     python -m scripts.count_hugging_face < variants.jsonl       # {"model_type": …, "config": {…}}
 
 Needs torch and transformers. Models are built on the meta device and counted by torch's own
-flop_counter, with eager attention (all S² pairs) and only the experts that a token uses. Nothing of
-mfu_jax is imported: these numbers check it.
+flop_counter, with eager attention (all S² pairs) and only the experts that a token uses. Imports
+nothing from mfu_jax: these numbers check it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def main() -> None:
-    """Prints one JSON object per line; a model that cannot be counted has ``error``."""
+    """Prints one JSON object per line; a model that cannot be counted has an ``error``."""
     names = sys.argv[1:]
     rows = [{"model_type": name, "batch": 2, "seq": 1024} for name in names]
     for row in rows or map(json.loads, sys.stdin):
         try:
             print(json.dumps(counted({"batch": 2, "seq": 24, **row})), flush=True)
-        except Exception as error:  # the next model may be counted
+        except Exception as error:  # later models may still be counted
             text = f"{type(error).__name__}: {str(error)[:300]}"
             print(json.dumps({**row, "error": text}), flush=True)
 
@@ -64,7 +64,7 @@ masking_utils.find_packed_sequence_indices = lambda position_ids: None  # reads 
 
 
 def build(config: Any) -> Any:
-    """The class that AutoModelForCausalLM takes, with eager attention."""
+    """Builds the class that AutoModelForCausalLM selects, with eager attention."""
     options = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         try:
@@ -77,7 +77,7 @@ def build(config: Any) -> Any:
 
 
 def forward_flops(model: Any, tokens: Any) -> tuple[int, int, int]:
-    """FLOPs of one forward pass: all, of depthwise convolutions, of chunked scans."""
+    """FLOPs of one forward pass: total, of depthwise convolutions, of chunked scans."""
     counter = _Counter()
     with torch.no_grad(), _scans(model, counter), counter:
         model(input_ids=tokens)
@@ -106,7 +106,7 @@ class _Counter(TorchDispatchMode):
 
 @contextmanager
 def _scans(model: Any, counter: _Counter) -> Iterator[None]:
-    """Tells the counter when a chunked scan runs, whichever model's."""
+    """Tells the counter when a chunked scan runs, in any model."""
     found: list[tuple[Any, str, Any]] = [
         (module, name, value)
         for module in list(sys.modules.values())
@@ -114,7 +114,7 @@ def _scans(model: Any, counter: _Counter) -> Iterator[None]:
         for name, value in list(vars(module).items())
         if re.search("chunk_gated_delta_rule|chunk_kimi_delta|chunk_scan", name) and callable(value)
     ]
-    # MiniMax writes its scan in the layer itself.
+    # MiniMax implements its scan in the layer itself.
     kinds: set[Any] = {type(module) for module in model.modules()}
     layers = [kind for kind in kinds if "LightningAttention" in kind.__name__]
     found += [(kind, "forward", kind.forward) for kind in layers]

@@ -4,5 +4,5 @@
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" train,tensorboard
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
-# A new folder each time: a run of the same name would resume the last one.
+# A new folder each time: a run with the same name would resume the previous one.
 exec python -m mfu_jax.train configs/demo.yml run_name="demo-$(date +%Y%m%d-%H%M%S)" "$@"

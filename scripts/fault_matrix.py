@@ -1,8 +1,8 @@
-"""What each kind of fault costs: kills, bad sinks, full disks, bad records, clocks, hostile input.
+"""The cost of each kind of fault: kills, bad sinks, full disks, bad records, clocks, hostile input.
 
     python -m scripts.fault_matrix [--seed 0] [--scale 1.0] [--only logger-kills,disks] [--write]
 
-Prints the table; ``--write`` puts it, with the date and the machine, between the markers of
+Prints the table; ``--write`` puts it, with the date and the machine, between the markers in
 docs/reliability.md. Scale 1 is about 500 kills and 3,000 hostile inputs: a quarter of an hour on
 two cores. The exit code is 1 if a promise was broken.
 """
@@ -35,7 +35,7 @@ _BLOCK = re.compile(r"(<!-- faults -->\n).*?(<!-- end faults -->)", re.DOTALL)
 _TRAINER_KILLS = {"training": 24, "checkpoint": 16, "resume": 16}
 
 Measure = Callable[[float, int, Path], list[Row]]
-# Everything that forks comes first: a process that has used a JAX device cannot.
+# Everything that forks comes first: a process that has used a JAX device cannot fork.
 PARTS: dict[str, Measure] = {
     "logger-kills": lambda scale, seed, folder: [
         logger_kills.kills(_count(424, scale), seed, folder)
@@ -71,7 +71,7 @@ def measure(parts: Sequence[str], scale: float, seed: int) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints, and writes if told so."""
+    """Measures, prints, and writes if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the full counts")

@@ -2,11 +2,11 @@
 
     PYTHONPATH=… python -m scripts.fit_plan RUNS.json cache=FOLDER
 
-RUNS.json is a list of runs as `mfu-jax plan --run` takes them. Those of compared_runs.yml that say
-`left_out_seconds` are compiled without machine code (or read from the cache), and the share that
-makes the mean absolute logarithm of predicted / measured least is found: a run that is slow for
-another reason than its matmuls does not move it far. Prints that share, and for each run its
-prediction, and the one with the share as it is fitted to all the others.
+RUNS.json is a list of runs in the format of `mfu-jax plan --run`. Those with `left_out_seconds` in
+compared_runs.yml are compiled without machine code (or read from the cache), and the share that
+minimises the mean absolute logarithm of predicted / measured is found: a run that is slow for
+reasons other than its matmuls does not move it far. Prints that share and, for each run, its
+prediction, and the prediction with the share fitted to all other runs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def predict(run: Mapping[str, Any], measured_seconds: float, folder: Path) -> Fitted:
-    """The reference model's step of a run, with each share."""
+    """Predicts the reference model's step of a run, with each share."""
     costs, target = _compiled(run, folder)
     return Fitted(
         run["id"],
@@ -76,7 +76,7 @@ def predict(run: Mapping[str, Any], measured_seconds: float, folder: Path) -> Fi
 
 
 def best_share(runs: Sequence[Fitted]) -> float:
-    """The share with the least mean absolute logarithm of predicted / measured."""
+    """The share that minimises the mean absolute logarithm of predicted / measured."""
     return min(
         SHARES,
         key=lambda share: sum(

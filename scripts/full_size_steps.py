@@ -1,9 +1,9 @@
-"""Compiles steps of full-size models for TPUs that are not here, and counts what they execute.
+"""Compiles steps of full-size models for TPUs that are not attached, and counts executed FLOPs.
 
     python -m scripts.full_size_steps [--cache=FOLDER] [--code-seconds=0] [REGEX]
 
-For each case: FLOPs of all devices, executed and by the config, and every line between them. A
-program is read as it is scheduled: machine code changes no instruction. Needs libtpu.
+For each case: FLOPs of all devices, executed and from the config, and every ledger line between. A
+program is read as scheduled: generating machine code changes no instruction. Needs libtpu.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OVER_NEIGHBOURS = "rows of other devices' experts"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A step, and the chips."""
+    """A step and its chips."""
 
     topology: str
     keys: Mapping[str, str]
@@ -75,13 +75,13 @@ CASES = {
 
 
 def ledger_of(config: Config, program: ProgramDump) -> Ledger:
-    """From model FLOPs to executed ones of a device, experts chosen equally often."""
+    """From a device's model FLOPs to executed FLOPs, if experts are chosen equally often."""
     model, lengths = model_of(config), Lengths.of((), ())
     if config.num_experts > 1:
         rows = config.max_target_length * config.per_device_batch_size * config.num_experts_per_tok
         of_expert = round(rows * config.expert / config.num_experts)
         lengths = Lengths.of([of_expert] * (config.num_experts // config.expert), ())
-        # With sizes of groups, the count skips those rows, as the kernels do.
+        # With group sizes, the count skips those rows, as the kernels do.
         overheads = {k: v for k, v in model.overheads.items() if k != _OVER_NEIGHBOURS}
         model = dataclasses.replace(model, overheads=overheads)
     return count_program(program, model, lengths=lengths).ledger

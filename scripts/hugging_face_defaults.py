@@ -1,11 +1,11 @@
-"""Writes what a config.json may leave out: the entries of huggingface/defaults.yml.
+"""Writes what a config.json may omit: the entries of huggingface/defaults.yml.
 
     python -m scripts.hugging_face_defaults vaultgemma cwm      # prints the entries
     python -m scripts.hugging_face_defaults 'nemotron:{"num_key_value_heads": 8}'
 
 Needs transformers. An entry has the fields that the type's translation reads, with the defaults of
-its configuration class; register the translation first. Fields after the colon are for types whose
-defaults alone build no model.
+its configuration class; register the translation first. Fields after the colon are for types that
+cannot build a model from their defaults alone.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.huggingface import TRANSLATIONS, fields
 
-# Fields that every size follows from: the translation may stop before it reads them.
+# Fields that determine every size: the translation may stop before it reads them.
 _FIRST = ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings")
 
 
 def main() -> None:
-    """Prints the YAML entries of the types on the command line, and of what they nest."""
+    """Prints the YAML entries of the types on the command line, and of their nested types."""
     for argument in sys.argv[1:]:
         name, _, given = argument.partition(":")
         for kind, read in fields_read(name, json.loads(given or "{}")).items():
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def fields_read(name: str, given: dict[str, Any]) -> dict[str, list[str]]:
-    """Model type → the fields that the translation of `name` reads of it, in order."""
+    """Model type → the fields that the translation of `name` reads from it, in order."""
     read: dict[str, list[str]] = {}
     everything = {kind: defaults(kind) for kind in CONFIG_MAPPING}
     fields._all_defaults = lambda: everything  # type: ignore[assignment]
@@ -59,7 +59,7 @@ def fields_read(name: str, given: dict[str, Any]) -> dict[str, list[str]]:
 
     try:
         TRANSLATIONS[name](Recording(given, name))
-    except UserError as error:  # defaults that no model can be built from
+    except UserError as error:  # defaults that build no model
         print(f"# {name}: {error}", file=sys.stderr)
     return {kind: [*_FIRST, *names] for kind, names in read.items()}
 
@@ -78,7 +78,7 @@ def entry(kind: str, read: Iterable[str]) -> list[str]:
 
 
 def defaults(kind: str) -> dict[str, Any]:
-    """Every field of a configuration class with its default, and its other names."""
+    """Every field of a configuration class with its default, and its aliases."""
     config = CONFIG_MAPPING[kind]
     values = {
         field.name: field.default

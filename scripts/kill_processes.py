@@ -2,8 +2,8 @@
 
     python -m scripts.kill_processes kills=20 seed=0
 
-Prints one line a kill; the last line says whether every step and loss of the killed and resumed
-run is that of an uninterrupted one.
+Prints one line per kill; the last line says whether every step and loss of the killed and resumed
+run equals that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _SIZES = (
 ).split()
 _HANG_SECONDS = 600.0
 _STEPS_A_KILL = 20
-# Long enough for several checkpoints, so that kills also hit one that is being written.
+# Long enough for several checkpoints, so that kills also hit one being written.
 _LATEST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """One killed process, and the other's end.
+    """One killed process, and how the other ended.
 
     Attributes:
-        victim: number of the killed process.
+        victim: process number of the killed process.
         delay_seconds: from process 0's first step to the kill.
-        survivor_seconds: from the kill to the other's end.
-        exit_code: the other's.
-        last_line: the last that the other wrote to stderr.
-        stderr: all that it wrote there from the kill on.
+        survivor_seconds: from the kill to the end of the other process.
+        exit_code: of the other process.
+        last_line: the last line that the other process wrote to stderr.
+        stderr: everything that it wrote there after the kill.
     """
 
     victim: int
@@ -109,7 +109,7 @@ class Pair:
 
 
 def kill_one(folder: Path, *keys: str, victim: int, delay_seconds: float) -> Kill:
-    """Starts or resumes the run of two, and kills `victim` so long after the first step."""
+    """Starts or resumes both processes; kills `victim` that long after the first step."""
     pair = Pair(folder, *keys)
     pair.first_step.wait(_HANG_SECONDS)
     time.sleep(delay_seconds)
@@ -131,10 +131,10 @@ def kill_one(folder: Path, *keys: str, victim: int, delay_seconds: float) -> Kil
 def run_with_kills(
     folder: Path, kills: int, *, seed: int = 0, report: Any = lambda kill: None
 ) -> tuple[list[Kill], list[tuple[int, float]]]:
-    """Trains in two processes, kills either in turn at random moments, resumes, and finishes.
+    """Trains in two processes, killing each in turn at random moments; resumes and finishes.
 
     Returns:
-        The kills, and step and loss of every record of the whole run.
+        The kills, and the step and loss of every record of the whole run.
     """
     choices = random.Random(seed)
     keys = (f"steps={_STEPS_A_KILL * (kills + 1)}", "checkpoint_period=5")

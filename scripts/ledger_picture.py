@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _WIDTH, _ROW, _TOP = 860, 36, 74
-_BARS = (236, 404)  # left edge and width of what 100% of the executed FLOPs takes
+_BARS = (236, 404)  # left edge, and width of 100% of the executed FLOPs
 _TFLOP, _SHARE = 744, 832  # right edges of the two columns of numbers
-# A card with a background of its own is readable on a light and on a dark page.
+# A card with its own background is readable on light and dark pages.
 _STYLE = """
   svg { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
   .card { fill: #f6f8fa; stroke: #d0d7de } text { fill: #1f2328 } .quiet { fill: #59636e }
@@ -43,7 +43,7 @@ def draw(ledger: Mapping[str, Any], *, title: str) -> str:
     """The SVG.
 
     Args:
-        ledger: what `mfu_jax.flops.ledger.Ledger.to_json` returns.
+        ledger: as returned by `mfu_jax.flops.ledger.Ledger.to_json`.
         title: the step that was counted.
     """
     rows = list(_rows(ledger))
@@ -67,7 +67,7 @@ def draw(ledger: Mapping[str, Any], *, title: str) -> str:
 
 
 def _rows(ledger: Mapping[str, Any]) -> Iterator[Row]:
-    """The lines that are not 0; the causes between executed and XLA-reported are omitted."""
+    """The non-zero lines; the causes between executed and XLA-reported FLOPs are omitted."""
     start = 0
     for line in ledger["lines"]:
         if line["flops"]:

@@ -1,4 +1,4 @@
-"""Writes the generated parts of README.md and docs/: run it after changing a docstring, the
+"""Writes the generated parts of README.md and docs/; run it after changing a docstring, the
 three-line example or the ledger's text.
 
     python -m scripts.make_pages
@@ -37,7 +37,7 @@ COMMAND = (
     "xla=212843144151040",
 )
 _TITLE = "One training step, Llama-3-70B-sized, full remat, one of 512 TPU v5p"
-_LINE = 140  # columns of a line in a block; kernels have long names
+_LINE = 140  # columns per line in a block; kernels have long names
 _BLOCK = re.compile(r"(<!-- include ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -72,7 +72,7 @@ def ledger_block() -> str:
 
 
 def compared_runs_block() -> str:
-    """Every measured run beside its prediction, the worst ones too."""
+    """Every measured run beside its prediction, including the worst."""
     rows = [
         "| run | step of | measured | bound | predicted | without it | error | |",
         "|---|---|---|---|---|---|---|---|",
@@ -87,7 +87,7 @@ def compared_runs_block() -> str:
 
 
 def _judged() -> list[str]:
-    """Errors of predictions that do not know the run, of dense models and of those with experts."""
+    """Errors of predictions without the run itself, for dense models and those with experts."""
     lines = []
     for experts, models in ((False, "dense models"), (True, "models with experts")):
         errors = sorted(

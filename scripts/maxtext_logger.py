@@ -1,4 +1,4 @@
-"""MaxText's own metric logger, called as its training loop does, for comparison."""
+"""MaxText's own metric logger, called as in its training loop, for comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MaxTextLogger:
 
     Args:
         logger: MaxText's logger.
-        key: makes the names of its metadata.
+        key: names its metadata entries.
     """
 
     def __init__(self, logger: Any, key: Any) -> None:

@@ -1,21 +1,21 @@
-"""Plants one fault after the other in the reference trainer, and asks `mfu-jax profile`.
+"""Plants one fault after another in the reference trainer, and asks `mfu-jax profile` for advice.
 
     python -m scripts.planted_faults [--only sync,data] [--pairs 3] [--most-pairs 9] [--steps 8]
 
-For each fault it prints the first advice with its expected gain, and what removing the fault really
-brings: the median difference of step times between a run with the fault and one without, which take
-turns of a few steps in one process, without a trace; first the one, then the other begins. Turns go
-on until that median is known to 5% (its standard error, from the spread of the pairs; the advice
-has no say in it), or there are `--most-pairs`. The exit code is 1 if a fault is not named first, or
-its gain is off by more than 20%, or if a healthy run gets advice. It wants a machine with two cores
-and nothing else to do; each line says how many pairs and how long it took.
+For each fault, it prints the first advice with its expected gain, and the actual gain from removing
+the fault: the median difference in step time between a run with the fault and one without. The two
+alternate in turns of a few steps in one process, untraced, and take turns at going first. Turns
+continue until the median is known to 5% (its standard error, from the spread of the pairs; the
+advice plays no part), or `--most-pairs` is reached. The exit code is 1 if a fault is not named
+first, its gain is off by more than 20%, or a healthy run gets advice. It needs an otherwise idle
+machine with two cores; each line says how many pairs it took, and how long.
 
-The C library keeps the memory that arrays free, as an accelerator's pool does. Its default gives
-large arrays back to the system, which clears their pages anew: up to a third of the CPU time of a
-step, and more where a step is called ahead, so that removing a fault seemed to bring less, or loss.
+The C library is set to keep freed array memory, as an accelerator's pool does. By default it
+returns large arrays to the system, which clears their pages again: up to a third of a step's CPU
+time, and more where steps are called ahead, so that removing a fault seemed to gain less, or lose.
 
-Those that CPUs do not feel (float32, odd vocabulary, an elementwise chain) are in
-scripts/planted_on_tpu.py. Matmuls run on one thread each, so that virtual devices share no core.
+Faults that CPUs do not feel (float32, odd vocabulary, an elementwise chain) are in
+scripts/planted_on_tpu.py. Matmuls use one thread each, so that virtual devices share no core.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import Any
 from mfu_jax.formatting import columns
 
 _WITHIN = 0.2
-_KNOWN_TO = 0.05  # standard error of what removing a fault brings, of itself
+_KNOWN_TO = 0.05  # relative standard error of the gain from removing a fault
 _KEEPS_MEMORY = {  # of glibc's malloc
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(10**12),
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
-    """What `_measured` returns, from a process of its own with so many devices."""
+    """Runs `_measured` in a separate process with this many devices."""
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
     names = ("pairs", "most-pairs", "steps", "traces")
     counts = {name: getattr(arguments, name.replace("-", "_")) for name in names}
@@ -92,7 +92,7 @@ def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
 
 
 def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Step times with the fault and without, turn by turn, and what traces between them say."""
+    """Step times with and without the fault, turn by turn, and advice from traces in between."""
     from mfu_jax.profiling.profile import read_profile
     from scripts.faults.planted import FAULTS
 
@@ -105,7 +105,7 @@ def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         faulty, healthy = FAULTS[name].pair(Path(folder))
         steps, share = arguments.steps, FAULTS[name].share
         for turn in range(arguments.most_pairs):
-            if turn % 2:  # what slows the machine down for a while slows either as often
+            if turn % 2:  # temporary slowdowns of the machine hit both equally often
                 fast = healthy.step_seconds(steps)
                 times.append((faulty.step_seconds(steps), fast))
             else:
@@ -122,14 +122,14 @@ def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _differences(times: Sequence[tuple[float, float]], share: float) -> list[float]:
-    """What removing the fault brought, pair by pair, in seconds a step."""
+    """The gain from removing the fault, pair by pair, in seconds per step."""
     return [slow - fast * share for slow, fast in times]
 
 
 def _is_known(differences: Sequence[float]) -> bool:
-    """Whether the standard error of their median is below `_KNOWN_TO` of it.
+    """Whether the standard error of their median is below `_KNOWN_TO` of the median.
 
-    That of normal values: 1.253 σ / √n, and σ is 1.253 × the mean deviation from the median.
+    For normal values: 1.253 σ / √n, where σ is 1.253 × the mean deviation from the median.
     """
     middle = median(differences)
     deviation = fmean(abs(difference - middle) for difference in differences)
@@ -152,7 +152,7 @@ def _row(name: str, fault: Any, measured: Any, seconds: float) -> tuple[tuple[st
 
 
 def _usual(found: list[dict[str, float]]) -> list[tuple[str, float]]:
-    """Advice that most traces give, with its median gain, the largest first."""
+    """Advice that most traces give, with its median gain, largest first."""
     gains: dict[str, list[float]] = {}
     for advice in found:
         for cause, seconds in advice.items():

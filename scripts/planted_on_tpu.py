@@ -1,12 +1,12 @@
-"""Plants faults in the reference trainer's step for a TPU that is not here, and asks for advice.
+"""Plants faults in the reference trainer's step for a TPU that is not attached; asks for advice.
 
     python -m scripts.planted_on_tpu [--only chain,remat] [--topology v6e:2x4] [--programs FOLDER]
 
-Each step is compiled for one chip with the fault and without. A trace is made of the faulty one in
-which every op takes the time that XLA's scheduler gives it, `mfu-jax profile` reads that trace, and
-its first advice is compared with the difference of both schedules. The times are XLA's, not those
-of our rules. The exit code is 1 if a fault is not named first, or its gain is off by more than 20%,
-or if a healthy step gets advice. Needs libtpu: ``pip install 'jax[tpu]'``.
+Each step is compiled for one chip with and without the fault. A trace of the faulty step is built
+in which every op takes the time of XLA's schedule, `mfu-jax profile` reads that trace, and
+its first advice is compared with the difference between the two schedules. The times are XLA's, not
+from our rules. The exit code is 1 if a fault is not named first, its gain is off by more than 20%,
+or a healthy step gets advice. Needs libtpu: ``pip install 'jax[tpu]'``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scripts.faults.on_accelerators import FAULTS, Side
 from scripts.faults.scheduled_trace import Schedule, write_scheduled
 
 _WITHIN = 0.2
-_LEAST = 0.05  # of a step: what removing brings is worth no advice below
+_LEAST = 0.05  # of a step: smaller gains deserve no advice
 _HEAD = ("fault", "step", "advice", "gain", "scheduled", "off", "others")
 
 
@@ -61,7 +61,7 @@ def _side(name: str) -> Side:
 
 
 def _compile(side: Side, topology: str, path: Path) -> None:
-    """In a process of its own, which libtpu wants for itself."""
+    """Compiles in a separate process, because libtpu must be used by one process alone."""
     from mfu_jax.dumps.recording import record
     from mfu_jax.instrumentation.dumping import model_flops
     from mfu_jax.trainer import pyconfig
@@ -76,7 +76,7 @@ def _compile(side: Side, topology: str, path: Path) -> None:
 
 
 def _program(name: str, topology: str, programs: Path) -> Path:
-    """The compiled program of one side, such as ``chain.faulty``; most share the healthy one."""
+    """One side's compiled program, such as ``chain.faulty``; most faults share the healthy one."""
     name = "healthy" if _side(name) == Side() else name
     path = programs / f"{topology} {name}.mfu"
     if not path.exists():

@@ -2,14 +2,14 @@
 
     python -m scripts.record_programs [--only=REGEX] [--out=tests/programs]
 
-Run it from the repository's root. Each platform's programs are compiled in a separate process,
+Run it from the repository root. Each platform's programs are compiled in a separate process,
 because libtpu and the CUDA plugin need their own environment, and a compiler crash takes its
 process with it. Programs whose compiler is not installed are left as they are. TPU programs need
 ``pip install 'jax[tpu]'`` (the libtpu that this jax pins), GPU programs ``pip install
 jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13``; with two virtual environments of the same
 jax, run the script in each.
 
-``index.json`` has one line per program: what XLA's cost_analysis() reports, and the compile time.
+``index.json`` has one line per program: XLA's cost_analysis() report, and the compile time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def record(name: str, out: Path) -> None:
     module = compiled.runtime_executable().hlo_modules()[0]
     options = sys.modules[type(module).__module__].HloPrintOptions()
     # Block masks of attention kernels are constants of a few hundred elements. Larger constants
-    # are a program's tables; as_text() leaves them out too.
+    # are a program's tables, which as_text() leaves out, too.
     options.print_large_constants = program.platform not in ("cpu", "h100")
     text = module.to_string(options)
     text = without_paths(text)
@@ -69,7 +69,7 @@ def record(name: str, out: Path) -> None:
 def without_paths(text: str) -> str:
     """The program without the paths of the machine that compiled it.
 
-    Kernels' bodies are binary: there, a path is replaced by one of the same length.
+    Kernel bodies are binary: there, a path is replaced by one of the same length.
     """
     text = re.sub(r'"/[^"\n]*/([\w.]+\.py)"', r'"\1"', text)
     text = re.sub(r"(?<=\\00)/[\w./-]*/(?=[\w.]+\.py\\00)", lambda m: _blank(m[0]), text)
@@ -89,7 +89,7 @@ def _blank(path: str) -> str:
 
 
 def write_index(path: Path, entries: Mapping[str, Any]) -> None:
-    """Puts entries into the index, sorted, one line each."""
+    """Adds entries to the index, sorted, one line each."""
     index = {**(json.loads(path.read_text()) if path.exists() else {}), **entries}
     lines = (f"{json.dumps(name)}: {json.dumps(index[name])}" for name in sorted(index))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -119,7 +119,7 @@ def main() -> int:
 
 
 def _record_apart(platform: str, names: list[str], out: Path) -> list[str]:
-    """Records in another process; after a crash, continues with the next program in a new one."""
+    """Records in another process; after a crash, a new one continues with the next program."""
     environment = {**os.environ, **_ENVIRONMENT.get(platform, TPU_ENVIRONMENT)}
     failed = []
     while names:

@@ -1,4 +1,4 @@
-"""Actor-critic on CartPole, environment and all in JAX: FLOPs, time and MFU of each phase.
+"""Actor-critic on CartPole, entirely in JAX, environment included: FLOPs, time, MFU per phase.
 
     python scripts/rl_phases.py [--iterations 60] [--metrics_file rl.jsonl …]
 
@@ -45,7 +45,7 @@ class Environments(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What a rollout returns, each [T, N, …]; `ended` where a pole fell or time was up."""
+    """The result of a rollout, each [T, N, …]; `ended`: a pole fell or time was up."""
 
     observation: jax.Array
     action: jax.Array
@@ -72,7 +72,7 @@ def dynamics(observation: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def advance(state: Environments, action: jax.Array) -> tuple[Environments, jax.Array]:
-    """The environments after `action`; those that ended are restarted."""
+    """The environments after `action`; ended ones are restarted."""
     key, fresh = jax.random.split(state.key)
     observation = dynamics(state.observation, action)
     fell = (abs(observation[:, 0]) > FARTHEST) | (abs(observation[:, 2]) > STEEPEST)
@@ -144,7 +144,7 @@ def update(learner: Learner, played: Played) -> tuple[Learner, dict[str, jax.Arr
 
 
 def steps_of(settings: Settings, iterations: int) -> Iterator[int]:
-    """Numbers of iterations, those of ``profile_steps`` marked in a trace of them."""
+    """Iteration numbers; those in ``profile_steps`` are marked in their trace."""
     chosen = settings.profile_steps
     first, last = parse_steps(chosen) if chosen else (iterations, iterations)
     with contextlib.ExitStack() as trace:
@@ -161,7 +161,7 @@ def steps_of(settings: Settings, iterations: int) -> Iterator[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Trains; returns the mean number of steps that a pole stays up at the end."""
+    """Trains; returns the mean number of steps that a pole finally stays up."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--iterations", type=int, default=60)
     add_arguments(parser)

@@ -23,7 +23,7 @@ CORE=(
     tests/flops/test_{attention_kernels,masks,three_counts}.py tests/hardware
 )
 
-find_python() { # of version $1: on the PATH, or pyenv's
+find_python() { # version $1, on the PATH or from pyenv
     local python
     for python in "python$1" "$HOME"/.pyenv/versions/"$1".*/bin/python; do
         "$python" -c 'import sys; sys.exit(sys.version.split()[0].rsplit(".", 1)[0] != sys.argv[1])' \
@@ -31,7 +31,7 @@ find_python() { # of version $1: on the PATH, or pyenv's
     done
 }
 
-requirements() { # of JAX $1
+requirements() { # for JAX $1
     case $1 in
     lowest) sed -n '/install_requires=\[/,/\]/s/.*"\(.*\)>=\(.*\)".*/\1==\2/p' setup.py ;;
     *) echo "jax==$1.*" ;;
@@ -68,7 +68,7 @@ run() { # pair $1, such as 3.11-0.8.3; prints its row
     return $status
 }
 
-newest() { # the newest Python of this machine with the newest JAX, if it is newer than .venv's
+newest() { # this machine's newest Python with the newest JAX, if newer than .venv's
     local version found=""
     for version in "${PYTHONS[@]}"; do
         .venv/bin/python -c 'import sys; v = sys.argv[1].split("."); sys.exit(

@@ -1,5 +1,5 @@
-# Sourced by the other scripts: makes .venv if it is missing, installs mfu_jax into it with the
-# extras given as arguments, and activates it. Installs again only if setup.py has changed.
+# Sourced by the other scripts: creates .venv if it is missing, installs mfu_jax into it with the
+# extras given as arguments, and activates it. Reinstalls only if setup.py has changed.
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 make_venv() {

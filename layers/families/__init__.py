@@ -1,4 +1,4 @@
-"""One function for each `decoder_block`: a config becomes the specs of its layers."""
+"""One function per `decoder_block`: turns a config into the specs of its layers."""
 
 from . import deepseek, deepseek4, dense, gemma, gemma4, mixtures, qwen_next
 from .registry import ModelSpec, family, known_blocks, model_spec

@@ -18,7 +18,7 @@ from .registry import ModelSpec, family
 
 @family("deepseek")
 def deepseek(config: Any) -> ModelSpec:
-    """With hyper-connections and n-gram memory where the config has them."""
+    """With hyper-connections and n-gram memory if the config has them."""
     streams = parts.streams(config)
     dense: Any = parts.mlp(config)
     sparse = dense
@@ -41,7 +41,7 @@ def deepseek(config: Any) -> ModelSpec:
 
 
 def deepseek_router(config: Any) -> RouterSpec:
-    """V3's sigmoid with a bias for the choice, or V2's softmax, over groups of experts."""
+    """V3's sigmoid with a choice bias, or V2's softmax, over groups of experts."""
     score = config.routed_score_func
     if score == "auto":
         score = "sigmoid" if config.routed_bias else "softmax"
@@ -52,7 +52,7 @@ def deepseek_router(config: Any) -> RouterSpec:
         bias="choice" if config.routed_bias else "",
         groups=max(config.n_routing_groups, 0),
         top_groups=max(config.topk_routing_group, 0),
-        # The bias evens the load out instead of a loss.
+        # The bias balances the load instead of a loss.
         balance_weight=0.0 if config.routed_bias else config.load_balance_loss_weight,
     )
 

@@ -9,7 +9,7 @@ from ..compressed_attention import CompressedAttentionSpec
 from . import parts
 from .registry import ModelSpec, family
 
-# Layers whose compressed keys stand for so many tokens pick them by an indexer.
+# Layers whose compressed keys each stand for this many tokens pick them with an indexer.
 _INDEXED_RATIO = 4
 
 

@@ -38,7 +38,7 @@ def qwen2(config: Any) -> ModelSpec:
 
 @family("qwen3", "qwen3_moe")
 def qwen3(config: Any) -> ModelSpec:
-    """Norms on each head's queries and keys; of Qwen3-VL, images in its first layers."""
+    """Norms on each head's queries and keys; for Qwen3-VL, image features in the first layers."""
     if not config.images_per_sequence:
         return uniform(config, qk_norm="head")
     seeing = uniform(config, qk_norm="head", rope=_by_grid(parts.rope(config), config.head_dim))
@@ -51,7 +51,7 @@ def qwen3(config: Any) -> ModelSpec:
 
 
 def _by_grid(rope: Rope, head_dim: int) -> Rope:
-    """With 20 of 64 pairs for rows, as many for columns (Qwen3-VL, config.json: mrope_section)."""
+    """20 of 64 pairs for rows, as many for columns (Qwen3-VL, config.json: mrope_section)."""
     pairs = head_dim // 2
     of_side = pairs * 20 // 64
     return dataclasses.replace(rope, sections=(pairs - 2 * of_side, of_side, of_side))
@@ -71,7 +71,7 @@ def olmo3(config: Any) -> ModelSpec:
 
 @family("gpt_oss")
 def gpt_oss(config: Any) -> ModelSpec:
-    """Local and global layers in turn, sinks, biased experts with a limited swish."""
+    """Alternating local and global layers, sinks, biased experts with a clipped swish."""
     whole = parts.attention(config, bias=True, output_bias=True, sinks=True)
     kinds = {"global": whole, "local": parts.window(config, whole)}
     routed: RouterSpec = parts.router(config, bias="logits", normalize=True)

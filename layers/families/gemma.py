@@ -32,7 +32,7 @@ def gemma(config: Any) -> ModelSpec:
 
 @family("gemma2")
 def gemma2(config: Any) -> ModelSpec:
-    """Local and global layers in turn (`num_decoder_layers` counts the pairs), soft caps."""
+    """Alternating local and global layers (`num_decoder_layers` counts pairs), soft caps."""
     whole = parts.attention(config)
     cap = config.attn_logits_soft_cap or _GEMMA2_SCORES_CAP
     whole = whole.replace(pattern=dataclasses.replace(whole.pattern, soft_cap=cap))
@@ -51,7 +51,7 @@ def gemma3(config: Any) -> ModelSpec:
     scores = parts.pattern(config, joins_images=config.images_per_sequence > 0)
     whole = parts.attention(config, qk_norm="head", pattern=scores)
     nearby = parts.window(config, whole)
-    # Stretched are the global layers only.
+    # Only the global layers are stretched.
     base = config.local_rope_max_timescale or config.rope_max_timescale
     nearby = nearby.replace(rope=Rope(timescale=base))
     kinds = {"global": whole, "local": nearby}

@@ -1,4 +1,4 @@
-"""Gemma 4: wider global layers whose keys are their values; small models borrow layers' keys."""
+"""Gemma 4: wider global layers whose keys double as values; small models reuse layers' keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .dense import local_global
 from .registry import ModelSpec, family
 
 _INTERVAL = 6
-# By use_double_wide_mlp: E4B, E2B. MaxText's files name no period.
+# Keyed by use_double_wide_mlp: E4B, E2B. MaxText's files name no period.
 _INTERVALS = {False: _INTERVAL, True: 5}
 
 
@@ -31,7 +31,7 @@ def _kinds(config: Any) -> dict[str, AttentionSpec]:
         rotary_dim=0,
     )
     near = parts.window(config, local)
-    if config.images_per_sequence:  # in local layers only, unlike Gemma 3
+    if config.images_per_sequence:  # only in local layers, unlike Gemma 3
         inside = dataclasses.replace(near.pattern, joins_images=True)
         near = near.replace(pattern=inside)
     if config.local_rope_max_timescale:
@@ -55,7 +55,7 @@ def gemma4(config: Any) -> ModelSpec:
         # The MLP is as wide as MaxText's shared expert: `mlp_dim` for each.
         dense = parts.mlp(config, config.shared_experts * config.mlp_dim)
         feed_forward = ExpertsBesideMlpSpec(experts=experts, mlp=dense)
-        norms = ("pre_mixer", *POST_NORMS)  # it has the others itself
+        norms = ("pre_mixer", *POST_NORMS)  # the part has the other norms itself
     layers = tuple(
         LayerSpec(mixer=kinds[kind], feed_forward=feed_forward, norms=norms, scaled=True)
         for kind in local_global(_INTERVAL, config.num_decoder_layers)
@@ -70,7 +70,7 @@ def gemma4_small(config: Any) -> ModelSpec:
     names = local_global(interval, config.num_decoder_layers)
     kinds = _kinds(config)
     lent = len(names) - config.num_kv_shared_layers
-    # The last layer of each kind that makes its own keys and values lends them.
+    # The last layer of each kind that computes its own keys and values lends them.
     lenders = {kind: lent - 1 - names[:lent][::-1].index(kind) for kind in set(names[:lent])}
     layers = []
     for i, kind in enumerate(names):

@@ -1,4 +1,4 @@
-"""Families with experts in some layers, or with experts on a latent: Llama 4, Switch, a Qwen."""
+"""Families with experts in some layers, or experts on a latent: Llama 4, Switch, a Qwen."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def envy(config: Any) -> ModelSpec:
 
 @family("qwen3_custom_moe")
 def qwen3_custom_moe(config: Any) -> ModelSpec:
-    """Attention projects to a narrower latent; the experts work on it; a projection leads back."""
+    """Attention projects to a narrower latent for the experts; a projection leads back."""
     mixer = LatentExpertsSpec(
         attention=parts.attention(config, qk_norm="head", output_width=config.attention_output_dim),
         experts=parts.experts(config),

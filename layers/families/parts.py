@@ -1,4 +1,4 @@
-"""What families share: attention, MLP and experts as a config describes them."""
+"""What families share: attention, MLP and experts from the config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..rope_stretches import DynamicNtk, Llama3, LongRope, Stretch, Yarn
 from ..routers import RouterSpec
 from .registry import ModelSpec
 
-# The blocks that GPT descends from: LayerNorm, learned positions.
+# GPT-style blocks: LayerNorm, learned positions.
 _GPT_BLOCKS = ("gpt2", "gpt3")
 
 
@@ -38,7 +38,7 @@ def model(config: Any, layers: tuple[LayerSpec, ...], **changes: Any) -> ModelSp
 
 
 def uses_rope(config: Any) -> bool:
-    """Whether positions rotate queries and keys; else they have a table."""
+    """Whether positions rotate queries and keys; otherwise they have an embedding table."""
     if config.position_embedding != "auto":
         return bool(config.position_embedding == "rope")
     return config.decoder_block not in _GPT_BLOCKS
@@ -56,7 +56,7 @@ def _linear(config: Any) -> Rope:
 
 
 def _stretched(config: Any, stretch: Stretch, factor: float, pretrained: int) -> Rope:
-    """With the factor and pretrained length of the config, or else those given (MaxText's)."""
+    """With the config's factor and pretrained length, or else the given (MaxText's) defaults."""
     return Rope(
         timescale=config.rope_max_timescale,
         factor=config.rope_factor or factor,
@@ -96,7 +96,7 @@ _STRETCHES: dict[str, Callable[[Any], Rope]] = {
 
 
 def attention(config: Any, **changes: Any) -> AttentionSpec:
-    """Multi-head attention as the config describes it, every key before a query seen."""
+    """Multi-head attention as the config describes it, over all earlier keys."""
     bias = config.attention_bias or config.use_bias
     options: dict[str, Any] = {
         "heads": config.num_query_heads,
@@ -108,7 +108,7 @@ def attention(config: Any, **changes: Any) -> AttentionSpec:
         "bias": bias,
         "output_bias": bias,
         "qk_norm": "head" if config.use_qk_norm else "",
-        "fused": config.fused_qkv and not config.lora_rank,  # adapters are of each
+        "fused": config.fused_qkv and not config.lora_rank,  # adapters are separate
         **changes,
     }
     if options["rotary_dim"] == options["head_dim"]:
@@ -145,13 +145,13 @@ def splash_blocks(config: Any) -> SplashBlocks:
 
 
 def window(config: Any, spec: AttentionSpec) -> AttentionSpec:
-    """The same attention in the config's sliding window, if it has one."""
+    """The same attention with the config's sliding window, if it has one."""
     inside = dataclasses.replace(spec.pattern, window=config.sliding_window_size)
     return spec.replace(pattern=inside)
 
 
 def indexer(config: Any) -> IndexerSpec:
-    """What picks the keys of sparse attention."""
+    """The indexer that picks the keys of sparse attention."""
     stage = SPARSE if config.indexer_sparse_training else DENSE
     return IndexerSpec(
         heads=config.indexer_n_heads,
@@ -190,7 +190,7 @@ def router(config: Any, **changes: Any) -> RouterSpec:
 
 
 def experts(config: Any, routed: RouterSpec | None = None, **changes: Any) -> ExpertsSpec:
-    """The config's routed experts, and a shared one if it has any."""
+    """The config's routed experts, and a shared one if the config has any."""
     shared = None
     if config.shared_experts:
         shared = mlp(config, config.shared_experts * config.moe_mlp_dim)
@@ -208,5 +208,5 @@ def experts(config: Any, routed: RouterSpec | None = None, **changes: Any) -> Ex
 
 
 def feed_forward(config: Any) -> MlpSpec | ExpertsSpec:
-    """The experts of a model that has them, else its MLP."""
+    """The experts if the model has any, else its MLP."""
     return mlp(config) if config.num_experts == 1 else experts(config)

@@ -14,17 +14,17 @@ from .towers import vision_spec
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A decoder: its layers, and what stands below and above them.
+    """A decoder: its layers, and what comes before and after them.
 
     Attributes:
         normalization: a name of `NORMS`.
-        learned_positions: rows of the table of positions; 0: none.
+        learned_positions: rows of the position table; 0: none.
         embedding_scale: factor of the embedding.
-        logits_soft_cap: logits l become ``cap · tanh(l / cap)``; 0: they do not.
+        logits_soft_cap: logits l become ``cap · tanh(l / cap)``; 0: no cap.
         streams: residual streams of hyper-connections; 0: a plain residual.
-        hyper_head: trained weights join the streams; else they are summed.
+        hyper_head: whether trained weights join the streams; else they are summed.
         per_layer_width: of the layers' own inputs; 0: none.
-        vision: the tower for images; None: there are none.
+        vision: the tower for images; None: no images.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -39,7 +39,7 @@ class ModelSpec:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it needs of the attention implementation."""
+        """What the model needs from the attention implementation."""
         return frozenset().union(*(layer.needs for layer in self.layers))
 
 
@@ -48,7 +48,7 @@ _FAMILIES: dict[str, Callable[..., ModelSpec]] = {}
 
 
 def family(*blocks: str) -> Callable[[Family], Family]:
-    """Registers a function of the config for the `decoder_block` names that it serves."""
+    """Registers a function of the config for the given `decoder_block` names."""
 
     def register(function: Family) -> Family:
         _FAMILIES.update(dict.fromkeys(blocks, function))

@@ -1,4 +1,4 @@
-"""The vision towers: `decoder_block` → how a model sees."""
+"""The vision towers: `decoder_block` → the vision encoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QWEN3_TIMESCALE = 10_000.0  # transformers, Qwen3VLVisionConfig
 
 
 def tower(*blocks: str) -> Callable[[Callable[[Any], VisionSpec]], Callable[[Any], VisionSpec]]:
-    """Registers a function of the config for the `decoder_block` names that it serves."""
+    """Registers a function of the config for the given `decoder_block` names."""
 
     def register(function: Callable[[Any], VisionSpec]) -> Callable[[Any], VisionSpec]:
         _TOWERS.update(dict.fromkeys(blocks, function))
@@ -30,18 +30,18 @@ def tower(*blocks: str) -> Callable[[Callable[[Any], VisionSpec]], Callable[[Any
 
 
 def known_towers() -> list[str]:
-    """Every `decoder_block` that has a tower."""
+    """Every `decoder_block` with a tower."""
     return sorted(_TOWERS)
 
 
 def vision_spec(config: Any) -> VisionSpec | None:
-    """The tower of a config whose sequences have images; None: they have none."""
+    """The tower of a config whose sequences have images; None: no images."""
     return _TOWERS[config.decoder_block](config) if config.images_per_sequence else None
 
 
 @tower("gemma3")
 def siglip(config: Any) -> VisionSpec:
-    """SigLIP (arXiv 2303.15343), averaged, normed and projected."""
+    """SigLIP (arXiv 2303.15343); tokens are averaged, normed and projected."""
     sides = _sides(config)
     return VisionSpec(
         sides=sides,
@@ -56,7 +56,7 @@ def siglip(config: Any) -> VisionSpec:
 
 @tower("gemma4")
 def gemma4(config: Any) -> VisionSpec:
-    """Norms around every part, gated MLPs, a table of places for each axis, standardised means."""
+    """Norms around every part, gated MLPs, a position table per axis, standardised means."""
     sides = _sides(config)
     gated = MlpSpec(
         hidden=config.intermediate_size_for_vit, activations=tuple(config.mlp_activations)
@@ -78,7 +78,7 @@ def gemma4(config: Any) -> VisionSpec:
 
 @tower("llama4")
 def llama4(config: Any) -> VisionSpec:
-    """Tiles, each with a class token, rotated by row and column; pixel shuffle."""
+    """Tiles, each with a class token; rotary positions by row and column; pixel shuffle."""
     sides = (config.tile_size_for_vit, config.tile_size_for_vit)
     rope = GridRope(timescale=_LLAMA4_TIMESCALE, first=1, neighbours=True)
     return VisionSpec(
@@ -98,7 +98,7 @@ def llama4(config: Any) -> VisionSpec:
 
 @tower("qwen3", "qwen3_moe")
 def qwen3(config: Any) -> VisionSpec:
-    """Qwen3-VL: patches of two frames, squares through an MLP, those of inner layers, too."""
+    """Qwen3-VL: patches of two frames; squares go through an MLP, also those of inner layers."""
     sides = _sides(config)
     rope = GridRope(timescale=_QWEN3_TIMESCALE, across=True)
     return VisionSpec(
@@ -119,7 +119,7 @@ def qwen3(config: Any) -> VisionSpec:
 
 
 def _sides(config: Any) -> tuple[int, int]:
-    """Height and width of an image; one number is a square."""
+    """Height and width of an image; a single number means a square."""
     size = config.image_size_for_vit
     height, width = (size, size) if isinstance(size, int) else size
     return height, width

@@ -13,10 +13,10 @@ class Benchmark:
 
     Attributes:
         parameters: as published; they decide whether the training state fits.
-        batches: sequences of a device, tried in this order until one fits; with `split_sequences`,
+        batches: sequences per device, tried in order until one fits; with `split_sequences`,
             of all devices.
-        settings: keys of the trainer.
-        split_sequences: each sequence lies over all devices.
+        settings: the trainer's keys.
+        split_sequences: whether each sequence is split over all devices.
     """
 
     parameters: float
@@ -30,7 +30,7 @@ def _full_remat(model_name: str, length: int, **more: Any) -> Mapping[str, Any]:
     return keys | more
 
 
-# Parts of the logits at a time: of 32,768 tokens, all would be the largest array by far.
+# Logits in parts: those of 32,768 tokens at once would be the largest array by far.
 _LONG = {"num_vocab_tiling": 8}
 _EXPERTS = {
     "decoder_block": "mixtral",

@@ -1,7 +1,7 @@
-"""What stands beside a benchmark run: what a plan predicts of it, and PyTorch on the same device.
+"""Comparisons for a benchmark run: a plan's prediction, and PyTorch on the same device.
 
-Both run in processes of their own after the trainer has left the device. Where one is missing, the
-reason stands in its place.
+Both run in separate processes after the trainer has released the device. Where one is missing, the
+reason takes its place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mfu_jax.runs.platforms import Device, performance_flags
 _PLANNER = (sys.executable, "-m", "mfu_jax.cli", "plan")
 _PYTORCH = (sys.executable, "-m", "mfu_jax.trainer.pytorch_step")
 _PLANNED = ("step_time_seconds", "mfu", "hfu", "memory_peak_bytes", "fits")
-# Chip → the name of its slices, and what that counts for each JAX device.
+# Chip → the prefix of its slice names, and what the name counts per JAX device.
 _SLICES = {
     "TPU v4": ("v4", 2),
     "TPU v5e": ("v5e", 1),
@@ -32,11 +32,11 @@ _SLICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """One of them.
+    """One comparison.
 
     Attributes:
-        values: its numbers; empty if it has none.
-        why: it has none.
+        values: its numbers; empty if there are none.
+        why: the reason for having none.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -50,11 +50,11 @@ def predicted(
     timeout: float,
     planner: Sequence[str] = _PLANNER,
 ) -> Neighbour:
-    """What `mfu-jax plan` says of a run, with the run's own flags of the compiler.
+    """`mfu-jax plan`'s prediction of a run, with the run's own compiler flags.
 
     Args:
-        settings: keys of the trainer.
-        device: that ran it.
+        settings: the trainer's keys.
+        device: the device that ran it.
         timeout: seconds.
         planner: the command.
     """
@@ -71,10 +71,10 @@ def predicted(
 
 
 def _target(device: Device) -> list[str]:
-    """The words of a plan for these devices.
+    """A plan's arguments for these devices.
 
     Raises:
-        UserError: no plan is made for them.
+        UserError: plans do not support them.
     """
     if device.platform == "gpu":
         return [f"hardware={device.kind}", f"devices={device.count}"]
@@ -93,11 +93,11 @@ def beside_pytorch(
     timeout: float,
     program: Sequence[str] = _PYTORCH,
 ) -> Neighbour:
-    """The same model in PyTorch, compiled, on one GPU, with the batch that the trainer took.
+    """The same model in PyTorch, compiled, on one GPU, with the trainer's batch.
 
     Args:
-        settings: keys of the trainer.
-        device: that ran it.
+        settings: the trainer's keys.
+        device: the device that ran it.
         timeout: seconds.
         program: the command.
     """
@@ -109,7 +109,7 @@ def beside_pytorch(
 
 
 def _json_of(command: Sequence[str], timeout: float, codes: Sequence[int]) -> Neighbour:
-    """What a command prints, or the last line of its errors."""
+    """A command's output, or the last line of its errors."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:

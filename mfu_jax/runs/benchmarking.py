@@ -30,14 +30,14 @@ TRAINER = (sys.executable, "-m", "mfu_jax.train", "configs/base.yml")
 
 # Weights, gradients and AdamW's two moments: four numbers per parameter, all in `weight_dtype`.
 _STATE_BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 8}
-_STATE_SHARE = 0.85  # of the memory; the rest is for activations
+_STATE_SHARE = 0.85  # of memory; the rest is for activations
 _TOO_LARGE = "out of memory"
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One line of the table; `status` is ``ok`` or the reason for having no numbers."""
+    """One row of the table; `status` is ``ok`` or the reason for missing numbers."""
 
     name: str
     status: str
@@ -50,13 +50,13 @@ class Result:
 
 
 def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
-    """Settings of the trainer to try in turn, largest batch first.
+    """Trainer settings to try in turn, largest batch first.
 
-    Weights, gradients and moments are split over all devices, in float32 if they fit, else in
+    Weights, gradients and moments are split over all devices, in float32 if they fit, otherwise in
     bfloat16.
 
     Raises:
-        UserError: the training state fits in neither.
+        UserError: the training state does not fit even in bfloat16.
     """
     benchmark = BENCHMARKS[name]
     share = benchmark.parameters / device.count
@@ -79,7 +79,7 @@ def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
         "tensorboard_dir": "",
         **benchmark.settings,
     }
-    # a larger batch makes a CPU no faster, and its memory is unknown here
+    # a larger batch does not make a CPU faster, and its memory is unknown here
     batches = benchmark.batches[-1:] if device.platform == "cpu" else benchmark.batches
     if benchmark.split_sequences:
         return [{**common, "per_device_batch_size": batch / device.count} for batch in batches]
@@ -87,10 +87,10 @@ def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
 
 
 def _mesh(benchmark: Benchmark, device: Device) -> dict[str, Any]:
-    """Keys of the one axis that all devices form; either splits the weights."""
+    """Keys of the one mesh axis over all devices; either choice splits the weights."""
     if not benchmark.split_sequences:
         return {"fsdp": device.count}
-    # The kernels of GPUs take whole sequences, and all keys at once have too large scores.
+    # GPU kernels take whole sequences, and scores over all keys at once are too large.
     strategy = "ring" if device.platform == "gpu" and device.count > 1 else "all_gather"
     return {"context_parallelism": device.count, "context_parallel_strategy": strategy}
 
@@ -104,7 +104,7 @@ def run_benchmark(
     timeout: float,
     trainer: Sequence[str] = TRAINER,
 ) -> Result:
-    """Runs one config with ever smaller batches until it fits, and reads its metrics back."""
+    """Runs one config with ever smaller batches until it fits, and reads back its metrics."""
     try:
         attempts = plan(name, device, steps)
     except UserError as reason:
@@ -130,7 +130,7 @@ def run_benchmark(
 
 
 def with_neighbours(result: Result, device: Device, timeout: float) -> Result:
-    """The result of a run with what a plan predicts of it, and PyTorch's time."""
+    """A run's result with a plan's prediction and PyTorch's time added."""
     if result.status != "ok":
         return result
     return dataclasses.replace(
@@ -199,7 +199,7 @@ def summarize(path: Path) -> dict[str, float]:
 
 
 def _peak_of(path: Path) -> str:
-    """The peak that MFU and HFU are relative to, from the set-up beside the metrics file."""
+    """The peak that MFU and HFU refer to, from the set-up beside the metrics file."""
     setup = path.with_name(path.name + ".setup.json")
     if not setup.exists():
         return ""
@@ -227,7 +227,7 @@ _COLUMNS: Mapping[str, Callable[[Result], str]] = {
 
 
 def _pytorch_mfu(result: Result) -> str:
-    """Of the same model FLOPs and the same peak, in PyTorch's time."""
+    """MFU in PyTorch's time, with the same model FLOPs and the same peak."""
     seconds = result.pytorch.values.get("median_seconds")
     ours = result.metrics.get("median_seconds")
     return format(result.metrics["mfu"] * ours / seconds, ".2%") if seconds and ours else "-"

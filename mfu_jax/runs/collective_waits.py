@@ -1,4 +1,4 @@
-"""The hosts of a profile: who waits in collectives, and for whom. Says; does not read traces."""
+"""A profile's hosts: which ones wait in collectives, and for whom. Reads no traces itself."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from mfu_jax.formatting import seconds_text, short
 
-# The median host's wait that is worth a line, as a part of a step.
+# Smallest wait of the median host worth a line, as a fraction of a step.
 LATE_FRACTION = 0.10
 _MOST_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveWait:
-    """One host, in seconds of a step.
+    """One host's times, in seconds per step.
 
     Attributes:
         host: its name, or ``process3``.
-        step_seconds: of a step.
-        collective_seconds: in collectives, with no compute beside them.
-        wait_seconds: of these, beyond those of the host that spends least in them.
+        step_seconds: step time.
+        collective_seconds: in collectives, with no concurrent compute.
+        wait_seconds: the part of it beyond that of the host that spends least in collectives.
     """
 
     host: str
@@ -36,7 +36,7 @@ class CollectiveWaits:
 
     Attributes:
         source: the profile's folder.
-        hosts: the one that is waited for first.
+        hosts: the host that others wait for comes first.
     """
 
     source: str
@@ -44,19 +44,19 @@ class CollectiveWaits:
 
     @property
     def median_seconds(self) -> float:
-        """The wait of the median host; of two, the longer one."""
+        """The wait of the median host; for an even number, the longer of the middle two."""
         waits = sorted(host.wait_seconds for host in self.hosts)
         return waits[len(waits) // 2]
 
     @property
     def slowest(self) -> CollectiveWait | None:
-        """The host that the others wait for; None: nobody is late."""
+        """The host that the others wait for; None: no host is late."""
         first = self.hosts[0]
         return first if self.median_seconds > LATE_FRACTION * first.step_seconds else None
 
     @property
     def finding(self) -> str:
-        """Who is late, in one line; empty: nobody."""
+        """Which host is late, in one line; empty: none."""
         if (late := self.slowest) is None:
             return ""
         return (
@@ -80,7 +80,7 @@ class CollectiveWaits:
         return "\n".join([*lines, *([f"    {self.finding}"] if self.finding else [])])
 
     def to_json(self) -> dict[str, Any]:
-        """All of it; ``slowest`` is None if nobody is late."""
+        """All values; ``slowest`` is None if no host is late."""
         slowest = self.slowest
         return {
             "source": self.source,

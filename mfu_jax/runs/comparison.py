@@ -1,12 +1,12 @@
 """Whether one run is faster than another: trimmed means, and an interval of their difference.
 
-A run's time is the mean logarithm of its steps without the slowest and the fastest fifth of them:
-outliers do not move it, and its variance is 0.7 of a median's. What it scatters by is seen
-between windows of neighbouring steps: each window has a mean of the influence of its steps
-(clipped at the ends of what is kept, as in Yuen's interval). Where neighbouring windows are alike,
-as they are if step times drift, their autocorrelation of first order shrinks their number.
-Logarithms make the difference of two runs a ratio; Welch's t interval. Of several runs A, the
-scatter between them is known, too: B is compared with what another one of them would be.
+A run's time is the mean logarithm of its steps without the slowest and the fastest fifth:
+outliers do not move it, and its variance is 0.7 of a median's. Its scatter is estimated from
+windows of neighbouring steps: each window's value is the mean influence of its steps (clipped at
+the ends of what is kept, as in Yuen's interval). Where neighbouring windows are correlated, as when
+step times drift, their first-order autocorrelation reduces their effective number.
+Logarithms turn the difference of two runs into a ratio; Welch's t interval. With several runs A,
+the scatter between them is known, too: B is compared with what another repeat of A would be.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-CONFIDENCE = 0.99  # one verdict in a hundred is a false alarm
+CONFIDENCE = 0.99  # one false alarm in a hundred verdicts
 _MOST_WINDOWS = 64
 _STEPS_OF_A_WINDOW = 5
 _FEWEST_WINDOWS = 4
-_TRIMMED = 0.2  # of the steps, at either end
-# Of neighbouring windows. A drift looks like 1, which would leave one window of a whole run.
+_TRIMMED = 0.2  # of the steps, at each end
+# Of neighbouring windows. Drift looks like 1, which would leave one window for a whole run.
 _HIGHEST_CORRELATION = 0.7
 _FEWEST_DEGREES = 2.0
 
@@ -35,9 +35,9 @@ class Difference:
         a: median of run A, of all its values; of several runs, the median of theirs.
         b: median of run B.
         change: B / A − 1, of the trimmed means.
-        low: lower end of the change's interval; None if there are too few values for one.
+        low: lower end of the change's interval; None if there are too few values.
         high: its upper end.
-        windows: how many windows of A and of B.
+        windows: number of windows of A and of B.
     """
 
     a: float
@@ -54,12 +54,12 @@ class Difference:
 
     @property
     def is_real(self) -> bool:
-        """Whether the interval excludes no change."""
+        """Whether the interval excludes a change of zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     @property
     def half_width(self) -> float | None:
-        """Half of the interval."""
+        """Half the interval's width."""
         if self.low is None or self.high is None:
             return None
         return (self.high - self.low) / 2
@@ -84,8 +84,8 @@ def compare(
     """The change from A to B.
 
     Args:
-        a: of each measured step, in their order, above 0; at least one.
-        b: the same of the other run.
+        a: a value per measured step, in order, all above 0; at least one.
+        b: the same for the other run.
         confidence: of the interval.
 
     >>> difference = compare([1.0, 1.01, 0.99] * 40, [1.02, 1.03, 1.01] * 40)
@@ -105,10 +105,10 @@ def compare_with_repeats(
     """The change from repeats of one run to B.
 
     Args:
-        runs: each as `compare` takes A; of two or more, their scatter widens the interval.
-        b: as `compare` takes it.
+        runs: each as A in `compare`; with two or more, their scatter widens the interval.
+        b: as in `compare`.
         confidence: of the interval.
-        rounding: what the values are multiples of, relative to them: a log's 0.012 s is 1 / 12.
+        rounding: the values' resolution relative to them: for a log's 0.012 s, 1 / 12.
 
     >>> runs = [[x, 1.01 * x, 0.99 * x] * 40 for x in (1.0, 1.03, 0.97, 1.02)]
     >>> compare_with_repeats(runs, [1.02, 1.03, 1.01] * 40).is_real
@@ -139,7 +139,7 @@ class _Estimate:
 
 
 def window_ends(steps: int) -> list[int]:
-    """Where each window begins, and where the last one ends; few steps are windows of their own."""
+    """Start of each window, and end of the last; with few steps, each is its own window."""
     fewest = min(_FEWEST_WINDOWS, steps)
     count = min(_MOST_WINDOWS, max(steps // _STEPS_OF_A_WINDOW, fewest))
     return [steps * i // count for i in range(count + 1)]
@@ -165,13 +165,13 @@ def _mean_log(values: Sequence[float]) -> float:
 
 
 def _influences(values: Sequence[float], low: float, high: float, weight: float) -> list[float]:
-    """How far each window pulls the trimmed mean from its middle.
+    """How far each window pulls the trimmed mean from its centre.
 
     Args:
         values: of all steps.
-        low: the smallest of those that are kept.
-        high: the largest of them.
-        weight: all steps / those that are kept.
+        low: the smallest kept value.
+        high: the largest kept value.
+        weight: number of all steps / number of kept steps.
     """
     clipped = [low if x < low else high if x > high else x for x in values]
     means = [_mean_log(clipped[i:j]) for i, j in pairwise(window_ends(len(values)))]
@@ -182,8 +182,8 @@ def _influences(values: Sequence[float], low: float, high: float, weight: float)
 def _repeated(runs: Sequence[_Estimate]) -> _Estimate:
     """The mean of repeats; the variance is that of its difference from one more repeat.
 
-    Each mean scatters by its run's own variance, and by what differs between repeats. The latter
-    counts once more for the other run, whose own variance comes on top.
+    Each mean scatters by its run's own variance, and by the differences between repeats. The latter
+    count once more for the other run, whose own variance is added separately.
     """
     count = len(runs)
     if count == 1:
@@ -200,7 +200,7 @@ def _repeated(runs: Sequence[_Estimate]) -> _Estimate:
 
 
 def _rounded(kept: Sequence[float], rounding: float) -> float:
-    """Variance of what rounding adds to all steps alike: step times that scatter average it out."""
+    """Variance of rounding that shifts all steps alike; scatter in step times averages it out."""
     if not rounding:
         return 0.0
     spread = statistics.pstdev(map(math.log, kept))
@@ -209,17 +209,17 @@ def _rounded(kept: Sequence[float], rounding: float) -> float:
 
 
 def _stretch(windows: Sequence[float], squares: float) -> float:
-    """How many windows say as much as one independent one: (1 + ρ) / (1 − ρ), 1 or above."""
+    """How many windows are worth one independent window: (1 + ρ) / (1 − ρ), at least 1."""
     if squares <= 0:
         return 1.0
     found = math.fsum(x * y for x, y in pairwise(windows)) / squares
-    found += (1 + 4 * found) / len(windows)  # its bias (Kendall, 1954)
+    found += (1 + 4 * found) / len(windows)  # its bias correction (Kendall, 1954)
     correlation = min(max(found, 0.0), _HIGHEST_CORRELATION)
     return (1 + correlation) / (1 - correlation)
 
 
 def _margin(a: _Estimate, b: _Estimate, confidence: float) -> float | None:
-    """Half of the interval of the logarithms' difference (Welch and Satterthwaite)."""
+    """Half the interval of the logarithms' difference (Welch and Satterthwaite)."""
     variance = a.variance + b.variance
     if math.isnan(variance):
         return None

@@ -1,12 +1,12 @@
 """Metrics of other trainers as our steps: levanter's and torchtitan's JSON lines, and a console.
 
 levanter (tracker/json_logger.py) writes ``{"tracker": …, "event": "log", "step": 7, "metrics": …}``
-with its logger's prefix, several for each step. Times are of a step without the wait
-for data; rates are of all devices, whose number follows from its summary of theoretical FLOP/s.
+after its logger's prefix, several lines per step. Times are of a step without the wait for
+data; rates are of all devices, whose number follows from its summary of theoretical FLOP/s.
 
-torchtitan's metrics (components/metrics.py) are per device, a record for each `log_freq` steps. Its
-structured logs (observability/structured_logger) have spans in milliseconds; read are only the
-step's own and those inside it that do not train, of the first rank in the file. Its console is
+torchtitan's metrics (components/metrics.py) are per device, one record per `log_freq` steps. Its
+structured logs (observability/structured_logger) have spans in milliseconds; only the step's own
+span and the non-training spans inside it are read, of the first rank in the file. Its console is
 read by `torchtitan_console`.
 """
 
@@ -23,7 +23,7 @@ _TIME = "perf/step_time_seconds"
 _MARKS = re.compile(
     r'"tracker": ?"|"log_type_name"|"throughput/duration"|"time_metrics/end_to_end\(s\)"'
 )
-# Their name → ours, and the factor. "total": of all devices.
+# Their name → our name and the factor. "total": of all devices.
 _LEVANTER = {
     "throughput/duration": (_TIME, 1.0),
     "throughput/loading_time": ("goodput/data_wait_seconds", 1.0),
@@ -49,14 +49,14 @@ _SPANS = {"step_end": _TIME, **_INSIDE_A_STEP}
 _FLOPS, _FLOPS_OF_ONE = "throughput/theoretical_flops", "throughput/theoretical_flops_per_device"
 
 Found = tuple[str, Any, dict[str, float]]
-"""Form, number of the step, and its scalars."""
+"""Form, step number, and the step's scalars."""
 
 
 class ForeignLines:
-    """Puts the lines of one step together.
+    """Joins the lines of one step.
 
     Attributes:
-        devices: of the job, as levanter's summary says; 0: it did not.
+        devices: of the job, from levanter's summary; 0: not stated.
     """
 
     def __init__(self) -> None:
@@ -71,10 +71,10 @@ class ForeignLines:
         """Reads one line.
 
         Args:
-            line: of a file.
+            line: a line of a file.
 
         Returns:
-            The steps that it ends; None if it is not of these trainers.
+            The steps that it completes; None if it is not from these trainers.
 
         Raises:
             ValueError: it looks like one of theirs, but is broken; `TypeError` and `KeyError` too.
@@ -97,7 +97,7 @@ class ForeignLines:
         return ended
 
     def rest(self) -> Iterator[Found]:
-        """The step whose lines are being read."""
+        """The step whose lines are still being read."""
         if self._scalars:
             if self._form == "torchtitan" and _TIME in self._scalars:
                 inside = (self._scalars.get(name, 0.0) for name in _INSIDE_A_STEP.values())
@@ -157,7 +157,7 @@ def _named(
 
 
 def _per_device(scalars: Mapping[str, float], devices: int) -> Iterator[tuple[str, float]]:
-    """Rates of all devices divided by their number; left out if that is unknown."""
+    """Rates of all devices divided by their number; omitted if that is unknown."""
     for name, value in scalars.items():
         if not name.startswith("total/"):
             yield name, value

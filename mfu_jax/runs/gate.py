@@ -19,7 +19,7 @@ from mfu_jax.runs.run_comparison import (
 )
 from mfu_jax.storage.targets import write_whole
 
-_WIDE = 0.05  # an interval that reaches further is told, and one around a larger slowdown
+_WIDE = 0.05  # a wider interval is reported, and so is one around a larger slowdown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,13 @@ class Check:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the slowdown is real, and at least the threshold."""
+        """Whether the slowdown is real and at least the threshold."""
         speed = self.row.speed
         return speed.is_real and speed.change < 0 and self.slowdown >= self.least
 
     @property
     def least(self) -> float:
-        """The smallest slowdown that fails: the threshold, or what a short run can tell."""
+        """The smallest slowdown that fails: the threshold, or what a short run can resolve."""
         return max(self.threshold, unseen(self.row.speed))
 
     @property
@@ -52,13 +52,13 @@ class Check:
 
     @property
     def hidden(self) -> float:
-        """The largest slowdown inside the interval: a smaller one may be there, unseen."""
+        """The largest slowdown inside the interval: a smaller one may be there, undetected."""
         low = self.row.speed.low
         return 0.0 if low is None else max(0.0, 1 / (1 + low) - 1)
 
     @property
     def text(self) -> str:
-        """What was found, in one line."""
+        """The finding, in one line."""
         found, show = self.row.difference, self.row.metric.text
         return (
             f"{self.row.metric.title} {show(found.a)} → {show(found.b)} ({change_text(found)}, "
@@ -68,7 +68,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """The checks of one run, and what they say.
+    """The checks of one run, and their result.
 
     Attributes:
         comparison: the run (B) against its baseline (A).
@@ -118,12 +118,12 @@ class Gate:
         }
 
     def render(self) -> str:
-        """The table of both runs and the answer, for a terminal."""
+        """The table of both runs and the result, for a terminal."""
         answer = "FAILED" if self.has_failed else "passed"
         return f"{self.comparison.render()}\n{answer}: {self.message}"
 
     def annotation(self) -> str:
-        """The command that GitHub Actions shows beside the run."""
+        """The command that makes GitHub Actions show the result beside the run."""
         kind = "error" if self.has_failed else "notice"
         text = one_line(self.message).replace("%", "%25")
         return f"::{kind} title=mfu-jax gate::{text}"
@@ -160,14 +160,14 @@ class Gate:
 
 
 def check(comparison: RunComparison, *, threshold: float) -> Gate:
-    """Checks what decides between two runs, and the time with the wait for data.
+    """Checks the metric that decides between two runs, and the time including the wait for data.
 
     Args:
-        comparison: the baseline is its run A.
+        comparison: its run A is the baseline.
         threshold: the smallest slowdown that fails, as a fraction.
 
     Raises:
-        UserError: too few steps for an answer.
+        UserError: too few steps to decide.
     """
     if not comparison.decisive.difference.is_known:
         a, b = comparison.steps

@@ -26,23 +26,23 @@ from mfu_jax.runs.time_division import (
 )
 from mfu_jax.storage.addresses import path_of
 
-# A process that has been silent for longer is dead.
+# A process silent for longer is considered dead.
 _SILENT_SECONDS = 10.0
 
 
 def read_run(
     run: str | os.PathLike[str], *, now: float | None = None, metrics: MetricsRun | None = None
 ) -> RunTime:
-    """Where the wall clock of a run went.
+    """Where a run's wall clock went.
 
     Args:
-        run: its folder or its metrics file, or the address of either.
-        now: seconds since 1970; a process that has just been alive still runs. By default the
-            clock's.
-        metrics: its metrics file, if that has been read.
+        run: the run's folder or metrics file, or the address of either.
+        now: seconds since 1970; a process alive shortly before is considered running. By default,
+            the current time.
+        metrics: the run's metrics file, if already read.
 
     Returns:
-        Without a journal, what the metrics file has.
+        Without a journal, what the metrics file tells.
 
     Raises:
         UserError: there is neither a journal nor a metrics file.
@@ -52,7 +52,7 @@ def read_run(
 
 
 def read_journaled(run: str | os.PathLike[str], *, now: float | None = None) -> RunTime | None:
-    """The same from journals alone, however long the metrics file is; None without them.
+    """The same from journals alone, independent of the metrics file's size; None without them.
 
     Raises:
         UserError: the folder holds no run, or a journal cannot be read.
@@ -95,11 +95,11 @@ def _processes(lives: Iterable[Life], now: float | None) -> dict[int, _Process]:
 
 
 class _Process:
-    """All lives of one process of the job, the last run of them.
+    """The lives of one process of the job, limited to its last run.
 
     Attributes:
         placed: the lives on the run's clock.
-        notes: what a human should know.
+        notes: notes for the user.
     """
 
     def __init__(self, lives: Sequence[Life], now: float) -> None:
@@ -113,7 +113,7 @@ class _Process:
             add_down(self._down, before.end, after.start)
 
     def run_time(self, path: str, notes: list[str], processes: dict[int, _Process]) -> RunTime:
-        """The answer, of this process."""
+        """The result, for this process."""
         spent = self.time()
         mfu, hfu = self._utilization()
         lost = sum(len(b.us) - p.counted(b) for p in self.placed for b in p.life.blocks)
@@ -172,7 +172,7 @@ class _Process:
 
 
 def _without_bystanders(lives: Sequence[Life]) -> Sequence[Life]:
-    """The lives without those that did nothing: refused beside a run, or started after its end."""
+    """Drops lives that did nothing: refused beside an active run, or started after its end."""
     kept: list[Life] = []
     for life in lives:
         is_beside = bool(kept) and life.began + life.offset < kept[-1].alive + kept[-1].offset
@@ -182,7 +182,7 @@ def _without_bystanders(lives: Sequence[Life]) -> Sequence[Life]:
 
 
 def _last_run(lives: Sequence[Life]) -> Sequence[Life]:
-    """The lives since a process that begins again after a clean end."""
+    """The lives from the last process that started over after a clean end."""
     begin = 0
     first = lives[0].first_step
     for index, (before, life) in enumerate(itertools.pairwise(lives), 1):
@@ -196,7 +196,7 @@ def _last_run(lives: Sequence[Life]) -> Sequence[Life]:
 
 
 def _placed(lives: Sequence[Life], now: float, notes: list[str]) -> list[Placed]:
-    """The lives on one clock, none of them beyond the start of the next."""
+    """The lives on one clock, each cut at the start of the next."""
     offsets: dict[str, float] = {}
     placed: list[Placed] = []
     for index, life in enumerate(lives):
@@ -226,7 +226,7 @@ def _placed(lives: Sequence[Life], now: float, notes: list[str]) -> list[Placed]
 
 
 def _judge(placed: Sequence[Placed]) -> None:
-    """Finds which steps were done again, and which are known by what was built on them."""
+    """Finds which steps were repeated, and which are known because later attempts built on them."""
     redone: int | None = None
     for attempt in reversed(placed):
         attempt.redone_from = redone
@@ -239,12 +239,12 @@ def _judge(placed: Sequence[Placed]) -> None:
 
 
 def _counted(placed: Placed) -> int:
-    """Steps that counted."""
+    """The number of steps that counted."""
     return placed.done_after + sum(map(placed.counted, placed.life.blocks))
 
 
 def _median(placed: Sequence[Placed]) -> int:
-    """Median µs of the steps that counted, without compiled and first ones; 0 without any."""
+    """Median µs of the steps that counted, without compile and first steps; 0 if there are none."""
     parts = []
     for attempt in placed:
         for index, block in enumerate(attempt.life.blocks):
@@ -280,7 +280,7 @@ def _add(total: Times, times: Times) -> None:
 
 
 def of_metrics(run: MetricsRun) -> RunTime:
-    """What a metrics file alone knows."""
+    """What can be told from a metrics file alone."""
     summary = run.summary(warmup_steps=0)
     trained = math.fsum(step.scalars["perf/step_time_seconds"] for step in run.steps)
     return RunTime(

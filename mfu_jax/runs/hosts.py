@@ -1,4 +1,4 @@
-"""The hosts of a run at their last exchange, as process 0 wrote them; imports no jax."""
+"""The hosts of a run at their last exchange, as written by process 0; imports no jax."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MOST_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One process of the job; times are seconds of a step, None if not known.
+    """One process of the job; times are seconds per step, None if unknown.
 
     Attributes:
-        process: its number.
+        process: process number.
         name: of its machine.
-        step: the last one it told of.
-        is_missing: it was not heard in the last exchanges, or never.
-        slow: what it is slow at, in words; empty: it is not.
+        step: the last step it reported.
+        is_missing: no report in the last exchanges, or never.
+        slow: what it is slow at, in words; empty: nothing.
         times: `HostReport`'s fields: ``step_time``, ``slack``, ``data``, ….
     """
 
@@ -34,7 +34,7 @@ class Host:
 
     @property
     def late(self) -> float:
-        """How long its device was idle because its loop came back late."""
+        """How long its device idled because its loop came back late."""
         return sum(self.times.get(f"late_{part}", 0.0) for part in ("data", "python", "dispatch"))
 
 
@@ -43,10 +43,10 @@ class Hosts:
     """All processes of a job at one exchange.
 
     Attributes:
-        step: at which it was.
+        step: the step of the exchange.
         count: processes of the job.
         hosts: slow ones first, then missing ones, then by how late they are.
-        answer: what ``mfu-jax report --json`` says of them.
+        answer: the hosts' part of ``mfu-jax report --json``.
     """
 
     step: int
@@ -56,14 +56,14 @@ class Hosts:
 
     @property
     def summary(self) -> str:
-        """How many there are, in one line."""
+        """The number of hosts, in one line."""
         slow = sum(bool(host.slow) for host in self.hosts)
         missing = sum(host.is_missing for host in self.hosts)
         return f"{self.count} processes at step {self.step}: {slow} slow, {missing} missing"
 
     @property
     def findings(self) -> list[str]:
-        """Which are slow or missing, a line each; the worst ones."""
+        """Slow or missing hosts, one per line; only the worst."""
         slow = [host.slow for host in self.hosts if host.slow]
         missing = [host for host in self.hosts if host.is_missing]
         lines = [*slow, *(_missing(host) for host in missing)]
@@ -77,7 +77,7 @@ class Hosts:
 
 
 def read_hosts(metrics_file: str) -> Hosts | None:
-    """What lies beside a metrics file; None: nothing that can be read, as of one process.
+    """The hosts file beside a metrics file; None: no readable file, as for a single process.
 
     Args:
         metrics_file: its path or address.
@@ -98,7 +98,7 @@ def _hosts(found: Mapping[str, Any]) -> Hosts:
         Host(process=process, name="", step=-1, is_missing=True, slow="", times={})
         for process in sorted(missing - heard)
     ]
-    order = list(slow)  # the slowest first
+    order = list(slow)  # slowest first
     hosts.sort(
         key=lambda host: (
             order.index(host.process) if host.slow else len(order),

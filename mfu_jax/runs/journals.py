@@ -1,6 +1,6 @@
 """Reads the journals of a run's processes; imports neither jax nor numpy.
 
-Their lines are described in `mfu_jax.logger.journal.lines`.
+`mfu_jax.logger.journal.lines` describes their lines.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _MOST_READS = 10
 
 @dataclass(kw_only=True)
 class Block:
-    """Steps one after the other, in whole µs; see ``steps`` of the format.
+    """Consecutive steps, in whole µs; see ``steps`` of the format.
 
     Attributes:
-        end_m: when the last one ended, seconds since boot.
-        first: number of the first.
-        by: distance of their numbers.
-        us: time of each.
-        gap_us: time between the step before and it; empty: none.
-        data_us: the device's wait for data in that; empty: none.
+        end_m: when the last step ended, in seconds since boot.
+        first: number of the first step.
+        by: increment of the step numbers.
+        us: time of each step.
+        gap_us: time between each step and the previous one; empty: none.
+        data_us: the device's wait for data within that gap; empty: none.
         kind: ``step``, ``compile`` or ``warmup``.
-        optimal_seconds: of one step at the peak, if known.
-        executed_seconds: the same of the executed FLOPs.
+        optimal_seconds: of one step at peak, if known.
+        executed_seconds: the same for the executed FLOPs.
     """
 
     end_m: float
@@ -53,16 +53,16 @@ class Block:
 
     @property
     def spent_us(self) -> int:
-        """From the end of the step before to the end of the last one."""
+        """From the end of the step before the block to the end of its last step."""
         return sum(self.us) + sum(self.gap_us)
 
     @property
     def wait_fraction(self) -> float:
-        """Part of that time in which the device waited for data."""
+        """The fraction of that time in which the device waited for data."""
         return sum(self.data_us) / self.spent_us if self.spent_us else 0.0
 
     def ends(self, end: int) -> list[int]:
-        """When each step ended; the last one at `end`, in µs of any clock."""
+        """When each step ended, in µs of any clock, if the last one ended at `end`."""
         between = map(operator.add, self.us, self.gap_us) if self.gap_us else self.us
         ends = itertools.accumulate(between, initial=end - self.spent_us)
         return list(itertools.islice(ends, 1, None))
@@ -75,24 +75,24 @@ class Block:
 
 @dataclass(kw_only=True)
 class Life:
-    """One process, as its journal has it; times in seconds since its machine booted.
+    """One process, as recorded in its journal; times in seconds since its machine booted.
 
     Attributes:
-        process: number in the job.
+        process: process number in the job.
         host: name of the machine.
-        pid: number of the process there.
-        boot: same for all lives with one monotonic clock; empty if unknown.
+        pid: process id on that machine.
+        boot: the same for all lives on one monotonic clock; empty if unknown.
         offset: wall clock − monotonic clock at its start.
         began: start of the process.
-        silence_seconds: how old its last sign of life is at a random moment, on average.
-        alive: its last sign of life.
-        wait_seconds: how long it had waited for data then, since its last known step.
-        how: why it stopped; empty: it did not say.
+        silence_seconds: average age of its last sign of life at a random moment.
+        alive: time of its last sign of life.
+        wait_seconds: how long it had waited for data by then, since its last known step.
+        how: why it stopped; empty: not recorded.
         blocks: its steps.
-        spans: name, begin and end (None: open) of its pauses.
+        spans: name, begin and end (None: still open) of its pauses.
         compiled: begin and seconds of its compilations.
-        restored: the step it went on with.
-        goes_on: it is no new process: the one before it went back to an earlier step.
+        restored: the step from which it continued.
+        goes_on: not a new process: the one before it went back to an earlier step.
     """
 
     process: int
@@ -113,17 +113,17 @@ class Life:
 
     @property
     def first_step(self) -> int | None:
-        """Number of its first completed step."""
+        """The number of its first completed step."""
         return self.blocks[0].first if self.blocks else None
 
     @property
     def last_step(self) -> int | None:
-        """Number of its last one."""
+        """The number of its last completed step."""
         return self.blocks[-1].last if self.blocks else None
 
 
 def read_journals(metrics_file: Path | Address) -> tuple[list[Life], list[str]]:
-    """All lives in the journals beside a metrics file, by start; and notes for a human.
+    """All lives in the journals beside a metrics file, ordered by start; and notes for the user.
 
     Raises:
         UserError: a journal cannot be read.
@@ -153,10 +153,10 @@ def _journals(metrics_file: Path | Address) -> Iterator[tuple[str, Iterable[byte
 
 
 def lines_at_rest(file: BinaryIO) -> list[bytes]:
-    """All lines of a file, read while nothing was written.
+    """All lines of a file, read while nothing was being written.
 
-    A living process writes over its last lines, and a reading begun before and ended after that
-    joins halves of two. A file that never rests is taken as it was read last.
+    A live process overwrites its last lines; a read that begins before such a write and ends after
+    it joins halves of two lines. If the file never rests, the last read is used.
     """
     for _ in range(_MOST_READS):
         before = os.fstat(file.fileno())
@@ -169,7 +169,7 @@ def lines_at_rest(file: BinaryIO) -> list[bytes]:
 
 
 class _Reader:
-    """Takes the lines of one journal."""
+    """Parses the lines of one journal."""
 
     def __init__(self, name: str) -> None:
         self.lives: list[Life] = []
@@ -180,9 +180,9 @@ class _Reader:
         self._broken = 0
 
     def read(self, lines: Iterable[bytes]) -> None:
-        """Adds the lines; a broken one costs itself."""
+        """Adds the lines; a broken line costs only itself."""
         for line in lines:
-            if line.isspace():  # as a killed process leaves one
+            if line.isspace():  # left by a killed process
                 continue
             try:
                 self._take(json.loads(line))
@@ -222,13 +222,13 @@ class _Reader:
         )
 
     def _finish(self) -> None:
-        """The life's lines are all there."""
+        """Called once all lines of the life are read."""
         life, self._life = self._life, None
         early, self._early = self._early, []
         if life is None:
             return
         life.blocks.sort(key=lambda block: block.end_m)
-        for number, us, end_m in early:  # a kill in a pause may lose the step's own line
+        for number, us, end_m in early:  # a kill during a pause may lose the step's own line
             if life.last_step is None or number > life.last_step:
                 _add_unwritten(life, number, end_m - us / 1e6)
                 life.blocks.append(Block(end_m=end_m, first=number, us=[us]))
@@ -271,7 +271,7 @@ class _Reader:
         life.how = str(values["how"])
 
     def _on_back(self, life: Life, values: dict[str, Any]) -> None:
-        """Its steps so far and those to come are two lives, of which the later counts."""
+        """Splits the life into the steps so far and those to come; the later ones count."""
         if not life.blocks:
             return
         now = life.alive
@@ -289,7 +289,7 @@ class _Reader:
         life.spans = [span for span in life.spans if span[1] < cut]
         life.compiled = [span for span in life.compiled if span[0] < cut]
         life.alive, life.how = cut, _BACK
-        # A pause notes its step at once, "back" comes with the steps: a little later.
+        # A pause records its step at once; "back" is written with the steps, a little later.
         later = [early for early in self._early if early[2] - early[1] / 2e6 > cut]
         self._early = [early for early in self._early if early not in later]
         self._finish()
@@ -300,12 +300,12 @@ class _Reader:
 
 
 def _add_unwritten(life: Life, stop: int, until: float) -> None:
-    """Adds the steps between the last known one and `stop`, whose lines a kill lost, as equal ones.
+    """Adds equal steps between the last known one and `stop`, for lines that a kill lost.
 
     Args:
         life: of the process.
-        stop: number of the next step that is known.
-        until: when that one began, seconds since boot.
+        stop: number of the next known step.
+        until: when that step began, in seconds since boot.
     """
     if not life.blocks or life.blocks[-1].by > 1:
         return
@@ -325,14 +325,14 @@ def _add_unwritten(life: Life, stop: int, until: float) -> None:
 
 
 def _whole(values: Any) -> list[int]:
-    """The list itself, if it holds whole numbers from 0 on."""
+    """The list itself, if it holds whole numbers ≥ 0."""
     if type(values) is not list:
         raise TypeError(values)
     found: list[int] = values
     if not found:
         return found
     least = min(found)
-    # True is 1 to Python; the sum is of whole numbers if all of them are.
+    # In Python, True equals 1; the sum has type int if all values are whole.
     is_whole = type(sum(found)) is int and (least > 1 or set(map(type, found)) == {int})
     if least < 0 or not is_whole:
         raise ValueError(found)
@@ -340,10 +340,10 @@ def _whole(values: Any) -> list[int]:
 
 
 def metrics_file_of(run: Path | Address) -> Path | Address:
-    """The metrics file of a run, given as its folder or the file itself.
+    """The metrics file of a run, given by its folder or by the file itself.
 
     Raises:
-        UserError: the folder has none, or several.
+        UserError: the folder holds none, or several.
     """
     if isinstance(run, Address):
         return run if run.name.endswith(".jsonl") else run / "metrics.jsonl"

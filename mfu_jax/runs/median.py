@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Every so many-th value is a sample; between two of its values lies the median.
+# Size of a sample at equal strides; the median lies between two of its values.
 _SAMPLES = 1000
 _MARGIN = 0.06
 
 
 def lower_median(parts: Sequence[Sequence[int]]) -> int:
-    """The lower one of two middles of whole numbers; 0 without any.
+    """The lower median of whole numbers; 0 if there are none.
 
     Args:
         parts: the numbers, in lists of any length.
@@ -28,13 +28,13 @@ def lower_median(parts: Sequence[Sequence[int]]) -> int:
         above = [value for value in part if value >= low]
         middle -= len(part) - len(above)
         inside += [value for value in above if value <= high]
-    if not 0 < middle <= len(inside):  # the sample was not like the rest
+    if not 0 < middle <= len(inside):  # the sample was not representative
         return sorted(value for part in parts for value in part)[(count + 1) // 2 - 1]
     return sorted(inside)[middle - 1]
 
 
 def _bracket(parts: Sequence[Sequence[int]], count: int) -> tuple[int, int]:
-    """Two values that most likely have the median between them, and little else."""
+    """Two values that most likely enclose the median, and little else."""
     stride = max(1, count // _SAMPLES)
     sample: list[int] = []
     passed = 0

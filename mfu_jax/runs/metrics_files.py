@@ -1,4 +1,4 @@
-"""Reads back the metrics of a run: our JSONL, MaxText's ``metrics_file``, a log, or others' JSONL.
+"""Reads back a run's metrics: our JSONL, MaxText's ``metrics_file``, a log, or other JSONL files.
 
 Imports neither jax nor numpy.
 """
@@ -30,7 +30,7 @@ from mfu_jax.storage.addresses import Address, open_object, path_of
 from mfu_jax.user_files import line_blocks, opened, unreadable
 
 # MaxText's seconds are the time between two dispatches, which equals a step's time only once its
-# queue is full: in a real run of ten-millisecond steps the third one took "0.001".
+# queue is full: in a real run with ten-millisecond steps, the third one logged "0.001".
 WARMUP_STEPS = 3
 
 
@@ -42,14 +42,14 @@ class MetricsRun:
         path: the file.
         form: ``jsonl`` (ours), ``maxtext`` (its metrics_file), ``log``, ``levanter`` or
             ``torchtitan``.
-        steps: in the file's order.
+        steps: in file order.
         other_records: records without a step time: MaxText writes evaluations among the steps.
-        repeated: lines skipped because they repeat the step before, as the logs of all hosts do.
+        repeated: lines skipped because they repeat the previous step, as in the logs of all hosts.
         unreadable: lines that look like a record but are broken; a killed run leaves one.
-        notes: step → what its record says in words, of the last steps that have any.
-        last_record: the last record that is JSON, whole.
+        notes: step → its record's notes in words, for the last steps that have any.
+        last_record: the last complete JSON record.
         gpu: the last reading of the GPUs, and its step; empty if there is none.
-        profile: the numbers ``profile/…`` of the last profiled steps.
+        profile: the ``profile/…`` numbers of the last profiled steps.
     """
 
     path: str
@@ -65,7 +65,7 @@ class MetricsRun:
 
     @property
     def restarts(self) -> int:
-        """How often the step number went back, as it does when a run resumes."""
+        """How often the step number went back, as when a run resumes."""
         numbers = self.steps.numbers
         return sum(map(operator.lt, numbers[1:], numbers))
 
@@ -73,7 +73,7 @@ class MetricsRun:
         """Statistics of the measured steps.
 
         Args:
-            warmup_steps: steps to exclude after each start, if the file does not mark them.
+            warmup_steps: steps to exclude after each start, unless the file marks them.
         """
         statistics, left_out, loss = StepStatistics(), Counter[str](), None
         measured = []
@@ -93,10 +93,10 @@ class MetricsRun:
         )
 
     def segments(self, *, warmup_steps: int) -> Iterator[tuple[str, Segment]]:
-        """Steps, and whether they are measured ``step``, ``warmup`` or ``compile`` ones.
+        """Segments of steps, each of measured ``step``, ``warmup`` or ``compile`` steps.
 
         Args:
-            warmup_steps: as `summary` takes it.
+            warmup_steps: as for `summary`.
         """
         since_start, last, tells_kinds = 0, -1, self.steps.tells_kinds
         for segment in self.steps.segments():
@@ -121,10 +121,10 @@ class MetricsRun:
 
 
 def _rates(measured: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float | None]:
-    """Rates of the steps whose amounts are known: a file may lack those of a batch that grows.
+    """Rates of the steps with known amounts: a file may lack them while the batch grows.
 
     Args:
-        measured: steps, by metric; an amount of 0 is not known.
+        measured: steps, by metric; an amount of 0 means unknown.
     """
     rates: dict[str, float | None] = {}
     for amount in ("tokens", "tflops"):
@@ -138,14 +138,14 @@ def _rates(measured: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float
 
 
 def read_metrics(path: str | Path) -> MetricsRun:
-    """Reads a metrics file or a log; its lines tell which.
+    """Reads a metrics file or a log; the lines tell which it is.
 
     Args:
         path: JSON lines of this package, MaxText, levanter or torchtitan, or text with lines
             ``completed step: 7, seconds: 0.123, TFLOP/s/device: …``; ``-``: standard input.
 
     Raises:
-        UserError: it cannot be read, or holds no training step.
+        UserError: it cannot be read, or has no training step.
     """
     reader = Reader()
     if str(path) == "-":
@@ -169,7 +169,7 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _run_of(reader: Reader, path: str) -> MetricsRun:
-    """What was read.
+    """The run from what was read.
 
     Raises:
         UserError: no step, or steps of two forms.

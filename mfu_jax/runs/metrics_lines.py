@@ -1,4 +1,4 @@
-"""One line of a metrics file or a log: which step it is, and what it says of it."""
+"""One line of a metrics file or log: which step it belongs to, and its values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOG_NAMES = {
     "MFU": "perf/mfu",
     "HFU": "perf/hfu",
 }
-# All that a summary, a benchmark's table or a page is made of; the rest of a record is not kept.
+# All that summaries, benchmark tables and pages use; the rest of a record is not kept.
 NAMES = frozenset(
     {
         *_LOG_NAMES.values(),
@@ -34,7 +34,7 @@ NAMES = frozenset(
         *("compile/seconds", "memory/peak_bytes_in_use"),
     }
 )
-# A step of under a picosecond, or over 30 years, would poison every sum and quotient.
+# A step under a picosecond, or over 30 years, would poison every sum and quotient.
 _SECONDS = (1e-12, 1e9)
 _AMOUNTS = (1e-30, 1e30)
 _LARGEST = sys.float_info.max
@@ -45,7 +45,7 @@ _KIND = re.compile(r"\[(compile|warmup)\]")
 
 
 def object_of(line: str) -> dict[str, Any]:
-    """The record of a line; empty if it is none."""
+    """The record of a line; empty if there is none."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -54,14 +54,14 @@ def object_of(line: str) -> dict[str, Any]:
 
 
 def profile_of(line: str) -> Iterator[tuple[str, float]]:
-    """The numbers ``profile/…`` of a record."""
+    """The ``profile/…`` numbers of a record."""
     for name, value in object_of(line).items():
         if name.startswith("profile/") and isinstance(value, int | float):
             yield name, float(value)
 
 
 def gpu_of(line: str) -> Iterator[tuple[str, float]]:
-    """The step of a record, its numbers ``gpu/…``, and the MFU at the GPUs' clock."""
+    """A record's step, its ``gpu/…`` numbers, and the MFU at the GPUs' clock."""
     for name, value in object_of(line).items():
         is_kept = name.startswith("gpu/") or name in ("step", "perf/mfu_at_clock")
         if is_kept and isinstance(value, int | float):
@@ -77,7 +77,7 @@ def words_of(line: str) -> str:
 
 
 def read_line(line: str) -> tuple[str, LoggedStep | None] | None:
-    """The form of a line and its step; None if not recognised, no step if it is broken."""
+    """A line's form and its step; None if not recognised; no step if broken."""
     if line.startswith("{") and '"step"' in line:
         try:
             return _read_json(json.loads(line))
@@ -92,19 +92,19 @@ def _read_json(values: Mapping[str, Any]) -> tuple[str, LoggedStep]:
     kind = values.get("kind")
     if not isinstance(kind, str | None):
         raise TypeError(kind)
-    scalars = {k: float(v) for k, v in values.items() if k in NAMES}  # reads "NaN", too
+    scalars = {k: float(v) for k, v in values.items() if k in NAMES}  # also parses "NaN"
     return form_of(kind), LoggedStep(
         number=_step(values["step"]), kind=kind, scalars=_complete(scalars)
     )
 
 
 def form_of(kind: str | None) -> str:
-    """The form of a JSON record whose step is of that kind."""
+    """The form of a JSON record whose step has this kind."""
     return "maxtext" if kind is None else "jsonl"
 
 
 def is_special(record: Mapping[str, Any]) -> bool:
-    """Whether more is read of a record than its scalars, or some of them are computed."""
+    """Whether more than scalars is read from a record, or some scalars are computed."""
     amounts = ("perf/per_device_tflops", "perf/per_device_tokens")
     return not set(amounts) <= record.keys() or bool(
         {"notes", "flags", "profile/mfu"} & record.keys()
@@ -112,7 +112,7 @@ def is_special(record: Mapping[str, Any]) -> bool:
 
 
 def are_sane(template: Template, rows: Rows) -> bool:
-    """Whether all values are finite, and times and amounts are some; see `_complete`."""
+    """Whether all values are finite, and times and amounts plausible; see `_complete`."""
     width = len(template.names)
     for place, name in enumerate(template.names):
         least, most = -_LARGEST, _LARGEST
@@ -125,7 +125,7 @@ def are_sane(template: Template, rows: Rows) -> bool:
 
 
 def foreign_step(found: Found) -> tuple[str, LoggedStep | None]:
-    """The form and the step of another trainer's record; no step if it is broken."""
+    """The form and step of another trainer's record; no step if it is broken."""
     form, step, scalars = found
     try:
         return form, LoggedStep(number=_step(step), kind=None, scalars=_complete(scalars))
@@ -145,13 +145,13 @@ def _read_log(step: str, text: str) -> tuple[str, LoggedStep | None]:
     except ValueError:
         return "log", None
     kind = _KIND.search(text)
-    # Our own lines mark the steps that are not measured, so all others are.
+    # Our own lines mark the steps that are not measured, so all others are measured.
     known = kind[1] if kind else "step" if "perf/mfu" in scalars else None
     return "log", LoggedStep(number=number, kind=known, scalars=scalars)
 
 
 def _step(value: Any) -> int:
-    """A step's number: whole, not negative, of 64 bits; MaxText writes 7.0."""
+    """A step number: a whole, non-negative 64-bit number; MaxText writes 7.0."""
     number: int = convert(value, int)
     if not 0 <= number < 2**63:
         raise ValueError(number)
@@ -159,10 +159,10 @@ def _step(value: Any) -> int:
 
 
 def _complete(scalars: dict[str, float]) -> dict[str, float]:
-    """Adds the amounts per step; a log line has only the rates.
+    """Adds the amounts per step; a log line has only rates.
 
     Raises:
-        ValueError: the step time or an amount is none: negative, not finite, or absurd.
+        ValueError: the step time or an amount is invalid: negative, not finite, or absurd.
     """
     seconds = scalars.get(TIME, 0.0)
     for name, value in scalars.items():

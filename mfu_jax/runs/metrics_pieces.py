@@ -1,4 +1,4 @@
-"""A large metrics file in pieces, each read by a process of its own: a million steps in seconds.
+"""Reads a large metrics file in pieces, one process each: a million steps in seconds.
 
     python -m mfu_jax.runs.metrics_pieces FILE BEGIN END
 
@@ -24,10 +24,10 @@ EXPECTED = (
     "a metrics file or a log; usually a wrong path or a folder; pass the file that metrics_file "
     "named, or - and pipe it in"
 )
-# Of fewer bytes it is not worth a process, which takes 0.1 s to start; more of them wait for disks.
+# Fewer bytes are not worth a process, which takes 0.1 s to start; more processes wait for disks.
 _LEAST_BYTES = 2**25
 _MOST_PIECES = 16
-# A record of ours or MaxText's is one line, and stands for itself; others' steps are several.
+# A record of ours or MaxText's is a single line; other formats spread a step over several.
 _ONE_LINE_EACH = b'"perf/step_time_seconds"'
 _HEAD_BYTES = 2**20
 _ABOVE_PACKAGE = Path(__file__).parents[2]
@@ -41,10 +41,10 @@ class Piece(NamedTuple):
 
 
 def pieces_of(file: BinaryIO) -> list[Piece]:
-    """A piece for each core, of equal size.
+    """Pieces of equal size, one per core.
 
     Returns:
-        Nothing if the file is small, there is one core, or its lines belong together.
+        An empty list if the file is small, there is one core, or steps span several lines.
     """
     size = os.fstat(file.fileno()).st_size
     count = min(size // _LEAST_BYTES, _cores(), _MOST_PIECES)
@@ -60,7 +60,7 @@ def pieces_of(file: BinaryIO) -> list[Piece]:
         file.readline()
         bounds.append(file.tell())
     file.seek(0)
-    # What is written meanwhile belongs to the last one.
+    # What is written in the meantime belongs to the last piece.
     return list(itertools.starmap(Piece, itertools.pairwise([*bounds, sys.maxsize])))
 
 
@@ -71,15 +71,15 @@ def _cores() -> int:
 
 
 def read_pieces(path: str | Path, file: BinaryIO, pieces: Sequence[Piece]) -> Reader:
-    """What all pieces hold: the first is read here, the others by processes beside it.
+    """Reads all pieces: the first in this process, the others in parallel processes.
 
     Args:
         path: of the file.
-        file: the same, open.
+        file: the same file, open.
         pieces: in order.
 
     Raises:
-        UserError: a line is too long for a text.
+        UserError: a line is too long for a string.
     """
     workers = [_start(path, piece) for piece in pieces[1:]]
     try:
@@ -95,7 +95,7 @@ def read_pieces(path: str | Path, file: BinaryIO, pieces: Sequence[Piece]) -> Re
 
 
 def _answer(worker: subprocess.Popen[bytes] | None) -> Reader | None:
-    """What a process has read; None if it could not start, or failed: that costs time only."""
+    """What a process has read; None if it could not start or failed, which only costs time."""
     if worker is None:
         return None
     output, _ = worker.communicate()
@@ -124,7 +124,7 @@ def _start(path: str | Path, piece: Piece) -> subprocess.Popen[bytes] | None:
 
 
 def _read(path: str | Path, file: BinaryIO, piece: Piece) -> Reader:
-    """What one piece holds."""
+    """Reads one piece."""
     file.seek(piece.begin)
     reader = Reader()
     reader.read(line_blocks(io.BufferedReader(_Part(file, piece)), path, EXPECTED))
@@ -132,7 +132,7 @@ def _read(path: str | Path, file: BinaryIO, piece: Piece) -> Reader:
 
 
 class _Part(io.RawIOBase):
-    """The bytes of a piece as a file."""
+    """The bytes of a piece as a file object."""
 
     def __init__(self, file: BinaryIO, piece: Piece) -> None:
         self._file = file
@@ -150,7 +150,7 @@ class _Part(io.RawIOBase):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reads one piece; its output is for `read_pieces`."""
+    """Reads one piece and writes the result for `read_pieces`."""
     path, begin, end = argv
     with opened(path, EXPECTED) as file:
         reader = _read(path, file, Piece(int(begin), int(end)))

@@ -1,4 +1,4 @@
-"""Reads the lines of a metrics file, or of a piece of one, into a table of steps."""
+"""Reads the lines of a metrics file, or of a part of one, into a table of steps."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _MOST_NOTES = 10_000
 
 
 class Reader:
-    """Takes the lines of a file one by one, and counts what is no step.
+    """Reads the lines of a file one by one, and counts those that are not steps.
 
     Attributes:
         steps: found so far.
-        forms: of their lines: ``jsonl``, ``maxtext``, ….
-        counts: lines that are no new step, by why.
-        notes: step → what its record says in words, of the last steps that have any.
-        last_line: of a step.
-        profile_line: the last one with the numbers of a profile.
-        gpu_line: the last one with a reading of the GPUs.
+        forms: of the lines: ``jsonl``, ``maxtext``, ….
+        counts: lines that are not new steps, by reason.
+        notes: step → its record's notes in words, for the last steps that have any.
+        last_line: the last line with a step.
+        profile_line: the last line with profile numbers.
+        gpu_line: the last line with a reading of the GPUs.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Reader:
             self._add(*foreign_step(found), self.last_line)
 
     def _read_rows(self, block: bytes, begin: int) -> int:
-        """Adds the records of a known shape from a place on; returns their end, 0: none."""
+        """Adds the records of a known shape from a position on; returns their end; 0: none."""
         found = self._templates.rows(block, begin, self.steps.last_number)
         if found is None:
             return 0
@@ -73,7 +73,7 @@ class Reader:
         return rows.end
 
     def _read_one(self, block: bytes, begin: int) -> int:
-        """Adds the line at a place; returns its end."""
+        """Adds the line at a position; returns its end."""
         end = block.find(b"\n", begin) + 1 or len(block)
         for line in text_lines(block[begin:end]):
             for form, step in self._steps_of(line):
@@ -81,7 +81,7 @@ class Reader:
         return end
 
     def _steps_of(self, line: str) -> Iterable[tuple[str, LoggedStep | None]]:
-        """The form and the steps that a line ends; no step if it is broken."""
+        """The form and the steps that a line completes; no step if the line is broken."""
         try:
             theirs = self._foreign.take(line)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
@@ -106,7 +106,7 @@ class Reader:
                 self._templates.learn(line)
 
     def _remember(self, line: str, step: int) -> None:
-        """Keeps the last record, and the words of a record that has any."""
+        """Keeps the last record, and the notes of a record that has any."""
         self.last_line = line
         if '"profile/mfu"' in line:
             self.profile_line = line
@@ -116,7 +116,7 @@ class Reader:
             self.notes[step] = words_of(line)
 
     def join(self, later: Reader) -> None:
-        """Adds what another one has read of the lines that follow."""
+        """Appends what another reader has read of the following lines."""
         is_repeated = later.steps and later.steps.numbers[0] == self.steps.last_number
         self.counts.update(later.counts)
         self.counts["repeated"] += bool(is_repeated)
@@ -130,12 +130,12 @@ class Reader:
         self.gpu_line = later.gpu_line or self.gpu_line
 
     def __getstate__(self) -> dict[str, object]:
-        """For another process: what was found, not the expressions that found it."""
+        """For another process: the results, without the compiled expressions."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
 def _last_line_with(words: bytes, block: bytes) -> str:
-    """The last line of a block that has these words; empty if none has."""
+    """The last line of a block that contains the words; empty if none does."""
     place = block.rfind(words)
     if place < 0:
         return ""

@@ -1,6 +1,6 @@
 """The names and the log format of Google's ``ml-goodput-measurement`` (0.2.3), from our journals.
 
-Its log has one mapping for each event, in the order of time; its cache reads them as JSON lines,
+Its log has one mapping per event, ordered by time; its cache reads them as JSON lines,
 ``<job>_timeline.jsonl``.
 """
 
@@ -25,11 +25,11 @@ NAMES: Mapping[str, str] = {
     "idle": "OTHER",
     "other": "CUSTOM_BADPUT_EVENTS",
 }
-"""Our categories and the nearest of its types. Its productive time contains compilations beyond the
+"""Our categories and its nearest types. Its productive time includes compilations after the
 first step, and waits for data that it calls asynchronous.
 """
 
-# The spans of Orbax's records; the first is all of it.
+# The spans of Orbax's records; the first one covers the others.
 _SAVE = (
     "checkpoint_manager_blocking",
     "checkpointer_blocking",
@@ -40,7 +40,7 @@ _RESTORE = ("checkpoint_manager", "checkpointer")
 
 
 def events(job: str, attempts: Sequence[Placed]) -> list[dict[str, Any]]:
-    """All events of a run in the log's format, by time.
+    """All events of a run in the log's format, ordered by time.
 
     Args:
         job: the job's name.
@@ -79,7 +79,7 @@ def _steps(placed: Placed) -> _Events:
 
 
 def _begins(placed: Placed) -> Iterator[tuple[int, float, float]]:
-    """Number of each step, its start, and the wait for data before it."""
+    """The number of each step, its start, and the wait for data before it."""
     for block in placed.life.blocks:
         begin = placed.at(block.end_m) - sum(block.us) - sum(block.gap_us[1:])
         for index, us in enumerate(block.us):
@@ -107,7 +107,7 @@ def _pauses(placed: Placed) -> _Events:
 def _checkpoint(
     step: int, event: str, spans: Sequence[str], begin: float, end: float
 ) -> dict[str, Any]:
-    """A save or a restore, as Orbax logs it; the journal knows its whole time only."""
+    """A save or a restore, as Orbax logs it; the journal has only its total time."""
     values: dict[str, Any] = {"step": step, "event_type": event, "directory": ""}
     for index, name in enumerate(spans):
         values[f"{name}_start_time"] = begin
@@ -116,7 +116,7 @@ def _checkpoint(
 
 
 def _last_before(placed: Placed, moment: float) -> int:
-    """Number of the last step that ended before a moment of the life's clock; -1: none."""
+    """Number of the last step that ended before a time of the life's clock; -1: none."""
     last = -1
     for block in placed.life.blocks:
         end = block.end_m - sum(block.us[1:] + block.gap_us[1:]) / 1e6

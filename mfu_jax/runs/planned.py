@@ -1,7 +1,7 @@
-"""What a plan predicted of a step beside what the run measured, also by cause.
+"""Compares a plan's prediction of a step with the run's measurement, also by cause.
 
-A plan's causes are instructions' (``matmul``, ``all-gather on ici``); a profile's are the bars of
-its waterfall, which the run's own metrics have after its profiled steps. Both are put into groups.
+A plan's causes are those of instructions (``matmul``, ``all-gather on ici``); a profile's are the
+bars of its waterfall, which the run's metrics contain after its profiled steps. Both are grouped.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _BARS = (
     ("ops without", "ops without an instruction"),
 )
 _COMMUNICATION = "exposed communication: "
-_RUN_ON = re.compile(r"\d+ × (.+?)(?: \(\d+ processes\))?")  # as a run logs its devices
+_RUN_ON = re.compile(r"\d+ × (.+?)(?: \(\d+ processes\))?")  # devices as a run logs them
 _NOISE = 0.02  # of a measured time
 _ROUNDED = 1e-3  # of FLOPs, as logs print them
 
 
 class PlannedRow(NamedTuple):
-    """One number of the plan and of the run.
+    """One number from the plan and from the run.
 
     Attributes:
         name: what it is.
-        predicted: by the plan; None if it does not say.
-        measured: in the run; None if it does not say.
+        predicted: by the plan; None if it has no value.
+        measured: in the run; None if it has no value.
         unit: ``seconds``, ``fraction`` or ``bytes``.
     """
 
@@ -62,7 +62,7 @@ class PlannedRow(NamedTuple):
         return None
 
     def text(self, value: float | None) -> str:
-        """A value for people."""
+        """A value formatted for display."""
         if value is None:
             return "n/a"
         if self.unit == "bytes":
@@ -82,10 +82,10 @@ class PlanComparison:
 
     Attributes:
         path: the plan's file.
-        target: the chips that it is for.
+        target: the chips planned for.
         rows: step time, MFU, HFU and memory.
-        causes: seconds of a step by cause; the measured ones are those of the run's profile.
-        notes: what is not known.
+        causes: seconds of a step by cause; measured ones come from the run's profile.
+        notes: what is unknown.
     """
 
     path: str
@@ -121,7 +121,7 @@ def _notes(notes: tuple[str, ...]) -> list[str]:
 
 
 def read_plan(path: str) -> Mapping[str, Any]:
-    """A plan as ``mfu-jax plan … --json`` prints it.
+    """Reads a plan as printed by ``mfu-jax plan … --json``.
 
     Raises:
         UserError: the file holds no plan.
@@ -140,12 +140,12 @@ def read_plan(path: str) -> Mapping[str, Any]:
 
 
 def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanComparison:
-    """Puts a plan beside a run.
+    """Compares a plan with a run.
 
     Args:
         plan: as `read_plan` returns it.
         path: of its file.
-        run: that ran the planned step.
+        run: the run of the planned step.
     """
     summary, profile = run.summary, run.metrics.profile
     peak = max(run.columns.measured("memory/peak_bytes_in_use")[1], default=None)
@@ -168,7 +168,7 @@ def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanC
 
 
 def _differences(plan: Mapping[str, Any], run: RunData) -> Iterator[str]:
-    """Where the run is not what was planned."""
+    """Where the run differs from the plan."""
     chip, logged = plan.get("hardware"), _RUN_ON.fullmatch(str(run.setup.values.get("devices")))
     if chip and logged and chip not in [found.name for found in find(logged[1])]:
         yield f"the plan is for {chip}, the run was on {logged[1]}: other hardware"
@@ -185,7 +185,7 @@ def _differences(plan: Mapping[str, Any], run: RunData) -> Iterator[str]:
 
 
 def _verdict(plan: Mapping[str, Any], seconds: float | None) -> Iterator[str]:
-    """Where the measured step lies: in the plan's range, outside of it, or below its bound."""
+    """Where the measured step lies: within the plan's range, outside it, or below its bound."""
     bound, span = _number(plan, "step_time_bound_seconds"), plan.get("step_time_range")
     if seconds is None:
         return
@@ -206,7 +206,7 @@ def _number(plan: Mapping[str, Any], key: str) -> float | None:
 
 
 def _causes(predicted: dict[str, float], measured: dict[str, float]) -> Iterator[PlannedRow]:
-    """All groups, the longest first; one that a profile does not show took no time."""
+    """All groups, longest first; one that a profile does not show took no time."""
     names = {**predicted, **measured}
     for name in sorted(names, key=lambda name: -max(predicted.get(name, 0), measured.get(name, 0))):
         found = measured.get(name, 0.0) if measured else None

@@ -1,4 +1,4 @@
-"""What is attached to this machine, and the environment in which it trains fastest."""
+"""The devices attached to this machine, and the environment in which it trains fastest."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MEMORY_FRACTION = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}  # of a GPU; JAX's
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """The attached devices, which are all alike.
+    """The attached devices, all alike.
 
     Attributes:
         platform: gpu, tpu or cpu.
         kind: JAX's `device_kind`.
         count: devices of this host.
-        memory_bytes: usable by one device; None if the runtime does not say (CPUs).
-        jax_version: of the process that trains.
+        memory_bytes: usable by one device; None if the runtime does not report it (CPUs).
+        jax_version: of the training process.
     """
 
     platform: str
@@ -34,9 +34,9 @@ class Device:
 
 
 def performance_flags(platform: str, kind: str, count: int) -> dict[str, str]:
-    """Environment variables that make training fast on that platform.
+    """Environment variables that make training fast on a platform.
 
-    GPU: XLA's latency-hiding scheduler, and for several devices combined and pipelined collectives
+    GPU: XLA's latency-hiding scheduler, and for several devices, combined and pipelined collectives
     for it to hide (docs.jax.dev, GPU performance tips). TPU: collective fusion, and more scoped
     VMEM on v6e (the flags of Google's public recipes).
     """
@@ -101,7 +101,7 @@ def environment_of(device: Device) -> dict[str, str]:
     result = {**os.environ, **platform_environment(device.platform)}
     for name, value in performance_flags(device.platform, device.kind, device.count).items():
         own = os.environ.get(name, "")
-        # XLA takes the last of a repeated flag
+        # XLA uses the last of repeated flags
         result[name] = f"{value} {own}".strip() if value.startswith("--") else own or value
     return result
 

@@ -25,7 +25,7 @@ _QUANTITIES = {
     "tokens_per_sec_per_chip": "mfu=… (or tokens_per_sec_per_device, step_time_seconds)",
     "chip_seconds": "budget=… with price=…",
 }
-# Properties of a `Projection`; the step time divides by the steps.
+# Properties of a `Projection`; the step time divides by the number of steps.
 _DERIVED = ("mfu", "chip_hours", "cost", "total_flops", "steps", "step_time_seconds")
 _TOLERANCE = 1e-9  # two derivations of a number may differ by rounding
 
@@ -56,7 +56,7 @@ class Projection:
 
     @property
     def mfu(self) -> float | None:
-        """Measured tokens/s over those at the peak."""
+        """Measured tokens/s over tokens/s at peak."""
         if self.flops_per_token is None or self.peak_flops_per_sec_per_chip is None:
             return None
         return (
@@ -111,7 +111,7 @@ def project(
     chips × time.
 
     Raises:
-        UserError: a number makes no sense, too few are given, or two contradict each other.
+        UserError: a number makes no sense, too few are given, or two are inconsistent.
 
     >>> run = project(tokens=1.5e13, chips=16384, mfu=0.4, flops_per_token=6 * 405e9,
     ...     peak_flops_per_sec_per_chip=989.4e12)
@@ -148,7 +148,7 @@ def project(
 
 
 def _refuse_absurd(name: str, value: float) -> None:
-    """Rejects what a float cannot hold: 0 or infinity from finite numbers above 0."""
+    """Rejects values that floats cannot hold: 0 or infinity from finite numbers above 0."""
     if not (math.isfinite(value) and value > 0):
         raise UserError(
             f"{name} would be {value:g}; expected a finite number above 0; usually a typo in an "
@@ -233,5 +233,5 @@ def _learn(known: dict[str, float], name: str, value: float) -> None:
 
 
 def as_json(run: Projection) -> dict[str, float | None]:
-    """All numbers, the derived ones included."""
+    """All numbers, including derived ones."""
     return {**dataclasses.asdict(run), **{name: getattr(run, name) for name in _DERIVED}}

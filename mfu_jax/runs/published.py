@@ -1,7 +1,7 @@
 """Published MFUs, throughputs and FLOP counts, recomputed from the config and the measurement.
 
-``published.yml`` holds the rows. A number reproduces if the recomputed one is within half a unit of
-its last printed digit. A difference that rounded measurements explain has its own status.
+``published.yml`` holds the rows. A number is reproduced if the recomputed one is within half a unit
+of its last printed digit. Differences that rounded measurements explain have their own status.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Run:
 
     @functools.cached_property
     def weight_flops_per_token(self) -> float:
-        """6 × the weights that are multiplied with, output head included."""
+        """6 × the weights used in matmuls, output head included."""
         return _per_token(self.config, "dense", "weight")
 
     @functools.cached_property
@@ -110,17 +110,17 @@ class Check:
         return self.recomputed / self.published - 1
 
 
-# FLOPs per token as publishers count them. N is the parameter count that they state.
+# FLOPs per token as publishers count them. N is their stated parameter count.
 FORMULAS: Mapping[str, Callable[[Run], float]] = {
     # Kaplan et al. 2020: no attention
     "6n": lambda run: 6 * run.parameters,
     # Chowdhery et al. 2022, appendix B: 6N + 12·L·H·Q·T
     "palm": lambda run: 6 * run.parameters + run.attention_flops_per_token,
-    # ibid.: all attention forward FLOPs and 75 % of the others run again
+    # ibid.: all attention forward FLOPs and 75 % of the others are recomputed
     "palm_remat": lambda run: (
         6 * run.parameters * (1 + 0.75 / 3) + run.attention_flops_per_token * 4 / 3
     ),
-    # MosaicML: one more forward pass where activations are checkpointed
+    # MosaicML: one more forward pass with activation checkpointing
     "palm_full_remat": lambda run: 4 / 3 * FORMULAS["palm"](run),
     # torchtitan: the input embedding is a lookup
     "palm_without_embedding": lambda run: (

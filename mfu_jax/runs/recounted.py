@@ -1,4 +1,4 @@
-"""A run's steps with FLOPs counted from a config, or relative to another peak."""
+"""A run's steps with FLOPs recounted from a config, or relative to another peak."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SMALLEST = 1e-9
 
 
 def tflops_of_a_step(run: MetricsRun) -> float:
-    """From the file; for a log, time × rate of the step in which rounding matters least."""
+    """From the file; for a log, time × rate of the step where rounding matters least."""
 
     best = math.inf, 0.0
     for segment in run.steps.segments():
@@ -32,15 +32,15 @@ def tflops_of_a_step(run: MetricsRun) -> float:
 
 
 def check_tokens(run: MetricsRun, config: Any, model: str) -> None:
-    """Refuses a model whose steps have another size than the run's.
+    """Refuses a model whose steps differ in tokens from the run's.
 
     Args:
         run: the run.
-        config: of the model.
+        config: the model's.
         model: its name, for the message.
 
     Raises:
-        UserError: a step of the run has other tokens.
+        UserError: the run's steps have a different number of tokens.
     """
     tokens = float(calculate_tokens_per_device(config))
     longest = max(run.steps, key=lambda step: step.scalars["perf/step_time_seconds"])
@@ -75,7 +75,7 @@ def with_peak(run: MetricsRun, peak: hardware.Peak) -> MetricsRun:
     def change(scalars: Mapping[str, float]) -> dict[str, float]:
         optimal = scalars["perf/per_device_tflops"] / peak.tflops_per_sec
         new = dict(scalars)
-        if not optimal:  # not known, as of a batch that grows
+        if not optimal:  # unknown, as for a growing batch
             return new
         new["perf/mfu"] = optimal / max(scalars["perf/step_time_seconds"], _SMALLEST)
         if "perf/hfu" in scalars and scalars.get("perf/mfu"):

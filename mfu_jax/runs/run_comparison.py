@@ -1,4 +1,4 @@
-"""Two runs side by side: their metrics with intervals, and which one is faster."""
+"""Compares two runs: their metrics with intervals, and which run is faster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mfu_jax.runs.comparison import CONFIDENCE, Difference, compare_with_repeats
 from mfu_jax.runs.metrics_files import MetricsRun
 from mfu_jax.runs.metrics_lines import TIME
 
-# Repeats of one run differ by as much, whatever their intervals say: other machines, other clocks.
+# Repeats of one run differ by this much, whatever their intervals say: other machines or clocks.
 SMALLEST = 0.01
 _SAME = 1e-3  # relative: logs round tokens per second
 _LOG_SECONDS = 1e-3  # a log line has three decimals
@@ -30,14 +30,14 @@ Read = Callable[[Columns], Sequence[float] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """What is compared.
+    """A metric to compare.
 
     Attributes:
         name: its key in JSON.
-        title: its name for people.
-        read: its value in each step, from the columns of their scalars; None: unknown there.
-        text: a value for people.
-        less_is_better: as for times.
+        title: its name for display.
+        read: its value in each step, from the columns of scalars; None where unknown.
+        text: formats a value for display.
+        less_is_better: true for times.
     """
 
     name: str
@@ -101,14 +101,14 @@ METRICS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One metric of both runs."""
+    """One metric of two runs."""
 
     metric: Metric
     difference: Difference
 
     @property
     def speed(self) -> Difference:
-        """The change of what grows as B becomes better."""
+        """The change of the quantity that grows as B gets better."""
         return self.difference.inverse if self.metric.less_is_better else self.difference
 
     def to_json(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class RunComparison:
-    """Run B against run A.
+    """Run B compared with run A.
 
     Attributes:
         a: the name of run A: the older one, the baseline.
@@ -134,7 +134,7 @@ class RunComparison:
         steps: measured steps of A and of B.
         rows: the metrics that both runs have.
         decisive: the row that decides which run is faster.
-        notes: what a reader must know.
+        notes: caveats for the reader.
     """
 
     a: str
@@ -146,12 +146,12 @@ class RunComparison:
 
     @property
     def verdict(self) -> str:
-        """One sentence: which run is faster, by how much, and how sure that is."""
+        """One sentence: which run is faster, by how much, and how certain that is."""
         return f"B {verdict(self.decisive.speed, *self.steps)}"
 
     @property
     def is_step_time_decisive(self) -> bool:
-        """Whether steps of both runs do as much work, as far as is known."""
+        """Whether steps of both runs do equal work, as far as known."""
         return self.decisive.metric is STEP_TIME
 
     def row(self, metric: Metric) -> Row | None:
@@ -178,7 +178,7 @@ class RunComparison:
         }
 
     def render(self) -> str:
-        """The table and the verdict for a terminal."""
+        """The table and the verdict, for a terminal."""
         head = ("median of measured steps", "A", "B", "B / A", f"{CONFIDENCE:.0%} interval")
         lines = columns([head, *(self._cells(row) for row in self.rows)], "<>>>>")
         names = [f"A: {self.a}, {self.steps[0]} steps", f"B: {self.b}, {self.steps[1]} steps"]
@@ -190,10 +190,10 @@ class RunComparison:
 
 
 def unseen(speed: Difference) -> float:
-    """The change that noise slower than a short run may make: such noise cannot be seen in it.
+    """The change that slow noise, invisible in a short run, may cause.
 
     Args:
-        speed: as `result` takes it.
+        speed: as for `result`.
 
     Returns:
         A fraction; 0 for runs of 150 steps or more.
@@ -203,10 +203,10 @@ def unseen(speed: Difference) -> float:
 
 
 def result(speed: Difference) -> Result:
-    """Whether B is faster: the interval excludes chance, and the change is 1% or more.
+    """Whether B is faster: the interval excludes chance, and the change is at least 1%.
 
     Args:
-        speed: of what grows as a run becomes better.
+        speed: the quantity that grows as a run gets better.
     """
     if not speed.is_known:
         return "unknown"
@@ -216,11 +216,11 @@ def result(speed: Difference) -> Result:
 
 
 def verdict(speed: Difference, *steps: int) -> str:
-    """What the change of a speed says, as the end of a sentence.
+    """What a change in speed means, worded as the end of a sentence.
 
     Args:
-        speed: as `result` takes it.
-        *steps: measured steps of both runs, for a run that has too few.
+        speed: as for `result`.
+        *steps: measured steps of each run, named if a run has too few.
     """
     found, half_width = result(speed), speed.half_width
     if found == "unknown" or half_width is None:
@@ -236,7 +236,7 @@ def verdict(speed: Difference, *steps: int) -> str:
 
 
 def _why_not_called(speed: Difference, *steps: int) -> str:
-    """Why a change that excludes chance is not called one."""
+    """Why a change that excludes chance is still not reported as a change."""
     if not speed.is_real:
         return ""
     if abs(speed.change) < SMALLEST:
@@ -255,7 +255,7 @@ def change_text(difference: Difference) -> str:
 
 
 def interval(difference: Difference) -> str:
-    """The ends of the interval."""
+    """The interval's ends."""
     if difference.low is None or difference.high is None:
         return "too few steps"
     return f"{signed(difference.low)} … {signed(difference.high)}"
@@ -267,7 +267,7 @@ def compare_runs(a: MetricsRun, b: MetricsRun, *, warmup_steps: int) -> RunCompa
     Args:
         a: the older run, the baseline.
         b: the other one.
-        warmup_steps: as `MetricsRun.summary` takes it.
+        warmup_steps: as for `MetricsRun.summary`.
 
     Raises:
         UserError: a run has no measured step.
@@ -278,12 +278,12 @@ def compare_runs(a: MetricsRun, b: MetricsRun, *, warmup_steps: int) -> RunCompa
 def compare_with_runs(
     baselines: Sequence[MetricsRun], b: MetricsRun, *, warmup_steps: int
 ) -> RunComparison:
-    """Compares the measured steps of a run with those of repeats of another.
+    """Compares the measured steps of a run with those of repeats of another run.
 
     Args:
-        baselines: one or more; of several, their scatter tells what repeats differ by.
+        baselines: one or more; the scatter between several shows by how much repeats differ.
         b: the run.
-        warmup_steps: as `MetricsRun.summary` takes it.
+        warmup_steps: as for `MetricsRun.summary`.
 
     Raises:
         UserError: a run has no measured step.
@@ -330,12 +330,12 @@ def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
 
 
 def _rounding(run: MetricsRun, columns: Mapping[str, Sequence[float]]) -> float:
-    """What a run's times are multiples of, relative to them; rates follow from times."""
+    """The resolution of a run's times, relative to them; rates are derived from times."""
     return _LOG_SECONDS / statistics.median(columns[STEP_TIME.name]) if run.form == "log" else 0.0
 
 
 def _timed(columns: Columns) -> Columns:
-    """The columns without steps of 0 s, which a log's rounding leaves."""
+    """The columns without steps of 0 s, an effect of rounding in logs."""
     is_timed = [seconds > 0 for seconds in columns[TIME]]
     if all(is_timed):
         return columns
@@ -349,7 +349,7 @@ def _is_comparable(*values: Sequence[float]) -> bool:
 def _decisive(
     baselines: Sequence[MetricsRun], b: MetricsRun, rows: Sequence[Row]
 ) -> tuple[Row, tuple[str, ...]]:
-    """The step time, or tokens per second where the runs' steps differ in tokens; and notes."""
+    """The step time, or tokens per second where steps differ in tokens; and notes."""
     by_metric = {row.metric.name: row for row in rows}
     (tokens_a, tokens_b), (tflops_a, tflops_b) = (
         _amounts(baselines, b, name)
@@ -372,7 +372,7 @@ def _decisive(
 
 
 def _amounts(baselines: Sequence[MetricsRun], b: MetricsRun, name: str) -> tuple[float, float]:
-    """An amount of a step of the baseline that differs from B the most, and of B."""
+    """A per-step amount of the baseline that differs most from B, and that of B."""
     of_b = _of_a_step(b, name)
     return max((_of_a_step(a, name) for a in baselines), key=lambda of_a: abs(of_a - of_b)), of_b
 
@@ -389,5 +389,5 @@ def _of_a_step(run: MetricsRun, amount: str) -> float:
 
 
 def _differ(a: float, b: float) -> bool:
-    """Whether both are known, and not the same."""
+    """Whether both are known and differ."""
     return a > 0 and b > 0 and abs(b / a - 1) > _SAME

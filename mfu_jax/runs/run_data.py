@@ -1,4 +1,4 @@
-"""One run, read from its files: what `mfu-jax report` says of it."""
+"""One run, read from its files: the content of `mfu-jax report`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Options:
     """How a run is read.
 
     Attributes:
-        peak: what MFU is relative to; None: as the run has it.
-        warmup_steps: as `MetricsRun.summary` takes it.
-        model: a bundled model or a file from which FLOPs are counted; empty: as the run has them.
-        fields: of the model.
+        peak: the peak that MFU refers to; None: the run's own.
+        warmup_steps: as for `MetricsRun.summary`.
+        model: a bundled model or a file to count FLOPs from; empty: the run's own FLOPs.
+        fields: changed fields of the model.
         convention: how the model is counted.
-        price: of one device for one hour; None: not told.
-        devices: of the job; None: as its set-up says.
+        price: of one device for one hour; None: not given.
+        devices: number of devices in the job; None: from the run's set-up.
     """
 
     peak: hardware.Peak | None = None
@@ -56,12 +56,12 @@ class RunData:
         metrics: its steps.
         time: where its wall clock went.
         summary: of its measured steps.
-        setup: what it said of itself.
-        hosts: its processes at their last exchange; None: one process, or not known.
-        counted: the FLOPs of the model that the options name.
-        answer: what ``mfu-jax report --json`` says of it.
+        setup: its logged set-up.
+        hosts: its processes at their last exchange; None: one process, or unknown.
+        counted: the FLOPs of the model named in the options.
+        answer: the output of ``mfu-jax report --json``.
         options: how it was read.
-        waits: of its hosts in collectives, from a profile; None: there is none of several hosts.
+        waits: its hosts' waits in collectives, from a profile; None: no profile of several hosts.
     """
 
     metrics: MetricsRun
@@ -76,7 +76,7 @@ class RunData:
 
     @property
     def cost(self) -> float | None:
-        """What the wall clock of all devices cost, in the currency of the price."""
+        """The cost of all devices over the wall clock, in the price's currency."""
         price, wall = self.options.price, self.time.wall_seconds
         devices = self.options.devices or self.setup.devices
         if price is None or devices is None or wall is None:
@@ -85,12 +85,12 @@ class RunData:
 
     @cached_property
     def model(self) -> ModelCount:
-        """The FLOPs of the model: of the options, else of the logged settings."""
+        """The model's FLOPs: from the options, else from the logged settings."""
         return self.counted if self.options.model else count_logged_model(self.setup)
 
     @property
     def conventions(self) -> dict[str, tuple[float, float | None]]:
-        """TFLOPs of a step on one device, and MFU, by convention."""
+        """Per convention: TFLOPs of a step on one device, and MFU."""
         rate, seconds = self.summary.tflops_per_sec_per_device, self.summary.mean_seconds
         own, mfu = (rate or 0.0) * (seconds or 0.0), self.summary.mfu
         return {
@@ -100,18 +100,18 @@ class RunData:
 
     @cached_property
     def columns(self) -> Columns:
-        """The steps, by metric."""
+        """The steps, as columns by metric."""
         return Columns.of(self.metrics, self.options.warmup_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The steps of a run, a column for each metric.
+    """The steps of a run, with one column per metric.
 
     Attributes:
         numbers: of the steps.
         is_measured: 1 for a measured step, 0 for a compile or warm-up step.
-        values: metric → value of each step; NaN where a step has none.
+        values: metric → value in each step; NaN where a step has none.
     """
 
     numbers: array.array[int]
@@ -145,18 +145,18 @@ def read_metrics_of(run: str) -> MetricsRun:
     """The steps of a run.
 
     Args:
-        run: its folder, its metrics file or a log; ``-``: standard input.
+        run: the run's folder, metrics file or log; ``-``: standard input.
     """
     return read_metrics(run if run == "-" else str(metrics_file_of(path_of(run))))
 
 
 def answer_without_steps(run: str) -> tuple[Mapping[str, Any], RunTime] | None:
-    """What a run's journal alone says, as JSON and in full; None if it has measured steps.
+    """What a run's journal alone tells, as JSON and in full; None if it has measured steps.
 
-    A process may end before its first step, and its time is lost all the same.
+    A process may end before its first step, and its time is lost nevertheless.
 
     Args:
-        run: as `read_metrics_of` takes it.
+        run: as for `read_metrics_of`.
     """
     time = None if run == "-" else read_journaled(metrics_file_of(path_of(run)))
     if time is None or _has_steps(run):
@@ -177,11 +177,11 @@ def read_run_data(run: str, options: Options) -> RunData:
     """Reads one run.
 
     Args:
-        run: as `read_metrics_of` takes it.
-        options: how.
+        run: as for `read_metrics_of`.
+        options: how to read it.
 
     Raises:
-        UserError: it holds no measured step, or the model is not this run's.
+        UserError: it has no measured step, or the model is not this run's.
     """
     metrics = read_metrics_of(run)
     time = of_metrics(metrics) if run == "-" else read_run(metrics.path, metrics=metrics)
@@ -211,7 +211,7 @@ def read_run_data(run: str, options: Options) -> RunData:
 
 
 def _recounted(run: MetricsRun, options: Options) -> tuple[MetricsRun, float, ModelCount]:
-    """The run by the options' model and peak, its own TFLOPs of a step, and the model's."""
+    """The run with the options' model and peak, its own TFLOPs per step, and the model's."""
     from mfu_jax.runs.recounted import check_tokens, tflops_of_a_step, with_flops, with_peak
 
     reported, model = tflops_of_a_step(run), ModelCount()
@@ -261,7 +261,7 @@ def _answer(
 
 
 def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
-    """The part of the answer that the journal knows; None without one."""
+    """The part of the answer that comes from the journal; values are None without one."""
     known = {
         "measured_steps": summary.steps,
         "goodput": run.goodput,

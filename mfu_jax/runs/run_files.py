@@ -1,4 +1,4 @@
-"""What a logger writes beside a metrics file: its set-up, its hosts, the totals of the run."""
+"""What a logger writes beside a metrics file: set-up, hosts, totals of the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mfu_jax.user_files import opened
 
 
 def read_beside(metrics_file: str, name: Literal["setup", "summary", "hosts"]) -> dict[str, Any]:
-    """The object in ``<metrics_file>.<name>.json``; empty if there is none that can be read.
+    """The object in ``<metrics_file>.<name>.json``; empty if there is no readable file.
 
     Args:
         metrics_file: its path or address; ``-``: standard input, with nothing beside it.

@@ -1,4 +1,4 @@
-"""Where the wall clock of a run went over all restarts: the answer of `mfu_jax.runs.goodput`."""
+"""Where a run's wall clock went over all restarts: the result of `mfu_jax.runs.goodput`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CATEGORIES = (
     "idle",
     "other",
 )
-"""Every moment between the first process start and the last event is in exactly one of these."""
+"""Every moment from the first process start to the last event is in exactly one of these."""
 
 MEANING: Mapping[str, str] = {
     "train": "steps that counted, up to the median step time",
@@ -42,17 +42,17 @@ class Attempt:
     """One process from its start to its end.
 
     Attributes:
-        process: its number in the job.
+        process: process number in the job.
         host: the machine's name.
-        pid: the process' number there.
+        pid: process id on that machine.
         start: when the process started, seconds since 1970 on the run's clock.
         end: its last sign of life, on the same clock.
         how: ``clean``, the name of a signal, ``exception: …``, ``killed`` or ``running``.
         first_step: its first completed step; None: there is none.
-        last_step: its last one.
-        restored_step: the step it went on with after it read a checkpoint, if it said so.
+        last_step: its last completed step.
+        restored_step: the step it continued from after reading a checkpoint, if recorded.
         steps: steps that counted.
-        lost_steps: steps that a later attempt did again.
+        lost_steps: steps that a later attempt repeated.
         time: seconds by category, without ``down``.
     """
 
@@ -75,7 +75,7 @@ class Part:
     """A day of a run, or one of its processes.
 
     Attributes:
-        name: the day as ``2026-11-22`` (UTC), or the number of the process.
+        name: the day as ``2026-11-22`` (UTC), or the process number.
         time: seconds by category; they add up to `wall_seconds`.
     """
 
@@ -85,12 +85,12 @@ class Part:
 
     @property
     def wall_seconds(self) -> float:
-        """From the first process start to the last event, or that day's part of it."""
+        """From the first process start to the last event, or the part of it on that day."""
         return sum(self.time.values())
 
     @property
     def goodput(self) -> float | None:
-        """Fraction of the wall clock in steps that counted."""
+        """Fraction of the wall clock spent in steps that counted."""
         return goodput_of(self.time)
 
     @property
@@ -101,26 +101,26 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTime:
-    """The wall clock of a run, divided; of its process 0 unless told otherwise.
+    """The division of a run's wall clock; of process 0 unless stated otherwise.
 
-    Without a journal, what only that knows is None, and `time` has only what is known.
+    Without a journal, values that need one are None, and `time` has only what is known.
 
     Attributes:
-        path: the metrics file, which need not exist any more.
+        path: the metrics file, which may no longer exist.
         steps: steps that counted, each once.
-        mfu: of the measured steps that counted; None if not known, like the next ones.
-        hfu: the same of the executed FLOPs.
-        goodput: fraction of the wall clock in steps that counted.
+        mfu: of the measured steps that counted; None if unknown, like the next ones.
+        hfu: the same for the executed FLOPs.
+        goodput: fraction of the wall clock spent in steps that counted.
         effective_mfu: ``mfu × goodput``: model FLOPs that counted / (wall clock × peak).
         wall_seconds: from the first process start to the last event.
         restarts: process starts after the first.
-        lost_steps: steps that were done again after a restart.
+        lost_steps: steps that were repeated after a restart.
         median_seconds: median time of the steps that counted.
         time: seconds by category (`CATEGORIES`); they add up to `wall_seconds`.
         attempts: of process 0, in order.
         days: the same time by UTC day.
-        processes: the same for each process of the job.
-        notes: what a human should know, a line each.
+        processes: the same time for each process of the job.
+        notes: notes for the user, one per line.
     """
 
     path: str
@@ -140,7 +140,7 @@ class RunTime:
     notes: Sequence[str] = ()
 
     def with_utilization(self, mfu: float | None, hfu: float | None) -> RunTime:
-        """The same time with another MFU and HFU, such as those relative to another peak."""
+        """The same time with another MFU and HFU, for example relative to another peak."""
         return replace(
             self,
             mfu=mfu,
@@ -157,7 +157,7 @@ class RunTime:
 
 
 def goodput_of(time: Mapping[str, float]) -> float | None:
-    """Fraction of a time by category that was spent in steps that counted."""
+    """Fraction of the time, given by category, that was spent in steps that counted."""
     wall = sum(time.values())
     return (time["train"] + time["slow_steps"]) / wall if wall > 0 else None
 

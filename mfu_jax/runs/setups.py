@@ -1,4 +1,4 @@
-"""What a run said of itself before its first step: devices, peak, configuration, ledger."""
+"""What a run logged before its first step: devices, peak, configuration, ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mfu_jax.runs.run_files import read_beside
 
 _DEVICES = re.compile(r"(\d+) × (.*)")
 _CONVENTION = re.compile(r"\((\w+)[:;)]")
-# As `Ledger.render` writes them: at least two spaces between columns.
+# The format of `Ledger.render`: at least two spaces between columns.
 _LINE = re.compile(
     r"  (?P<label>\S.*?) {2,}(?P<flops>-?[\d,]+)(?: +-?[\d.]+%)?(?: {2,}(?P<note>.*))?"
 )
@@ -30,11 +30,11 @@ class LedgerRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The set-up of a run; empty where its logger wrote none.
+    """A run's set-up; empty where its logger wrote none.
 
     Attributes:
-        values: name → value, as they were logged.
-        config: the settings of the trainer, key → text.
+        values: name → value, as logged.
+        config: the trainer's settings, key → text.
         ledger: from the model's FLOPs to XLA's report, per step and device.
     """
 
@@ -44,7 +44,7 @@ class Setup:
 
     @property
     def devices(self) -> int | None:
-        """How many JAX devices the job has, if it said so."""
+        """The job's number of JAX devices, if logged."""
         found = _DEVICES.match(str(self.values.get("devices", "")))
         return int(found[1]) if found else None
 
@@ -56,7 +56,7 @@ class Setup:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Everything but the ledger, name → text."""
+        """Everything except the ledger, name → text."""
         return {name: str(value) for name, value in self.values.items()} | dict(self.config)
 
 
@@ -97,11 +97,11 @@ class ComponentRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCount:
-    """What a model's config says of its FLOPs, per step and device.
+    """A model's FLOPs from its config, per step and device.
 
     Attributes:
-        components: by convention ``maxtext`` or the one that was asked for.
-        conventions: TFLOPs by every convention.
+        components: by the convention ``maxtext`` or the one requested.
+        conventions: TFLOPs by convention.
     """
 
     components: tuple[ComponentRow, ...] = ()
@@ -112,7 +112,7 @@ def count_model(config: Any, convention: str) -> ModelCount:
     """Counts a model.
 
     Args:
-        config: as `flops_breakdown` takes it.
+        config: as for `flops_breakdown`.
         convention: of the components.
 
     Raises:
@@ -131,7 +131,7 @@ def count_model(config: Any, convention: str) -> ModelCount:
 
 
 def count_logged_model(setup: Setup) -> ModelCount:
-    """The model of a run of the reference trainer, from its logged settings; else nothing."""
+    """The model of a run of the reference trainer, from its logged settings; else empty."""
     from mfu_jax.flops.analytic.inputs import as_model_config, override_keys, parse_override
 
     known = set(override_keys())
@@ -141,5 +141,5 @@ def count_logged_model(setup: Setup) -> ModelCount:
             return ModelCount()
         config = as_model_config(types.SimpleNamespace(**fields))
         return count_model(config, setup.convention or "maxtext")
-    except UserError:  # settings of another trainer, or another version
+    except UserError:  # settings of another trainer or version
         return ModelCount()

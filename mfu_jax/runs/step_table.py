@@ -1,4 +1,4 @@
-"""The steps of a run in 8 bytes a number: a million of them in 100 MB."""
+"""The steps of a run in 8 bytes per number: a million of them in 100 MB."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class LoggedStep:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """Steps that follow one another, of one kind and with the same scalars.
+    """Consecutive steps of one kind and with the same scalars.
 
     Attributes:
-        kind: as `LoggedStep` has it.
+        kind: as in `LoggedStep`.
         numbers: of the steps.
         columns: metric name → its value in each step.
     """
@@ -41,24 +41,24 @@ class Segment:
     columns: Mapping[str, array.array[float]]
 
     def part(self, begin: int, end: int) -> Segment:
-        """Some of the steps."""
+        """A part of the steps."""
         columns = {name: column[begin:end] for name, column in self.columns.items()}
         return Segment(kind=self.kind, numbers=self.numbers[begin:end], columns=columns)
 
 
 class StepTable:
-    """`LoggedStep`s, put together when they are read."""
+    """A sequence of `LoggedStep`s, assembled when read."""
 
     def __init__(self) -> None:
         self._numbers = array.array("q")
-        self._values = array.array("d")  # of all steps, one after the other
-        self._ends = array.array("q", [0])  # in `_values`; those of step i begin at the i-th
-        self._shapes = array.array("L")  # of each step: which of `_known`
+        self._values = array.array("d")  # of all steps, concatenated
+        self._ends = array.array("q", [0])  # in `_values`; step i begins at the i-th entry
+        self._shapes = array.array("L")  # of each step: index into `_known`
         self._known: dict[tuple[str | None, tuple[str, ...]], int] = {}
         self._changes: tuple[Change, ...] = ()
 
     def append(self, step: LoggedStep) -> None:
-        """Adds a step; its number is one of 64 bits."""
+        """Adds a step; its number must fit in 64 bits."""
         shape = step.kind, tuple(step.scalars)
         self._shapes.append(self._known.setdefault(shape, len(self._known)))
         self._numbers.append(step.number)
@@ -75,10 +75,10 @@ class StepTable:
         """Adds steps of one kind and with the same scalars.
 
         Args:
-            kind: as `LoggedStep` has it.
+            kind: as in `LoggedStep`.
             names: of the scalars.
             numbers: of the steps.
-            values: of each step's scalars, one step after the other.
+            values: scalars of each step, one step after the other.
         """
         shape = self._known.setdefault((kind, tuple(names)), len(self._known))
         self._shapes.extend(array.array("L", [shape]) * len(numbers))
@@ -88,7 +88,7 @@ class StepTable:
         self._ends.extend([end + width * i for i in range(1, len(numbers) + 1)])
 
     def extend_table(self, later: StepTable, *, skip: bool = False) -> None:
-        """Adds the steps of another table, read from the same file; `skip`: without its first."""
+        """Appends another table, read from the same file; `skip`: without its first step."""
         known = [self._known.setdefault(shape, len(self._known)) for shape in later._known]
         begin = int(skip)
         first = later._ends[begin]
@@ -99,7 +99,7 @@ class StepTable:
         self._ends.extend(end - first + place for place in later._ends[begin + 1 :])
 
     def segments(self) -> Iterator[Segment]:
-        """The steps in order, as many together as have one kind and the same scalars."""
+        """The steps in order, in runs of one kind and the same scalars."""
         if self._changes:
             table = StepTable()
             for step in self:
@@ -133,7 +133,7 @@ class StepTable:
 
     @property
     def last_number(self) -> int:
-        """Number of the last step; -1: there is none."""
+        """Number of the last step; -1 if there is none."""
         return self._numbers[-1] if self._numbers else -1
 
     def __len__(self) -> int:

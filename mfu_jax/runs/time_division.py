@@ -1,8 +1,8 @@
-"""Divides the life of one process into categories: every microsecond is in exactly one.
+"""Divides the life of one process into categories: every microsecond belongs to exactly one.
 
-Times are whole microseconds since 1970 on the run's clock. Pauses lie over compilations, those over
-steps; what none of them covers is start-up, idle or lost time. Lines of many steps are added up as
-a whole wherever nothing lies over them.
+Times are whole microseconds since 1970 on the run's clock. Pauses take precedence over
+compilations, and those over steps; time that none covers is start-up, idle or lost. Blocks of many
+steps are added as a whole wherever nothing overlaps them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Times = defaultdict[int, defaultdict[str, int]]
 
 
 def no_times() -> Times:
-    """Times to add to."""
+    """Empty times to add to."""
     return defaultdict(lambda: defaultdict(int))
 
 
 @dataclass(kw_only=True)
 class Placed:
-    """A life on the run's clock, in µs.
+    """A life placed on the run's clock, in µs.
 
     Attributes:
-        life: as its journal has it.
+        life: from its journal.
         offset: the run's clock − its monotonic clock, in seconds.
-        start: start of the process.
-        end: its end.
+        start: when the process started.
+        end: when it ended.
         how: how it ended.
-        redone_from: steps from this one on were done again later; None: none were.
-        done_after: steps after its last known one that a later attempt built upon.
+        redone_from: steps from this one on were repeated later; None: none were.
+        done_after: steps after its last known one that a later attempt built on.
     """
 
     life: Life
@@ -52,11 +52,11 @@ class Placed:
     done_after: int = 0
 
     def at(self, seconds: float) -> int:
-        """A moment of its monotonic clock on the run's clock."""
+        """A time of the life's monotonic clock on the run's clock."""
         return round(1e6 * (seconds + self.offset))
 
     def counted(self, block: Block) -> int:
-        """How many steps of a block were not done again."""
+        """How many steps of a block were not repeated later."""
         if self.redone_from is None:
             return len(block.us)
         return max(0, min(len(block.us), -((block.first - self.redone_from) // block.by)))
@@ -74,12 +74,12 @@ class _Overlay:
 
 @dataclass
 class Division:
-    """Adds up one life.
+    """Divides the time of one life.
 
     Args:
         placed: the life.
         median_us: median time of the steps that counted, over the whole run.
-        times: where the time is added.
+        times: receives the time.
     """
 
     placed: Placed
@@ -87,7 +87,7 @@ class Division:
     times: Times = field(default_factory=no_times)
 
     def run(self) -> Times:
-        """Divides the time from the process' start to its end."""
+        """Divides the time from the process's start to its end."""
         placed = self.placed
         self._overlays = _overlays(placed)
         self._next = 0
@@ -98,7 +98,7 @@ class Division:
         return self.times
 
     def _add_block(self, block: Block, *, is_first: bool) -> None:
-        """Adds a block: steps that nothing lies over together, the others one by one."""
+        """Adds a block: steps without overlays together, others one by one."""
         counted, end = self.placed.counted(block), self.placed.at(block.end_m)
         if not is_first and counted in (0, len(block.us)) and end <= self._clear_until():
             first_gap = block.gap_us[0] if block.gap_us else 0
@@ -121,7 +121,7 @@ class Division:
                 index += 1
 
     def _clear_until(self) -> int:
-        """Until when nothing lies over the time from now on, and it is of one day."""
+        """The time until which nothing overlaps, from now, within the same day."""
         overlays = self._overlays
         while self._next < len(overlays) and overlays[self._next].end <= self._now:
             self._next += 1
@@ -129,7 +129,7 @@ class Division:
         return clear if self._next == len(overlays) else min(clear, overlays[self._next].begin)
 
     def _add_many(self, block: Block, first: int, stop: int, end: int, *, is_counted: bool) -> None:
-        """Adds steps of a block that end at `end`."""
+        """Adds steps of a block, the last of which ends at `end`."""
         us = block.us[first:stop]
         spent = sum(us)
         between = end - self._now - spent
@@ -163,12 +163,12 @@ class Division:
             self._until(begin, "data_wait")
             self._spread(end, step)
             return
-        # Where in the loop a pause lay is known; where the step before or after it ended, is not.
+        # The pause's place in the loop is known, but not where the steps around it ended.
         idle = max(0, begin - self._now - paused - waited)
         self._spread(end, [("idle", idle), ("data_wait", waited), *step])
 
     def _paused_until(self, end: int) -> int:
-        """Time of the pauses from now to `end`."""
+        """Paused time from now to `end`."""
         spent = 0
         for overlay in itertools.islice(self._overlays, self._next, None):
             if overlay.begin >= end:
@@ -178,16 +178,16 @@ class Division:
         return spent
 
     def _add_tail(self) -> None:
-        """What comes after the last step that is known."""
+        """Adds what follows the last known step."""
         placed, life = self.placed, self.placed.life
         if not life.blocks:
             self._until(placed.end, "idle" if life.goes_on else "startup")
             return
-        shares: list[tuple[str, int]] = []  # of the time that no pause lies over
+        shares: list[tuple[str, int]] = []  # of the time without pauses
         if placed.done_after:
             shares.append(("train", placed.done_after * self.median_us))
         if placed.how in ("killed", "running") or placed.how.startswith("exception"):
-            # The last moments, of which there is no sign, are taken to be like the steps before.
+            # The last moments, without a sign of life, are assumed to be like the steps before.
             unseen = max(0, placed.end - placed.at(life.alive))
             waited = 1e6 * life.wait_seconds + unseen * life.blocks[-1].wait_fraction
             rest = "other" if placed.how == "running" else "lost_steps"
@@ -195,15 +195,15 @@ class Division:
         self._spread(placed.end, [*shares, ("idle", _ALL)])
 
     def _until(self, end: int, category: str) -> None:
-        """Goes on to `end`, in `category` but for what lies over it; not if it has passed."""
+        """Advances to `end`, in `category` except for overlays; no effect if `end` has passed."""
         self._spread(end, [(category, _ALL)])
 
     def _spread(self, end: int, shares: Sequence[tuple[str, int]]) -> None:
-        """Goes on to `end`: what lies over the time first, the rest to the shares in turn.
+        """Advances to `end`: overlays take precedence, and shares fill the rest in turn.
 
         Args:
-            end: a moment; nothing happens if it has passed.
-            shares: category and most µs of each; the last one takes all that is left.
+            end: a time; nothing happens if it has passed.
+            shares: category and maximum µs of each; the last one takes all that is left.
         """
         end = min(end, self.placed.end)
         left = deque(shares)
@@ -245,7 +245,7 @@ def in_seconds(times: Times) -> dict[str, float]:
 
 
 def _overlays(placed: Placed) -> list[_Overlay]:
-    """Pauses, and compilations outside them, by begin; none overlaps another."""
+    """Pauses, and compilations outside them, ordered by begin; they do not overlap."""
     pauses = [
         _Overlay(
             placed.at(begin), placed.end if end is None else placed.at(end), _category(name), True
@@ -264,12 +264,12 @@ def _overlays(placed: Placed) -> list[_Overlay]:
 
 
 def _category(name: str) -> str:
-    """Of a pause by that name."""
+    """The category of a pause with this name."""
     return name if name in _PAUSES else "other"
 
 
 def _disjoint(overlays: list[_Overlay]) -> Iterator[_Overlay]:
-    """Each from the end of the one before it on."""
+    """Each overlay, trimmed to start at the end of the previous one."""
     now = 0
     for overlay in overlays:
         begin = max(now, overlay.begin)
@@ -279,7 +279,7 @@ def _disjoint(overlays: list[_Overlay]) -> Iterator[_Overlay]:
 
 
 def _between(overlays: Iterator[_Overlay], above: list[_Overlay]) -> Iterator[_Overlay]:
-    """The parts of overlays that no other one, of those `above`, covers."""
+    """The parts of overlays that none of those `above` covers."""
     index = 0
     for overlay in overlays:
         begin = overlay.begin

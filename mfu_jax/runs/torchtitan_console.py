@@ -1,8 +1,8 @@
 """torchtitan's console: ``[titan] 2025-12-17 01:18:26,708 - root - INFO - step:  2  loss: …``.
 
-Its lines (components/metrics.py, tools/logging.py) have rates, but no step time: that follows from
-the time stamps of two lines, a line for each `log_freq` steps, and holds what came between them,
-but for a validation, which has a line at its end. Quantised training has ``mfu: N/A``.
+Its lines (components/metrics.py, tools/logging.py) have rates but no step time, which follows from
+the time stamps of two lines, one line per `log_freq` steps, and includes whatever came between
+them, except validation, which logs a line at its end. Quantised training has ``mfu: N/A``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LINE = re.compile(
     r"(?P<validation>validate )?step: +(?P<step>\d+)  (?P<values>.*tps: .*)"
 )
 _VALUE = re.compile(r"(?P<name>\w+): +(?P<value>[-+.,\w/]+)")
-# Their name → ours, and the factor.
+# Their name → our name and the factor.
 _NAMES = {
     "loss": ("learning/loss", 1.0),
     "grad_norm": ("learning/grad_norm", 1.0),
@@ -30,7 +30,7 @@ _TIME = "perf/step_time_seconds"
 
 
 class Console:
-    """Takes the lines of the first rank that speaks."""
+    """Reads the lines of the first rank that logs."""
 
     def __init__(self) -> None:
         self._rank: str | None = None
@@ -38,13 +38,13 @@ class Console:
         self._eval_seconds = 0.0
 
     def take(self, line: str) -> tuple[int, dict[str, float]] | None:
-        """The step of a line and its scalars; None if it is no such line, or of another rank.
+        """A line's step and scalars; None if it is another kind of line, or of another rank.
 
         Args:
-            line: of a log.
+            line: a line of a log.
 
         Raises:
-            ValueError: it is one, but broken.
+            ValueError: it is such a line, but broken.
         """
         if "tps: " not in line or (found := _LINE.search(_COLOR.sub("", line))) is None:
             return None
@@ -60,13 +60,13 @@ class Console:
         return step, dict([*self._time(step, at), *_values(found["values"])])
 
     def _validated(self, step: int, at: datetime.datetime) -> None:
-        """The next steps begin at its end; its own time follows from a line of the same step."""
+        """Starts the next steps at validation's end; a line of the same step gives its own time."""
         last, self._last = self._last, (step, at)
         if last is not None and step == last[0] and at > last[1]:
             self._eval_seconds = (at - last[1]).total_seconds()
 
     def _time(self, step: int, at: datetime.datetime) -> Iterator[tuple[str, float]]:
-        """The mean time of the steps since the last line; none after a start."""
+        """The mean step time since the last line; nothing after a start."""
         last, self._last = self._last, (step, at)
         seconds, self._eval_seconds = self._eval_seconds, 0.0
         if last is not None and step > last[0] and at > last[1]:

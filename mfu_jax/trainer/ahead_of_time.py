@@ -1,10 +1,10 @@
-"""Compiles the trainer's step for chips that are not here, in a process of its own.
+"""Compiles the trainer's step for chips that are not attached, in a separate process.
 
     python -m mfu_jax.trainer.ahead_of_time REQUEST.json OUT.mfu
 
 The request has `config.arguments` (as the trainer takes them), `platform` and `topology` as JAX
-names them, `slices`, and of GPUs `target_config`, XLA's text proto. The parent sets the environment
-that libtpu and the CUDA plugin read when they are loaded. Progress goes to stdout, a word a line.
+names them, `slices`, and for GPUs `target_config`, an XLA text proto. The parent sets the variables
+that libtpu and the CUDA plugin read on loading. Progress goes to stdout, one word per line.
 """
 
 from __future__ import annotations

@@ -34,23 +34,23 @@ _STORAGE_ERRORS = (
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written. Its text is one line: which one, why, what is left."""
+    """A checkpoint could not be written. The text is one line: which one, why, what is left."""
 
 
 class Checkpointer:
-    """Saves and restores under ``<run folder>/checkpoints``, in one folder per number of completed
-    steps. Does nothing if the config switches checkpointing off.
+    """Saves and restores under ``<run folder>/checkpoints``, one folder per number of completed
+    steps. Does nothing if the config disables checkpointing.
 
-    A checkpoint that cannot be written is one line, and `on_checkpoint_error` says whether training
-    goes on. Earlier checkpoints stay. In a job of several processes it stops: the others wait for
-    this one's part.
+    A checkpoint that cannot be written is reported in one line; `on_checkpoint_error` says whether
+    training goes on. Earlier checkpoints stay. A job of several processes stops: the others wait
+    for this one's part.
 
     Args:
-        config: says whether, where and how often.
-        journal: notes what is restored, and the wait for the last one.
+        config: says whether, where and how often to save.
+        journal: records the restore, and the wait for the last save.
 
     Attributes:
-        failure: why the newest checkpoint is missing; None if it is there.
+        failure: why the newest checkpoint is missing; None if it exists.
     """
 
     def __init__(self, config: Config, journal: Journal | NoJournal | None = None) -> None:
@@ -98,7 +98,7 @@ class Checkpointer:
         )
         folder = self._folder / str(steps_done)
         try:
-            # Checked first: a restore that fails leaves threads that print tracebacks.
+            # Checked first: a failing restore leaves threads behind that print tracebacks.
             stored = self._orbax.StandardCheckpointHandler().metadata(folder / "state").tree
             if difference := _difference(_shapes(stored), _shapes(abstract_state)):
                 raise ValueError(difference)
@@ -118,10 +118,10 @@ class Checkpointer:
         return self._enabled and steps_done % self._period == 0
 
     def check(self) -> None:
-        """Reports a save in the background that has failed meanwhile; takes microseconds.
+        """Reports a background save that has failed since; takes microseconds.
 
         Raises:
-            CheckpointError: it failed, and the run is to stop then.
+            CheckpointError: it failed, and the config stops the run in that case.
         """
         if self._manager is not None and self._saving is not None:
             with self._as_told(), self._named(self._saving):
@@ -131,7 +131,7 @@ class Checkpointer:
         """Copies the state to the host and writes it in the background; a repeat is ignored.
 
         Raises:
-            CheckpointError: it or the one before cannot be written, and the run is to stop then.
+            CheckpointError: this or the previous save failed, and the config stops the run then.
         """
         if not self._enabled:
             return
@@ -148,7 +148,7 @@ class Checkpointer:
                 self._saving = steps_done
 
     def _finish(self) -> None:
-        """Waits for the save in the background."""
+        """Waits for the background save."""
         if self._manager is not None and self._saving is not None:
             with self._named(self._saving):
                 self._manager.wait_until_finished()
@@ -156,7 +156,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _as_told(self) -> Iterator[None]:
-        """Within it, a checkpoint that is not written stops the run only if that is wanted."""
+        """In this context, a failed checkpoint stops the run only if the config says so."""
         try:
             yield
         except CheckpointError as error:
@@ -166,12 +166,12 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _named(self, steps_done: int) -> Iterator[None]:
-        """Within it, whatever Orbax raises becomes one line about the checkpoint of that step."""
+        """In this context, any error of Orbax becomes one line about that step's checkpoint."""
         try:
             yield
         except Exception as error:
             self._saving = None
-            self._abandon()  # it would raise the same error at every later save
+            self._abandon()  # every later save would raise the same error
             self._remove_unfinished()
             newest = self._newest()
             kept = "there is no earlier one" if newest is None else f"step {newest} is kept"
@@ -188,7 +188,7 @@ class Checkpointer:
             self._manager = None
 
     def _remove_unfinished(self) -> None:
-        """Removes what a save that failed or was killed has left; such folders are never read."""
+        """Removes what a failed or killed save left behind; such folders are never read."""
         if jax.process_index() == 0:
             with contextlib.suppress(OSError):
                 for folder in epath.Path(self._folder).glob("*.orbax-checkpoint-tmp*"):
@@ -219,16 +219,16 @@ class Checkpointer:
 
     def _close(self) -> None:
         with self._journal.span("checkpoint"), contextlib.suppress(CheckpointError):
-            self._finish()  # what fails is kept in `failure`
+            self._finish()  # errors are kept in `failure`
         self._abandon()
         if self.failure is not None:
-            with warnings.catch_warnings():  # of coroutines that the failure left without a start
+            with warnings.catch_warnings():  # about coroutines that the failure never started
                 warnings.simplefilter("ignore", RuntimeWarning)
-                gc.collect()  # what Orbax left over can still end quietly
+                gc.collect()  # so that what Orbax left behind ends quietly
 
 
 def _reason(error: Exception) -> str:
-    """The operating system's words, which TensorStore wraps in several lines of paths."""
+    """The operating system's message, which TensorStore wraps in several lines of paths."""
     text = str(error)
     known = (os.strerror(code) for code in _STORAGE_ERRORS)
     return next((words for words in known if words in text), first_line(error))

@@ -33,7 +33,7 @@ _TEXT_KEYS = (
 
 
 def row_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a sequence of a batch consists of."""
+    """The arrays of one sequence of a batch."""
     text = jax.ShapeDtypeStruct((config.max_target_length,), jnp.int32)
     rows = dict.fromkeys(_TEXT_KEYS, text)
     if config.images_per_sequence:
@@ -100,7 +100,7 @@ def make_iterator(
     Args:
         split: "train", reshuffled in every epoch, or "eval", always in the same order.
         rows_per_process: sequences of one micro-batch that this process feeds.
-        share, shares: this process feeds every `shares`-th sequence, from number `share` on.
+        share, shares: this process feeds every `shares`-th sequence, starting at `share`.
 
     Raises:
         UserError: the data is missing or too small for one batch.
@@ -132,7 +132,7 @@ def make_iterator(
 
 
 def _cut(config: Config) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
-    """What makes a sequence, or a pair, of a row of tokens."""
+    """The function that turns a row of tokens into a sequence, or a pair."""
     split: Callable[[np.ndarray], dict[str, np.ndarray]] = split_row
     if config.use_dpo:
         split = functools.partial(preference_pair, images=image_tokens(config))
@@ -140,7 +140,7 @@ def _cut(config: Config) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
 
 
 def split_row(row: np.ndarray) -> dict[str, np.ndarray]:
-    """A row of S + 1 packed tokens → inputs, targets, and the documents' places; each int32 [S].
+    """A row of S + 1 packed tokens → inputs, targets, positions and segments; each int32 [S].
 
     Positions count from 0 in each document, segments from 1 in each row. The separator belongs to
     the document that it ends, and its target has weight 0.
@@ -186,7 +186,7 @@ def _rows(config: Config, split: str) -> TokenRows | RandomRows:
 def split_documents(
     documents: dict[str, bytes], eval_fraction: float
 ) -> tuple[list[bytes], list[bytes]]:
-    """Splits whole documents by a hash of their names, so that adding files does not move others.
+    """Splits whole documents by a hash of their names, so that new files do not move others.
 
     A single document is cut in two.
     """

@@ -1,4 +1,4 @@
-"""The journal begins before JAX is imported: a process killed in its start-up has been one."""
+"""Starts the journal before JAX is imported, to record processes killed during start-up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def start_journal(config: Config) -> Journal | NoJournal | None:
     """The journal of this process, until its exit.
 
     Returns:
-        None if its number in the job is not known yet: JAX finds the cluster.
+        None if its number in the job is not known yet, because JAX has to find the cluster.
     """
     if config.metrics_path is None:
         return NoJournal()

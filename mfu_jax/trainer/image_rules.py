@@ -1,4 +1,4 @@
-"""What a config with images has to fulfil, for each tower of the reference model."""
+"""Requirements on a config with images, for each tower of the reference model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class TowerRules:
     """The rules of one tower.
 
     Attributes:
-        side: the key that has the pixels of an image's side, or of its height and width.
-        sizes: further keys that it needs.
-        joined: of a config, the patches of a side of the square that becomes one token.
-        rows: the key that has the rows of a table of places for each axis; empty: there is none.
-        head_unit: what the width of a head is a multiple of.
+        side: the key with an image's side in pixels, or its height and width.
+        sizes: further keys that the tower needs.
+        joined: from a config, the side in patches of the square that becomes one token.
+        rows: the key with the rows of each axis's position table; empty: no such table.
+        head_unit: the width of a head must be a multiple of this.
         oblong: whether images need not be square.
         mlp_reads_squares: whether `intermediate_size_for_vit` is the width of a square of patches.
-        goes_deep: whether inner layers go to the decoder, and the table of places is a square's.
+        goes_deep: whether inner layers feed the decoder, and the position table is a square's.
     """
 
     side: str
@@ -105,7 +105,7 @@ def check_images(config: Config) -> None:
 
 
 def _check_depth(config: Config) -> None:
-    """What the decoder is given of a tower's inner layers, and where they stand."""
+    """Checks the position table, and which of the tower's inner layers feed the decoder."""
     rows = config.num_position_embeddings_for_vit
     if math.isqrt(rows) ** 2 != rows:
         raise UserError(
@@ -128,7 +128,7 @@ def _check_depth(config: Config) -> None:
 
 
 def _sides(config: Config, rules: TowerRules) -> tuple[int, ...]:
-    """Pixels of a square's side, or of an image's height and width."""
+    """Side of a square image, or an image's height and width, in pixels."""
     size = getattr(config, rules.side)
     sides = (size,) if isinstance(size, int) else tuple(size)
     if len(sides) not in (1, 2) or min(sides) <= 0 or (len(sides) == 2 and not rules.oblong):
@@ -140,12 +140,12 @@ def _sides(config: Config, rules: TowerRules) -> tuple[int, ...]:
 
 
 def _rows(config: Config, rules: TowerRules) -> int:
-    """Places of an axis that have a row; 0: as many as are needed."""
+    """Rows of each axis's position table; 0: as many as needed."""
     return getattr(config, rules.rows) if rules.rows else 0
 
 
 def _check_patches(config: Config, rules: TowerRules) -> None:
-    """The sides and widths of a tower that have to divide each other."""
+    """Checks the sides and widths of a tower that must divide each other."""
     joined, most = rules.joined(config), _rows(config, rules)
     for side in _sides(config, rules):
         patches = side // config.patch_size_for_vit

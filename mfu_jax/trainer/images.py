@@ -12,7 +12,7 @@ from mfu_jax.layers.families import model_spec
 from mfu_jax.trainer.pyconfig import Config
 
 Row = dict[str, np.ndarray]
-# Stands in the text where an image does; no separator.
+# The token at image positions; not a separator.
 _PLACEHOLDER = 1
 
 
@@ -26,7 +26,7 @@ def image_shape(config: Config) -> tuple[int, ...]:
 
 
 def image_tokens(config: Config) -> int:
-    """Tokens of a sequence that are images.
+    """Image tokens per sequence.
 
     Raises:
         UserError: they leave no text.
@@ -46,11 +46,11 @@ def with_images(config: Config, split: Callable[[np.ndarray], Row]) -> Callable[
 
     Both sequences of a pair have the same images.
 
-    The first document of a row becomes the text behind the images; of these, only the last token
-    has a target.
+    The first document of a row becomes the text after the images; among image tokens, only the
+    last has a target.
 
     Returns:
-        A function whose result has further ``images`` (bytes, of `image_shape`) and
+        A function whose result also has ``images`` (bytes, of `image_shape`) and
         ``inputs_image`` (see `Images.places`; int32 [S]).
     """
     count, shape = image_tokens(config), image_shape(config)

@@ -27,10 +27,10 @@ _VERDICT_SECONDS = 2.0
 
 
 class Job:
-    """This process among those of the job; alone, it does nothing.
+    """This process within the job; alone, it does nothing.
 
-    If another process dies, or ends by an error, a daemon thread writes out the metrics, prints one
-    line and ends this process: its main thread may never come back from a collective.
+    If another process dies or ends with an error, a daemon thread writes out the metrics, prints
+    one line and ends this process: its main thread may never return from a collective.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Job:
         self._is_ending = threading.Event()
 
     def join(self, config: Config) -> None:
-        """Joins the processes of the job, if the config says that there are several.
+        """Joins the job's processes, if the config says that there are several.
 
         Raises:
             UserError: the coordinator's address is malformed, or no cluster is found.
@@ -73,7 +73,7 @@ class Job:
 
     @contextlib.contextmanager
     def flushing(self, flush: Callable[[], object]) -> Iterator[None]:
-        """Within it, a loss of another process first calls `flush`; errors `await_verdict`."""
+        """In this context, the loss of a process first calls `flush`; errors `await_verdict`."""
         self._flush = flush
         try:
             yield
@@ -84,8 +84,8 @@ class Job:
             self._flush = _nothing
 
     def await_verdict(self, error: Exception) -> None:
-        """Returns if `error` is this process's own; ends the process if it is the consequence of
-        another's death, which is seen here as a collective that fails."""
+        """Returns if `error` is this process's own; ends the process if the error follows from the
+        death of another, which shows up here as a failing collective."""
         is_own = isinstance(error, UserError | NonFiniteLossError)
         if self._peers is not None and not is_own and self._loss.wait(_VERDICT_SECONDS):
             threading.Event().wait()  # the watching thread ends the process
@@ -110,10 +110,10 @@ class Job:
         return exit_code
 
     def _end(self, loss: Loss) -> None:
-        """Ends this process; on the thread that watches."""
+        """Ends this process; runs on the watching thread."""
         self._loss.set()
         if loss.exit_code != PEER_LOST_EXIT_CODE and self._is_ending.wait(_VERDICT_SECONDS):
-            return  # this process has the same error, and says so itself
+            return  # this process has the same error and reports it itself
         writing = threading.Thread(target=self._write_out, daemon=True)
         writing.start()
         writing.join(_FLUSH_SECONDS)
@@ -135,14 +135,14 @@ class Job:
 
 
 def _nothing() -> None:
-    """The metrics are written, or there are none yet."""
+    """The default flush: metrics are written, or there are none yet."""
 
 
-_RELAYS: list[Relay] = []  # until this process ends: JAX's client connects to the end
+_RELAYS: list[Relay] = []  # until this process ends: JAX's client stays connected to the end
 
 
 def _initialize(config: Config) -> bool:
-    """Starts JAX's distributed service; False if there is one process only."""
+    """Starts JAX's distributed service; False if there is only one process."""
     timeout = max(_JAX_TIMEOUT_SECONDS, 2 * config.heartbeat_timeout_seconds)
     if config.coordinator_address:
         host, port = _split(config.coordinator_address)
@@ -158,7 +158,7 @@ def _initialize(config: Config) -> bool:
         return False
     try:
         jax.distributed.initialize(heartbeat_timeout_seconds=timeout)
-    except ValueError as error:  # no cluster that JAX knows
+    except ValueError as error:  # no cluster that JAX recognises
         raise UserError(
             f"distributed=true finds no cluster ({error}); it is detected on TPU pods, SLURM "
             f"and MPI; elsewhere pass coordinator_address=host:port num_processes=… "

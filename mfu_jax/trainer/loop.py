@@ -70,7 +70,7 @@ def train(
         evaluate = _evaluator(config, mesh, shapes)
         train_step = compile_train_step(config, mesh, shapes)
         flops = count_step(config, train_step)
-        settle()  # before the logger, whose first step would last longer
+        settle()  # before the logger, whose first step would take longer
         run_logger = make_run_logger(
             config,
             settings,
@@ -141,7 +141,7 @@ def run(config: Config, journal: Journal | NoJournal | None) -> int:
 
     Args:
         config: of the job.
-        journal: of this process; None: its number is known only once it has joined the others.
+        journal: of this process; None: its number is known only after it has joined the others.
     """
     job = Job()
     try:
@@ -165,7 +165,7 @@ def run(config: Config, journal: Journal | NoJournal | None) -> int:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """Of an error that is one line; None: it needs a traceback."""
+    """The exit code of an error reported in one line; None: the error needs a traceback."""
     if isinstance(error, UserError):
         return 2
     if isinstance(error, NonFiniteLossError):

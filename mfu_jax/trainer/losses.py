@@ -1,4 +1,4 @@
-"""What a step minimises: cross-entropy, and what experts and further predictions add to it."""
+"""What a step minimises: cross-entropy, plus the losses of experts and further predictions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Batch = dict[str, jax.Array]
 
 
 class Parts(NamedTuple):
-    """Sums over the target tokens of one micro-batch, with DPO over its pairs; they add up.
+    """Sums over one micro-batch's target tokens (with DPO, over its pairs); they can be added.
 
     Attributes:
         loss: cross-entropy.
         weights: the number of target tokens.
-        further: losses that are added to it, by their metric's name, each times `weights`.
-        loads: tokens of each expert, by the place of its router (see `Decoder.loads`).
-        shown: further metrics, which are not minimised, each times `weights`.
+        further: losses added to it, by metric name, each times `weights`.
+        loads: tokens per expert, by the path of its router (see `Decoder.loads`).
+        shown: further metrics, not minimised, each times `weights`.
     """
 
     loss: jax.Array
@@ -42,9 +42,9 @@ def objective(
     """The sum that a step minimises, and its parts.
 
     Args:
-        trained, frozen: the model's weights, of `trained_and_frozen`.
-        reference: those of DPO's reference model; nothing without DPO.
-        graph: the model without them.
+        trained, frozen: the model's weights, from `trained_and_frozen`.
+        reference: the weights of DPO's reference model; without DPO, nothing.
+        graph: the model without weights.
         batch: [batch, sequence].
     """
     model = nnx.merge(graph, trained, frozen)
@@ -89,11 +89,11 @@ def _images(batch: Batch) -> Images | None:
 def _loss(
     model: Decoder, hidden: jax.Array, targets: jax.Array, weights: jax.Array, tiles: int
 ) -> jax.Array:
-    """Summed cross-entropy of hidden states [batch, sequence, emb_dim], in so many tiles.
+    """Summed cross-entropy of hidden states [batch, sequence, emb_dim], in `tiles` tiles.
 
-    A tile is a part of every sequence. Its logits are made for it alone, and again in the backward
-    pass, so that those of all tokens never live at once; nor does the head whole, or its gradient:
-    each tile gathers and sums its own.
+    A tile is a part of every sequence. Its logits are computed separately, and recomputed in the
+    backward pass, so that those of all tokens never exist at once; nor does the whole head or its
+    gradient: each tile gathers and sums its own.
     """
 
     def of_tile(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
@@ -113,7 +113,7 @@ def _loss(
 
 
 def _in_tiles(array: jax.Array, tiles: int) -> jax.Array:
-    """[batch, sequence, …] → [tiles, batch, sequence / tiles, …], each of all devices' tokens."""
+    """[batch, sequence, …] → [tiles, batch, sequence / tiles, …], each with all devices' tokens."""
     parts = axis_size(SEQUENCE_AXIS)
     batch, length, *rest = array.shape
     split = array.reshape(batch, parts, tiles, length // (parts * tiles), *rest)
@@ -121,14 +121,14 @@ def _in_tiles(array: jax.Array, tiles: int) -> jax.Array:
 
 
 def _cross_entropy(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-    """Without a gather of the targets' logits, which would keep a float32 copy of bfloat16 ones."""
+    """Avoids a gather of the targets' logits, which would keep a float32 copy of bfloat16 ones."""
     vocabulary = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
     of_target = jnp.where(vocabulary == targets[..., None], logits, 0).sum(-1)
     return ((jax.nn.logsumexp(logits, axis=-1) - of_target) * weights).sum()
 
 
 def _loss_ahead(further: list[jax.Array], batch: Batch) -> jax.Array:
-    """The mean over the modules of their mean cross-entropy; the n-th predicts n tokens further."""
+    """The modules' mean cross-entropies, averaged; the n-th predicts n tokens further."""
     losses = []
     for number, logits in enumerate(further, start=1):
         targets, weights, segments = (

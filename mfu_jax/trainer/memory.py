@@ -19,12 +19,12 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def check_memory(config: Config, devices: Sequence[jax.Device]) -> None:
-    """Compares what training needs at least with the memory of this process's devices.
+    """Compares the minimum that training needs with the memory of this process's devices.
 
-    Activations, logits and buffers are not counted: what passes may still not fit.
+    Activations, logits and buffers are not counted: a model that passes may still not fit.
 
     Raises:
-        UserError: the state alone is larger.
+        UserError: the state alone does not fit.
     """
     needed = state_bytes_per_device(config)
     limit = _limit_bytes(devices)
@@ -58,7 +58,7 @@ def _parts(config: Config) -> str:
 
 
 def _limit_bytes(devices: Sequence[jax.Device]) -> int | None:
-    """Memory of one device; on CPUs its share of the machine's. None: not known."""
+    """Memory of one device; on CPUs, its share of the machine's. None: unknown."""
     if devices[0].platform != "cpu":
         statistics = devices[0].memory_stats() or {}
         return statistics.get("bytes_limit")

@@ -33,7 +33,7 @@ _RANK_OF_TEXT = 3
 
 
 def with_mesh_sizes(config: Config, devices: Sequence[jax.Device] | None = None) -> Config:
-    """The config with a number for every axis of -1.
+    """The config with every axis of -1 replaced by a number.
 
     Raises:
         UserError: the axes do not cover the devices.
@@ -63,7 +63,7 @@ def _shape(config: Config, devices: Sequence[jax.Device]) -> MeshShape:
 
 
 def _slices(devices: Sequence[jax.Device], *, or_processes: bool) -> list[list[jax.Device]]:
-    """The devices of each slice; `or_processes`: of each process, where there is one slice."""
+    """The devices of each slice; with `or_processes` and a single slice, of each process."""
     slices = _grouped(devices, "slice_index")
     return _grouped(devices, "process_index") if or_processes and len(slices) == 1 else slices
 
@@ -78,7 +78,7 @@ def _grouped(devices: Sequence[jax.Device], attribute: str) -> list[list[jax.Dev
 def _laid_out(shape: MeshShape, devices: Sequence[jax.Device]) -> np.ndarray:
     """The devices as an array of the mesh's sizes.
 
-    Slices lie along the axes that have a size between them; if the config names none, one after
+    Slices lie along the axes that have a size between slices; if the config names none, one after
     another along the first axis that they divide, because the network between them is slowest.
     """
     has_between = math.prod(shape.between) > 1
@@ -97,7 +97,7 @@ def _joined(parts: np.ndarray, shape: MeshShape) -> np.ndarray:
 
 
 def _over_slices(shape: MeshShape, slices: int) -> MeshShape:
-    """The same sizes with one axis over the slices."""
+    """The same sizes with one axis spread over the slices."""
     axis = next((i for i, size in enumerate(shape.within) if size % slices == 0), None)
     if axis is None:
         raise UserError(
@@ -113,7 +113,7 @@ def _grid(shape: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
     types = (AxisType.Auto,) * len(_AXES)
     try:
         return jax.make_mesh(tuple(shape), _AXES, devices=devices, axis_types=types).devices
-    except NotImplementedError:  # no axis of the TPU's torus matches one of ours in size
+    except NotImplementedError:  # no axis of the TPU's torus has the size of one of ours
         _log.warning(
             "the mesh %s splits axes of the TPU's torus: some collectives take longer paths than "
             "with sizes that are products of whole axes",
@@ -123,7 +123,7 @@ def _grid(shape: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
 
 
 def micro_batch_size(config: Config, device_count: int) -> int:
-    """Sequences in one micro-batch of the whole job of `device_count` devices; of DPO, two a pair.
+    """Sequences in one micro-batch of the whole job of `device_count` devices; for DPO, two a pair.
 
     Raises:
         UserError: `per_device_batch_size` × devices is not a whole number.
@@ -138,9 +138,9 @@ def micro_batch_size(config: Config, device_count: int) -> int:
 
 
 def batch_sharding(mesh: Mesh, rank: int = _RANK_OF_TEXT) -> NamedSharding:
-    """Batches are [accumulation, batch, sequence]; sequences are split over `context` only.
+    """Batches are [accumulation, batch, sequence]; only `context` splits sequences.
 
-    Images have a higher `rank`, and are whole.
+    Images have a higher `rank` and stay whole.
     """
     sequence = SEQUENCE_AXIS if rank == _RANK_OF_TEXT else None
     return NamedSharding(mesh, PartitionSpec(None, EDGE_BATCH_AXES, sequence))
@@ -161,7 +161,7 @@ def own_share(mesh: Mesh) -> Share:
     """This process's share.
 
     Raises:
-        UserError: the processes' devices hold overlapping, but different sequences.
+        UserError: the processes' devices hold overlapping but different sequences.
     """
     sharding = batch_sharding(mesh)
     rows = mesh.size

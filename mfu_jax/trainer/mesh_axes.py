@@ -1,6 +1,6 @@
 """The axes of the mesh: what each splits, its names in MaxText, its size on a number of devices.
 
-Trainer and plans read the same table. Nothing here imports JAX.
+Trainer and plans read the same table. Imports no JAX.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Axis(NamedTuple):
 
     Attributes:
         name: in the mesh and in partition specs.
-        key: of the config, for its size; ``context`` is the name of a tensor there already.
-        maxtext: MaxText's axes that this one splits alike.
-        stand_ins: those of them whose transfers differ.
-        splits_batch: whether it splits the sequences of a batch.
+        key: the config's key for its size; ``context`` is already the name of a tensor there.
+        maxtext: MaxText's axes that split the same dimensions.
+        stand_ins: those of them whose communication differs.
+        splits_batch: whether it splits the batch by sequences.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Axis(NamedTuple):
 
     @property
     def between(self) -> str:
-        """The key of its size over the network between slices."""
+        """The key of its size across the network between slices."""
         return f"dcn_{self.name}_parallelism"
 
 
@@ -67,8 +67,8 @@ class MeshShape:
     """Sizes of all axes, in the order of `AXES`.
 
     Attributes:
-        within: a slice.
-        between: slices; all 1 where the config leaves the choice to the trainer.
+        within: sizes within a slice.
+        between: sizes between slices; all 1 where the config leaves the choice to the trainer.
     """
 
     within: tuple[int, ...]
@@ -82,7 +82,7 @@ class MeshShape:
 
     @property
     def batch_shards(self) -> int:
-        """Parts that a batch is cut into."""
+        """Number of parts of a batch."""
         return math.prod(self.sizes[axis.name] for axis in AXES if axis.splits_batch)
 
     @property
@@ -97,14 +97,14 @@ class MeshShape:
 
 
 def axis_keys() -> list[str]:
-    """Every key of the config that is a size of an axis."""
+    """Every config key that is the size of an axis."""
     return [key for axis in AXES for key in (axis.key, axis.between)]
 
 
 def mesh_shape(config: Any, devices: int, slices: int = 1) -> MeshShape:
-    """The sizes of a config's axes on `devices` devices of `slices` slices.
+    """The sizes of a config's axes on `devices` devices in `slices` slices.
 
-    A size of -1 takes what the others leave; ``data=-1``, the default, gives way to another one.
+    A size of -1 takes what the others leave; ``data=-1``, the default, yields to another -1.
 
     Args:
         config: an object with the keys of `axis_keys`.
@@ -125,13 +125,13 @@ def mesh_shape(config: Any, devices: int, slices: int = 1) -> MeshShape:
 
 
 def weight_shards(config: Any) -> int:
-    """Parts that weights and optimizer state are cut into; every size is a number already."""
+    """Number of parts of weights and optimizer state; every size must already be a number."""
     keys = [key for axis in AXES if axis.name != "data" for key in (axis.key, axis.between)]
     return math.prod(getattr(config, key) for key in keys)
 
 
 def _filled(sizes: Mapping[str, int], count: int, what: str, parts: int) -> tuple[int, ...]:
-    """`sizes` whose product is `count`, the one of -1 with what the others leave."""
+    """`sizes` with the -1 filled in, so that their product is `count`."""
     open_keys = [key for key, size in sizes.items() if size == _REST]
     if len(open_keys) > 1:
         raise UserError(f"{' and '.join(f'{key}=-1' for key in open_keys)}: only one axis can be")
@@ -226,10 +226,10 @@ def sequences(config: Any, devices: int) -> Fraction:
 
 
 def own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`values` with MaxText's names of the mesh's axes as ours.
+    """`values` with MaxText's names of mesh axes replaced by ours.
 
     Raises:
-        UserError: a size is given twice, or an axis is not one of training.
+        UserError: a size is given twice, or training does not use the axis.
 
     >>> own_names({"ici_fsdp_parallelism": 8, "dcn_data_parallelism": 2, "steps": 3}, "config")
     {'fsdp': 8, 'dcn_data_parallelism': 2, 'steps': 3}
@@ -246,7 +246,7 @@ def own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _own_name(key: str) -> str:
-    """The config's key for MaxText's; empty: an axis that training does not have."""
+    """Our key for MaxText's; empty: an axis that training does not have."""
     match = _MAXTEXT_KEY.fullmatch(key)
     if match is None:
         return key
@@ -260,7 +260,7 @@ def _own_name(key: str) -> str:
 
 
 def _one_value(own: str, given: Mapping[str, Any], where: str) -> Any:
-    """The value of a key; the product of those of several axes that one of ours stands for."""
+    """The value of a key; the product if one of our axes stands for several of MaxText's."""
     for key in given:
         _say_stand_in(key, given[key], own, where)
     if len(given) == 1:

@@ -142,7 +142,7 @@ class ModelKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionKeys:
-    """The vision tower, and what a sequence shows it."""
+    """The vision tower, and the images of a sequence."""
 
     use_multimodal: bool
     images_per_sequence: int

@@ -1,7 +1,7 @@
-"""Keeps Orbax's failures to the exception that it raises.
+"""Reduces Orbax's failures to the exception that it raises.
 
 When a write fails, Orbax also logs the stacks of several threads, TensorStore prints tracebacks of
-callbacks into an event loop that is gone, and unfinished coroutines complain when they are freed.
+callbacks into a closed event loop, and unfinished coroutines complain when they are freed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import traceback
 from typing import Any
 
 
-@functools.cache  # once in a process
+@functools.cache  # once per process
 def silence_orbax() -> None:
-    """From here on, failures inside of Orbax and TensorStore are raised, not printed."""
+    """From here on, failures inside Orbax and TensorStore are raised, not printed."""
     hook = sys.unraisablehook
 
     def on_unraisable(unraisable: Any) -> None:
@@ -28,7 +28,7 @@ def silence_orbax() -> None:
 
 
 def _is_left_over(unraisable: Any) -> bool:
-    """A coroutine of Orbax's, or a callback of TensorStore's into a closed event loop."""
+    """A coroutine of Orbax, or a callback of TensorStore into a closed event loop."""
     code = getattr(unraisable.object, "cr_code", None)
     is_callback = unraisable.object is None and str(unraisable.exc_value) == "Event loop is closed"
     return is_callback or (code is not None and "orbax" in code.co_filename)

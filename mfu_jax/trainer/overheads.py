@@ -23,19 +23,19 @@ _Rows = Sequence[FlopsRow]
 
 
 def pipeline_schedule(config: Config) -> Schedule | None:
-    """The stages' turns; None without a pipeline."""
+    """The pipeline's schedule; None without a pipeline."""
     return schedule_of(config, model_spec(config).layers)
 
 
 def known_overheads(config: Config) -> dict[str, int]:
-    """Matmul FLOPs of one step on one device, by the label of their line in the ledger.
+    """Matmul FLOPs of one step on one device, by the label of their ledger line.
 
     Args:
-        config: of the run; every axis of its mesh is a number.
+        config: of the run; every mesh axis is a number.
     """
     rows = _executed_rows(config)
     schedule = pipeline_schedule(config)
-    # Of a stage's turns, microbatches × repeats are the model's.
+    # Of a stage's turns, microbatches × repeats do the model's work.
     turns = schedule.turns if schedule else 1
     of_model = schedule.turns - schedule.stages + 1 if schedule else 1
     bubble, worked = Fraction(turns - of_model, of_model), Fraction(turns, of_model)
@@ -50,15 +50,15 @@ def known_overheads(config: Config) -> dict[str, int]:
     repeated = halves * others * worked if is_dropless else Fraction(0)
     beyond = _sum(rows) - _sum(flops_breakdown(config, "dense"))
     found = {
-        # Products inside of a chunk, and its triangular system.
+        # Products within a chunk, and its triangular system.
         "delta nets in chunks": beyond,
         "pipeline bubble": (layers + below - attention - below_attention) * bubble,
-        # The attention of the next line is here, too: kernels run both.
+        # Includes the attention of the next line, because kernels run both.
         OVERHEAD_ATTENTION: (attention + below_attention) * bubble + below_attention,
-        # A stage scans all of its layers, also the one whose input needs no gradient.
+        # A stage scans all of its layers, including the one whose input needs no gradient.
         "gradients below the first layer": below - below_attention,
         "halves of adapters on every device": repeated,
-        # Sorted with a device's own rows; grouped kernels skip them, a count of shapes does not.
+        # Sorted with a device's own rows; grouped kernels skip them, counting by shape does not.
         "rows of other devices' experts": (experts * worked + repeated) * neighbours
         if is_dropless
         else Fraction(0),
@@ -67,11 +67,11 @@ def known_overheads(config: Config) -> dict[str, int]:
 
 
 def _executed_rows(config: Config) -> list[FlopsRow]:
-    """Those of the model, with delta nets as they run: in whole chunks."""
+    """The model's rows, with delta nets as executed: in whole chunks."""
     chunk, length = config.gdn_chunk_size, config.max_target_length
     sizes = as_model_config(config).replace(scan_chunk_size=chunk)
     padded = Fraction(-(-length // chunk) * chunk, length)
-    inverse = config.gdn_num_value_heads * chunk**2  # FLOPs for each token: C³ a chunk and head
+    inverse = config.gdn_num_value_heads * chunk**2  # FLOPs per token: C³ per chunk and head
 
     def as_it_runs(row: FlopsRow) -> FlopsRow:
         if not row.component.endswith("delta_net/core_chunked"):
@@ -79,7 +79,7 @@ def _executed_rows(config: Config) -> list[FlopsRow]:
         tokens = calculate_tokens_per_device(sizes) * row.repeats
         forward, training = row.forward_flops, row.training_flops
         solved = inverse * tokens
-        # The gradient of an inverse is one more system and a product of two matrices, 2·C³.
+        # The gradient of an inverse is one more solve and a product of two matrices, 2·C³.
         backward = solved * 3 * Fraction(training - forward, 2 * forward)
         return row._replace(
             forward_flops=padded * (forward + solved),
@@ -98,7 +98,7 @@ def _sum(rows: _Rows) -> Fraction:
 
 
 def _below_the_first_layer(rows: _Rows) -> tuple[Fraction, Fraction]:
-    """FLOPs that the first layer lacks of what a later one has, and attention's part of them."""
+    """FLOPs that a later layer has and the first layer lacks, and attention's part of them."""
     later = {row.component: row for row in rows if row.layer != _FIRST and row.forward_flops}
     lacking = {
         row: row.forward_flops * Fraction(other.training_flops, other.forward_flops)

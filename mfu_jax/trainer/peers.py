@@ -1,6 +1,6 @@
-"""Several processes watch each other: if one dies, the others end in order, with one line.
+"""A job's processes watch each other: if one dies, the others end in order, with one line.
 
-Process 0 holds a connection to every other process. The kernel closes the connections of a process
+Process 0 has a connection to every other process. The kernel closes the connections of a process
 that dies; a machine that dies, or a process that is stopped, falls silent. JAX's own check takes
 100 s, or hangs in a collective, and ends in an abort with a C++ stack.
 """
@@ -29,7 +29,7 @@ _LONGEST_REASON = 300
 
 
 class Store(Protocol):
-    """What is used of JAX's key-value store."""
+    """The part of JAX's key-value store that is used here."""
 
     def key_value_set(self, key: str, value: str) -> None: ...
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str: ...
@@ -41,8 +41,8 @@ class Loss:
 
     Attributes:
         process: its number.
-        why: what was seen of it.
-        exit_code: its own, if it ended by an error that it has reported; 75 if it died.
+        why: what was observed.
+        exit_code: its own, if it reported an error before it ended; 75 if it died.
     """
 
     process: int
@@ -52,17 +52,17 @@ class Loss:
 
 @dataclass(eq=False)
 class _Connection:
-    """One end of a connection, and what is known of the process behind it."""
+    """One end of a connection, and what is known about the process at the other end."""
 
     socket: socket.socket
-    process: int | None = None  # unknown until it has said it
+    process: int | None = None  # unknown until its "hello"
     last_heard: float = 0.0
     has_left: bool = False
     unread: bytes = b""
     lines: list[str] = field(default_factory=list)
 
     def read(self) -> bool:
-        """Takes in what has arrived; False at the end of the connection."""
+        """Reads what has arrived; False at the end of the connection."""
         try:
             data = self.socket.recv(1 << 16)
         except BlockingIOError:
@@ -74,7 +74,7 @@ class _Connection:
         return bool(data)
 
     def write(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # a reader sees the end of it
+        with contextlib.suppress(OSError):  # reading notices a closed connection
             self.socket.send(line.encode() + b"\n")
 
 
@@ -84,8 +84,8 @@ class Peers:
     Args:
         process: number of this process.
         count: processes of the job.
-        timeout_seconds: a process that is silent for so long counts as dead.
-        on_loss: called once, on the thread, with the first process that is gone.
+        timeout_seconds: a process silent for longer counts as dead.
+        on_loss: called once, on the thread, with the first process lost.
         monotonic: clock in seconds.
     """
 
@@ -111,10 +111,10 @@ class Peers:
         self._started = monotonic()
 
     def join(self, store: Store, host: str) -> Self:
-        """Connects the processes, through process 0, and starts to watch.
+        """Connects the processes through process 0 and starts watching.
 
         Args:
-            store: where process 0 leaves its port.
+            store: where process 0 publishes its port.
             host: of process 0.
 
         Raises:
@@ -131,7 +131,7 @@ class Peers:
         return self
 
     def listen(self, *, local_only: bool) -> int:
-        """Process 0 awaits the others; returns the port."""
+        """Process 0 listens for the others; returns the port."""
         if local_only:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=self._count)
         elif socket.has_dualstack_ipv6():
@@ -151,15 +151,15 @@ class Peers:
         connection.write(f"hello {self._token} {self._process}")
 
     def leave(self) -> None:
-        """Tells the others that this process ends as planned; it goes on watching them."""
+        """Tells the others that this process ends as planned; it keeps watching them."""
         self._tell("bye")
 
     def fail(self, exit_code: int, why: str) -> None:
-        """Tells the others that this process ends by an error."""
+        """Tells the others that this process ends with an error."""
         self._tell(f"failed {exit_code} {_one_line(why)}")
 
     def watch(self) -> None:
-        """Watches until a process is gone, then closes the connections."""
+        """Watches until a process is lost, then closes the connections."""
         try:
             self._watch()
         finally:
@@ -175,7 +175,7 @@ class Peers:
         while not self._is_over:
             now = self._monotonic()
             if now >= next_beat:
-                if now - next_beat > tick:  # this process was stopped: it heard nobody
+                if now - next_beat > tick:  # this process was suspended and heard nobody
                     self._forgive(now)
                 self._tell("beat")
                 self._check_silence(now)
@@ -194,14 +194,14 @@ class Peers:
         assert self._listener is not None
         try:
             self._add(self._listener.accept()[0])
-        except OSError:  # no descriptor is left: the connection waits, and would be seen at once
+        except OSError:  # out of file descriptors: select would return the connection at once
             time.sleep(_RETRY_SECONDS)
 
     def _read(self, connection: _Connection) -> None:
         is_open = connection.read()
         connection.last_heard = self._monotonic()
         for line in connection.lines:
-            with contextlib.suppress(ValueError):  # not of this protocol
+            with contextlib.suppress(ValueError):  # not our protocol
                 self._hear(connection, line)
         connection.lines.clear()
         if not is_open:
@@ -249,7 +249,7 @@ class Peers:
             self._stop_listening()
 
     def _stop_listening(self) -> None:
-        """All have had the time to connect."""
+        """Called when all have had time to connect."""
         assert self._listener is not None
         self._selector.unregister(self._listener)
         self._listener.close()

@@ -1,4 +1,4 @@
-"""A measured run of MaxText as the reference trainer's keys: the nearest step that it can make."""
+"""Maps a measured MaxText run to the reference trainer's keys: the nearest step it can run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.validation import FUSED_BLOCKS
 from mfu_jax.values import typed
 
-# MaxText's defaults where ours differ. It leaves to XLA when weights are gathered.
+# MaxText's defaults where ours differ. It leaves the gathering of weights to XLA.
 _DEFAULTS = {
     **{"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"},
     "weight_gathers": "xla",
@@ -31,7 +31,7 @@ _ATTENTION = {
     "cudnn_flash_jax": "cudnn_flash",
 }
 _MESH_KEY = "_parallelism"
-# Tiles of the experts' kernels: the plan's times are those of the run's.
+# Tile sizes of the experts' kernels: the plan's times are for the run's tiles.
 _TILE = re.compile(r"tile_.*(?:batch_seq|_dim)$")
 _CALIBRATION = "_quantization_calibration_method"
 # Keys that do not change the program.
@@ -42,9 +42,9 @@ _SILENT = (
     *("skip_first_n_steps_for_profiler", "profile_periodically_period", "hardware", "run_name"),
     *("base_output_directory", "gcs_metrics", "save_config_to_gcs", "monitor_goodput"),
     *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
-    "use_qwix_quantization",  # all quantisation here is qwix's
+    "use_qwix_quantization",  # here, all quantisation is qwix's
 )
-# Values that say what our step does anyway. MaxText's dropout_rate is 0.
+# Values that describe what our step does anyway. MaxText's dropout_rate is 0.
 _SAME = {
     **{"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"},
     **{"logits_dot_in_fp32": "false", "enable_dropout": "false", "use_2d_fsdp_sharding": "false"},
@@ -56,13 +56,13 @@ _SCALE = "global_parameter_scale"
 
 
 def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The trainer's keys for a run, and notes on what they cannot say.
+    """The trainer's keys for a run, and notes on what they cannot express.
 
     Args:
-        run: with MaxText's keys.
+        run: a run with MaxText's keys.
 
     Raises:
-        UserError: a size of the mesh or of the model is no number.
+        UserError: a size of the mesh or of the model is not a number.
     """
     fields = {field.name for field in dataclasses.fields(Config)}
     kinds = typing.get_type_hints(Config)
@@ -92,20 +92,20 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def _may_fuse(run: MeasuredRun) -> bool:
-    """Whether its attention has as many heads of keys and values as of queries."""
+    """Whether its block can fuse, with as many key/value heads as query heads."""
     config = as_model_config(run.model)
     heads = config.attention
     return config.decoder_block in FUSED_BLOCKS and heads.num_query_heads == heads.num_kv_heads
 
 
 def _has_whole_experts(run: MeasuredRun, mesh: Mapping[str, str]) -> bool:
-    """Whether each device can have as many whole experts."""
+    """Whether the experts divide evenly over the devices, each expert whole."""
     parts = math.prod(int(mesh[axis]) for axis in ("expert", "fsdp", "context_parallelism"))
     return as_model_config(run.model).experts.num_experts % parts == 0
 
 
 def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
-    """Those of the run that change the program, and are not said otherwise."""
+    """The run's keys that change the program and are not expressed otherwise."""
     scaled = _SCALE in run.keys or run.keys["model_name"] == "default"
     tensors = {field.name for field in dataclasses.fields(RematKeys)} - {"remat_policy"}
     keeps = run.keys.get("remat_policy") == "custom"
@@ -116,13 +116,13 @@ def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
             continue
         if scaled and (name.startswith("base_") or name in (_SCALE, "model_name")):
             continue
-        if name in tensors and not keeps:  # MaxText reads them with this policy only
+        if name in tensors and not keeps:  # MaxText reads them only with this policy
             continue
         yield name, value
 
 
 def _is_as_experts_are(name: str, keys: Mapping[str, str]) -> bool:
-    """Whether a key says no more than others: MaxText's sparse experts drop nothing."""
+    """Whether a key follows from others: MaxText's sparse experts drop nothing."""
     is_sparse = keys.get("sparse_matmul") == "true"
     if name == "capacity_factor":
         return is_sparse
@@ -146,7 +146,7 @@ def _sizes_of(run: MeasuredRun) -> dict[str, str]:
     if config.experts.num_experts > 1:
         sizes["moe_mlp_dim"] = str(config.experts.moe_mlp_dim)
     if run.keys["model_name"] != "default":
-        given = {key: size for key, size in sizes.items() if size != "0"}  # not of such a model
+        given = {key: size for key, size in sizes.items() if size != "0"}  # absent in such a model
         return {**given, "model_name": run.keys["model_name"]}
     activations = ",".join(DEFAULT_MODEL["mlp_activations"])
     return {
@@ -159,13 +159,13 @@ def _sizes_of(run: MeasuredRun) -> dict[str, str]:
 
 
 def _takes(kind: object, value: str) -> bool:
-    """Whether a key of a few words has this one; others are checked when they are read."""
+    """Whether a key with a fixed set of words accepts this one; others are checked when read."""
     words = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     return not words or value in words
 
 
 def _mesh(keys: Mapping[str, str], target: Target) -> tuple[dict[str, str], list[str]]:
-    """Sizes of our axes, and MaxText's axes that they only stand for."""
+    """Sizes of our axes, and MaxText's axes that they merely stand in for."""
     slices = _slices(keys, target)
     within = _sizes(keys, "ici", "fsdp", target.devices // slices)
     between = _sizes(keys, "dcn", "data", slices)
@@ -183,9 +183,9 @@ def _mesh(keys: Mapping[str, str], target: Target) -> tuple[dict[str, str], list
 
 
 def _slices(keys: Mapping[str, str], target: Target) -> int:
-    """What MaxText's dcn axes multiply to: slices of TPUs, hosts of GPUs.
+    """The product of MaxText's dcn axes: slices of TPUs, hosts of GPUs.
 
-    One if the ici axes of a run on GPUs fill all of them.
+    One if a GPU run's ici axes already cover all GPUs.
     """
     if target.platform == "tpu":
         return target.slices
@@ -194,9 +194,9 @@ def _slices(keys: Mapping[str, str], target: Target) -> int:
 
 
 def _sizes(keys: Mapping[str, str], network: str, rest: str, devices: int) -> dict[str, int]:
-    """MaxText's sizes of the axes over one network; an axis of -1 takes what the others leave.
+    """MaxText's axis sizes over one network; an axis of -1 takes what the others leave.
 
-    The default of -1 of the rest's axis is that of MaxText's base.yml.
+    The axis `rest` is -1 by default, as in MaxText's base.yml.
     """
     sizes = dict(_given(keys, network))
     known = math.prod(size for size in sizes.values() if size > 0)

@@ -1,4 +1,4 @@
-"""The trainer's step as `mfu-jax plan` needs it: words, config and mesh. Nothing imports JAX."""
+"""The trainer's step for `mfu-jax plan`: words, config and mesh. Nothing imports JAX."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ class TrainerStep:
         keys = own_names(values, "command line")
         if not any(key in keys for key in axis_keys()):
             keys |= {"data": "1", "fsdp": "-1"}
-        with contextlib.suppress(UserError):  # `invalid` says it
+        with contextlib.suppress(UserError):  # `invalid` reports it
             keys |= self._sizes(keys)
         return [*self.files, *(f"{key}={value}" for key, value in keys.items())]
 
     def _sizes(self, keys: Mapping[str, Any]) -> dict[str, str]:
-        """The given axes of -1 as numbers."""
+        """The given axes of -1, as numbers."""
         given = {key: typed(key, keys.get(key, 1), int) for key in axis_keys()}
         shape = mesh_shape(SimpleNamespace(**given), self.target.devices, self.target.slices)
         return {key: str(size) for key, size in shape.keys.items() if str(keys.get(key)) == "-1"}
 
     def run_words(self, values: Mapping[str, str]) -> list[str]:
-        """The same words: the trainer runs what was planned."""
+        """The same words: the trainer runs exactly what was planned."""
         return self.words(values)
 
     def work(self, values: Mapping[str, str]) -> Work:
@@ -74,7 +74,7 @@ class TrainerStep:
         return dataclasses.replace(work_of(config, config.convention), own_rows=own_rows)
 
     def own_rows(self, values: Mapping[str, str]) -> float:
-        """Over `expert`, a device gathers its neighbours' rows, and multiplies those it has."""
+        """The share of its gathered rows that a device multiplies: those of its own experts."""
         config = load(self.words(values))
         return 1 / (config.expert * config.dcn_expert_parallelism)
 
@@ -92,7 +92,7 @@ class TrainerStep:
         return self._wrong_mesh(config)
 
     def _wrong_mesh(self, config: Config) -> str:
-        """As the trainer would say it, before a minute of tracing."""
+        """The trainer's own error, before a minute of tracing."""
         try:
             shape = mesh_shape(config, self.target.devices, self.target.slices)
             check_shape(config, shape)
@@ -102,9 +102,9 @@ class TrainerStep:
         return ""
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
-        """FLOPs, and the least bytes of weights and optimizer state on a device."""
+        """FLOPs, and the minimum bytes of weights and optimizer state on a device."""
         config = load(self.words(values))
-        dtypes = [config.weight_dtype] * (1 + config.use_dpo)  # with the reference
+        dtypes = [config.weight_dtype] * (1 + config.use_dpo)  # with the reference model
         if not config.lora_rank and not config.frozen:  # AdamW's moments
             dtypes += [config.weight_dtype, config.mu_dtype or config.weight_dtype]
         width = sum(_BYTES[dtype] for dtype in dtypes)

@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Of a row's text, the first part is the prompt.
+# The first part of a row's text is the prompt.
 _PROMPT = 0.5
 
 
 def preference_pair(row: np.ndarray, images: int = 0) -> dict[str, np.ndarray]:
     """A row of S + 1 tokens → a pair with the same prompt; each int32 [2, S].
 
-    Chosen is the text as it goes on, rejected the same tokens in random order.
+    The chosen text is the actual continuation, the rejected one its tokens in random order.
 
     Args:
         row: [S + 1].
-        images: tokens of images, which begin the prompt.
+        images: number of image tokens, which begin the prompt.
 
     >>> pair = preference_pair(np.arange(10, 19))
     >>> pair["inputs"][0].tolist(), pair["inputs"][1, :4].tolist()
@@ -50,10 +50,10 @@ def preference_pair(row: np.ndarray, images: int = 0) -> dict[str, np.ndarray]:
 def preference_loss(
     policy: jax.Array, reference: jax.Array, batch: dict[str, jax.Array], config: Any
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of each pair, and sums over the pairs of what is shown (equation 7).
+    """The loss of each pair, and sums over the pairs of the metrics shown (equation 7).
 
     Args:
-        policy, reference: logits of what is trained, and of what it started as, [2 · pairs,
+        policy, reference: logits of the trained and of the reference model, [2 · pairs,
             sequence, vocabulary].
         batch: [2 · pairs, sequence].
     """
@@ -72,7 +72,7 @@ def preference_loss(
 
 
 def _log_probabilities(logits: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    """Of each row's targets after the prompt, [rows]."""
+    """Log probability of each row's targets after the prompt, [rows]."""
     vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
     of_target = jnp.where(vocabulary == batch["targets"][..., None], logits, 0).sum(-1)
     weights = batch["targets_weight"].astype(jnp.float32)

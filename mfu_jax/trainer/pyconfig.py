@@ -34,7 +34,7 @@ from mfu_jax.values import field_types, shown, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 _log = logging.getLogger("mfu_jax")
-# What to add to the refusal of a value.
+# Additions to the error about a value.
 _NOTES = {"context": " (a tensor of remat_policy=custom); context_parallelism splits sequences"}
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -135,27 +135,27 @@ class Config(ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, Fin
 
     @property
     def run_directory(self) -> Path | Address:
-        """The folder of everything that the run writes."""
+        """The folder for everything that the run writes."""
         return path_of(self.base_output_directory) / self.run_name
 
     @property
     def metrics_path(self) -> Path | Address | None:
-        """The JSONL file; None: none is written."""
+        """The JSONL file; None: not written."""
         return _auto_path(self.metrics_file, self.run_directory / "metrics.jsonl")
 
     @property
     def tensorboard_path(self) -> Path | Address | None:
-        """The folder of TensorBoard's events; None: none are written."""
+        """The folder of TensorBoard's events; None: not written."""
         return _auto_path(self.tensorboard_dir, self.run_directory / "tensorboard")
 
     @property
     def profile_path(self) -> Path | Address | None:
-        """The folder of device traces; None: none are written."""
+        """The folder of device traces; None: not written."""
         return _auto_path(self.profile_dir, self.run_directory / "profile")
 
     @property
     def heartbeat_path(self) -> Path | Address | None:
-        """The heartbeat; None: none is written, as beside an object store's run folder."""
+        """The heartbeat file; None: not written, as for a run folder in an object store."""
         default = self.run_directory / "heartbeat.json"
         return _auto_path(self.heartbeat_file, "" if isinstance(default, Address) else default)
 
@@ -163,7 +163,7 @@ class Config(ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, Fin
 def load(arguments: Sequence[str] = ()) -> Config:
     """Reads ``[FILE.yml] key=value …`` into a `Config`.
 
-    Without a file it reads the bundled ``configs/demo.yml``.
+    Without a file, it reads the bundled ``configs/demo.yml``.
 
     Raises:
         UserError: something is wrong in the files or arguments; the message names the key.
@@ -189,10 +189,10 @@ def from_mapping(
     """Merges base.yml < `defaults` < model file < `values` < `overrides`.
 
     Args:
-        values: a user's own file. In a copy of base.yml only what differs from base.yml counts.
-        overrides: keys of the command line.
+        values: a user's own file. If it copies base.yml, only differences from base.yml count.
+        overrides: keys from the command line.
         where: the file's name, for messages.
-        defaults: a bundled file, whose sizes give way to those of a named model.
+        defaults: a bundled file, whose sizes yield to those of a named model.
 
     Raises:
         UserError: a key is unknown, a value is wrong, or a size contradicts the named model.
@@ -230,10 +230,10 @@ def from_mapping(
 def _own_values(
     values: Mapping[str, Any], model: Mapping[str, Any], base: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a user's file chooses: of a copy of base.yml, only what differs from it.
+    """What a user's file chooses; in a copy of base.yml, only what differs from it.
 
-    A file that gives every size of the model is such a copy; in any other file, a value that
-    happens to be the default was chosen.
+    A file that gives every size of the model counts as such a copy; in any other file, a value
+    equal to the default was chosen.
     """
     is_copy = model.keys() <= values.keys()
     return {k: v for k, v in values.items() if v != base[k] or not is_copy}
@@ -242,7 +242,7 @@ def _own_values(
 def _refuse_contradictions(
     given: Mapping[str, Any], where: str, model_name: str, model: Mapping[str, Any]
 ) -> None:
-    """Refuses a size that the named model has, too, with another value."""
+    """Refuses a size that contradicts the named model's."""
     kinds = field_types(Config)
     for key in (key for key in model if key in given):
         wanted, has = typed(key, given[key], kinds[key]), typed(key, model[key], kinds[key])
@@ -276,7 +276,7 @@ def _sees(values: Mapping[str, Any], overrides: Mapping[str, Any], base: Mapping
 
 
 def _model_values(name: str, base: Mapping[str, Any], *, sees: bool) -> Mapping[str, Any]:
-    """The sizes of a bundled model; without those of towers that are not built."""
+    """The sizes of a bundled model, without those of towers that are not built."""
     values = read_mapping(model_file(name))
     sees = sees and values.get("decoder_block") in TOWERS
     text = {key: value for key, value in values.items() if sees or not _is_of_tower(key)}
@@ -303,10 +303,10 @@ def _is_of_tower(key: str) -> bool:
 
 
 def _config_path(text: str) -> Path:
-    """The file itself, or the bundled one of that name (``configs/base.yml`` in a wheel)."""
+    """The file itself, or the bundled file of that name (``configs/base.yml`` in a wheel)."""
     path = Path(text)
     bundled = CONFIG_FOLDER / path.name
-    exists = os.path.exists  # unlike Path.exists, it knows no name that is too long
+    exists = os.path.exists  # unlike Path.exists, False for a name that is too long
     if not exists(path) and path.parent.name in ("", "configs") and exists(bundled):
         return bundled
     return path

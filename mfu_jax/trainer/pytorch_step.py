@@ -1,9 +1,9 @@
-"""The training step of a dense model in PyTorch, compiled, timed on one GPU: to stand beside ours.
+"""A dense model's training step in PyTorch, compiled, timed on one GPU, to compare with ours.
 
     python -m mfu_jax.trainer.pytorch_step model_name=llama3.2-1b [key=value …] [--cpu]
 
-Keys are the trainer's. All models have RMSNorm and rotary positions here, which are no matmuls.
-Prints one JSON object. Needs torch; imports nothing of JAX.
+Keys are the trainer's. All models have RMSNorm and rotary positions here; neither is a matmul.
+Prints one JSON object. Needs torch; imports no JAX.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def timed(config: Config, device: str) -> dict[str, float]:
-    """Seconds of a step, and the most memory that it took.
+    """Seconds per step, and peak memory.
 
     Args:
         config: of a dense model.
-        device: ``cuda``, or ``cpu`` to try it.
+        device: ``cuda``, or ``cpu`` for a trial.
 
     Raises:
-        UserError: PyTorch or the GPU is missing, or this file has no such layers.
+        UserError: PyTorch or the GPU is missing, or this file does not implement such layers.
     """
     torch = _torch(device)
     if config.num_experts > 1 or config.attention_type == "mla":
@@ -70,7 +70,7 @@ def _torch(device: str) -> Any:
 
 
 def _step(torch: Any, config: Config, device: str) -> Callable[[], None]:
-    """A step of AdamW on one batch of random tokens; returns when the device has finished it."""
+    """An AdamW step on one batch of random tokens; returns when the device has finished it."""
     F = torch.nn.functional
     torch.manual_seed(0)
     model = _decoder(torch, config).to(device, getattr(torch, config.weight_dtype))

@@ -1,12 +1,12 @@
-"""A worker's connection to JAX's coordination service, which hides that the service has died.
+"""A worker's connection to JAX's coordination service that hides the service's death.
 
 The service lives in process 0. When that process dies, JAX's client in every other process prints
-a C++ stack and aborts within milliseconds. Behind the relay the client sees a connection that is
-silent, and `mfu_jax.trainer.peers` has the time to end the run in order.
+a C++ stack and aborts within milliseconds. Behind the relay, the client sees a connection that is
+silent, and `mfu_jax.trainer.peers` has time to end the run in order.
 
-The relay is a process of its own: JAX's client waits for answers with Python's lock held (while
-the processes agree on the step after which a SIGTERM stops them), and no thread here could pass
-them on. It ends with the process that started it, however that ends.
+The relay is its own process: JAX's client waits for answers while holding the GIL (while the
+processes agree on the step after which a SIGTERM stops them), so no thread here could forward
+them. It ends with the process that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONNECT_SECONDS = 10.0
 
 
 class Relay:
-    """Passes connections to a port of this machine on to another address.
+    """Forwards connections to a port of this machine to another address.
 
     Args:
         host: of the coordination service.
@@ -35,7 +35,7 @@ class Relay:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        # Without site-packages: it starts in a few milliseconds.
+        # Without site-packages, it starts in a few milliseconds.
         command = [sys.executable, "-I", "-S", __file__, host, str(port)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -44,12 +44,12 @@ class Relay:
         self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
 
     def close(self) -> None:
-        """Ends it before this process ends."""
+        """Ends the relay before this process ends."""
         self._process.communicate()
 
 
 class _Connections:
-    """Of the relay's process, on daemon threads."""
+    """The connections in the relay's process, on daemon threads."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -67,21 +67,21 @@ class _Connections:
         try:
             service = socket.create_connection(self._target, timeout=_CONNECT_SECONDS)
         except OSError:
-            client.close()  # the client tries again
+            client.close()  # the client retries
             return
         service.settimeout(None)
         for end in (client, service):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _daemon(_copy, service, client)
         _copy(client, service)
-        for end in (client, service):  # close() alone waits for the thread that reads it
+        for end in (client, service):  # close() alone waits for the thread reading it
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Until `source` ends. `target` stays open: that is what hides a dead service."""
+    """Copies until `source` ends. `target` stays open: that is what hides a dead service."""
     with contextlib.suppress(OSError):
         while data := source.recv(_CHUNK_BYTES):
             target.sendall(data)
@@ -92,8 +92,8 @@ def _daemon(target: object, *arguments: object) -> None:
 
 
 def _serve(host: str, port: int) -> None:
-    """Until standard input ends, which it does with the process that holds its other end."""
-    # A scheduler sends the signals of a job to all of its processes.
+    """Serves until standard input ends, which happens when the process at its other end does."""
+    # A scheduler sends a job's signals to all of its processes.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     print(_Connections(host, port).port, flush=True)

@@ -38,7 +38,7 @@ _log = logging.getLogger("mfu_jax")
 
 
 def settings_of(config: Config, start_step: int = 0) -> Settings:
-    """The keys of a config that are settings of the logger."""
+    """The logger settings among the keys of a config."""
     shared = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(Settings)
@@ -97,7 +97,7 @@ def run_journal(
     stop: StopRequest,
     compile_log: CompileLog,
 ) -> Iterator[Journal | NoJournal]:
-    """The journal of this process, unless it has started; it says how the run ended."""
+    """Opens this process's journal, unless it is open already; records how the run ended."""
     journal = started or assembly.open_journal(config.metrics_path, until_exit=True)
     try:
         with journal.compiling(compile_log):
@@ -111,7 +111,7 @@ def run_journal(
 
 
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
-    """Counts the compiled step and explains the count, from the model's FLOPs on."""
+    """Counts the compiled step and explains the count, starting from the model's FLOPs."""
     return counts.count_program(train_step, model_of(config))
 
 
@@ -124,7 +124,7 @@ def model_of(config: Config) -> counts.ModelCount:
 def step_profile(
     settings: Settings, train_step: jax.stages.Compiled, flops: StepFlops, peaks: StepPeaks
 ) -> StepProfile:
-    """Traces the steps that the settings name; writes the step's program beside the traces."""
+    """Traces the steps named in the settings; writes the step's program beside the traces."""
     for path in dump_paths(settings, "train_step"):
         dump_step(path, 1, train_step, flops.model, kernel_flops={}, trip_counts=None)
     return StepProfile(settings, peak=lambda: peaks.main)

@@ -8,7 +8,7 @@ from typing import Any
 # Bytes of text.
 _VOCABULARY = 256
 _WIDTH = 64
-# Size → what it is at most; ratios between sizes of one kind need not survive.
+# Size → its maximum; ratios between sizes of one kind may change.
 _AT_MOST = {
     "head_dim": 16,
     "mlp_dim": 128,
@@ -46,7 +46,7 @@ _AT_MOST = {
     "tile_size_for_vit": 16,
     "patch_size_for_vit": 4,
     "hidden_size_for_vit": 32,
-    "intermediate_size_for_vit": 128,  # of Llama 4, four patches
+    "intermediate_size_for_vit": 128,  # for Llama 4, four patches
     "num_hidden_layers_for_vit": 2,
     "num_attention_heads_for_vit": 4,
     "num_position_embeddings_for_vit": 16,
@@ -54,10 +54,10 @@ _AT_MOST = {
     "projector_input_dim_for_vit": 48,
     "projector_output_dim_for_vit": 48,
 }
-# Of images that are no squares: 6 × 9 patches.
+# For images that are not square: 6 × 9 patches.
 _SIDES = [24, 36]
 _QUERY_HEADS = 4
-# Layers after which a family's pattern repeats, where its sizes do not say so.
+# Layers after which a family's pattern repeats, where its sizes do not tell.
 _PERIODS = {"gemma3": 6, "gemma4": 6, "olmo3": 4, "gpt_oss": 2}
 _REPEATS = 2
 
@@ -69,7 +69,7 @@ def scaled_down(model: Mapping[str, Any]) -> dict[str, Any]:
         model: MaxText's names → values of a bundled model.
 
     Returns:
-        The same keys. Every kind of layer is left, in the order of the model, and twice where a
+        The same keys. Every kind of layer is kept, in the model's order, and twice where a
         pattern repeats.
     """
     small = dict(model)
@@ -90,7 +90,7 @@ def scaled_down(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers(model: Mapping[str, Any]) -> dict[str, Any]:
-    """How many layers there are, and how many of them are special."""
+    """The number of layers, and how many of them are special."""
     block, layers = model["decoder_block"], model["num_decoder_layers"]
     if block == "gemma4_small":
         period = model["sliding_window_pattern"]

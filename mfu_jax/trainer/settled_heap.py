@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector away from what lives as long as the training loop."""
+"""Keeps Python's garbage collector away from objects that live as long as the training loop."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def settled_heap() -> Iterator[Callable[[], None]]:
-    """Gives a function after which the garbage collector does not look at what exists by then.
+    """Yields a function; once called, the garbage collector skips all objects that exist by then.
 
-    JAX and the compiled step are some half a million objects. To look through all of them takes 0.1
-    to 0.3 s, several times in a run, in which no thread of the process runs.
+    JAX and the compiled step are about half a million objects. Scanning all of them takes 0.1 to
+    0.3 s, several times per run, during which no thread of the process runs.
     """
     try:
         yield _settle
@@ -21,5 +21,5 @@ def settled_heap() -> Iterator[Callable[[], None]]:
 
 
 def _settle() -> None:
-    gc.collect()  # what is garbage now would stay until the end
+    gc.collect()  # present garbage would otherwise stay until the end
     gc.freeze()

@@ -29,7 +29,7 @@ class TrainState:
     """What a step takes and returns; checkpoints hold all of it.
 
     Attributes:
-        reference: the weights that DPO compares with, as they were at first; else nothing.
+        reference: the initial weights, which DPO compares with; without DPO, nothing.
     """
 
     step: jax.Array
@@ -39,7 +39,7 @@ class TrainState:
 
 
 def learning_rate_schedule(config: Config) -> optax.Schedule:
-    """Linear warm-up, then a cosine down to a fraction of the peak."""
+    """Linear warm-up, then a cosine decay to a fraction of the peak."""
     warmup = round(config.steps * config.warmup_steps_fraction)
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0,
@@ -67,11 +67,11 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
-    So are `grouped_matmul=auto` and `weight_gathers=auto`.
+    Also resolves `grouped_matmul=auto` and `weight_gathers=auto`.
 
     Raises:
         UserError: a kernel does not support this platform or dtype, or the layers cannot be split
-            as the mesh wants.
+            as the mesh requires.
     """
     platform = mesh.devices.flat[0].platform
     spec = model_spec(config)
@@ -95,7 +95,7 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
 
 
 def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:
-    """What multiplies the rows of dropless experts on a platform."""
+    """The implementation that multiplies dropless experts' rows on a platform."""
     if config.grouped_matmul == "kernel" and platform != "tpu":
         raise UserError(
             f"grouped_matmul=kernel is a TPU's, and the devices are {platform}; leave it at auto"
@@ -108,9 +108,9 @@ def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:
 def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
     """Whether weights are gathered before their products on a platform.
 
-    Gathers that come first are waited for. That pays where a product that runs again shares one
-    with its gradient, and where its activations are large; those of a pipeline are gathered anew
-    in every turn, for a microbatch. XLA has collective matmuls on TPUs only.
+    A gather before its product is exposed. It pays where a recomputed product shares the gather
+    with its gradient, and where activations are large; a pipeline gathers again in every turn,
+    for one microbatch. XLA has collective matmuls on TPUs only.
     """
     if config.weight_gathers != "auto":
         return config.weight_gathers
@@ -120,7 +120,7 @@ def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
 
 
 def _ring(config: Config) -> str:
-    """The name of the attention over split sequences that the config wants."""
+    """The config's attention implementation for split sequences."""
     if config.context_parallel_strategy != "ring":
         return config.attention
     if config.attention not in ("auto", "ring"):
@@ -135,7 +135,7 @@ def make_model(config: Config, seed: int | jax.Array) -> Decoder:
     """The model with its initial weights.
 
     Raises:
-        UserError: the config quantises, and qwix is missing.
+        UserError: the config quantises, but qwix is missing.
     """
     if config.quantization:
         load_part("qwix", f"quantization={config.quantization}", install=QUANTIZE)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: the step under way is finished and a checkpoint saved."""
+"""Signals that ask a run to stop: it finishes the current step and saves a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ INTERRUPT_EXIT_CODE = _EXIT_CODE_OF_SIGNALS + signal.SIGINT
 
 
 class StopRequest:
-    """Notes SIGTERM, SIGINT, SIGHUP and SIGUSR1, so that the loop can stop after the current step
+    """Records SIGTERM, SIGINT, SIGHUP and SIGUSR1, so that the loop can stop after the current step
     with its state saved. A second SIGINT ends the process at once.
 
-    In a job of several processes, which have to stop at the same step, JAX's preemption service
-    finds that step; asking all processes at every step would cost a collective. It knows only
-    SIGTERM, so the other signals are passed on as that. An ignored signal (``nohup``) stays so.
+    The processes of a job must all stop at the same step, which JAX's preemption service finds;
+    asking all processes at every step would cost a collective. The service knows only SIGTERM, so
+    the other signals are forwarded as SIGTERM. An ignored signal (``nohup``) stays ignored.
 
     Attributes:
-        signal: what was received; SIGTERM if only another process of the job received one.
+        signal: the signal received; SIGTERM if only another process of the job received one.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as shells have it; 0 without one."""
+        """128 + the signal number, as in shells; 0 without a signal."""
         return _EXIT_CODE_OF_SIGNALS + self.signal if self.signal else 0
 
     def __enter__(self) -> Self:
@@ -49,7 +49,7 @@ class StopRequest:
                 if signal.getsignal(signum) == signal.SIG_IGN:
                     continue
                 if signum == signal.SIGTERM and several:
-                    continue  # JAX's
+                    continue  # JAX handles it
                 self._previous[signum] = signal.signal(signum, self._note)
             self._interrupts = _SecondInterrupt()
         return self
@@ -79,7 +79,7 @@ class StopRequest:
 
 
 class _SecondInterrupt:
-    """Ends the process at the second SIGINT, even while the main thread is inside of XLA.
+    """Ends the process at the second SIGINT, even while the main thread is inside XLA.
 
     Python calls signal handlers between bytecodes of the main thread; a compilation or a
     collective that hangs never gets there. The wakeup socket is written at once.

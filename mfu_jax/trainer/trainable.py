@@ -1,4 +1,4 @@
-"""Which weights a step trains: all, those that `frozen` leaves, or adapters only."""
+"""Which weights a step trains: all, all but `frozen`, or only adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROJECTIONS = {
     "out_a": "o_a",
     "out_b": "o_b",
 }
-# Hyper-connections → the block that they stand around.
+# Hyper-connections → the block that they wrap.
 _AROUND = {"mixer_connection": "attention", "feed_forward_connection": "mlp"}
 _OF_INDEXER = {"query": "q_proj", "key": "k_proj", "head_weights": "weights_proj"}
 _OUTSIDE = {
@@ -44,10 +44,10 @@ _OF_SQUARES = ("mlp_0", "mlp_2")
 
 
 def trained_and_frozen(config: Config, params: Any) -> tuple[Any, Any]:
-    """Divides a model's weights into those that are trained, and the others.
+    """Splits a model's weights into those that are trained, and the others.
 
     Raises:
-        UserError: `frozen` names nothing in this model.
+        UserError: `frozen` matches nothing in this model.
     """
     flat = dict(nnx.to_flat_state(params))
     is_trained = _chosen(config, list(flat))
@@ -59,7 +59,7 @@ def trained_and_frozen(config: Config, params: Any) -> tuple[Any, Any]:
 
 
 def joined(trained: Any, frozen: Any) -> Any:
-    """Both parts of `trained_and_frozen` as one."""
+    """Merges both parts of `trained_and_frozen`."""
     return nnx.merge_state(trained, frozen)
 
 
@@ -124,7 +124,7 @@ def _words(path: Sequence[Any], gated: bool) -> frozenset[str]:
 
 
 def _words_of_sight(names: list[str]) -> frozenset[str]:
-    """Those of the vision tower and its projector.
+    """The same for the vision tower and its projector.
 
     >>> sorted(_words_of_sight(["vision_encoder", "layers", "0", "mixer", "query", "kernel"]))
     ['attention', 'q_proj', 'vision', 'vision/layers']

@@ -1,4 +1,4 @@
-"""The rules between the keys of a `Config`; each refusal names the key and the way out."""
+"""Rules between the keys of a `Config`; each error names the key and the way out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mfu_jax.values import shown
 if TYPE_CHECKING:
     from mfu_jax.trainer.pyconfig import Config
 
-# The tensors of a layer that have a key of their own.
+# A layer's tensors that have a key of their own.
 REMAT_NAMES = tuple(
     field.name for field in dataclasses.fields(RematKeys) if not field.name.startswith("remat_")
 )
@@ -41,7 +41,7 @@ _FRACTIONS = (
 ).split()
 
 
-# Whose attention may have its queries, keys and values in one product.
+# Blocks whose attention can compute queries, keys and values in one product.
 FUSED_BLOCKS = ("default", "gpt2", "gpt3", "llama2", "mistral", "mixtral")
 _ACTIVATIONS = ("silu", "gelu", "exact_gelu", "relu", "sigmoid", "linear")
 
@@ -79,7 +79,7 @@ def _check_ranges(config: Config) -> None:
             raise UserError(f"{key}={getattr(config, key)}: expected a fraction from 0 to 1")
 
 
-# Blocks → the sizes that they cannot do without.
+# Blocks → the sizes that they require.
 _NEEDED = {
     "deepseek4": ("q_lora_rank", "o_groups", "o_lora_rank", "sliding_window_size"),
     "qwen3_custom_moe": ("attention_output_dim", "moe_expert_input_dim"),
@@ -154,7 +154,7 @@ def _check_rope(config: Config) -> None:
             )
 
 
-# Tokens in a compressed key of DeepSeek V4 where an indexer picks them.
+# DeepSeek V4: tokens per compressed key where an indexer picks the keys.
 INDEXED_RATIO = 4
 
 
@@ -240,7 +240,7 @@ def _check_quantization(config: Config) -> None:
 
 
 def _is_fixed_range(text: str) -> bool:
-    """Whether it is ``fixed,LOW,HIGH`` with 0 in between."""
+    """Whether the text is ``fixed,LOW,HIGH`` with 0 in between."""
     method, *bounds = text.split(",")
     try:
         low, high = map(float, bounds)

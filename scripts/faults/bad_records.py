@@ -145,7 +145,7 @@ def _read_console(folder: Path, sink: Sink) -> list[int]:
 
 
 def _read_prometheus(folder: Path, sink: Any) -> list[int]:
-    # A gauge has its last value only.
+    # A gauge keeps only its last value.
     last = sink.registry.get_sample_value("mfu_jax_step")
     return list(range(int(last) + 1)) if last is not None else []
 

@@ -18,9 +18,9 @@ from scripts.faults.rows import Row
 STEPS = 200
 _STEP_SECONDS = 0.002
 _SPEED_BLOCKS = 5
-# `close` may take this long in all: its stated time-out and a little for a busy machine.
+# Maximum total time of `close`: its documented time-out and a margin for a busy machine.
 CLOSE_SECONDS = 20.0
-_released = threading.Event()  # lets the hanging threads go at the end
+_released = threading.Event()  # releases the hanging threads at the end
 
 
 def _hang() -> None:
@@ -28,10 +28,10 @@ def _hang() -> None:
 
 
 class BadSink(Sink):
-    """Does what `fault` does, at each write or at another call.
+    """Performs `fault` at each write or at another call.
 
     Args:
-        fault: gets the number of earlier writes.
+        fault: called with the number of earlier writes.
         where: the method that misbehaves.
     """
 
@@ -100,7 +100,7 @@ KINDS: dict[str, Callable[[], BadSink]] = {
 
 
 def rows(folder: Path) -> list[Row]:
-    """One row for each kind of sink."""
+    """One row per kind of sink."""
     logging.getLogger("mfu_jax").setLevel(logging.CRITICAL)
     made = [_row(kind, make(), folder / f"{i}") for i, (kind, make) in enumerate(KINDS.items())]
     made.append(_speed(folder / "speed"))
@@ -109,7 +109,7 @@ def rows(folder: Path) -> list[Row]:
 
 
 def _speed(folder: Path) -> Row:
-    """A hanging, a slow and a raising sink at once: the loop's speed beside healthy sinks alone."""
+    """A hanging, a slow and a raising sink at once: loop speed compared with only healthy sinks."""
     row = Row("a sink that hangs, one that takes 10 ms and one that raises, at once")
     bad: tuple[Callable[[], BadSink], ...] = (
         KINDS["hangs at each write"],
@@ -130,7 +130,7 @@ def _speed(folder: Path) -> Row:
 
 
 def _loop_seconds(row: Row, bad: list[BadSink], folder: Path) -> float:
-    """Time of the loop alone, with a healthy JSONL beside the bad sinks."""
+    """Time of the loop alone, with a healthy JSONL sink beside the bad sinks."""
     folder.mkdir(parents=True)
     path = folder / "metrics.jsonl"
     logger = MetricLogger(sinks=[*bad, JsonlSink(path)], warmup_steps=0)

@@ -31,7 +31,7 @@ class _Seconds(Sink):
 
 
 def rows(count: int, seed: int) -> list[Row]:
-    """One row for each kind of fault, `count` runs each."""
+    """One row per kind of fault, `count` runs each."""
     logging.getLogger("mfu_jax").setLevel(logging.CRITICAL)
     return [_row(kind, jump, count, seed) for kind, jump in _KINDS.items()]
 

@@ -21,7 +21,7 @@ _NAMES = ("metrics.jsonl", "metrics.csv", "events")
 
 
 def rows(count: int, seed: int, folder: Path) -> list[Row]:
-    """One row for each kind of fault; `count` disks of each kind."""
+    """One row per kind of fault; `count` disks of each kind."""
     chance = random.Random(seed)
     made: list[Row] = []
     for kind, loop in _KINDS.items():
@@ -55,7 +55,7 @@ def _one(row: Row, loop: Callable[[Path, int], int], size: int, folder: Path) ->
     lost = STEPS - len(steps)
     row.expect(lost == 0 or "WARNING:mfu_jax" in text, f"at byte {size}: lost in silence")
     if "removed" in row.kind:
-        # What was written before is gone with the folder; a tick's records may go with it.
+        # What was written before is lost with the folder, and perhaps one tick's records.
         row.expect(lost <= size % STEPS + 150, f"at step {size % STEPS}: {lost} are missing")
     if "freed" in row.kind:
         row.expect(lost == 0, f"at byte {size}: {lost} records are missing")
@@ -82,7 +82,7 @@ def _log(folder: Path, at_step: Callable[[int], None], before_close: Callable[[]
 
 
 def _limit(size: int) -> None:
-    """A file of this process can have `size` bytes at most, as on a disk that is full."""
+    """Limits this process's files to `size` bytes, as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 

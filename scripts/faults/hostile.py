@@ -9,7 +9,7 @@ from tests.support.hostile import Result, hostile_inputs
 
 
 def rows(count: int, seed: int) -> list[Row]:
-    """One row for each kind of input."""
+    """One row per kind of input."""
     by_kind: defaultdict[str, list[Result]] = defaultdict(list)
     for result in hostile_inputs(seed, count):
         by_kind[result.case.kind].append(result)

@@ -20,7 +20,7 @@ _FINAL_STEPS = 40  # of the resumed run
 
 
 class Progress:
-    """The last step that `record` has accepted, in memory that survives its process."""
+    """The last step that `record` accepted, in memory that survives its process."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, 16)
@@ -89,7 +89,7 @@ def _loop(where: Path, start: int, stop: int, step_seconds: float, progress: Pro
 
 
 def _check(row: Row, where: Path, run: str) -> list[int]:
-    """The steps of the JSONL file; a torn line is allowed at the end only."""
+    """The steps of the JSONL file; a torn line is allowed only at the end."""
     data = (where / "metrics.jsonl").read_bytes() if (where / "metrics.jsonl").exists() else b""
     lines = data.split(b"\n")
     steps = []

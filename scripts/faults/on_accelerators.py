@@ -1,7 +1,7 @@
-"""Faults in the step's program, as accelerators feel them, planted in the reference trainer's step.
+"""Faults in the step's program that accelerators feel, planted in the reference trainer's step.
 
-Each is a pair of steps: keys of the trainer's config, and changes to its functions while it is
-traced. Small programs, for compiling takes a minute: one layer, and sequences so
+Each is a pair of steps: keys of the trainer's config, and changes to its functions during tracing.
+The programs are small, because compiling takes a minute: one layer, and sequences so
 short that attention needs no kernel. Not scanned: a scan would copy what layers keep.
 """
 
@@ -36,7 +36,7 @@ class Side:
 
     Attributes:
         keys: of the trainer's config, after those of every step.
-        plant: opened while the step is traced.
+        plant: entered while the step is traced.
     """
 
     keys: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Side:
 
     @property
     def words(self) -> list[str]:
-        """All keys, each once: the later ones are in force."""
+        """All keys, each once: later ones win."""
         found = dict(word.split("=", 1) for word in (*_KEYS, *self.keys))
         return [f"{key}={value}" for key, value in found.items()]
 
@@ -54,10 +54,10 @@ class Pair:
     """A fault.
 
     Attributes:
-        cause: of the advice that must come first; empty: no advice at all.
+        cause: of the advice expected first; empty: no advice at all.
         faulty: the step with it.
         healthy: the step without.
-        share: of a healthy step that does the work of one with the fault.
+        share: of a healthy step that does the same work as a step with the fault.
     """
 
     cause: str
@@ -67,7 +67,7 @@ class Pair:
 
 
 def _in_float32() -> Any:
-    """The MLPs compute in float32 of the highest precision, and nothing else does."""
+    """The MLPs, and nothing else, compute in float32 at the highest precision."""
     make, call = linears.Mlp.__init__, linears.Mlp.__call__
 
     def init(self: Any, build: Any, *args: Any, **kwargs: Any) -> None:
@@ -81,7 +81,7 @@ def _in_float32() -> Any:
 
 
 def _with_barriers() -> Any:
-    """Silu op by op: XLA fuses nothing over a barrier."""
+    """Silu op by op: XLA does not fuse across a barrier."""
     barrier = jax.lax.optimization_barrier
 
     def silu(x: Array) -> Array:

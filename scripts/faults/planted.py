@@ -1,7 +1,7 @@
-"""Faults that cost time, each planted in a run of the reference trainer that is otherwise healthy.
+"""Faults that cost time, each planted in an otherwise healthy run of the reference trainer.
 
-A fault is planted from outside: by a key of the config, by what wraps the data or the logger, or by
-a change to a function of the trainer while the run sets itself up.
+A fault is planted from outside: by a config key, by a wrapper of the data or the logger, or by
+changing a function of the trainer while the run sets itself up.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from scripts.faults.turns import TurnedTrainer
 Array = jax.Array
 
 _KEYS = ("dataset_type=synthetic", "max_target_length=256", "per_device_batch_size=4")
-_LOG_SECONDS = 0.1  # that a loop takes for itself: hidden, unless it waits for the device
+_LOG_SECONDS = 0.1  # of a loop's own work: hidden, unless it waits for the device
 _DATA_SECONDS = 0.2
-# A step that waits for Python reuses the memory of the one before; one that is called ahead gets
-# fresh pages, which takes milliseconds: the wait must be long beside them.
+# A step that waits for Python reuses the memory of the previous step; one called ahead gets fresh
+# pages, which takes milliseconds: the wait must be long compared to that.
 _CALLBACK_SECONDS = 0.2
 _COMPILE_EVERY = 4  # steps
 
@@ -44,14 +44,14 @@ class Fault:
     """One fault.
 
     Attributes:
-        cause: of the advice that must come first; empty: no advice at all.
-        options: of the `TurnedTrainer` with the fault, besides its keys.
-        healthy: of the one without.
-        keys: of the trainer's config, in both.
+        cause: of the advice expected first; empty: no advice at all.
+        options: of the `TurnedTrainer` with the fault, in addition to its keys.
+        healthy: options of the trainer without the fault.
+        keys: of the trainer's config, for both.
         faulty_keys: with the fault.
         healthy_keys: without.
-        share: of a healthy step that does the work of one with the fault.
-        devices: virtual ones.
+        share: of a healthy step that does the same work as a step with the fault.
+        devices: number of virtual devices.
     """
 
     cause: str
@@ -64,7 +64,7 @@ class Fault:
     devices: int = 1
 
     def pair(self, folder: Path) -> tuple[TurnedTrainer, TurnedTrainer]:
-        """The trainer with the fault, and the one without."""
+        """The trainers with and without the fault."""
         keys = (*_KEYS, *self.keys)
         return (
             TurnedTrainer(folder / "faulty", (*keys, *self.faulty_keys), **self.options),
@@ -73,7 +73,7 @@ class Fault:
 
 
 class _Slow:
-    """A loader that sleeps for each batch."""
+    """A data loader that sleeps for each batch."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -138,10 +138,10 @@ def _recompiles() -> Any:
 
 
 def _in_loss(change: Callable[..., Any]) -> Callable[[], Any]:
-    """A plant that changes what the loss function of a step gets and returns.
+    """A plant that changes the inputs and outputs of a step's loss function.
 
     Args:
-        change: from the loss function, and its batch, to what is returned instead.
+        change: maps the loss function and its batch to the replacement result.
     """
 
     def plant() -> Any:
@@ -157,8 +157,8 @@ def _in_loss(change: Callable[..., Any]) -> Callable[[], Any]:
 
 
 def _asks_host(loss_of: Callable[[Any], Any], batch: Any) -> Any:
-    """The step computes nothing before the host has answered: where nothing needed the answer, the
-    call would be left out, or hidden behind matmuls."""
+    """The step computes nothing before the host has answered: if nothing needed the answer, the
+    call would be dropped, or hidden behind matmuls."""
 
     def slow(token: np.ndarray) -> np.ndarray:
         time.sleep(_CALLBACK_SECONDS)
@@ -170,11 +170,11 @@ def _asks_host(loss_of: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def _straggles(rounds: int) -> Callable[[Any, Any], Any]:
-    """The first device computes for longer before the step, and the others wait for it there.
+    """The first device computes longer before the step, and the others wait for it there.
 
-    Where it computed beside the others' matmuls, these would have more of the shared memory's
-    bandwidth than in the healthy run. A round is long, for each is an event: a trace would slow
-    many short ones down.
+    If it computed alongside the others' matmuls, those would get more of the shared memory's
+    bandwidth than in the healthy run. Rounds are long because each is an event: tracing would slow
+    down many short ones.
     """
 
     def local() -> Array:
@@ -208,7 +208,7 @@ def _evaluates_within() -> Any:
 
 
 def _in_blocks(x: AttentionInputs) -> Array:
-    """Causal attention that leaves out the keys after each block of queries."""
+    """Causal attention that skips the keys after each block of queries."""
     mask, size = x.mask, 128
     parts = []
     for start in range(0, x.q.shape[1], size):
@@ -239,9 +239,9 @@ FAULTS: Mapping[str, Fault] = {
     "recompile": Fault(cause="recompiles", options={"plant": _recompiles}),
     "remat": Fault(
         cause="remat heavier than memory needs",
-        # Wide: a CPU copies what a scan keeps into the array of all layers and out of it, which
+        # Wide: a CPU copies what a scan keeps into the stacked array of all layers and back, which
         # took all that narrow layers would gain. 6000: rows of whole pages (6144) share a few
-        # sets of its cache, so that a transposed copy took ten times as long, or did not.
+        # cache sets, so that a transposed copy took ten times as long in some runs.
         keys=(
             *("max_target_length=256", "per_device_batch_size=2", "vocab_size=1024"),
             *("emb_dim=1536", "mlp_dim=6000", "num_decoder_layers=2"),

@@ -23,7 +23,7 @@ class Child:
 
     Attributes:
         pid: its number.
-        output: what it prints goes here, standard output and standard error together.
+        output: file for what it prints, standard output and standard error together.
     """
 
     pid: int
@@ -39,14 +39,14 @@ class Child:
         return self._status
 
     def wait(self, seconds: float) -> int | None:
-        """Waits for the end; None if that takes longer."""
+        """Waits for the end; None on time-out."""
         deadline = time.monotonic() + seconds
         while self.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return self._status
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Waits until `condition` holds; False if the child ends or the time passes before."""
+        """Waits until `condition` holds; False if the child ends or the time runs out first."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self.poll() is not None or time.monotonic() > deadline:
@@ -55,7 +55,7 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """SIGKILL, and waits for the end."""
+        """Sends SIGKILL, and waits for the end."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait(30.0)
@@ -68,7 +68,7 @@ class Child:
 def fork(
     function: Callable[[], int | None], output: Path, environment: Mapping[str, str] | None = None
 ) -> Child:
-    """Runs `function` in a forked process; what it returns is the exit code.
+    """Runs `function` in a forked process; its return value is the exit code.
 
     The caller must not have used a JAX device before: a forked backend does not work.
     """

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 
 @dataclasses.dataclass
 class Row:
-    """What one kind of fault cost.
+    """The cost of one kind of fault.
 
     Attributes:
         kind: the fault, in words.
-        count: how often it was tried.
-        lost: what was lost at most, in words, as seen.
-        failures: what must not have happened, each in a line; empty: the promise held.
+        count: number of trials.
+        lost: the most that was observed to be lost, in words.
+        failures: broken promises, one per line; empty: the promise held.
     """
 
     kind: str
@@ -23,13 +23,13 @@ class Row:
     failures: list[str] = dataclasses.field(default_factory=list)
 
     def expect(self, holds: object, text: str) -> None:
-        """Notes a failure unless `holds`."""
+        """Records a failure unless `holds`."""
         if not holds:
             self.failures.append(text)
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows as a Markdown table, and the failures below."""
+    """The rows as a Markdown table, followed by the failures."""
     rows = list(rows)
     lines = ["| fault | tried | lost at most | promise broken |", "|---|---|---|---|"]
     lines += [

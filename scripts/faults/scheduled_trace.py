@@ -1,7 +1,7 @@
-"""The trace that a TPU would give of a program, were it as fast as XLA's scheduler says.
+"""The trace that a TPU would record of a program that ran exactly as XLA's scheduler estimates.
 
-Every op of the program in its order, loops multiplied out, each for as long as the planner's clock
-has it: XLA's own cycles, and a roofline for what carries none (`mfu_jax.planning.durations`).
+Every op of the program in order, loops multiplied out, each with the duration of the planner's
+clock: XLA's own cycles, and a roofline for ops without (`mfu_jax.planning.durations`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tests.support.xspace import Plane
 
 STEPS = 3
 _PICOSECONDS = 10**12
-_AHEAD = 1e-3  # seconds by which the host calls a step before it starts
+_AHEAD = 1e-3  # seconds by which the host calls a step ahead of its start
 
 
 class Op(NamedTuple):
-    """One run of an instruction, in seconds from the begin of its computation.
+    """One run of an instruction, in seconds from the start of its computation.
 
     Attributes:
         name: of the instruction.
         start: when it begins.
-        end: when it ends; of a loop, with its last iteration.
-        is_beside: it is a transfer that goes on beside the others.
+        end: when it ends; for a loop, with its last iteration.
+        is_beside: whether it is a transfer that runs alongside other ops.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Op(NamedTuple):
     is_beside: bool = False
 
     def later(self, seconds: float) -> Op:
-        """The same run, so much later."""
+        """The same run, this many seconds later."""
         return self._replace(start=self.start + seconds, end=self.end + seconds)
 
 
@@ -68,11 +68,11 @@ class Schedule:
 
     @property
     def seconds(self) -> float:
-        """Of a step, by the planner, which adds up and writes no trace."""
+        """Seconds per step by the planner, which adds them up without writing a trace."""
         return timeline(self.costs, self._durations).seconds
 
     def step(self) -> tuple[list[Op], float]:
-        """The ops of a step, and its length."""
+        """The ops of a step, and its duration."""
         return self._of(self._module.entry.name)
 
     def _of(self, computation: str) -> tuple[list[Op], float]:
@@ -81,7 +81,7 @@ class Schedule:
         return self._known[computation]
 
     def _walked(self, records: Sequence[InstructionRecord]) -> tuple[list[Op], float]:
-        """What `planning.schedule.walk` adds up, op by op."""
+        """The ops that `planning.schedule.walk` adds up, one by one."""
         ops: list[Op] = []
         now = 0.0
         arrives: dict[str, float] = {}
@@ -107,7 +107,7 @@ class Schedule:
         return ops, max([now, *arrives.values()])
 
     def _inside(self, record: InstructionRecord, now: float) -> tuple[list[Op], float]:
-        """The ops of what an instruction calls, as often as it runs there."""
+        """The ops of what an instruction calls, as often as they run there."""
         instruction = self._module[record.computation][record.name]
         ops: list[Op] = []
         for callee, times in self._calls(record, instruction.callees):
@@ -126,7 +126,7 @@ class Schedule:
 
 
 def write_scheduled(folder: Path, program: ProgramDump, target: Target) -> float:
-    """Writes the program, and a trace of three steps; returns the planner's seconds of one."""
+    """Writes the program, and a trace of three steps; returns the planner's seconds per step."""
     schedule = Schedule(program, target)
     write(program, folder / "programs" / "train_step.mfu")
     ops, length = schedule.step()

@@ -1,6 +1,6 @@
 """SIGKILL of the reference trainer: in training, in a checkpoint, in a resume, one of two.
 
-Every run is started again afterwards and has to give the losses of an uninterrupted run, bitwise.
+Every run is then restarted and must reproduce the losses of an uninterrupted run bitwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODEL = (
     f"checkpoint_period={PERIOD}",
     f"steps={STEPS}",
 )
-# A survivor has to name the dead process within this time.
+# A survivor must name the dead process within this time.
 SURVIVOR_SECONDS = 30.0
 _START_SECONDS = 180.0
 
@@ -34,7 +34,7 @@ class Job:
     """Trainer runs in one folder.
 
     Args:
-        folder: of everything that they write; the compilation cache is shared by its siblings.
+        folder: for everything that they write; its siblings share the compilation cache.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,15 +51,15 @@ class Job:
         return fork(_trainer(keys), self.folder / "out", environment)
 
     def steps(self) -> list[int]:
-        """The steps of the metrics file."""
+        """The steps in the metrics file."""
         return [int(line["step"]) for line in self._lines()]
 
     def losses(self) -> list[float]:
-        """Their losses."""
+        """The losses in the metrics file."""
         return [line["learning/loss"] for line in self._lines()]
 
     def text(self) -> str:
-        """What its processes have printed."""
+        """The output of its processes."""
         return (self.folder / "out").read_text(encoding="utf-8", errors="replace")
 
     def _lines(self) -> Iterator[dict[str, float]]:
@@ -69,7 +69,7 @@ class Job:
             yield from (json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines())
 
     def checkpoints(self) -> list[str]:
-        """The names in the folder of checkpoints, unfinished ones included."""
+        """The names in the checkpoint folder, unfinished ones included."""
         folder = self.folder / "default" / "checkpoints"
         return [path.name for path in folder.iterdir()] if folder.exists() else []
 
@@ -84,7 +84,7 @@ def _trainer(keys: list[str]) -> Callable[[], int]:
 
 
 def rows(counts: Mapping[str, int], seed: int, folder: Path) -> list[Row]:
-    """One row for each kind: ``training``, ``checkpoint``, ``resume``."""
+    """One row per kind: ``training``, ``checkpoint``, ``resume``."""
     chance = random.Random(seed)
     straight = Job(folder / "straight")
     child = straight.start()
@@ -122,10 +122,10 @@ def two_processes(count: int, seed: int, folder: Path) -> Row:
 
 
 def _one(row: Row, job: Job, kind: str, chance: random.Random, wanted: list[float]) -> int:
-    """One kill and its resume; returns how many steps had to be trained again."""
+    """One kill and its resume; returns how many steps had to be repeated."""
     pause = _KINDS[kind][2]
     while (is_hit := _kill(job, kind, chance.uniform(0.0, pause))) is False:
-        pause /= 2  # the run was over before: another one
+        pause /= 2  # the run was over before: try another
         job = Job(job.folder.with_name(f"{job.folder.name}again"))
     if is_hit is None:
         row.expect(False, f"{job.folder.name} did not get there: {job.text()[-300:]}")
@@ -144,7 +144,7 @@ def _one(row: Row, job: Job, kind: str, chance: random.Random, wanted: list[floa
 
 
 def _kill(job: Job, kind: str, delay_seconds: float) -> bool | None:
-    """Kills a run so long after its moment; False: it was over before, None: it never came."""
+    """Kills a run after its moment and the delay; False: it ended before, None: it never came."""
     child = job.start()
     if kind == "resume":
         child.wait_until(lambda: any(n.isdigit() for n in job.checkpoints()), _START_SECONDS)

@@ -1,7 +1,7 @@
-"""Two runs of the reference trainer in one process, of which one trains at a time, for some steps.
+"""Two runs of the reference trainer in one process that take turns training for some steps.
 
-So both are measured in the same minutes, on a machine that is otherwise the same. A run has its own
-thread; it waits for its turn where it asks its data for a batch.
+Both are thus measured in the same minutes, on a machine in the same state. A run has its own
+thread; it waits for its turn when it asks its data for a batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mfu_jax.trainer.pyconfig import load
 from mfu_jax.trainer.stopping import StopRequest
 from mfu_jax.yaml_files import CONFIG_FOLDER
 
-WARM = 2  # steps at the begin of a turn that are not timed: the loop's pipeline fills
+WARM = 2  # steps at the start of a turn that are not timed: the loop's pipeline fills
 _NEVER = "profile_steps=1000000000"  # dumps the program beside the traces, which are made here
 _QUIET = (
     str(CONFIG_FOLDER / "base.yml"),
@@ -43,12 +43,12 @@ class _OverError(Exception):
 
 
 class TurnedTrainer:
-    """One run of `mfu_jax.trainer.loop.train`, which trains when it is told to.
+    """One run of `mfu_jax.trainer.loop.train`, which trains only when told to.
 
     Args:
         folder: of the run; traces go to its ``run/profile``.
         keys: of the trainer's config, as ``key=value``.
-        plant: opened while the run sets itself up: what it changes stays in the compiled step.
+        plant: entered while the run sets itself up: what it changes stays in the compiled step.
         data: wraps the iterator of batches.
         record: wraps ``logger.record``.
     """
@@ -77,12 +77,12 @@ class TurnedTrainer:
             self._wait()  # until it asks for its first batch
 
     def step_seconds(self, steps: int) -> float:
-        """Seconds of a step, in the mean over `steps` after the first `WARM` of a turn."""
+        """Mean seconds per step over `steps` steps after the first `WARM` of a turn."""
         self._train(WARM + steps)
         return (self._times[-1] - self._times[WARM]) / steps
 
     def trace(self, steps: int) -> Path:
-        """Traces so many steps, and one more that only ends them; returns the folder."""
+        """Traces this many steps, and one more that only ends them; returns the folder."""
         self._train(WARM)
         jax.profiler.start_trace(str(self.profile_folder))
         self._train(steps + 1)
@@ -140,7 +140,7 @@ class TurnedTrainer:
         self._back.release()
 
     def _ask(self) -> None:
-        """Called by the run before each batch; returns when it may go on."""
+        """Called by the run before each batch; returns when it may continue."""
         self._times.append(time.monotonic())
         while not self._left:
             for array in jax.live_arrays():
@@ -154,7 +154,7 @@ class TurnedTrainer:
 
 
 class _Turns:
-    """An iterator that asks before each item."""
+    """An iterator that waits for permission before each item."""
 
     def __init__(self, batches: Iterator[Any], ask: Callable[[], None]) -> None:
         self._batches, self._ask = batches, ask
@@ -165,7 +165,7 @@ class _Turns:
 
 
 class _Marks:
-    """Marks every step for a trace that may be open, as `StepProfile` does for its own."""
+    """Marks every step for a trace that may be open, as `StepProfile` does for its own traces."""
 
     def __enter__(self) -> _Marks:
         return self

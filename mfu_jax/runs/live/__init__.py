@@ -1,1 +1,1 @@
-"""A run that goes on, in a terminal: its metrics file is followed, and drawn as one frame."""
+"""A live run in a terminal: follows its metrics file and draws it as one frame."""

@@ -1,4 +1,4 @@
-"""Follows the metrics file of a run: what is new since the last look, restarts and rotation."""
+"""Follows a run's metrics file: new records since the last look, restarts and rotation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import Address, path_of
 
-# Steps kept for the frame, and what is read of a long file for them.
+# Steps kept for the frame, and how much of a long file is read for them.
 KEPT_STEPS = 512
 _KEPT_NOTES = 50
 _TAIL_BYTES = 4_000_000
@@ -31,7 +31,7 @@ class LiveStep:
         kind: ``step``, ``compile`` or ``warmup``; ``step`` if the file does not say.
         unix_seconds: wall clock at its end; None if the file does not say.
         scalars: metric name → number.
-        notes: sentences for a human.
+        notes: sentences for the user.
     """
 
     number: int
@@ -69,9 +69,9 @@ def metrics_file_of(run: str | Path) -> Path:
 
 
 class Follower:
-    """The last steps of a metrics file that grows.
+    """The last steps of a growing metrics file.
 
-    A file that is replaced or cut, as by a run that resumes, is read anew.
+    A file that is replaced or truncated, as by a resuming run, is read anew.
 
     Args:
         path: the file.
@@ -79,7 +79,7 @@ class Follower:
     Attributes:
         path: the file.
         steps: the last `KEPT_STEPS` of them.
-        notes: the last notes, with their step.
+        notes: the last notes, with their steps.
         restarts: how often the run was seen to go back, or its file to be replaced.
     """
 
@@ -93,7 +93,7 @@ class Follower:
         self._torn = b""
 
     def update(self) -> bool:
-        """Reads what is new; whether there was anything. A file that is gone for now is nothing.
+        """Reads new records; returns whether there were any. A file missing for now counts as none.
 
         Raises:
             OSError: it cannot be read.
@@ -109,7 +109,7 @@ class Follower:
         return _json_of(self.path.with_name(f"{self.path.name}{ending}"))
 
     def heartbeat(self) -> Mapping[str, Any]:
-        """The heartbeat of the run's folder; empty if there is none."""
+        """The heartbeat in the run's folder; empty if there is none."""
         return _json_of(self.path.with_name("heartbeat.json"))
 
     def _read(self, file: BinaryIO) -> bool:
@@ -136,7 +136,7 @@ class Follower:
         if self.steps and step.number <= self.steps[-1].number:
             self.restarts += 1
             while self.steps and self.steps[-1].number >= step.number:
-                self.steps.pop()  # they are done again
+                self.steps.pop()  # they are being redone
         self.steps.append(step)
         for note in step.notes:
             if (step.number, note) not in self.notes:
@@ -144,7 +144,7 @@ class Follower:
 
 
 def _step_of(line: bytes) -> LiveStep | None:
-    """The record of a line; None if it is torn, or no step."""
+    """The record of a line; None if it is torn, or not a step."""
     try:
         values = json.loads(line)
         number = int(values["step"])

@@ -18,13 +18,13 @@ _LAST_ALARMS = 5
 _CURVE_COLUMNS = 48
 _SPLIT_COLUMNS = 48
 _TIME = "perf/step_time_seconds"
-# Seconds without a new record after which a run looks stuck, in step times and at least.
+# A run without new records for this many step times, and at least so many seconds, looks stuck.
 _LATE_STEPS, _LATE_SECONDS = 20.0, 60.0
 _COLORS = {"train": "green", "compile": "magenta", "data": "yellow", "eval": "cyan"}
 
 
 def frame(follower: Follower, now: float) -> Any:
-    """What a terminal shows, as a renderable of `rich`.
+    """The terminal's content, as a renderable of `rich`.
 
     Args:
         follower: the run.
@@ -112,7 +112,7 @@ def _headline(follower: Follower, steps: Sequence[LiveStep], now: float) -> Any:
 
 
 def _state(heartbeat: Mapping[str, Any], steps: Sequence[LiveStep], now: float) -> tuple[str, str]:
-    """What the run does, and how that is shown."""
+    """The run's state, and its style."""
     beat = heartbeat.get("state")
     if beat == "ended":
         return "ended", "dim"
@@ -245,7 +245,7 @@ def _age(seconds: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what a terminal would obey, and on one line."""
+    """The text on one line, without terminal control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

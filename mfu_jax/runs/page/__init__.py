@@ -1,4 +1,4 @@
-"""Runs as one HTML page that needs nothing else: no network, no server."""
+"""Runs as one self-contained HTML page: no network, no server."""
 
 from mfu_jax.runs.page.document import page
 

@@ -1,4 +1,4 @@
-"""Settings of the runs, and where they differ; the last record of each."""
+"""Settings of the runs and where they differ, and the last record of each run."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def _column(place: int, name: str) -> Word[_Setting]:
 
 
 def record_notes(run: RunData, name: str) -> Iterator[Markup]:
-    """What the records say in words, the latest first: slow hosts, alarms, recompilations.
+    """The notes in the records, latest first: slow hosts, alarms, recompilations.
 
     Args:
-        run: whose records.
+        run: the run to show.
         name: of the run, if there are several.
     """
     found = [(f"step {step}", words) for step, words in run.metrics.notes.items() if words]
@@ -69,20 +69,20 @@ def record_notes(run: RunData, name: str) -> Iterator[Markup]:
 
 
 def last_record(run: RunData, name: str) -> Iterator[Markup]:
-    """Every metric of the last record, for those that have no curve.
+    """Every metric of the last record, for metrics without a curve.
 
     Args:
-        run: whose record.
+        run: the run to show.
         name: of the run, if there are several.
     """
     yield from _metrics("All metrics of", run.metrics.last_record, name)
 
 
 def last_gpus(run: RunData, name: str) -> Iterator[Markup]:
-    """The last reading of the GPUs: not every record has one.
+    """The last reading of the GPUs, because not every record has one.
 
     Args:
-        run: whose GPUs.
+        run: the run to show.
         name: of the run, if there are several.
     """
     yield from _metrics("GPUs at", run.metrics.gpu, name)

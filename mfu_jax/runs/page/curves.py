@@ -26,7 +26,7 @@ class _Metric(NamedTuple):
 
 
 def _tick(seconds: float) -> str:
-    """A time on an axis: round, so without the zeros of its decimals."""
+    """A time on an axis: a round value, so without trailing zeros."""
     number, unit = seconds_text(seconds).split()
     return f"{float(number):g} {unit}"
 
@@ -46,7 +46,7 @@ def sections(runs: Sequence[RunData]) -> Iterator[Markup]:
     """Both sections.
 
     Args:
-        runs: all in the same charts.
+        runs: all drawn in the same charts.
     """
     charts = [chart for metric in _METRICS if (chart := _over_steps(metric, runs)) is not None]
     if charts:

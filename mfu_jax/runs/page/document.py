@@ -34,12 +34,12 @@ def page(
     comparisons: Sequence[RunComparison] = (),
     plan: PlanComparison | None = None,
 ) -> str:
-    """The whole page, as one text.
+    """The whole page as one string.
 
     Args:
-        runs: one or more; curves of all are drawn together.
-        comparisons: of the first run with each other one.
-        plan: of the first run, beside it.
+        runs: one or more; their curves share the charts.
+        comparisons: of the first run with each of the others.
+        plan: the plan compared with the first run.
     """
     names = run_names([run.metrics.path for run in runs])
     body: list[Markup] = [tag("h1", " · ".join(short(name) for name in names[:4]))]
@@ -69,7 +69,7 @@ def page(
 
 
 def run_names(paths: Sequence[str]) -> list[str]:
-    """Names of runs: the folder of ``metrics.jsonl``, else the file; in full where two are alike.
+    """Names of runs: the folder of ``metrics.jsonl``, else the file; full paths where two coincide.
 
     >>> run_names(["runs/a/metrics.jsonl", "b.log"])
     ['a', 'b.log']
@@ -119,7 +119,7 @@ def _span(seconds: float | None) -> str:
 
 
 def _about(run: RunData) -> str:
-    """Where the numbers come from, and what they are relative to."""
+    """Where the numbers come from, and what they refer to."""
     values = run.setup.values
     peak = run.answer["peak"] or values.get("peak of one device") or "peak not logged"
     tflops = run.answer["reported_tflops"]
@@ -142,7 +142,7 @@ def _about(run: RunData) -> str:
 
 
 def _comparison(found: RunComparison, a: str, b: str) -> Markup:
-    """The table of two runs, and the verdict."""
+    """The comparison table of two runs, and the verdict."""
     columns: list[Column[Row] | Word[Row]] = [
         Column(f"A: {short(a)}", lambda r: r.difference.a, lambda r: r.metric.text(r.difference.a)),
         Column(f"B: {short(b)}", lambda r: r.difference.b, lambda r: r.metric.text(r.difference.b)),

@@ -1,4 +1,4 @@
-"""The hosts of a run: who is slow at what, and who is missing."""
+"""The hosts of a run: which is slow at what, and which are missing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TIMES = {
 
 
 def hosts(run: RunData, name: str) -> Iterator[Markup]:
-    """The section; nothing for a run of one process.
+    """The section; empty for a run of one process.
 
     Args:
-        run: whose hosts.
+        run: the run to show.
         name: of the run, if there are several.
     """
     found = run.hosts
@@ -63,10 +63,10 @@ def _state(host: Host) -> str:
 
 
 def collectives(run: RunData, name: str) -> Iterator[Markup]:
-    """The section of a profile of several hosts; nothing without one.
+    """The section on a profile of several hosts; empty without one.
 
     Args:
-        run: whose profile.
+        run: the run to show.
         name: of the run, if there are several.
     """
     found = run.waits

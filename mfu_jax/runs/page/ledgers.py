@@ -32,7 +32,7 @@ def time_ledger(run: RunData, name: str) -> Iterator[Markup]:
     """The wall clock by category, by attempt and by day.
 
     Args:
-        run: whose time.
+        run: the run to show.
         name: of the run, if there are several.
     """
     time = run.time
@@ -103,10 +103,10 @@ def _spent(category: str) -> Callable[[Part], float]:
 
 
 def flops(run: RunData, name: str) -> Iterator[Markup]:
-    """The FLOPs ledger, the components of the model, and every convention.
+    """The FLOPs ledger, the model's components, and every convention.
 
     Args:
-        run: whose model.
+        run: the run to show.
         name: of the run, if there are several.
     """
     if run.setup.ledger:

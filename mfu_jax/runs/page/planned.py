@@ -1,4 +1,4 @@
-"""A plan beside the run, as two tables."""
+"""A plan compared with the run, as two tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def planned(found: PlanComparison) -> Markup:
     """The section.
 
     Args:
-        found: the plan and the run.
+        found: the comparison of plan and run.
     """
     about = quiet(f"{found.target}, by {short(found.path)}")
     tables = [wide(_table("plan and run", found.rows)), wide(_table("cause", found.causes))]

@@ -1,4 +1,4 @@
-"""The histogram of step times, and its outliers with what is known of them."""
+"""The histogram of step times, and outliers with what is known about them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def step_times(run: RunData, name: str) -> Iterator[Markup]:
     """The section.
 
     Args:
-        run: whose steps.
+        run: the run to show.
         name: of the run, if there are several.
     """
     places, values = run.columns.measured(TIME)
@@ -61,7 +61,7 @@ def step_times(run: RunData, name: str) -> Iterator[Markup]:
 
 
 def bins(values: Sequence[float]) -> list[Bin]:
-    """Equal bins from the shortest step to the 99.5th percentile, and one for the rest."""
+    """Equal bins from the shortest step to the 99.5th percentile, and one bin for the rest."""
     ordered = sorted(values)
     low, top = ordered[0], percentile(ordered, 0.995)
     high = max(top, low * 1.01)
@@ -72,7 +72,7 @@ def bins(values: Sequence[float]) -> list[Bin]:
     found = [
         Bin(low=low + i * width, high=low + (i + 1) * width, count=counts[i]) for i in range(_BINS)
     ]
-    if counts[_BINS]:  # however far they are
+    if counts[_BINS]:  # however far out they are
         found.append(Bin(low=high, high=high + 2 * width, count=counts[_BINS]))
     return found
 
@@ -80,7 +80,7 @@ def bins(values: Sequence[float]) -> list[Bin]:
 def outliers(
     run: RunData, places: Sequence[int], values: Sequence[float], median: float
 ) -> list[Outlier]:
-    """The steps far above the median, the longest first."""
+    """The steps far above the median, longest first."""
     spread = statistics.median(abs(value - median) for value in values)
     limit = median + max(_FAR * spread, _LEAST * median)
     found = [
@@ -92,7 +92,7 @@ def outliers(
 
 
 def _why(run: RunData, place: int) -> str:
-    """What the step's record says."""
+    """What the step's record says about it."""
     parts: list[str] = []
     for name, words in _CAUSES:
         column = run.columns.values.get(name)

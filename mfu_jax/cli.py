@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Its exit code: 2 if the input was wrong; 1 if the output cannot be written, memory ran out,
-        or it hit a bug of ours; 130 after Ctrl-C. Each is one line on stderr.
+        or it hit a bug of ours, each with one line on stderr; 130 after Ctrl-C; 141 if nobody
+        reads the output any more.
     """
     _print_anything()
     arguments = list(sys.argv[1:] if argv is None else argv)

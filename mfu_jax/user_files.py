@@ -43,8 +43,10 @@ def opened(path: str | Path, expected: str, most_bytes: float = float("inf")) ->
 def _refuse_irregular(path: str | Path, expected: str, most_bytes: float) -> None:
     try:
         status = os.stat(path)
-    except ValueError:  # os.stat raises it only for a NUL
-        raise unreadable(path, "its name holds a NUL", expected) from None
+    except ValueError as error:  # a NUL, or characters that no file's name can have
+        is_nul = "\0" in os.fspath(path)
+        reason = "its name holds a NUL" if is_nul else f"no name of a file: {error}"
+        raise unreadable(path, reason, expected) from None
     if stat.S_ISDIR(status.st_mode):
         raise unreadable(path, os.strerror(errno.EISDIR), expected)
     if not stat.S_ISREG(status.st_mode):

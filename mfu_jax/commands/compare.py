@@ -54,7 +54,7 @@ _EXPECTED = (
     "HLO text, plain or compressed by gzip or xz; usually a wrong path or a truncated file; write "
     "compiled.as_text() to it again"
 )
-# Also once decompressed. A 70B model's scanned step is 0.4 MB; this limit is a thousand times that.
+# Also once decompressed. A 70B model's scanned step is 0.4 MB; this is hundreds of times that.
 _MOST_BYTES = 256 * 2**20
 _NUMBERS = ("model", "dense", "attention", "xla")
 _LENGTHS = ("group_sizes", "sequence_lengths")

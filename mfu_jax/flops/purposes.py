@@ -46,7 +46,7 @@ class Value(NamedTuple):
 def purposes(values: Sequence[Value]) -> dict[int, Purpose]:
     """The purpose of each undifferentiated matmul of a program, by `Value.site`.
 
-    - optimizer: it becomes part of a weight's update, or uses gradients;
+    - optimizer: it becomes part of a weight's update, or uses gradients and no updated weight;
     - forward: the differentiated function uses it (a rollout, a teacher), or nothing is
       differentiated;
     - evaluation: anything else, with the old weights or with the updated ones.

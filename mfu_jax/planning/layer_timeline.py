@@ -25,7 +25,7 @@ class Span:
     """A stretch of one lane.
 
     Attributes:
-        lane: ``units``, a link, ``hbm`` or ``host``.
+        lane: ``units``, a link, ``hbm``, ``host up`` or ``host down``.
         cause: what the lane does; ``waits`` where the units wait for a transfer.
         start: seconds from the layer's start.
         end: the same.

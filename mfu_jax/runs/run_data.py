@@ -261,7 +261,7 @@ def _answer(
 
 
 def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
-    """The part of the answer that comes from the journal; values are None without one."""
+    """Measured steps, and what the journal says; its numbers are None without one."""
     known = {
         "measured_steps": summary.steps,
         "goodput": run.goodput,

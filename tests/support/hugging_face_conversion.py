@@ -118,9 +118,14 @@ def _load(model: Any, family: str, name: str, value: np.ndarray) -> int:
     places = {**_PLACES, **_SHARED, **(_POST_NORMS if family in _SANDWICHED else {}), **_GPT2}
     if family == "gpt2" and value.ndim == 2:
         value = value.T  # GPT-2 stores [inputs, outputs]
+    if stem in _OF_CLASS:
+        _module(block, places[stem]).epsilon = _OF_CLASS_EPSILON
     return _put(block, places[stem], kind, _reordered(family, stem, value, model))
 
 
+# Norms that transformers makes without the config's epsilon.
+_OF_CLASS = ("self_attn.q_a_layernorm", "self_attn.kv_a_layernorm")
+_OF_CLASS_EPSILON = 1e-6
 _SANDWICHED = ("gemma2", "gemma3", "gemma4", "olmo3")
 # Families whose rotary pairs are neighbours; ours are halves.
 _INTERLEAVED = {
@@ -163,7 +168,7 @@ def _experts(block: Any, name: str, value: np.ndarray, family: str) -> int:
 
 
 def _put(module: Any, place: str, kind: str, value: np.ndarray) -> int:
-    target = functools.reduce(getattr, place.split("."), module)
+    target = _module(module, place)
     if hasattr(target, "kernel") and place != "mixer.kernel":
         if kind == "bias":
             return _assign(target.bias, value)
@@ -171,6 +176,10 @@ def _put(module: Any, place: str, kind: str, value: np.ndarray) -> int:
     if hasattr(target, "scale"):
         return _assign(target.bias if kind == "bias" else target.scale, value)
     return _assign(target, value.squeeze(1).T if place == "mixer.kernel" else value)
+
+
+def _module(module: Any, place: str) -> Any:
+    return functools.reduce(getattr, place.split("."), module)
 
 
 def _assign(parameter: Any, value: np.ndarray) -> int:

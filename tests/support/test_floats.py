@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.floats import assert_close_as_float32
+from tests.support.floats import assert_close_as_float32, assert_differs_by_rounding
 
 TERMS = 1024
 RNG = np.random.default_rng(0)
@@ -56,3 +56,23 @@ def test_another_tree_is_caught() -> None:
         assert_close_as_float32([EXACT], [EXACT, EXACT], terms=TERMS)
     with pytest.raises(AssertionError):
         assert_close_as_float32(1.0, np.ones(3), terms=TERMS)
+
+
+def nearly_equal_numbers(weights: np.ndarray) -> np.ndarray:
+    """[2, 16]: rows 0 and 1 of a product; the second is divided by a difference of 1e-3."""
+    rows = (weights @ B)[:2]
+    divisor = np.float32(1001.0) * weights[2, 0] - np.float32(1000.0) * weights[2, 0]
+    return np.stack([rows[0], rows[1] / divisor])
+
+
+def test_a_row_that_amplifies_rounding_may_be_off_by_more() -> None:
+    exact = np.stack([EXACT[0], EXACT[1] / A[2, 0].astype(np.float64)])
+    assert_differs_by_rounding(nearly_equal_numbers, A, exact)
+    off = exact + 1e-3 * np.abs(exact[1]).max() * np.array([[1.0], [0.0]])
+    with pytest.raises(AssertionError):
+        assert_differs_by_rounding(nearly_equal_numbers, A, off)
+
+
+def test_another_result_is_no_rounding() -> None:
+    with pytest.raises(AssertionError):
+        assert_differs_by_rounding(lambda a: a[:, 1:] @ B[1:], A, EXACT)

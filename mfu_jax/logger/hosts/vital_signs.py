@@ -40,8 +40,8 @@ class VitalSigns:
     def take(self) -> dict[str, float | None]:
         """Seconds since the last call, as `HostReport` has them: cpu, starved, stopped.
 
-        Of the threads started by Python only the main one counts: writing metrics and loading data
-        are not the step's work. All others are XLA's, most of them without a name.
+        Threads that Python started do not count, but for the main one's wait for a core: writing
+        metrics and loading data are not the step's work. All others are XLA's, mostly unnamed.
         None if the system does not tell.
         """
         now, before = self._read(), self._before

@@ -3,7 +3,7 @@
 Every ``t`` is wall time in seconds since 1970; every ``m`` is seconds since the machine booted,
 sleep included; ``…_us`` and ``us`` are whole microseconds.
 
-``start``   version, process, processes, host, pid, boot, run, began_m (of the process), mark_us
+``start``   version, process, processes, host, pid, boot, began_m (of the process), mark_us
             (initial time between two ``alive``)
 ``steps``   first (number), by (stride), us (of each step), gap_us (before each), data_us (the part
             of that gap in which the device waited for data), kind, and seconds that one step takes

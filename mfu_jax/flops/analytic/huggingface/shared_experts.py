@@ -84,7 +84,7 @@ def exaone_moe(c: Fields) -> ModelConfig:
 
 @model_type("flint")
 def flint(c: Fields) -> ModelConfig:
-    """One sink per head; full attention first, last and in every fourth layer; a shared expert."""
+    """One sink per head; full attention in layers 0, 1, 5, 9, … and the last; a shared expert."""
     layers, step = c.size("num_hidden_layers"), c.size("decoder_sparse_step")
     dense = c.list_of(int, "mlp_only_layers")
     skipped = [0, 1] if dense is None else dense

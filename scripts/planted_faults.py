@@ -127,19 +127,24 @@ def _differences(times: Sequence[tuple[float, float]], share: float) -> list[flo
 
 
 def _is_known(differences: Sequence[float]) -> bool:
-    """Whether the standard error of their median is below `_KNOWN_TO` of the median.
+    """Whether the standard error of their median is below `_KNOWN_TO` of it."""
+    return _standard_error(differences) <= _KNOWN_TO * abs(median(differences))
+
+
+def _standard_error(differences: Sequence[float]) -> float:
+    """The standard error of their median.
 
     For normal values: 1.253 σ / √n, where σ is 1.253 × the mean deviation from the median.
     """
     middle = median(differences)
     deviation = fmean(abs(difference - middle) for difference in differences)
-    error = 1.253 * 1.253 * deviation / math.sqrt(len(differences))
-    return error <= _KNOWN_TO * abs(middle)
+    return 1.253 * 1.253 * deviation / math.sqrt(len(differences))
 
 
 def _row(name: str, fault: Any, measured: Any, seconds: float) -> tuple[tuple[str, ...], bool]:
     step = median(slow for slow, _ in measured["times"])
-    brought = median(_differences(measured["times"], fault.share))
+    differences = _differences(measured["times"], fault.share)
+    brought, error = median(differences), _standard_error(differences)
     advice = _usual(measured["advice"])
     (first, gain), *others = [*advice, ("none", 0.0)][: max(1, len(advice))]
     pairs, took = str(len(measured["times"])), f"{seconds:.0f} s"
@@ -147,7 +152,8 @@ def _row(name: str, fault: Any, measured: Any, seconds: float) -> tuple[tuple[st
     if not fault.cause:
         return (name, _ms(step), first, "", "", "", pairs, took, rest), not advice
     off = gain / brought - 1 if brought else 0.0
-    row = (name, _ms(step), first, _ms(gain), _ms(brought), f"{off:+.0%}", pairs, took, rest)
+    known = f"{_ms(brought)} ± {_ms(error)}"
+    row = (name, _ms(step), first, _ms(gain), known, f"{off:+.0%}", pairs, took, rest)
     return row, first == fault.cause and abs(off) <= _WITHIN
 
 

@@ -10,6 +10,7 @@ from mfu_jax.storage.addresses import Address, check_path
 
 # A flush wakes the threads whatever the period; a longer one only means losing more in a kill.
 _LONGEST_PERIOD_SECONDS = 60.0
+_PERIOD_SECONDS = 0.5
 
 
 class ConfigFields(TypedDict, total=False):
@@ -75,7 +76,7 @@ class LoggerConfig:
     abort_on_inf_loss: bool = False
     is_main_process: bool | None = None
     queue_size: int = 256
-    write_period_seconds: float = 0.5
+    write_period_seconds: float = _PERIOD_SECONDS
     hang_factor: float = 50.0
     hang_seconds: float = 30.0
     hang_folder: str = ""
@@ -105,7 +106,7 @@ class LoggerConfig:
             raise UserError(
                 f"write_period_seconds={self.write_period_seconds}: expected 0 (each step at once) "
                 f"to {_LONGEST_PERIOD_SECONDS:.0f}; usually milliseconds were meant, or -1 for "
-                f"never; leave it out for {type(self).write_period_seconds}"
+                f"never; leave it out for {_PERIOD_SECONDS}"
             )
         for name, off in (
             ("hang_factor", "hang_factor"),

@@ -58,19 +58,20 @@ def test_another_tree_is_caught() -> None:
         assert_close_as_float32(1.0, np.ones(3), terms=TERMS)
 
 
-def nearly_equal_numbers(weights: np.ndarray) -> np.ndarray:
-    """[2, 16]: rows 0 and 1 of a product; the second is divided by a difference of 1e-3."""
+def with_nearly_equal_numbers(weights: np.ndarray) -> np.ndarray:
+    """[2, 16]: two rows of a product, the second divided by a small difference of weights."""
     rows = (weights @ B)[:2]
-    divisor = np.float32(1001.0) * weights[2, 0] - np.float32(1000.0) * weights[2, 0]
-    return np.stack([rows[0], rows[1] / divisor])
+    return np.stack([rows[0], rows[1] / (weights[2, 1] - weights[2, 0])])
 
 
 def test_a_row_that_amplifies_rounding_may_be_off_by_more() -> None:
-    exact = np.stack([EXACT[0], EXACT[1] / A[2, 0].astype(np.float64)])
-    assert_differs_by_rounding(nearly_equal_numbers, A, exact)
-    off = exact + 1e-3 * np.abs(exact[1]).max() * np.array([[1.0], [0.0]])
+    weights = A.copy()
+    weights[2, :2] = 1, np.float32(1.001)
+    exact = with_nearly_equal_numbers(weights.astype(np.float64))
+    moved = np.array([[0.0], [1e-4 * np.abs(exact[1]).max()]])
+    assert_differs_by_rounding(with_nearly_equal_numbers, weights, exact + moved)
     with pytest.raises(AssertionError):
-        assert_differs_by_rounding(nearly_equal_numbers, A, off)
+        assert_differs_by_rounding(with_nearly_equal_numbers, weights, exact + 1e-1 * moved[1])
 
 
 def test_another_result_is_no_rounding() -> None:

@@ -91,6 +91,7 @@ def plan(
         ),
     )
     work, work_notes = _work(step, abstract, target, tokens_per_step)
+    work = replace(work, mesh=axes)
     return _plan(program, target, work).with_notes(*notes, *compiled_notes, *work_notes)
 
 

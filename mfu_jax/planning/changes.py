@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
 from mfu_jax.planning.durations import Durations
-from mfu_jax.planning.schedule import Timeline
+from mfu_jax.planning.schedule import BUBBLE, Timeline
 from mfu_jax.planning.targets import Target
 
 MOST = 3
@@ -19,6 +19,7 @@ _LEAST = 0.005  # of the step
 _WIDE = ("f32", "f64")
 _AGAIN = ("rematerialized", "xla_rematerialized")
 _WINDOWED = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
+_MORE_MICROBATCHES = "more microbatches (num_pipeline_microbatches): a smaller pipeline bubble"
 _INSTEAD = {
     "copy": "avoid copies to other layouts, and between HBM and VMEM",
     "host": "offload less to the host's memory",
@@ -87,12 +88,13 @@ def changes(
 
 
 def _hidden(line: Timeline, target: Target) -> Iterator[tuple[str, float]]:
-    """Savings from exposed transfers."""
+    """Savings from exposed transfers, and from idle turns of a pipeline."""
     for cause in line.transfers:
         words = _INSTEAD.get(cause, f"hide or remove {cause}")
         if cause.startswith("collective-permute") and target.platform == "tpu":
             words += f" (of collective matmuls: {_WINDOWED})"
         yield words, line.by_cause.get(cause, 0.0)
+    yield _MORE_MICROBATCHES, line.by_cause.get(BUBBLE, 0.0)
 
 
 def _without_recomputing(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:

@@ -7,11 +7,12 @@ has them for what XLA's cycle estimates do not cover.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.mesh_axes import named_axes
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning import links
 from mfu_jax.planning.grouped_matmuls import visited_share
@@ -99,11 +100,13 @@ class Durations:
         target: the chips.
         efficiencies: shares of the chips' peaks that instructions reach.
         tiles: tile sizes of grouped-matmul kernels; None: the program's own.
+        mesh: axis → size, in the order of the program's devices; empty: not known.
     """
 
     target: Target
     efficiencies: Efficiencies
     tiles: KernelTiles | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, record: InstructionRecord) -> Iterator[Duration]:
         """The parts of an instruction in order of execution, its transfer last."""
@@ -122,7 +125,9 @@ class Durations:
         if seconds and self.target.platform == "cuda":
             seconds += _NCCL_SECONDS
         lanes = links.lanes(collective, record.device_groups, link)
-        return Duration(f"{collective.kind} on {link}", seconds, lanes)
+        axes = named_axes(record, self.mesh)
+        over = f" over {axes}" if axes else ""
+        return Duration(f"{collective.kind}{over} on {link}", seconds, lanes)
 
     def _on_device(self, record: InstructionRecord) -> Iterator[Duration]:
         if message := links.between_slices(record, self.target):

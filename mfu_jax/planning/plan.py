@@ -18,7 +18,7 @@ from mfu_jax.planning.grouped_matmuls import without_skipped_rows
 from mfu_jax.planning.kernel_tiles import KernelTiles
 from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
-from mfu_jax.planning.schedule import Timeline, timeline
+from mfu_jax.planning.schedule import Timeline, Turns, timeline
 from mfu_jax.planning.targets import Target
 from mfu_jax.planning.time_range import host_notes, time_range
 from mfu_jax.planning.uncounted_attention import executed_by_dtype, half_of_all_pairs
@@ -42,6 +42,8 @@ class Work:
         experts: whether the model has experts; None if not known.
         own_rows: share of their rows that grouped kernels multiply (expert parallelism).
         tiles: tile sizes of grouped kernels; None: the program's own.
+        mesh: axis → size, in device order; empty: as the program says.
+        pipeline: turns of the step's pipeline; None: it has none, or they are not known.
     """
 
     model_flops: int | None
@@ -50,6 +52,8 @@ class Work:
     experts: bool | None = None
     own_rows: float = 1.0
     tiles: KernelTiles | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    pipeline: Turns | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +236,9 @@ def make_plan(
         target=target,
         efficiencies=efficiencies or Efficiencies(),
         tiles=work.tiles if work else None,
+        mesh=(work.mesh if work else {}) or program.topology.mesh,
     )
-    line = timeline(costs, durations)
+    line = timeline(costs, durations, work.pipeline if work else None)
     if residuals is None:
         residuals = compared_runs.residuals(target.platform, work.experts if work else None)
     resources = bounds(costs, target, program.memory)

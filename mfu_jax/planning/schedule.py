@@ -41,6 +41,21 @@ class Work(NamedTuple):
         return self.end - self.start
 
 
+BUBBLE = "pipeline bubble"
+
+
+class Turns(NamedTuple):
+    """The turns of a pipeline, in each of which every stage runs its layers.
+
+    Attributes:
+        total: number of turns.
+        idle: of these, turns in which a stage runs them on zeros: the bubble.
+    """
+
+    total: int
+    idle: int
+
+
 @dataclass(kw_only=True)
 class Timeline:
     """Seconds of one run of some instructions, by cause.
@@ -68,18 +83,34 @@ class Timeline:
                 mine[cause] += times * seconds
 
 
-def timeline(costs: ProgramCosts, durations: Durations) -> Timeline:
+def timeline(costs: ProgramCosts, durations: Durations, pipeline: Turns | None = None) -> Timeline:
     """The time of one call of a program, with its loops multiplied out.
 
     Each computation's own instructions are walked once; the program's time is the sum of that time
-    × runs over its computations. Transfers do not extend from one computation into another.
+    × runs over its computations. Transfers do not extend from one computation into another. With a
+    `pipeline`, what layers do in idle turns, transfers included, is the bubble.
     """
     total = Timeline()
     for records in by_computation(costs):
         runs = records[0].runs
         if runs:
-            total.add(_summed(records, durations), runs)
+            once, idle = _summed(records, durations), _idle_runs(records, pipeline)
+            total.add(once, runs - idle)
+            if idle:
+                total.spend(BUBBLE, idle * once.seconds)
     return total
+
+
+def _idle_runs(records: list[InstructionRecord], pipeline: Turns | None) -> float:
+    """How many of its runs a computation of layers spends in idle turns of a pipeline."""
+    runs = records[0].runs
+    if pipeline is None or runs % pipeline.total or not any(map(_is_of_layers, records)):
+        return 0.0
+    return runs * pipeline.idle / pipeline.total
+
+
+def _is_of_layers(record: InstructionRecord) -> bool:
+    return any(part.startswith("layers") for part in record.scope.split("/"))
 
 
 def by_computation(costs: ProgramCosts) -> Iterable[list[InstructionRecord]]:

@@ -10,12 +10,14 @@ from typing import Any, Protocol
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.analytic.totals import (
+    FlopsRow,
     calculate_tokens_per_device,
     flops_breakdown,
     model_flops_per_device,
 )
 from mfu_jax.planning.measured_runs import FIXED
 from mfu_jax.planning.plan import Work
+from mfu_jax.planning.schedule import Turns
 from mfu_jax.planning.sweep.search import REMAT, Analytic
 
 # What each policy recomputes of the forward pass: everything in the layers, or attention only.
@@ -115,6 +117,30 @@ def work_of(config: Any, convention: str = "maxtext") -> Work:
         convention=convention,
         experts=as_model_config(config).experts.num_experts > 1,
     )
+
+
+def turns_of(config: Any, stages: int, layers_per_stage: int, microbatches: int) -> Turns | None:
+    """The turns of a circular pipeline (arXiv 2104.04473, section 2.2); None without one.
+
+    P stages of L layers each pass M microbatches around R times, R·P·L being all layers, in
+    M·R + P − 1 turns. A stage works on a microbatch in M·R of them.
+
+    Args:
+        config: the model's; has MaxText's keys.
+        stages: P.
+        layers_per_stage: L.
+        microbatches: M; -1: as many as stages.
+    """
+    if stages <= 1:
+        return None
+    layers = {row.layer: row.repeats for row in flops_breakdown(config) if _is_layer(row)}
+    passes = sum(layers.values()) // (stages * layers_per_stage)
+    parts = stages if microbatches == -1 else microbatches
+    return Turns(total=parts * passes + stages - 1, idle=stages - 1)
+
+
+def _is_layer(row: FlopsRow) -> bool:
+    return row.component != "logits"
 
 
 def executed_flops_of(config: Any, policy: str) -> float | None:

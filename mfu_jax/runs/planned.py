@@ -1,7 +1,7 @@
 """Compares a plan's prediction of a step with the run's measurement, also by cause.
 
-A plan's causes are those of instructions (``matmul``, ``all-gather on ici``); a profile's are the
-bars of its waterfall, which the run's metrics contain after its profiled steps. Both are grouped.
+A plan's causes are those of instructions (``matmul``, ``all-gather over fsdp on ici``); a profile's
+are the bars of its waterfall, which the metrics contain after the profiled steps. Both are grouped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _MATMULS = "matmuls and kernels"
 _VECTOR = "memory-bound and vector work"
 _COPIES = "copies"
 _IDLE = "idle"
-_CAUSES = {"matmul": _MATMULS, "kernel": _MATMULS, "copy": _COPIES, "host": _COPIES}
+_CAUSES = {
+    **{"matmul": _MATMULS, "kernel": _MATMULS, "pipeline bubble": _MATMULS},
+    **{"copy": _COPIES, "host": _COPIES},
+}
 _BARS = (
     ("idle", _IDLE),
     ("exposed copies", _COPIES),
@@ -217,7 +220,7 @@ def _predicted(causes: Mapping[str, Any]) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for cause, seconds in causes.items():
         kind, on, _ = cause.partition(" on ")
-        group = kind if on else _CAUSES.get(cause, _VECTOR)
+        group = kind.partition(" over ")[0] if on else _CAUSES.get(cause, _VECTOR)
         found[group] = found.get(group, 0.0) + float(seconds)
     return found
 

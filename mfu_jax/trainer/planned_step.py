@@ -15,7 +15,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.planning.plan import Work
-from mfu_jax.planning.step_sources import executed_flops_of, work_of
+from mfu_jax.planning.step_sources import executed_flops_of, turns_of, work_of
 from mfu_jax.planning.sweep.search import Analytic
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.mesh_axes import (
@@ -70,8 +70,23 @@ class TrainerStep:
     def work(self, values: Mapping[str, str]) -> Work:
         """What the step is for."""
         config = load(self.words(values))
-        own_rows = self.own_rows(values)
-        return dataclasses.replace(work_of(config, config.convention), own_rows=own_rows)
+        pipeline = turns_of(
+            config,
+            config.pipeline * config.dcn_pipeline_parallelism,
+            config.num_layers_per_pipeline_stage,
+            config.num_pipeline_microbatches,
+        )
+        return dataclasses.replace(
+            work_of(config, config.convention),
+            own_rows=self.own_rows(values),
+            mesh=self._mesh(config),
+            pipeline=pipeline,
+        )
+
+    def _mesh(self, config: Config) -> Mapping[str, int]:
+        with contextlib.suppress(UserError):  # `invalid` reports it
+            return mesh_shape(config, self.target.devices, self.target.slices).sizes
+        return {}
 
     def own_rows(self, values: Mapping[str, str]) -> float:
         """The share of its gathered rows that a device multiplies: those of its own experts."""

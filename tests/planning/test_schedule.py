@@ -8,7 +8,7 @@ import pytest
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.durations import Durations, Efficiencies
-from mfu_jax.planning.schedule import timeline
+from mfu_jax.planning.schedule import BUBBLE, Turns, timeline
 from mfu_jax.planning.targets import parse_target
 
 PERFECT = Efficiencies(kernel=1.0, matmul=1.0, hbm=1.0, link=1.0, nvlink=1.0, host=1.0, cycles=1.0)
@@ -59,6 +59,65 @@ def test_instructions_follow_each_other_at_xlas_cycles():
     line = _time(_entry(_fusion("a", "x", MILLISECOND), _fusion("b", "a", MILLISECOND), _root("b")))
     assert line.seconds == pytest.approx(2e-3)
     assert line.by_cause == {"vector": pytest.approx(2e-3)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "cause"),
+    [
+        ("{0,1},{2,3},{4,5},{6,7}", "all-reduce over tensor on ici"),
+        ("{0,2,4,6},{1,3,5,7}", "all-reduce over fsdp on ici"),
+        ("{0,1,2,3,4,5,6,7}", "all-reduce over fsdp+tensor on ici"),
+        ("{0,3},{1,2},{4,7},{5,6}", "all-reduce on ici"),  # along no axis
+    ],
+)
+def test_a_collective_is_that_of_its_mesh_axes(groups, cause):
+    how = "channel_id=1, use_global_device_ids=true, to_apply=%add"
+    reduce = f"  %sum8 = f32[8] all-reduce(%x), replica_groups={{{groups}}}, {how}"
+    costs = instruction_costs(_entry(reduce, _root("sum8")))
+    mesh = {"data": 1, "fsdp": 4, "tensor": 2}
+    line = timeline(costs, Durations(target=TARGET, efficiencies=PERFECT, mesh=mesh))
+    assert [name for name in line.by_cause if name.startswith("all-reduce")] == [cause]
+
+
+def test_what_layers_do_in_idle_turns_is_the_bubble():
+    """Six runs of 1 ms in three turns, of which one is idle; as often 1 ms that is no layer's."""
+
+    def loop(n, scope):
+        metadata = f'metadata={{op_name="jit(step)/{scope}/mul"}}'
+        return f"""%{n} (s{n}: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %s{n} = (s32[], f32[8]) parameter(0)
+  %i{n} = s32[] get-tuple-element(%s{n}), index=0
+  %one{n} = s32[] constant(1)
+  %next{n} = s32[] add(%i{n}, %one{n})
+  %v{n} = f32[8] get-tuple-element(%s{n}), index=1
+  %w{n} = f32[8] fusion(%v{n}), kind=kLoop, calls=%add, {metadata}, {_cycles(MILLISECOND)}
+  ROOT %t{n} = (s32[], f32[8]) tuple(%next{n}, %w{n})
+}}
+"""
+
+    condition = """%less (s: (s32[], f32[8])) -> pred[] {
+  %s = (s32[], f32[8]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %n = s32[] constant(6)
+  ROOT %l = pred[] compare(%i, %n), direction=LT
+}
+"""
+    lines = [
+        "  %zero = s32[] constant(0)",
+        "  %a = (s32[], f32[8]) tuple(%zero, %x)",
+        "  %b = (s32[], f32[8]) while(%a), condition=%less, body=%layer",
+        "  %y = f32[8] get-tuple-element(%b), index=1",
+        "  %c = (s32[], f32[8]) tuple(%zero, %y)",
+        "  %d = (s32[], f32[8]) while(%c), condition=%less, body=%head",
+        "  ROOT %z = f32[8] get-tuple-element(%d), index=1",
+    ]
+    bodies = loop("layer", "jvp(decoder)/layers/mlp") + loop("head", "jvp(decoder)/logits_dense")
+    text = _entry(*lines).replace("ENTRY", f"{condition}{bodies}ENTRY")
+    durations = Durations(target=TARGET, efficiencies=PERFECT)
+    line = timeline(instruction_costs(text), durations, Turns(total=3, idle=1))
+    assert line.by_cause[BUBBLE] == pytest.approx(2e-3, rel=1e-3)
+    assert line.by_cause["vector"] == pytest.approx(10e-3, rel=1e-3)
+    assert line.seconds == timeline(instruction_costs(text), durations).seconds
 
 
 def test_what_stands_between_start_and_done_hides_the_transfer():

@@ -22,7 +22,7 @@ PLAN: dict[str, Any] = {
         "matmul": 0.4,
         "kernel": 0.1,
         "vector": 0.2,
-        "all-gather on ici": 0.06,
+        "all-gather over fsdp on ici": 0.06,
         "all-gather on dcn": 0.03,
         "copy": 0.01,
     },

@@ -64,6 +64,40 @@ def test_wrong_steps_say_why(given, word):
     assert word in TrainerStep(V6E).invalid({**MODEL, **given})
 
 
+@pytest.mark.parametrize(
+    ("keys", "turns"),
+    [
+        ({"fsdp": "8"}, None),
+        # 32 layers: once through two stages of 16, two microbatches
+        ({"pipeline": "2", "fsdp": "4", "num_layers_per_pipeline_stage": "16"}, (3, 1)),
+        # twice through four stages of 4, eight microbatches
+        (
+            {
+                "pipeline": "4",
+                "fsdp": "2",
+                "num_layers_per_pipeline_stage": "4",
+                "num_pipeline_microbatches": "8",
+            },
+            (8 * 2 + 3, 3),
+        ),
+        # 21 pairs of a local and a global layer: once through three stages of seven pairs
+        (
+            {
+                "model_name": "gemma2-9b",
+                "pipeline": "3",
+                "fsdp": "1",
+                "num_layers_per_pipeline_stage": "14",
+            },
+            (5, 2),
+        ),
+    ],
+)
+def test_the_turns_of_a_pipeline(keys, turns):
+    work = TrainerStep(V6E).work({**MODEL, **keys})
+    assert work.pipeline == turns
+    assert work.mesh.get("fsdp", 1) == int(keys["fsdp"]) or not work.mesh
+
+
 def test_a_right_step_says_nothing():
     assert TrainerStep(V6E).invalid(MODEL) == ""
 

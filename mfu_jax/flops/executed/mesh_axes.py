@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import numpy as np
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 
+_PERMUTATION = "collective-permute"
 _Groups = frozenset[frozenset[int]]
 
 
@@ -23,17 +25,26 @@ def axes_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
     Returns:
         The axes; if no axes form its groups, the groups' size and the stride of their devices.
     """
+    if names := named_axes(record, mesh):
+        return names
     groups = frozenset(map(frozenset, record.device_groups))
     if not groups:
         size = record.collective.group_size if record.collective else 0
         return f"groups of {size}" if size else ""
-    for names, of_axes in _groups_of(mesh):
-        is_permutation = all(len(group) == 2 for group in groups) and groups != of_axes
-        if groups == of_axes or (is_permutation and _within(groups, of_axes)):
-            return "+".join(names)
     first = sorted(min(groups, key=min))
     distance = first[1] - first[0] if len(first) > 1 else 0
     return f"groups of {len(first)}, {distance} apart" if distance else "one device each"
+
+
+def named_axes(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
+    """As `axes_of`; empty if no axes form its groups."""
+    # A device that a permutation leaves in place is a pair with itself.
+    groups = frozenset(group for group in map(frozenset, record.device_groups) if len(group) > 1)
+    is_permutation = record.collective is not None and record.collective.kind == _PERMUTATION
+    for names, of_axes in _groups_of(tuple(mesh.items())) if groups else ():
+        if groups == of_axes or (is_permutation and _within(groups, of_axes)):
+            return "+".join(names)
+    return ""
 
 
 def _within(pairs: _Groups, groups: _Groups) -> bool:
@@ -41,9 +52,10 @@ def _within(pairs: _Groups, groups: _Groups) -> bool:
     return all(any(pair <= group for group in groups) for pair in pairs)
 
 
-def _groups_of(mesh: Mapping[str, int]) -> list[tuple[tuple[str, ...], _Groups]]:
+@functools.lru_cache(maxsize=8)
+def _groups_of(mesh: tuple[tuple[str, int], ...]) -> list[tuple[tuple[str, ...], _Groups]]:
     """The groups along every combination of axes, smallest combinations first."""
-    sizes = {name: size for name, size in mesh.items() if size > 1}
+    sizes = {name: size for name, size in mesh if size > 1}
     ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
     found = []
     for count in range(1, len(sizes) + 1):

@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from .building import Builder, Inputs, Spec
 from .engram import EngramSpec
 from .hyper_connections import HyperConnection
+from .normalizations import with_whole_gradient
 from .per_layer_inputs import PerLayerInput
 from .sharding import BATCH_AXES, IMAGE_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
 
@@ -85,6 +86,7 @@ class Block(nnx.Module):
         if spec.scaled:
             self.scale = build.vector((1,), 1.0, ("norm",))
         self.spec = spec
+        self.whole_gradients = build.whole_gradients
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         """[batch, sequence, (streams,) emb_dim] → the same."""
@@ -130,7 +132,8 @@ class Block(nnx.Module):
             return y
         with jax.named_scope(_SCOPES[name]):
             normed: jax.Array = getattr(self, f"{name}_norm")(y)
-            return normed
+            is_whole = self.whole_gradients and name in PRE_NORMS
+            return with_whole_gradient(normed) if is_whole else normed
 
     def _split(self, x: jax.Array) -> jax.Array:
         """[batch, sequence, (streams,) emb_dim], with a part of the width on each device."""

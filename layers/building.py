@@ -30,6 +30,7 @@ class Builder:
         attention: name of the attention implementation.
         on_tpu: whether dropless experts use the TPU kernels.
         gathers: when projections gather their weights.
+        whole_gradients: whether the gradient of a part's norm waits for its whole input.
         rngs: for the initial weights.
         quantization: of the matmuls with weights; None: they run in `dtype`.
         lora: adapters beside projections; None: no adapters.
@@ -46,6 +47,7 @@ class Builder:
     lora: Lora | None = None
     on_tpu: bool = False
     gathers: Gathers = "xla"
+    whole_gradients: bool = False
 
     def of_layer(self, key: jax.Array) -> Builder:
         """A copy for a layer that starts from `key`."""

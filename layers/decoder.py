@@ -73,6 +73,7 @@ class Decoder(nnx.Module):
             lora=lora(config),
             on_tpu=config.grouped_matmul == "kernel",
             gathers=gathers_of(config),
+            whole_gradients=config.norm_gradients == "whole",
         )
         self.spec = spec
         self.token_embedder = Embed(

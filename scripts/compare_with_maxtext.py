@@ -80,9 +80,10 @@ SAVINGS: Mapping[str, Mapping[str, Any]] = {
     "fused MLP": {"other_flags": {"fused_mlp": True}},
 }
 # Keys of our step only: its own defaults in place of MaxText's, and one saving less.
-_OURS = {"weight_gathers": "auto"}
+_OURS = {"weight_gathers": "auto", "norm_gradients": "auto"}
 _WITHOUT: Mapping[str, Mapping[str, str]] = {
     "collective matmuls": {"weight_gathers": "xla"},
+    "fused norm gradients": {"norm_gradients": "fused"},
 }
 
 

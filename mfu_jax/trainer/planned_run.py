@@ -22,7 +22,7 @@ from mfu_jax.values import typed
 # MaxText's defaults where ours differ. It leaves the gathering of weights to XLA.
 _DEFAULTS = {
     **{"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"},
-    "weight_gathers": "xla",
+    **{"weight_gathers": "xla", "norm_gradients": "fused"},
 }
 _ATTENTION = {
     "autoselected": "auto",

@@ -94,6 +94,7 @@ class Config(ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, Fin
     dcn_tensor_parallelism: int
     shard_exp_on_fsdp: bool
     weight_gathers: Literal["auto", "first", "xla"]
+    norm_gradients: Literal["auto", "whole", "fused"]
     num_layers_per_pipeline_stage: int
     num_pipeline_microbatches: int
     distributed: bool

@@ -67,7 +67,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
-    Also resolves `grouped_matmul=auto` and `weight_gathers=auto`.
+    Also resolves `grouped_matmul`, `weight_gathers` and `norm_gradients` of ``auto``.
 
     Raises:
         UserError: a kernel does not support this platform or dtype, or the layers cannot be split
@@ -91,6 +91,7 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         attention=attention,
         grouped_matmul=_grouped_matmul(config, platform),
         weight_gathers=_weight_gathers(config, platform),
+        norm_gradients=_norm_gradients(config, platform),
     )
 
 
@@ -117,6 +118,16 @@ def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
     stages = config.pipeline * config.dcn_pipeline_parallelism
     pays = platform == "tpu" and stages == 1 and computes_again(config, "mlpwi_0")
     return "first" if pays else "xla"
+
+
+def _norm_gradients(config: Config, platform: str) -> Literal["whole", "fused"]:
+    """Whether the backward pass of a norm waits for its whole input on a platform.
+
+    It pays where a matmul is in front of the norm's backward pass; rows from experts are gathered.
+    """
+    if config.norm_gradients == "auto":
+        return "whole" if platform == "tpu" and config.num_experts <= 1 else "fused"
+    return config.norm_gradients
 
 
 def _ring(config: Config) -> str:

@@ -68,6 +68,7 @@ def test_auto_is_whole_on_tpus_without_experts(
     keys: dict[str, Any] = {"attention": "dot_product", "norm_gradients": given}
     if experts > 1:
         keys |= {"decoder_block": "mixtral", "num_experts": experts, "num_experts_per_tok": 2}
+        keys |= {"moe_mlp_dim": 64}
     config = pyconfig.from_mapping({}, overrides=keys)
     grid: Any = SimpleNamespace(
         devices=np.array([SimpleNamespace(platform=platform)]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,10 +14,9 @@ from mfu_jax.layers.gathered_products import gathered_product
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer import ahead_of_time, pyconfig
-from mfu_jax.trainer.mesh_axes import AXES
-from mfu_jax.trainer.state import resolve_attention
 from tests.support.floats import assert_close_as_float32
 from tests.support.mesh_campaign import KINDS, MESHES, STEPS, TOKENS, extra, one_device, trained
+from tests.support.platforms import resolved_on
 
 SIZES = "emb_dim=64 mlp_dim=128 num_decoder_layers=2 attention=dot_product dtype=bfloat16".split()
 
@@ -131,13 +129,7 @@ def test_gathers_change_no_loss_and_no_flop(keys: dict[str, Any]) -> None:
     ids=str,
 )
 def test_auto_gathers_first_where_it_pays(platform: str, keys: dict[str, Any], how: str) -> None:
-    sizes = {"attention": "dot_product", "num_decoder_layers": 2}
-    config = pyconfig.from_mapping({}, overrides={**sizes, **keys})
-    grid: Any = SimpleNamespace(
-        devices=np.array([SimpleNamespace(platform=platform)]),
-        shape=dict.fromkeys((axis.name for axis in AXES), 1),
-    )
-    assert resolve_attention(config, grid).weight_gathers == how
+    assert resolved_on(platform, {"num_decoder_layers": 2, **keys}).weight_gathers == how
 
 
 def test_another_word_is_an_error() -> None:

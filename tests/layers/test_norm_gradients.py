@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer import ahead_of_time, pyconfig
-from mfu_jax.trainer.mesh_axes import AXES
-from mfu_jax.trainer.state import resolve_attention
 from tests.support.floats import assert_close_as_float32
 from tests.support.mesh_campaign import STEPS, TOKENS, trained
+from tests.support.platforms import resolved_on
 
 SIZES = (
     "emb_dim=64 mlp_dim=128 num_decoder_layers=3 attention=dot_product per_device_batch_size=1"
@@ -65,16 +62,11 @@ def test_whole_gradients_change_no_loss_and_no_flop() -> None:
 def test_auto_is_whole_on_tpus_without_experts(
     platform: str, experts: int, given: str, how: str
 ) -> None:
-    keys: dict[str, Any] = {"attention": "dot_product", "norm_gradients": given}
+    keys: dict[str, Any] = {"norm_gradients": given}
     if experts > 1:
         keys |= {"decoder_block": "mixtral", "num_experts": experts, "num_experts_per_tok": 2}
         keys |= {"moe_mlp_dim": 64}
-    config = pyconfig.from_mapping({}, overrides=keys)
-    grid: Any = SimpleNamespace(
-        devices=np.array([SimpleNamespace(platform=platform)]),
-        shape=dict.fromkeys((axis.name for axis in AXES), 1),
-    )
-    assert resolve_attention(config, grid).norm_gradients == how
+    assert resolved_on(platform, keys).norm_gradients == how
 
 
 def test_another_word_is_an_error() -> None:

@@ -85,7 +85,8 @@ class Plan:
         tokens_per_sec_per_chip: predicted rate.
         time_by_cause: seconds of the prediction by cause; they sum to it.
         bound_by_resource: seconds that each resource is busy at its peak.
-        collectives: rows of ``kind`` (with its link), ``seconds``, ``exposed_seconds``.
+        collectives: rows of ``kind`` (with its mesh axes and link), ``seconds``,
+            ``hidden_seconds``, ``exposed_seconds``.
         layer: one iteration of the largest loop, to be drawn.
         changes: what would help most, and an upper limit on what it would save.
         tokens: tokens of the whole run; None if not given.
@@ -331,11 +332,14 @@ def _room(memory: Mapping[str, int], target: Target) -> Room:
 
 
 def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:
-    return tuple(
-        {"kind": kind, "seconds": seconds, "exposed_seconds": line.by_cause.get(kind, 0.0)}
-        for kind, seconds in sorted(line.transfers.items(), key=lambda pair: -pair[1])
-        if kind not in _UNITS
-    )
+    rows = []
+    for kind, seconds in sorted(line.transfers.items(), key=lambda pair: -pair[1]):
+        exposed = line.by_cause.get(kind, 0.0)
+        hidden = max(0.0, seconds - exposed)  # a wait may also be for the link
+        if kind not in _UNITS:
+            times = {"seconds": seconds, "hidden_seconds": hidden, "exposed_seconds": exposed}
+            rows.append({"kind": kind, **times})
+    return tuple(rows)
 
 
 def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:

@@ -57,17 +57,28 @@ def _times(plan: Plan) -> list[str]:
         for cause, seconds in plan.time_by_cause.items()
         if seconds >= 1e-3 * plan.step_time_seconds
     ]
-    hidden = [row for row in plan.collectives if row["seconds"] > row["exposed_seconds"]]
     return [
         f"bound        {plan.step_time_bound_seconds:.4g} s by {limit[0]}{ceiling}",
         f"predicted    {plan.step_time_seconds:.4g} s{_range(plan)}{mfu}, "
         f"HFU {percent(plan.hfu)}{rate}",
         *columns(rows, "<>>"),
-        *(
-            f"  hidden: {row['kind']}, {row['seconds'] - row['exposed_seconds']:.4g} s"
-            for row in hidden
-        ),
+        *_transfers(plan, plan.step_time_seconds),
     ]
+
+
+def _transfers(plan: Plan, step_seconds: float) -> list[str]:
+    """What each kind of transfer takes in all, and what of it other work hides."""
+    rows = [
+        (
+            f"  {row['kind']}",
+            *(f"{row[f'{part}seconds']:.4g}" for part in ("", "hidden_", "exposed_")),
+        )
+        for row in plan.collectives
+        if row["seconds"] >= 1e-3 * step_seconds
+    ]
+    return (
+        columns([("  transfers, s", "total", "hidden", "exposed"), *rows], "<>>>") if rows else []
+    )
 
 
 def _range(plan: Plan) -> str:

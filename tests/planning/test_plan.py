@@ -102,7 +102,9 @@ def test_rates_follow_from_the_time(plan):
 
 
 def test_all_collectives_are_exposed_where_the_program_has_no_asynchronous_ones(plan):
+    assert "  transfers, s" in str(plan)
     for row in plan.collectives:
+        assert row["hidden_seconds"] == 0
         assert row["exposed_seconds"] == pytest.approx(row["seconds"])
 
 

@@ -124,7 +124,7 @@ def test_what_stands_between_start_and_done_hides_the_transfer():
     line = _time(_entry(_START, _fusion("a", "x", 2 * MILLISECOND), _DONE, _root("a")))
     assert line.seconds == pytest.approx(2e-3)
     assert line.transfers["collective-permute on ici"] == pytest.approx(PERMUTE)
-    assert "collective-permute on ici" not in line.by_cause
+    assert "collective-permute on ici" not in line.by_cause  # hidden
 
 
 def test_the_rest_of_a_transfer_is_exposed():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from mfu_jax.formatting import percent, seconds_text
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
@@ -56,6 +57,8 @@ def _sections(plan: Plan) -> Iterator[Markup]:
         yield section("One layer", layer_picture(plan.layer), quiet(about))
     if plan.time_by_cause:
         yield section("Seconds of a step", wide(_shares("cause", plan.time_by_cause, "s")))
+    if plan.collectives:
+        yield section("Transfers", wide(_transfers(plan.collectives)))
     if plan.changes:
         items = [
             tag("li", f"{c.change}: −{seconds_text(c.saves_seconds)} (+{percent(c.gain)}) at most")
@@ -68,6 +71,20 @@ def _sections(plan: Plan) -> Iterator[Markup]:
     if plan.activations_by_scope:
         saved = {scope: size / _GIB for scope, size in plan.activations_by_scope.items()}
         yield section("Activations", wide(_shares("scope", saved, "GiB")))
+
+
+def _transfers(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Seconds of a step in each kind of transfer: in all, behind other work, and waited for."""
+
+    def seconds(title: str, key: str) -> Column[Mapping[str, Any]]:
+        return Column(title, lambda row: float(row[key]), lambda row: f"{row[key]:.4g}")
+
+    columns = [
+        seconds("total, s", "seconds"),
+        seconds("hidden, s", "hidden_seconds"),
+        seconds("exposed, s", "exposed_seconds"),
+    ]
+    return table("transfer", rows, lambda row: str(row["kind"]), columns, kind="rows shares")
 
 
 def _shares(by: str, numbers: Mapping[str, float], unit: str) -> Markup:

@@ -38,6 +38,16 @@ def test_the_numbers_of_a_plan(plan):
     assert float(shown["cost"]) == plan.cost == pytest.approx(plan.days * 512 * 24 * 4.0)
 
 
+def test_transfers_are_those_of_the_json(plan):
+    page = plan_page(plan)
+    table = page[page.index("Transfers") : page.index("What would help most")]
+    assert plan.to_json()["collectives"]
+    for row in plan.to_json()["collectives"]:
+        assert row["kind"] in table
+        for part in ("seconds", "hidden_seconds", "exposed_seconds"):
+            assert f">{row[part]:.4g}<" in table
+
+
 def test_every_span_of_the_layer_is_drawn(plan):
     assert plan_page(plan).count("<rect ") == len(plan.layer.spans) > 10
 

@@ -186,7 +186,7 @@ def _of_run(arguments: Arguments) -> Plan:
     run = read_run(given)
     source, keys, notes = _source_of_run(arguments, run)
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
-    work = replace(work_of(run.model), own_rows=source.own_rows(keys), tiles=tiles)
+    work = replace(source.placed(work_of(run.model), keys), tiles=tiles)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
     peak, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
     if plan.fits and peak and limit and not isinstance(source, MaxTextStep):

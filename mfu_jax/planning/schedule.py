@@ -127,8 +127,10 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
     places = {record.started_by: place for place, record in enumerate(records) if record.started_by}
     buses = {lane: HostBus() for lane in HOST_LANES}
     now = 0.0
-    under_way: dict[str, tuple[float, str]] = {}  # a start → when its transfer ends, and its cause
-    free: dict[str, float] = defaultdict(float)  # when each lane is free again
+    under_way: dict[
+        str, tuple[Work, list[Work]]
+    ] = {}  # a start → its transfer, and those before it
+    carried: dict[str, list[Work]] = defaultdict(list)  # what each lane carries, in order
     for record in records:
         only_waits = record.opcode.endswith(("-done", "-update"))
         for part in () if only_waits else durations.of(record):
@@ -140,16 +142,19 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
                     yield from _waits(bus, part.lanes, record.name, now)
                     now = bus.now
                 continue
-            start = max([now, *(free[lane] for lane in part.lanes)])
-            end = start + part.seconds
-            yield Work(part.lanes, part.cause, start, end)
-            free.update(dict.fromkeys(part.lanes, end))
+            before = max((carried[lane] for lane in part.lanes), key=_ends, default=[])
+            start = max(now, _ends(before))
+            own = Work(part.lanes, part.cause, start, start + part.seconds)
+            yield own
+            ahead = [work for work in before if work.end > now]
+            for lane in part.lanes:
+                carried[lane] = [*(work for work in carried[lane] if work.end > now), own]
             if part.lanes and record.is_start:
-                under_way[record.name] = end, part.cause
+                under_way[record.name] = own, ahead
                 continue
             if part.lanes:
-                yield Work((), part.cause, now, end, is_wait=True)
-            now = end
+                yield from _waits_for(own, ahead, now)
+            now = own.end
         if record.opcode.endswith("-update"):
             continue
         for lane, bus in buses.items():
@@ -157,20 +162,31 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
                 yield from _carried((lane,), bus.serve(now))
                 yield from _waits(bus, (lane,), record.started_by, now)
                 now = max(now, bus.now)
-        if record.started_by:
-            end, cause = under_way.pop(record.started_by, (now, ""))
-            if end > now:
-                yield Work((), cause, now, end, is_wait=True)
-                now = end
+        if record.started_by in under_way:
+            own, ahead = under_way.pop(record.started_by)
+            yield from _waits_for(own, ahead, now)
+            now = max(now, own.end)
     for lane, bus in buses.items():
         yield from _carried((lane,), bus.serve(now))
         for name in list(bus.left):
             yield from _waits(bus, (lane,), name, now)
             now = max(now, bus.now)
-    for end, cause in under_way.values():
-        if end > now:
-            yield Work((), cause, now, end, is_wait=True)
-            now = end
+    for own, ahead in under_way.values():
+        yield from _waits_for(own, ahead, now)
+        now = max(now, own.end)
+
+
+def _ends(works: list[Work]) -> float:
+    """When a lane is free again."""
+    return works[-1].end if works else 0.0
+
+
+def _waits_for(own: Work, ahead: list[Work], now: float) -> Iterator[Work]:
+    """The units wait for a transfer; as long as its lane carries others, for those."""
+    for work in (*ahead, own):
+        if work.end > now:
+            yield Work((), work.cause, now, work.end, is_wait=True)
+            now = work.end
 
 
 def _carried(lanes: tuple[str, ...], stretches: Iterable[Stretch]) -> Iterator[Work]:

@@ -48,8 +48,8 @@ class StepSource(Protocol):
             UserError: the config is wrong, or does not give the model's sizes.
         """
 
-    def own_rows(self, values: Mapping[str, str]) -> float:
-        """See `Work.own_rows`."""
+    def placed(self, work: Work, values: Mapping[str, str]) -> Work:
+        """The work, with what the step's mesh decides: `own_rows`, `mesh` and `pipeline`."""
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
         """What else determines the program: files named by the arguments, our own source."""
@@ -85,9 +85,9 @@ class MaxTextStep:
         """The step's work, from the model's bundled config and MaxText's own keys."""
         return work_of(values)
 
-    def own_rows(self, values: Mapping[str, str]) -> float:
-        """All rows: what MaxText's kernels skip is not known here."""
-        return 1.0
+    def placed(self, work: Work, values: Mapping[str, str]) -> Work:
+        """The same work: only MaxText knows its mesh, and what its kernels skip."""
+        return work
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
         """Nothing: the key already has MaxText's version."""

@@ -70,28 +70,31 @@ class TrainerStep:
     def work(self, values: Mapping[str, str]) -> Work:
         """What the step is for."""
         config = load(self.words(values))
-        pipeline = turns_of(
-            config,
-            config.pipeline * config.dcn_pipeline_parallelism,
-            config.num_layers_per_pipeline_stage,
-            config.num_pipeline_microbatches,
-        )
+        return self.placed(work_of(config, config.convention), values)
+
+    def placed(self, work: Work, values: Mapping[str, str]) -> Work:
+        """The work, with what the mesh decides.
+
+        A device gathers the rows of its neighbours along the expert axis, too, and multiplies those
+        of its own experts.
+        """
+        config = load(self.words(values))
         return dataclasses.replace(
-            work_of(config, config.convention),
-            own_rows=self.own_rows(values),
+            work,
+            own_rows=1 / (config.expert * config.dcn_expert_parallelism),
             mesh=self._mesh(config),
-            pipeline=pipeline,
+            pipeline=turns_of(
+                config,
+                config.pipeline * config.dcn_pipeline_parallelism,
+                config.num_layers_per_pipeline_stage,
+                config.num_pipeline_microbatches,
+            ),
         )
 
     def _mesh(self, config: Config) -> Mapping[str, int]:
         with contextlib.suppress(UserError):  # `invalid` reports it
             return mesh_shape(config, self.target.devices, self.target.slices).sizes
         return {}
-
-    def own_rows(self, values: Mapping[str, str]) -> float:
-        """The share of its gathered rows that a device multiplies: those of its own experts."""
-        config = load(self.words(values))
-        return 1 / (config.expert * config.dcn_expert_parallelism)
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
         """Every key of the config, and the source of the model and the step."""

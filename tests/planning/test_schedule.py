@@ -289,3 +289,17 @@ ENTRY %main (x: f32[512,512], y: f32[512,512]) -> f32[512,512] {{
 operand_precision={{highest,highest}}, {_cycles(1)}
 }}"""
     assert _time(text).seconds == pytest.approx(6 * 2 * 512**3 / 197e12)
+
+
+def test_a_wait_for_the_link_belongs_to_what_occupies_it():
+    """A permutation of 1 ms has begun when another kind wants its lane at once: 1 ms for each."""
+    done = _DONE.replace("%d", "%done")
+    gather = (
+        "  %g = f32[11250000] all-gather(%x), channel_id=2, use_global_device_ids=true, "
+        "replica_groups={{0,1},{2,3},{4,5},{6,7}}, dimensions={0}"
+    )
+    line = _time(_entry(_START, gather, done, _root("x")))
+    kinds = ("collective-permute on ici", "all-gather on ici")
+    for kind in kinds:
+        assert line.by_cause[kind] == pytest.approx(line.transfers[kind])
+    assert line.seconds == pytest.approx(sum(line.transfers[kind] for kind in kinds))

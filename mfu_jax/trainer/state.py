@@ -91,7 +91,7 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         attention=attention,
         grouped_matmul=_grouped_matmul(config, platform),
         weight_gathers=_weight_gathers(config, platform),
-        norm_gradients=_norm_gradients(config, platform),
+        norm_gradients=_norm_gradients(config, mesh.devices.flat[0]),
     )
 
 
@@ -120,14 +120,17 @@ def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
     return "first" if pays else "xla"
 
 
-def _norm_gradients(config: Config, platform: str) -> Literal["whole", "fused"]:
-    """Whether the backward pass of a norm waits for its whole input on a platform.
+def _norm_gradients(config: Config, device: jax.Device) -> Literal["whole", "fused"]:
+    """Whether the backward pass of a norm waits for its whole input on a device.
 
-    It pays where a matmul is in front of the norm's backward pass; rows from experts are gathered.
+    It pays on TPU v5p and v6e where a matmul is in front of it, and costs on TPU7x; rows from
+    experts are gathered.
     """
-    if config.norm_gradients == "auto":
-        return "whole" if platform == "tpu" and config.num_experts <= 1 else "fused"
-    return config.norm_gradients
+    if config.norm_gradients != "auto":
+        return config.norm_gradients
+    is_dense = config.num_experts <= 1
+    pays = device.platform == "tpu" and is_dense and device.device_kind.startswith("TPU v")
+    return "whole" if pays else "fused"
 
 
 def _ring(config: Config) -> str:

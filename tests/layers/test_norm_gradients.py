@@ -69,6 +69,11 @@ def test_auto_is_whole_on_tpus_without_experts(
     assert resolved_on(platform, keys).norm_gradients == how
 
 
+def test_auto_is_fused_on_tpu7x() -> None:
+    """XLA's cycles of Llama 3 70B on 64 chips: 12.77 · 10⁹ fused, 12.82 whole."""
+    assert resolved_on("tpu", {}, "TPU7x").norm_gradients == "fused"
+
+
 def test_another_word_is_an_error() -> None:
     with pytest.raises(UserError, match="norm_gradients"):
         pyconfig.from_mapping({}, overrides={"norm_gradients": "never"})

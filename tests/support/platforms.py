@@ -13,11 +13,13 @@ from mfu_jax.trainer.mesh_axes import AXES
 from mfu_jax.trainer.state import resolve_attention
 
 
-def resolved_on(platform: str, keys: Mapping[str, Any]) -> pyconfig.Config:
-    """The config of these keys on one device of a platform, with ``dot_product`` attention."""
+def resolved_on(
+    platform: str, keys: Mapping[str, Any], device_kind: str = "TPU v5"
+) -> pyconfig.Config:
+    """The config of these keys on one device, with ``dot_product`` attention."""
     config = pyconfig.from_mapping({}, overrides={"attention": "dot_product", **keys})
     grid: Any = SimpleNamespace(
-        devices=np.array([SimpleNamespace(platform=platform)]),
+        devices=np.array([SimpleNamespace(platform=platform, device_kind=device_kind)]),
         shape=dict.fromkeys((axis.name for axis in AXES), 1),
     )
     return resolve_attention(config, grid)

@@ -57,24 +57,25 @@ def test_a_row_of_differences(row):
 
 
 def test_numbers_in_the_text_of_differences():
+    text = " ".join(DIFFERENCES.split())
     every = json.loads((ROOT / "tests" / "data" / "maxtext_all_models.json").read_text())["models"]
     same = len(every) - len(WRONG)
-    assert f"For {same} of the {len(every)} models that MaxText bundles" in DIFFERENCES
+    assert f"For {same} of the {len(every)} models that MaxText bundles" in text
 
     gate = []
     for model in ("qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-397b-a17b"):
         config = load_model_config(model, {"max_target_length": 2048})
         ours = calculate_tflops_per_device(config).learnable_weight
         gate.append(1 - maxtext_row(model, 2048)["learnable_weight_tflops"] / ours)
-    assert f"Weights {100 * min(gate):.1f} to {100 * max(gate):.1f}% low" in DIFFERENCES
+    assert f"weight FLOPs are {100 * min(gate):.1f} to {100 * max(gate):.1f}% low" in text
 
     window = []
     for length in (8192, 131072):
         config = load_model_config("olmo3-7b", {"max_target_length": length})
         ours = calculate_tflops_per_device(config)
         window.append(maxtext_row("olmo3-7b", length)["attention_tflops"] / ours.attention)
-    assert f"attention {window[0]:.2f} times\n" in DIFFERENCES
-    assert f"{window[1]:.2f} times at 131072" in DIFFERENCES
+    assert f"attention is {window[0]:.2f} times" in text
+    assert f"{window[1]:.2f} times at 131072" in text
 
     plain, mtp = (
         calculate_tflops_per_device(
@@ -86,11 +87,11 @@ def test_numbers_in_the_text_of_differences():
         maxtext_row("deepseek3-671b", 2048, mtp_num_layers=1)["total_tflops"]
         - maxtext_row("deepseek3-671b", 2048)["total_tflops"]
     )
-    assert f"{(mtp - plain) / counted:.2f} times what is counted" in DIFFERENCES
+    assert f"{(mtp - plain) / counted:.2f} times what is counted" in text
 
     sizes = {"key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128, "kernel": 4}
     recurrent, chunked = (
         next(p for p in gated_delta_net(2048, **sizes, chunk=chunk) if "/core" in p.name).macs
         for chunk in (0, 64)
     )
-    assert f"{chunked / recurrent} times that with chunks of\n   64" in DIFFERENCES
+    assert f"{chunked / recurrent} times that with chunks of 64" in text

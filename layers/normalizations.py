@@ -64,10 +64,11 @@ class LayerNorm(nnx.Module):
 
 @jax.custom_vjp
 def with_whole_gradient(x: jax.Array) -> jax.Array:
-    """`x`, whose gradient is computed and stored before anything reads it.
+    """`x` of any shape, whose gradient is computed and stored before anything reads it.
 
     XLA for TPUs may otherwise compute the sums of a norm's gradient, over the width and over the
-    tokens, inside the matmul that produces that gradient, which costs more than it saves.
+    tokens, inside the matmul that produces that gradient. On v5p and v6e that costs more than it
+    saves (docs/benchmarks.md).
     """
     return x
 

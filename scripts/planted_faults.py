@@ -2,13 +2,14 @@
 
     python -m scripts.planted_faults [--only sync,data] [--pairs 3] [--most-pairs 9] [--steps 8]
 
-For each fault, it prints the first advice with its expected gain, and the actual gain from removing
-the fault: the median difference in step time between a run with the fault and one without. The two
-alternate in turns of a few steps in one process, untraced, and take turns at going first. Turns
-continue until the median is known to 5% (its standard error, from the spread of the pairs; the
-advice plays no part), or `--most-pairs` is reached. The exit code is 1 if a fault is not named
-first, its gain is off by more than 20%, or a healthy run gets advice. It needs an otherwise idle
-machine with two cores; each line says how many pairs it took, and how long.
+For each fault, it prints the first advice with its expected gain, the median over all turns, and
+the actual gain from removing the fault: the median difference in step time between a run with the
+fault and one without. The two alternate in turns of a few steps in one process, untraced, and take
+turns at going first; each turn ends with a trace of the faulty run, as the machine's speed changes
+from turn to turn. Turns continue until the median is known to 5% (its standard error, from the
+spread of the pairs; the advice plays no part), or `--most-pairs` is reached. The exit code is 1 if
+a fault is not named first, its gain is off by more than 20%, or a healthy run gets advice. It needs
+an otherwise idle machine with two cores; each line says how many pairs it took, and how long.
 
 The C library is set to keep freed array memory, as an accelerator's pool does. By default it
 returns large arrays to the system, which clears their pages again: up to a third of a step's CPU
@@ -53,7 +54,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--pairs", type=int, default=3, help="turns of each run, at least")
     parser.add_argument("--most-pairs", type=int, default=9, help="turns of each run, at most")
     parser.add_argument("--steps", type=int, default=8, help="of each turn")
-    parser.add_argument("--traces", type=int, default=3, help="of each run with a fault")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
     """Runs `_measured` in a separate process with this many devices."""
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
-    names = ("pairs", "most-pairs", "steps", "traces")
+    names = ("pairs", "most-pairs", "steps")
     counts = {name: getattr(arguments, name.replace("-", "_")) for name in names}
     options = [word for name, count in counts.items() for word in (f"--{name}", str(count))]
     process = subprocess.run(
@@ -92,7 +92,7 @@ def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
 
 
 def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Step times with and without the fault, turn by turn, and advice from traces in between."""
+    """Step times with and without the fault, and advice from a trace, turn by turn."""
     from mfu_jax.profiling.profile import read_profile
     from scripts.faults.planted import FAULTS
 
@@ -110,11 +110,10 @@ def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
                 times.append((faulty.step_seconds(steps), fast))
             else:
                 times.append((faulty.step_seconds(steps), healthy.step_seconds(steps)))
-            if turn < arguments.traces:
-                advice = read_profile(faulty.trace(steps), peak_tflops_per_device=0.1).advice
-                found.append({one.cause: one.gain_seconds for one in advice})
+            advice = read_profile(faulty.trace(steps), peak_tflops_per_device=0.1).advice
+            found.append({one.cause: one.gain_seconds for one in advice})
             is_settled = not FAULTS[name].cause or _is_known(_differences(times, share))
-            if turn + 1 >= max(arguments.pairs, arguments.traces) and is_settled:
+            if turn + 1 >= arguments.pairs and is_settled:
                 break
         faulty.close()
         healthy.close()

@@ -17,6 +17,10 @@ from mfu_jax.profiling.trace.wire import Integers
 Intervals = tuple[Integers, Integers]
 """Starts and ends, picoseconds."""
 
+# Of a step: two threads, or two clocks, record a wait's end and the end of the step it waited for,
+# and either may come first. On a CPU they are up to 0.4 ms apart.
+_AT_ONCE = 0.02
+
 
 class LateCalls:
     """The intervals from the end of a step to the call of the next one.
@@ -41,6 +45,8 @@ class LateCalls:
         self.starts = _ready(waits, executions, steps)
         self.ends = np.minimum(steps.starts, _called(thread, steps))[1:]
         self.ends = np.maximum(self.starts, self.ends)
+        lengths = (steps.ends - steps.starts)[: len(self.starts)]
+        self._done = self.starts - (lengths * _AT_ONCE).astype(np.int64)
         idle = division.idle_within(self.starts, self.ends)
         self._until = np.concatenate([[0.0], np.cumsum(idle)])
 
@@ -54,11 +60,12 @@ class LateCalls:
         return self._idle_until(ends) - self._idle_until(starts)
 
     def next_step(self, times: Integers) -> Integers:
-        """The ends of the intervals that contain `times`; a time itself if none contains it."""
+        """The ends of the intervals that contain `times`, or begin at nearly the same time; a time
+        itself if there is none."""
         if not len(self.starts):
             return times
-        last = np.maximum(np.searchsorted(self.starts, times, "right") - 1, 0)
-        is_within = (self.starts[last] <= times) & (times <= self.ends[last])
+        last = np.maximum(np.searchsorted(self._done, times, "right") - 1, 0)
+        is_within = (self._done[last] <= times) & (times <= self.ends[last])
         return np.where(is_within, self.ends[last], times)
 
     def _idle_until(self, times: Integers) -> Floats:

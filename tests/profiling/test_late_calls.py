@@ -45,3 +45,23 @@ def test_a_program_that_the_host_waits_for_was_called_in_time() -> None:
 
 def test_a_wait_that_ends_before_the_program_begins_was_for_the_step() -> None:
     assert late((np.array([4, 20]), np.array([11, 26]))) == (15 - 10) + (31 - 25)
+
+
+def test_a_wait_seen_to_end_just_before_its_step_lasts_until_the_next_call() -> None:
+    """A second step that ends at 2000; the third is called at 3000."""
+    starts, ends = np.array([0, 1000, 3000]), np.array([1000, 2000, 4000])
+    executions = Executions(programs=(STEP,) * 3, starts=starts, ends=ends)
+    calls = np.array([0, 900, 3000])
+    thread = HostThread(
+        step_numbers=np.arange(3),
+        step_starts=calls,
+        step_ends=calls,
+        names=(),
+        ops=NONE,
+        starts=NONE,
+        ends=NONE,
+    )
+    division = divide(starts, ends, np.zeros(3, np.int64), np.full(3, NO_PARENT), 0, 4000)
+    calls_late = LateCalls(thread, (NONE, NONE), executions, executions.of({STEP}), division)
+    ends_of_waits = np.array([1500, 1995, 2000, 2001, 3500])
+    assert calls_late.next_step(ends_of_waits).tolist() == [1500, 3000, 3000, 3000, 3500]

@@ -44,5 +44,12 @@ def _printable(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An error as part of a one-line message: its first line, or its type if it has no text."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+    """An error as part of a one-line message: its first line, or its type if it has no text.
+
+    >>> first_line(ValueError("2 mismatches:\\n  wrong type at w\\n  wrong type at b"))
+    '2 mismatches: wrong type at w'
+    """
+    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    if lines[0].endswith(":"):
+        lines[0] = " ".join(lines[:2])
+    return lines[0][:300]

@@ -112,7 +112,7 @@ def _lowered(
     import jax
 
     jitted: Any = step if hasattr(step, "trace") else jax.jit(step)
-    abstract = jax.tree.map(_abstract, args, is_leaf=_is_array)
+    abstract = jax.tree.map(_abstract, args)
     axes = _mesh_of(abstract)
     notes: tuple[str, ...] = ()
     if not axes:
@@ -191,7 +191,7 @@ def _split(abstract: Any, count: int) -> Any:
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree.map(split, abstract, is_leaf=_is_array)
+    return jax.tree.map(split, abstract)
 
 
 def _work(

@@ -22,6 +22,7 @@ _GENERATIONS = {
 }
 _LIBTPU_NAMES = {"v5litepod": "v5e"}
 _MOST_CHIPS = 2**16
+_CUBE = 64  # chips that are wired together; larger slices connect such cubes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,22 +157,51 @@ def _shape(topology: str, size: str, axes: int) -> tuple[int, ...]:
 
 
 def _shape_of(topology: str, number: str, cores: int, axes: int) -> tuple[int, ...]:
-    """The cloud's usual shape of this many chips: axes doubled in turn, last one first."""
+    """The cloud's usual shape of this many chips, as MaxText's accelerator_to_spec_map.py has it.
+
+    A torus is as cubic as cubes of 4x4x4 chips allow. Smaller slices and meshes are powers of 2:
+    axes doubled in turn, last one first.
+    """
     count = int(number) if re.fullmatch(r"[1-9]\d{0,5}", number) else 0
     chips, rest = divmod(count, cores)
-    if rest or not chips or chips & (chips - 1) or chips > _MOST_CHIPS:
+    is_power = chips and not chips & (chips - 1)
+    cubes = 0 if chips % _CUBE or axes == 2 else chips // _CUBE
+    if rest or not (is_power or cubes) or chips > _MOST_CHIPS:
+        torus = f", or a multiple of {_CUBE * cores}," if axes > 2 else ""
         raise UserError(
-            f"topology={topology!r}: expected a power of 2 of "
+            f"topology={topology!r}: expected a power of 2{torus} of "
             f"{'TensorCores' if cores > 1 else 'chips'} after the hyphen; for another shape, pass "
             f"{topology.partition('-')[0]}:{'x'.join('4' * axes)}"
         )
+    if cubes:
+        first, second, third = _most_cubic(cubes)
+        return 4 * first, 4 * second, 4 * third
     doublings = chips.bit_length() - 1
+    lesser, greater = 2 ** (doublings // 2), 2 ** (doublings - doublings // 2)
     if axes == 2:
-        return 2 ** (doublings // 2), 2 ** (doublings - doublings // 2)
+        return lesser, greater
     if doublings < 3:  # fill a host's 2x2x1 before the third axis
-        return (*sorted((2 ** (doublings // 2), 2 ** (doublings - doublings // 2))), 1)
+        return lesser, greater, 1
     third, more = divmod(doublings, 3)
     return tuple(sorted(2 ** (third + (axis < more)) for axis in range(3)))
+
+
+def _most_cubic(volume: int) -> tuple[int, int, int]:
+    """The three factors with the smallest sum, in ascending order.
+
+    >>> _most_cubic(3), _most_cubic(72)
+    ((1, 1, 3), (3, 4, 6))
+    """
+    return min(
+        (
+            (first, second, volume // (first * second))
+            for first in range(1, math.isqrt(volume) + 1)
+            if volume % first == 0
+            for second in range(first, math.isqrt(volume // first) + 1)
+            if volume // first % second == 0
+        ),
+        key=sum,
+    )
 
 
 def _plannable_gpus() -> str:

@@ -7,6 +7,7 @@ Here the CPU's compiler stands in for the chips'. The step is one scanned matmul
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -114,6 +115,23 @@ def test_arrays_are_taken_for_their_shapes(requests):
     arrays = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), _arguments())
     plan = mfu_jax.plan(step, *arrays, topology="v6e-1")
     assert plan.model_flops == 3 * MATMUL
+
+
+def test_the_state_of_a_flax_module_keeps_its_variables(requests):
+    linear = nnx.eval_shape(lambda: nnx.Linear(WIDTH, WIDTH, use_bias=False, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(linear)
+
+    def of_state(state, x):
+        assert isinstance(state["kernel"], nnx.Variable)
+        return jax.grad(lambda s: (nnx.merge(graph, s)(x) ** 2).sum())(state)
+
+    def of_module(module, x):
+        return nnx.value_and_grad(lambda m: (m(x) ** 2).sum())(module)
+
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    for planned, argument in ((of_state, state), (nnx.jit(of_module), linear)):
+        plan = mfu_jax.plan(planned, argument, x, topology="v6e-4")
+        assert plan.model_flops == 2 * (2 * BATCH * WIDTH * WIDTH) // 4
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,25 @@ def test_slices_by_shape_and_by_name(topology, jax_name, chips, devices):
     assert (target.topology, target.chips, target.devices) == (jax_name, chips, devices)
 
 
+# From MaxText's src/maxtext/utils/accelerator_to_spec_map.py (19142c2).
+SHAPES = """
+v4-8 2x2x1, v4-16 2x2x2, v4-32 2x2x4, v4-64 2x4x4, v4-128 4x4x4, v4-384 4x4x12, v4-1536 8x8x12,
+v4-2048 8x8x16, v4-4096 8x16x16, v5p-640 4x4x20, v5p-768 4x8x12, v5p-1152 4x12x12,
+v5p-2688 4x12x28, v5p-3072 8x12x16, v5p-3200 4x20x20, v5p-3456 12x12x12, v5p-4480 4x20x28,
+v5p-6144 12x16x16, v5p-6784 4x4x212, v5p-6912 12x12x24, v5p-8448 8x12x44, v5p-8960 8x20x28,
+v5p-9216 12x16x24, v5p-10368 12x12x36, v5p-11520 12x20x24, v5p-12288 16x16x24,
+v5p-13824 12x24x24, v5p-17920 16x20x28, tpu7x-2 1x1x1, tpu7x-64 2x4x4, tpu7x-384 4x4x12,
+tpu7x-16384 16x16x32, tpu7x-18432 16x24x24, v6e-32 4x8, v5e-128 8x16
+"""
+
+
+@pytest.mark.parametrize("row", [row.split() for row in SHAPES.split(",")])
+def test_a_slice_named_by_its_cores_has_the_clouds_shape(row):
+    name, shape = row
+    target = parse_target(topology=name)
+    assert target.topology.partition(":")[2] == shape
+
+
 def test_slices_multiply_the_devices_but_not_the_topology():
     target = parse_target(topology="v6e-256", slices=2)
     assert (target.topology, target.devices, target.slices) == ("v6e:16x16", 512, 2)
@@ -50,7 +69,8 @@ def test_gpus_by_host(hardware, devices, topology):
         ({"topology": "v5p:8x8"}, "expected 3 axes"),
         ({"topology": "v6e:2x4x1"}, "expected 2 axes"),
         ({"topology": "v6e:0x4"}, "expected 2 axes"),
-        ({"topology": "v5p-12"}, "power of 2 of TensorCores"),
+        ({"topology": "v5p-12"}, "power of 2, or a multiple of 128, of TensorCores"),
+        ({"topology": "v6e-192"}, "power of 2 of chips"),
         ({"topology": "v6e-0"}, "power of 2 of chips"),
         ({"topology": "v5p:9999x9999x9999"}, "over 65,536 chips"),
         ({"topology": "v6e-8", "slices": 0}, "slices=0"),

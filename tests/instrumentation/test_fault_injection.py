@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import io
 import logging
 import re
@@ -266,7 +267,14 @@ def made(folder: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a thread behind the loop is dead, close() waits for it as long as it may."""
+    """Where a thread behind the loop is dead, close() waits for it as long as it may.
+
+    Rendering the plots at the end of each run would take five sixths of the time.
+    """
+    if importlib.util.find_spec("matplotlib"):
+        monkeypatch.setattr(
+            "matplotlib.figure.Figure.savefig", lambda figure, file, **_: file.write(b"rendered")
+        )
     for name in ("DRAIN_SECONDS", "KEEP_SECONDS", "CLOSE_SECONDS", "HUNG_DRAIN_SECONDS"):
         monkeypatch.setattr(f"mfu_jax.logger.pipeline.{name}", 0.1 + (name == "DRAIN_SECONDS"))
     monkeypatch.setattr("mfu_jax.logger.sink_worker.LAST_RETRY_SECONDS", ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.body import (
@@ -137,7 +138,10 @@ def read_body(
             return read(module)
     except (KeyError, ValueError, RuntimeError, ir.MLIRError) as error:
         first = str(error).strip().splitlines()[:1]
-        raise UnknownBodyError(f"its body cannot be read ({' '.join(first)[:80]})") from None
+        raise UnknownBodyError(
+            f"its body is damaged, or of a newer JAX than jaxlib {version('jaxlib')} can read "
+            f"({' '.join(first)[:80]})"
+        ) from None
 
 
 def _name_and_attribute(operation: Any) -> tuple[str, int]:

@@ -118,16 +118,28 @@ class Outcome:
 
 def run_loop(loop: Callable[[Bare], Iterator[Any]], observer: Bare) -> Outcome:
     """Runs `STEPS` steps of a loop and looks at them from outside."""
-    before = _alive()
-    steps = loop(observer)
-    outputs, alive = [], []
-    for _ in range(STEPS):
-        outputs.append(jax.tree.map(lambda leaf: np.array(leaf), _data(next(steps))))
-        alive.append(_alive() - before)
-    observer.settle()
-    settled = _alive() - before
-    steps.close()  # type: ignore[attr-defined]  # it is a generator
+    with _collecting_what_is_new():
+        before = _alive()
+        steps = loop(observer)
+        outputs, alive = [], []
+        for _ in range(STEPS):
+            outputs.append(jax.tree.map(lambda leaf: np.array(leaf), _data(next(steps))))
+            alive.append(_alive() - before)
+        observer.settle()
+        settled = _alive() - before
+        steps.close()  # type: ignore[attr-defined]  # it is a generator
     return Outcome(outputs=outputs, alive=alive, settled=settled)
+
+
+@contextlib.contextmanager
+def _collecting_what_is_new() -> Iterator[None]:
+    """Collections within it pass over what is alive already: most of the time, modules."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _data(output: Any) -> Any:

@@ -7,6 +7,7 @@ imported or run there, and no device of this process is used.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ def plan(
 
     Args:
         step: a function, or the result of ``jax.jit``, whose donated arguments, shardings and
-            static arguments then apply.
+            static arguments then apply. ``nnx.jit`` and ``eqx.filter_jit`` work as well.
         args: the step's arguments: arrays, or ``jax.ShapeDtypeStruct``. Their `NamedSharding`s
             apply; the mesh is a ``jax.sharding.AbstractMesh`` as large as the topology, or a real
             one. If no array has a sharding, each is split over all devices along its largest
@@ -75,6 +76,8 @@ def plan(
         if not 0 <= number < math.inf:
             raise UserError(f"{name}={number}; expected a number, 0 or more")
     flags = compiler_flags(xla_flags)
+    if not hasattr(step, "trace"):
+        step, args = _of_arrays(step, args)
     text, axes, abstract, notes = _lowered(step, args, target)
     program, compiled_notes, _ = cache.compile_cached(
         Request(
@@ -135,6 +138,35 @@ def _lowered(
             "machine; build them on a jax.sharding.AbstractMesh of that size"
         )
     return text, axes, abstract, notes
+
+
+def _of_arrays(
+    step: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The step as a function of arrays and numbers alone; other leaves, such as the activation
+    functions of an Equinox module, are part of it."""
+    import jax
+
+    def is_dynamic(leaf: Any) -> bool:
+        return _is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+
+    if all(map(is_dynamic, jax.tree.leaves(args))):
+        return step, args
+    static = jax.tree.map(lambda leaf: None if is_dynamic(leaf) else leaf, args)
+    dynamic = jax.tree.map(lambda leaf: leaf if is_dynamic(leaf) else None, args)
+
+    @functools.wraps(step)
+    def of_arrays(*arrays: Any) -> Any:
+        merged = jax.tree.map(
+            lambda array, leaf: leaf if array is None else array,
+            arrays,
+            static,
+            is_leaf=lambda leaf: leaf is None,
+        )
+        outputs = step(*merged)
+        return jax.tree.map(lambda leaf: leaf if is_dynamic(leaf) else None, outputs)
+
+    return of_arrays, dynamic
 
 
 def _text(jitted: Any, abstract: tuple[Any, ...], target: Target) -> str:

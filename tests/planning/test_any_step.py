@@ -134,6 +134,24 @@ def test_the_state_of_a_flax_module_keeps_its_variables(requests):
         assert plan.model_flops == 2 * (2 * BATCH * WIDTH * WIDTH) // 4
 
 
+def test_an_equinox_module_brings_its_functions_along(requests):
+    eqx = pytest.importorskip("equinox")
+    module = eqx.filter_eval_shape(
+        lambda: eqx.nn.MLP(WIDTH, WIDTH, WIDTH, depth=1, key=jax.random.key(0))
+    )
+
+    def train_step(module, x):
+        gradients = eqx.filter_grad(lambda m: (jax.vmap(m)(x) ** 2).sum())(module)
+        return eqx.apply_updates(module, gradients)
+
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    for planned in (train_step, eqx.filter_jit(train_step)):
+        plan = mfu_jax.plan(planned, module, x, topology="v6e-4")
+        # Two matmuls forwards, two for the weights' gradients, one for the hidden units'.
+        assert plan.model_flops == 5 * (2 * BATCH * WIDTH * WIDTH) // 4
+        assert plan.executed_flops == plan.model_flops
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "word"),
     [

@@ -49,7 +49,8 @@ def first_line(error: BaseException) -> str:
     >>> first_line(ValueError("2 mismatches:\\n  wrong type at w\\n  wrong type at b"))
     '2 mismatches: wrong type at w'
     """
-    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines or [type(error).__name__]
     if lines[0].endswith(":"):
         lines[0] = " ".join(lines[:2])
     return lines[0][:300]

@@ -19,7 +19,7 @@ Intervals = tuple[Integers, Integers]
 
 # Of a step: two threads, or two clocks, record a wait's end and the end of the step it waited for,
 # and either may come first. On a CPU they are up to 0.4 ms apart.
-_AT_ONCE = 0.02
+_AT_ITS_END = 0.02
 
 
 class LateCalls:
@@ -46,7 +46,7 @@ class LateCalls:
         self.ends = np.minimum(steps.starts, _called(thread, steps))[1:]
         self.ends = np.maximum(self.starts, self.ends)
         lengths = (steps.ends - steps.starts)[: len(self.starts)]
-        self._done = self.starts - (lengths * _AT_ONCE).astype(np.int64)
+        self._done = self.starts - (lengths * _AT_ITS_END).astype(np.int64)
         idle = division.idle_within(self.starts, self.ends)
         self._until = np.concatenate([[0.0], np.cumsum(idle)])
 

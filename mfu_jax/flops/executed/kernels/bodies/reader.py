@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.body import (
@@ -117,6 +116,8 @@ def read_body(
         UnknownBodyError: jaxlib is not installed, or the body is of another version.
     """
     try:
+        import jaxlib
+
         from mfu_jax.jax_internals import mlir_bindings
 
         register, ir, PassManager = mlir_bindings(dialect)
@@ -139,7 +140,7 @@ def read_body(
     except (KeyError, ValueError, RuntimeError, ir.MLIRError) as error:
         first = str(error).strip().splitlines()[:1]
         raise UnknownBodyError(
-            f"its body is damaged, or of a newer JAX than jaxlib {version('jaxlib')} can read "
+            f"its body is damaged, or of a newer JAX than jaxlib {jaxlib.__version__} can read "
             f"({' '.join(first)[:80]})"
         ) from None
 

@@ -172,6 +172,13 @@ def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
     return register, ir, PassManager
 
 
+def jaxlib_version() -> str:
+    """The version of the jaxlib whose bindings `mlir_bindings` returns."""
+    from jaxlib.version import __version__
+
+    return str(__version__)
+
+
 def topology_devices(platform: str, topology: str, **options: Any) -> list[Any]:
     """The devices of a topology to compile for; they need not be attached.
 

@@ -37,6 +37,7 @@ PURPOSES = {
     "jaxlib.mlir._mlir_libs._jax_mlir_ext": "the bodies of Pallas kernels in GPU programs",
     "jaxlib.mlir.ir": "the bodies of Pallas kernels",
     "jaxlib.mlir.passmanager.PassManager": "the bodies of Pallas kernels",
+    "jaxlib.version.__version__": "which bodies of kernels can be read",
     "jaxlib.triton.dialect": "the bodies of Pallas kernels in GPU programs",
 }
 OF_OLD_VERSIONS = {  # jax_internals.py says of which

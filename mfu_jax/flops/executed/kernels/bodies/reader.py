@@ -116,9 +116,7 @@ def read_body(
         UnknownBodyError: jaxlib is not installed, or the body is of another version.
     """
     try:
-        import jaxlib
-
-        from mfu_jax.jax_internals import mlir_bindings
+        from mfu_jax.jax_internals import jaxlib_version, mlir_bindings
 
         register, ir, PassManager = mlir_bindings(dialect)
     except ImportError as error:
@@ -140,7 +138,7 @@ def read_body(
     except (KeyError, ValueError, RuntimeError, ir.MLIRError) as error:
         first = str(error).strip().splitlines()[:1]
         raise UnknownBodyError(
-            f"its body is damaged, or of a newer JAX than jaxlib {jaxlib.__version__} can read "
+            f"its body is damaged, or of a newer JAX than jaxlib {jaxlib_version()} can read "
             f"({' '.join(first)[:80]})"
         ) from None
 

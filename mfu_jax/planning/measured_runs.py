@@ -3,7 +3,8 @@
 A run is one JSON object: `model_name`, `per_device_batch_size`, `max_target_length`, `hardware`
 with `topology`, `device_type` or `chips`, `num_slices`; the groups `mesh`, `remat_tensors`,
 `splash`, `optimizer` and `other_flags` of MaxText's keys; `remat_policy`, `attention`, `dtype`,
-`quantization`, `scan_layers`; and `xla_flags`.
+`quantization`, `scan_layers`; and `xla_flags`. MaxText's sizes and mesh keys may also stand
+outside the groups.
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ from mfu_jax.values import typed
 _GROUPS = ("mesh", "remat_tensors", "splash", "optimizer", "other_flags")
 _SINGLE = ("remat_policy", "attention", "dtype", "quantization", "scan_layers")
 _REQUIRED = ("model_name", "per_device_batch_size", "max_target_length", "hardware")
+_MISSING = (None, "")
+_MODEL_KEYS = {"model_name", "global_parameter_scale", *MAXTEXT_FIELDS} - {"capacity_factor"}
+# Keys of a run that its program does not depend on, or that are read by name.
+_KNOWN = (
+    *("topology", "device_type", "chips", "jax_devices", "num_slices", "xla_flags", "env"),
+    *("id", "source", "framework", "framework_commit_or_image", "benchmark_config_name"),
+    *("non_program_flags", "notes", "inferred", "derived", "spec_quality", "throughput_unit"),
+    *("first_published_commit", "config_match", "config_at_publication"),
+    *("step_time_seconds", "tflops_per_sec_per_device", "tokens_per_sec_per_device"),
+)
+_MEASURED = "_printed"
 # Keys that a plan sets itself, and those that need the run's own data and cluster.
 FIXED = {
     "dataset_type": "synthetic",
@@ -42,6 +54,8 @@ DEFAULT_MODEL: Mapping[str, Any] = {
     "mlp_activations": ["silu", "linear"],
     "logits_via_embedding": False,
 }
+_DEFAULT_LENGTH = 2048  # of MaxText's base.yml
+_ALSO_SETTINGS = ("num_vocab_tiling",)  # beside sizes and the mesh
 _TWO_CORES = ("v4", "v5p", "tpu7x")  # per chip; slices are named after cores
 # Per logit: MaxText's cross_entropy_with_logits passes the logits, their exponentials and the
 # targets' one-hot rows to its backward pass in float32, and gets the logits' gradient in float32.
@@ -113,10 +127,11 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     """
     if not isinstance(run, Mapping):
         raise UserError(f"a run is {type(run).__name__}; expected a JSON object")
-    missing = [key for key in _REQUIRED if run.get(key) in (None, "")]
+    run, defaults = _with_defaults(run)
+    missing = [key for key in _REQUIRED if run.get(key) in _MISSING]
     if missing:
         raise UserError(f"the run lacks {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
-    values: dict[str, Any] = {}
+    values = {key: run[key] for key in run if _is_setting(key) and run[key] is not None}
     for group in _GROUPS:
         given = run.get(group) or {}
         if not isinstance(given, Mapping):
@@ -130,17 +145,38 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
         keys={key: _text(value) for key, value in values.items()},
         model=_model(values),
         flags=flags,
-        notes=_not_followed(run, words),
+        notes=(*defaults, *_not_followed(run, words)),
     )
+
+
+def _with_defaults(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The run with MaxText's defaults for what it may leave out, and notes that say so."""
+    added: dict[str, Any] = {}
+    notes = []
+    flags = run.get("other_flags")
+    given = {*run, *(flags if isinstance(flags, Mapping) else ())}
+    has_sizes = any(key.startswith("base_") or key == "global_parameter_scale" for key in given)
+    if run.get("model_name") in _MISSING and has_sizes:
+        added["model_name"] = "default"
+        notes.append("no model_name: MaxText's default model with the run's sizes is planned")
+    if run.get("max_target_length") in _MISSING:
+        added["max_target_length"] = _DEFAULT_LENGTH
+        notes.append(f"no max_target_length: MaxText's default, {_DEFAULT_LENGTH}, is planned")
+    return {**run, **added}, tuple(notes)
+
+
+def _is_setting(key: str) -> bool:
+    """Whether a key of the run itself is one of MaxText's sizes or of its mesh."""
+    own = key.removeprefix("base_")
+    return own in _MODEL_KEYS or key in _ALSO_SETTINGS or key.endswith("_parallelism")
 
 
 def _model(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keys that determine the model's FLOPs, without slots that experts leave empty."""
-    known = {"model_name", "global_parameter_scale", *MAXTEXT_FIELDS} - {"capacity_factor"}
     sizes = {
         key: parse_override(key, value) if isinstance(value, str) else value
         for key, value in values.items()
-        if key.removeprefix("base_") in known
+        if key.removeprefix("base_") in _MODEL_KEYS
     }
     if sizes["model_name"] != "default":
         return {"override_model_config": True, **sizes}
@@ -197,6 +233,17 @@ def _text(value: Any) -> str:
 
 def _not_followed(run: Mapping[str, Any], words: Sequence[str]) -> tuple[str, ...]:
     notes = [f"no flags of the compiler, left out: {' '.join(words)}"] if words else []
+    unknown = [
+        str(key)
+        for key in run
+        if key not in (*_GROUPS, *_SINGLE, *_REQUIRED, *_KNOWN)
+        and not _is_setting(str(key))
+        and not str(key).endswith(_MEASURED)
+    ]
+    if unknown:
+        notes.append(
+            f"not understood, ignored: {', '.join(unknown)}; expected MaxText's keys in other_flags"
+        )
     if run.get("env"):
         notes.append(f"environment variables are not set: {', '.join(map(str, run['env']))}")
     if run.get("framework_commit_or_image"):

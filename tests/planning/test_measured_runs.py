@@ -65,6 +65,8 @@ def test_chips_by_topology_name_or_number(chips, topology, devices):
         ([], "expected a JSON object"),
         ({"hardware": "v6e"}, "lacks model_name"),
         ({**RUN, "model_name": ""}, "lacks model_name"),
+        ({**RUN, "per_device_batch_size": None}, "lacks per_device_batch_size"),
+        ({**RUN, "max_target_length": "long"}, "long"),
         ({**RUN, "mesh": [1]}, "mesh of the run"),
         ({**RUN, "device_type": None}, "neither topology, device_type nor chips"),
         ({**RUN, "device_type": "v6e-7"}, "power of 2"),
@@ -92,6 +94,33 @@ def test_a_size_that_contradicts_the_named_model_is_the_runs():
     assert "num_experts" not in run.keys
     share = count_parameters(run.model).total / count_parameters(row).total
     assert 5 / 32 < share < 6 / 32  # the embedding does not shrink
+
+
+def test_what_a_run_leaves_out_is_maxtexts_default_and_is_said():
+    """MaxText's configs/tpu/v4/22b.sh, whose sizes stand outside the groups here."""
+    sizes = {"base_emb_dim": 6144, "base_num_decoder_layers": 48, "num_vocab_tiling": 8}
+    left_out = {**RUN, "model_name": None, "max_target_length": None, "env": None}
+    run = read_run({**left_out, **sizes, "ici_tensor_parallelism": 1, "mfu_printed": 0.4})
+    assert (
+        run.keys.items()
+        >= {
+            "model_name": "default",
+            "max_target_length": "2048",
+            "base_emb_dim": "6144",
+            "num_vocab_tiling": "8",
+            "ici_tensor_parallelism": "1",
+        }.items()
+    )
+    assert (run.model["base_emb_dim"], run.model["vocab_size"]) == (6144, 32000)
+    assert run.notes == (
+        "no model_name: MaxText's default model with the run's sizes is planned",
+        "no max_target_length: MaxText's default, 2048, is planned",
+    )
+
+
+def test_keys_that_mean_nothing_are_named():
+    notes = read_run({**RUN, "env": None, "remat": "full", "loss_printed": 2.1}).notes
+    assert notes == ("not understood, ignored: remat; expected MaxText's keys in other_flags",)
 
 
 def test_lists_are_one_value():

@@ -82,6 +82,7 @@ def _as_json(chip: Chip) -> dict[str, Any]:
         "device_kinds": list(chip.device_kinds),
         "peak_tflops": dict(chip.peak_tflops),
         "memory_bytes": chip.memory_bytes,
+        "usable_memory_bytes": chip.usable_memory_bytes,
         "memory_bandwidth_bytes_per_sec": chip.memory_bandwidth_bytes_per_sec,
         "devices_per_chip": chip.devices_per_chip,
         "confidence": chip.confidence,
@@ -96,7 +97,7 @@ def _describe(chip: Chip) -> str:
     rows = {
         "dense TFLOP/s": peaks,
         "float32 matmuls": _float32(chip),
-        "memory": f"{chip.memory_gib:g} GiB, {chip.memory_bandwidth_gbps:g} GB/s",
+        "memory": f"{chip.memory_gib:g} GiB{_usable(chip)}, {chip.memory_bandwidth_gbps:g} GB/s",
         "devices per chip": f"{chip.devices_per_chip} (all numbers are for one)"
         if chip.devices_per_chip > 1
         else "",
@@ -112,6 +113,10 @@ def _describe(chip: Chip) -> str:
         f"  {'sources' if i == 0 else '':<17} {source}" for i, source in enumerate(chip.sources)
     ]
     return "\n".join(lines)
+
+
+def _usable(chip: Chip) -> str:
+    return f" ({chip.usable_memory_gib:g} usable)" if chip.usable_memory_gib else ""
 
 
 def _float32(chip: Chip) -> str:

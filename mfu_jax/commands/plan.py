@@ -303,7 +303,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
             compile=compiled,
             invalid=lambda point: source.invalid(keys(point)),
             analytic=lambda point: source.analytic(keys(point)),
-            limit_bytes=target.chip.memory_bytes,
+            limit_bytes=target.chip.usable_memory_bytes,
             most_compiles=_whole(values, "compiles"),
             budget_seconds=seconds_of(values["budget"]) if "budget" in values else None,
         ),

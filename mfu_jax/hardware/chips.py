@@ -27,6 +27,7 @@ class Chip:
     memory_bandwidth_gbps: float
     sources: tuple[str, ...]
     confidence: str
+    usable_memory_gib: float | None = None
     devices_per_chip: int = 1
     clock_ghz: float | None = None
     matrix_unit: int | None = None
@@ -44,6 +45,11 @@ class Chip:
     def memory_bytes(self) -> int:
         """Nominal device memory in bytes; the runtime's `bytes_limit` is a little less."""
         return int(self.memory_gib * 2**30)
+
+    @property
+    def usable_memory_bytes(self) -> int:
+        """Device memory that the chip's compiler lets a program use; nominal without a limit."""
+        return int((self.usable_memory_gib or self.memory_gib) * 2**30)
 
     @property
     def memory_bandwidth_bytes_per_sec(self) -> float:
@@ -91,7 +97,7 @@ class Chip:
         return f"{self.name}, {dtype}{how}"
 
 
-_UNITS = ("clock_ghz", "matrix_unit")
+_OPTIONAL = ("usable_memory_gib", "clock_ghz", "matrix_unit")
 _MEMORY = ("memory_gib", "memory_bandwidth_gbps")
 _FIELDS = {field.name: field for field in dataclasses.fields(Chip)}
 _REQUIRED = [
@@ -174,7 +180,7 @@ def _fault_of_numbers(row: Mapping[str, Any]) -> str:
     for key in links:
         if key not in _INTERCONNECT:
             return f"interconnect of {key!r}{nearest(key, _INTERCONNECT)}"
-    units = {key: row[key] for key in _UNITS if key in row}
+    units = {key: row[key] for key in _OPTIONAL if key in row}
     memory = {key: row[key] for key in _MEMORY}
     for key, number in {**peaks, **memory, **units, **links}.items():
         if not isinstance(number, int | float) or not 0 < number < float("inf"):

@@ -24,7 +24,7 @@ from mfu_jax.planning.time_range import host_notes, time_range
 from mfu_jax.planning.uncounted_attention import executed_by_dtype, half_of_all_pairs
 
 _DAY = 86400.0
-_COMPILERS_LIMIT = 1.01  # of the nominal memory: libtpu prints 95.74 of 95 GiB on v5p
+_PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler prints
 _JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a few metrics
 _MUCH_AGAIN = 0.01  # of the executed FLOPs
@@ -67,7 +67,7 @@ class Plan:
         devices: number of JAX devices: two per chip on some TPUs.
         fits: whether the program fits into their memory.
         memory_peak_bytes: the compiler's figure; None if it gives none.
-        memory_limit_bytes: what the compiler may use, or the nominal memory.
+        memory_limit_bytes: what a program may use of a device's memory.
         memory: bytes by kind.
         activations_by_scope: bytes saved for the backward pass, by named scope.
         resident_bytes: the part of `memory` that stays between steps: the arguments.
@@ -255,7 +255,7 @@ def make_plan(
         devices=target.devices,
         fits=_fits(memory, target),
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
-        memory_limit_bytes=target.chip.memory_bytes,
+        memory_limit_bytes=target.chip.usable_memory_bytes,
         memory=kinds.kinds,
         activations_by_scope=kinds.activations,
         resident_bytes=memory.get("argument_size_in_bytes", 0),
@@ -289,8 +289,7 @@ def _on_the_device(memory: Mapping[str, int]) -> Mapping[str, int]:
 
 def _fits(memory: Mapping[str, int], target: Target) -> bool:
     """TPU compilers refuse what does not fit; GPU compilers and dumps for other chips do not."""
-    peak, limit = memory.get("peak_memory_in_bytes", 0), target.chip.memory_bytes
-    return not limit or peak <= limit * (1 if target.platform == "cuda" else _COMPILERS_LIMIT)
+    return memory.get("peak_memory_in_bytes", 0) <= target.chip.usable_memory_bytes + _PRINTED
 
 
 def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
@@ -327,7 +326,7 @@ def _room(memory: Mapping[str, int], target: Target) -> Room:
     return Room(
         peak_bytes=memory.get("peak_memory_in_bytes", 0),
         resident_bytes=memory.get("argument_size_in_bytes", 0),
-        limit_bytes=target.chip.memory_bytes,
+        limit_bytes=target.chip.usable_memory_bytes,
     )
 
 
@@ -355,9 +354,9 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     again, runs = costs.executed.xla_rematerialized, max(costs.executed.total, 1)
     if again > _MUCH_AGAIN * runs:
         notes.append(
-            f"the compiler recomputes {again / 1e12:,.3g} TFLOP of matmuls a step "
-            f"({percent(again / runs)} of what runs), because memory is short: a smaller batch, or "
-            "a remat policy that keeps less, may be faster"
+            f"memory is short: this compiler recomputes {again / 1e12:,.3g} TFLOP of matmuls a "
+            f"step ({percent(again / runs)} of what runs); another version may not make it fit; "
+            "a smaller batch, or a remat policy that keeps less, may be faster"
         )
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):

@@ -1,7 +1,7 @@
 """`mfu-jax plan --sweep`: a compiler that says how often it ran, and a command that is killed.
 
-The compiler's memory is 12 GiB and 30, 5 or 2 for each sequence (none, minimal, full), of 32: the
-largest batches are 0, 4 and 10. A sequence takes 300, 320 or 400 rows of a matmul.
+The compiler's memory is 11 GiB and 30, 5 or 2 for each sequence (none, minimal, full), of 31.25:
+the largest batches are 0, 4 and 10. A sequence takes 300, 320 or 400 rows of a matmul.
 """
 
 import json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import chip_of
+from tests.support.paths import DATA
 
 
 def test_every_row_has_a_source_and_positive_numbers():
@@ -22,6 +24,14 @@ def test_every_row_has_a_source_and_positive_numbers():
         assert all(peak > 0 for peak in chip.peak_tflops.values()), chip.name
         assert chip.memory_bytes > 2**30
         assert chip.memory_bandwidth_gbps > 50
+
+
+def test_the_memory_that_a_program_may_use_is_what_runs_printed():
+    facts = {fact["id"]: fact for fact in json.loads((DATA / "memory_facts.json").read_text())}
+    limits = facts["hbm-limits-printed"]["limits"]
+    found = {name: hardware.named(name).usable_memory_bytes for name in limits}
+    assert found == {name: int(gib * 2**30) for name, gib in limits.items()}
+    assert hardware.named("h100").usable_memory_bytes == 80 * 2**30
 
 
 def test_every_device_kind_finds_its_own_row():
@@ -244,6 +254,7 @@ def test_a_chip_is_one_row():
         ({"sources": ["datashet"]}, "source 'datashet' is not listed"),
         ({"sources": "datasheet"}, "expected a list"),
         ({"memory_gib": None}, "memory_gib is missing"),
+        ({"usable_memory_gib": 0}, "usable_memory_gib: 0; expected a number above 0"),
         ({"memory_gib": "96 GiB"}, "memory_gib: '96 GiB'; expected a number above 0"),
         ({"peak_tflops": {"bf16": -1}}, "bf16: -1; expected a number above 0"),
         ({"peak_tflops": {"bf61": 1}}, "peak_tflops of 'bf61'; expected one of fp64, "),

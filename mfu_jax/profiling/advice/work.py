@@ -129,7 +129,7 @@ def _gib(size: float) -> str:
 
 
 def _memory_limit(facts: Facts) -> int:
-    return facts.program.memory_bytes or (facts.chip.memory_bytes if facts.chip else 0)
+    return facts.program.memory_bytes or (facts.chip.usable_memory_bytes if facts.chip else 0)
 
 
 def _memory_used(facts: Facts) -> int | None:

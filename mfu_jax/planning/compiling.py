@@ -22,6 +22,7 @@ from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError
 from mfu_jax.planning.child_process import MEMORY
 from mfu_jax.planning.gpu_targets import target_config
+from mfu_jax.planning.kernel_bodies import in_own_form
 from mfu_jax.planning.scheduled_text import dump_flags, is_scheduled, read_scheduled
 from mfu_jax.planning.targets import Target
 
@@ -158,10 +159,13 @@ def compile_program(
         command = [request.python, "-m", request.module, str(asked), str(out)]
         code, log = _run(command, _environment(request, limits, dumps), limits, dumps, progress)
         if code == 0 and out.exists():
-            return Compiled(load(out))
+            return Compiled(in_own_form(load(out), request.python))
+        scheduled = read_scheduled(dumps)
+        if scheduled:
+            scheduled = in_own_form(scheduled, request.python)
         if refusal := _refusal(log):
-            return Compiled(dataclasses.replace(refusal, program=read_scheduled(dumps)))
-        if scheduled := read_scheduled(dumps):
+            return Compiled(dataclasses.replace(refusal, program=scheduled))
+        if scheduled:
             return Compiled(scheduled, (_why_no_code(code, log, limits),), has_code=False)
         return _raise(request, code, log, limits)
 

@@ -215,7 +215,7 @@ def read_profile(
         picture=picture(devices, measured, join),
         last_step=max((int(t.step_numbers[-1]) for _, t in devices if t is not None), default=0),
         notes=tuple(_notes(measured, main, peaks, bars, library)),
-        advice=advice_for(Facts(measured=measured, peaks=peaks, program=main)),
+        advice=advice_for(Facts(measured=measured, peaks=peaks, program=main, programs=ran)),
     )
 
 

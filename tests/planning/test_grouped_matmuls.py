@@ -52,6 +52,7 @@ def test_rows_of_other_devices_experts_are_skipped() -> None:
         name="m",
         devices=8,
         state=frozenset(),
+        results=(),
         records={record.name: record, other.name: other},
         executed=count,
     )

@@ -17,7 +17,13 @@ from mfu_jax.flops.executed.collectives import Collective, groups_text
 from mfu_jax.flops.executed.costs import CostReader, InstructionCost, KernelFlops
 from mfu_jax.flops.executed.counting import ExecutedCount, HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
-from mfu_jax.flops.executed.instruction_shapes import Array, InstructionShape, shape_of, state_of
+from mfu_jax.flops.executed.instruction_shapes import (
+    Array,
+    InstructionShape,
+    results_of,
+    shape_of,
+    state_of,
+)
 from mfu_jax.flops.executed.replication import replica_groups
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
@@ -122,6 +128,7 @@ class ProgramCosts:
         name: name of its module.
         devices: number of devices that it is partitioned over.
         state: arrays that it takes and returns in the same form, such as weights.
+        results: arrays that it computes and returns.
         records: by the instructions' names.
         executed: the count of the same program.
     """
@@ -129,6 +136,7 @@ class ProgramCosts:
     name: str
     devices: int
     state: frozenset[Array]
+    results: tuple[Array, ...]
     records: Mapping[str, InstructionRecord]
     executed: ExecutedCount
 
@@ -162,6 +170,7 @@ def instruction_costs(
         name=module.name,
         devices=devices,
         state=state_of(module.entry),
+        results=results_of(module.entry),
         records=records,
         executed=counter.count(),
     )

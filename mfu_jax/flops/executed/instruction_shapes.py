@@ -20,6 +20,7 @@ _ELEMENTWISE = frozenset(
     "xor".split()
 )
 _SAME = frozenset({"bitcast", "opt-barrier", "optimization-barrier"})
+_COPIES = _SAME | {"copy", "copy-start", "copy-done"}
 _BESIDE = frozenset("parameter constant broadcast bitcast iota tuple get-tuple-element".split())
 
 
@@ -96,6 +97,21 @@ def state_of(entry: HloComputation) -> frozenset[Array]:
     """The arrays that a program takes and returns in the same form: weights, moments."""
     taken = {array for p in entry.parameters.values() for array in _arrays(p.shape)}
     return frozenset(array for array in _arrays(entry.root.shape) if array in taken)
+
+
+def results_of(entry: HloComputation) -> tuple[Array, ...]:
+    """The arrays that a program computes and returns, without arguments that it passes on."""
+    root = entry.root
+    names = root.operands if root.opcode == "tuple" else (root.name,)
+    computed = [entry[name] for name in names if not _is_passed_on(entry, name)]
+    return tuple(array for instruction in computed for array in _arrays(instruction.shape))
+
+
+def _is_passed_on(entry: HloComputation, name: str) -> bool:
+    instruction = entry[name]
+    while instruction.opcode in _COPIES and instruction.operands:
+        instruction = entry.operand(instruction, 0)
+    return instruction.opcode == "parameter"
 
 
 def _source(computation: HloComputation, name: str) -> str:

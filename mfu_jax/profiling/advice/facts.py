@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
@@ -14,6 +14,7 @@ from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import Measured, OpTime
 from mfu_jax.profiling.peaks import Peaks
 from mfu_jax.profiling.programs import KnownProgram
+from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.waterfall import shortest
 
 _NOTHING = HostTime(0.0, 0.0, 0.0, "", "")
@@ -42,11 +43,13 @@ class Facts:
         measured: times by op.
         peaks: peaks of one device.
         program: the step's program.
+        programs: all programs that ran and are known.
     """
 
     measured: Measured
     peaks: Peaks
     program: KnownProgram
+    programs: Mapping[Program, KnownProgram] = field(default_factory=dict)
 
     @property
     def step(self) -> float:

@@ -16,6 +16,7 @@ from mfu_jax.profiling.advice.host import idle_time
 from mfu_jax.profiling.host_work import HostWork
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import OpTime
+from mfu_jax.profiling.timeline.devices import Program
 
 _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
 _OFTEN = 0.5  # runs per step: fewer may be a schedule that happens to fall into the trace
@@ -28,7 +29,7 @@ def evaluation(facts: Facts) -> tuple[float, str] | None:
     programs = {
         program: runs
         for program, runs in facts.measured.executions.items()
-        if _EVALUATES.search(program.module) and program not in facts.measured.versions
+        if program not in facts.measured.versions and _only_evaluates(facts, program)
     }
     seconds = _evaluation_within(facts)
     seen = [f"{milliseconds(seconds)} of evaluation within the step's program"] if seconds else []
@@ -44,6 +45,17 @@ def evaluation(facts: Facts) -> tuple[float, str] | None:
             f"{milliseconds(idle)} besides"
         )
     return (seconds, f"{'; '.join(seen)}; evaluate every N-th step") if seen else None
+
+
+def _only_evaluates(facts: Facts, program: Program) -> bool:
+    """By its name; else a forward pass that returns nothing but scalars, such as a loss."""
+    if _EVALUATES.search(program.module):
+        return True
+    if (known := facts.programs.get(program)) is None:
+        return False
+    is_forward = all(r.phase != "backward" for r in known.costs.records.values() if r.flops)
+    is_scalar = all(not array.dims for array in known.costs.results)
+    return known.costs.executed.total > 0 and is_forward and is_scalar
 
 
 def _evaluation_within(facts: Facts) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import mfu_jax
 from mfu_jax.profiling.profile import Profile, read_profile
@@ -80,3 +81,35 @@ def test_a_function_that_is_new_in_every_step_compiles(tmp_path: Path) -> None:
     assert profile.hfu >= profile.mfu > 0  # both of all versions
     assert profile.advice[0].cause == "recompiles"
     assert profile.advice[0].gain_seconds > 0.5 * profile.measured.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("other", "evaluates"),
+    [
+        (lambda w, x: jnp.mean((x @ w) ** 2), True),
+        (lambda w, x: {"loss": jnp.mean((x @ w) ** 2), "seen": jnp.int32(64)}, True),
+        (lambda w, x: (w, jnp.mean((x @ w) ** 2)), True),  # as nnx.jit returns a module's state
+        (lambda w, x: jnp.argmax(x @ w, axis=-1), False),  # a sampler's tokens
+        (lambda w, x: jnp.sum(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w) ** 2), False),
+        (lambda w, x: jnp.sum(w * w), False),
+    ],
+    ids=["loss", "metrics", "state", "tokens", "gradient norm", "weight norm"],
+)
+def test_an_evaluation_needs_no_name(other: Callable, evaluates: bool, tmp_path: Path) -> None:
+    """Twice the step's batch, four times a step, and the device is never idle."""
+    step, again = jax.jit(train_step), jax.jit(other)
+    w, x, held_out = jnp.zeros((512, 512)), jnp.ones((512, 512)), jnp.ones((1024, 512))
+    jax.block_until_ready((step(w, x), again(w, held_out)))
+    with mfu_jax.profile(tmp_path, step, w, x):
+        for number in range(STEPS):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                w, _ = step(w, x)
+            last = [again(w, held_out) for _ in range(4)]
+    jax.block_until_ready(last)
+    profile = read_profile(tmp_path, peak_tflops_per_device=0.1)
+    found = {advice.cause: advice for advice in profile.advice}
+    assert ("eval in the loop" in found) == evaluates
+    if evaluates:
+        (row,) = [row for row in profile.table("program") if row.name != "jit_train_step"]
+        assert found["eval in the loop"].gain_seconds >= 0.99 * row.seconds > 0
+        assert row.name in found["eval in the loop"].evidence

@@ -22,6 +22,7 @@ _THRIFT = (
     *("save_qkv_proj", "full"),
 )
 _SURE = 1.03  # accuracy of a line through two compiled peaks: see docs/plan.md
+_MISSES = 2  # refused in a group: its memory is no line, so its open batches are halved
 _UNSURE = 1.5  # with one compiled peak, whose fixed part is not known
 
 
@@ -128,6 +129,8 @@ class Search:
             return
         larger = [p for p in open_points if p.batch > max(fitting, default=0)]
         likely = [p for p in larger if self._likely(p)]
+        if sum(not outcome.fits for outcome in known) >= _MISSES:
+            likely = likely[: (len(larger) + 1) // 2]
         for point in (likely or self._doubtful(larger, known))[-1:]:
             if self._could_win(point):
                 yield point

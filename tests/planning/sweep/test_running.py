@@ -201,3 +201,23 @@ def test_points_of_a_mesh_are_not_compared_with_another():
 
 def test_a_point_is_its_pairs():
     assert Point((("a", "1"),)) == Point((("a", "1"),))
+
+
+class Squeezing(Model):
+    """Memory is no line, and a refusal says little: XLA recomputes until little is missing."""
+
+    def peak(self, policy, batch):
+        held = super().peak(policy, batch + max(0.0, batch - 3))
+        return held if held <= LIMIT else LIMIT + GIB // 4 + round(batch * GIB / 100)
+
+
+@pytest.mark.parametrize("largest", [12, 31, 57])
+def test_refusals_that_say_little_are_halved(largest):
+    """20 GiB are left; every sequence but the first three takes twice as much as those."""
+    model = Squeezing(**{**vars(MODEL), "activations_gib": {"full": 20 / (2 * largest - 2.5)}})
+    assert model.peak("full", largest) <= LIMIT < model.peak("full", largest + 1)
+    batches = map(str, range(1, 97))
+    points = [Point((("remat_policy", "full"), ("per_device_batch_size", b))) for b in batches]
+    result = run(_sweep(Compiler(model), points))
+    assert result.winner.values["per_device_batch_size"] == str(largest)
+    assert result.compiles <= 9

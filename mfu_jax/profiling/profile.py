@@ -28,6 +28,7 @@ POINTS = "profile/mfu_points"
 """Prefix of the scalar names of the waterfall's bars, in points of MFU."""
 
 _ENOUGH = 0.95
+_IDLE = 0.05  # of a step, as for advice
 _NOTABLE = 0.01  # of the step time
 
 
@@ -251,6 +252,11 @@ def _notes(
     records = [record for record in main.costs.records.values() if record.runs]
     reasons = {(r.shape.target or r.opcode, reason) for r in records for reason in r.unaccounted}
     notes += [f"{what} is not counted: {reason}" for what, reason in sorted(reasons)]
+    if not measured.host and sum(measured.idle.values()) > _IDLE * measured.step_seconds:
+        notes.append(
+            "no step is marked, so advice knows nothing of the host, which leaves the device idle; "
+            "mark each call by jax.profiler.StepTraceAnnotation, or by instrument(step)"
+        )
     if measured.steps < 2:
         notes.append("one step only: idle time after it is not seen; trace three or more")
     return notes

@@ -113,3 +113,15 @@ def test_an_evaluation_needs_no_name(other: Callable, evaluates: bool, tmp_path:
         (row,) = [row for row in profile.table("program") if row.name != "jit_train_step"]
         assert found["eval in the loop"].gain_seconds >= 0.99 * row.seconds > 0
         assert row.name in found["eval in the loop"].evidence
+
+
+def test_idle_time_of_unmarked_steps_is_said_to_be_unexplained(tmp_path: Path) -> None:
+    step, loader = jax.jit(train_step), batches(LOST)
+    w = jnp.zeros((64, 64))
+    jax.block_until_ready(step(w, next(loader)))
+    with mfu_jax.profile(tmp_path, step, w, next(loader)):
+        for _ in range(STEPS):
+            w, _ = step(w, next(loader))
+    profile = read_profile(tmp_path, peak_tflops_per_device=0.1)
+    assert not profile.advice
+    assert sum("StepTraceAnnotation" in note for note in profile.notes) == 1

@@ -8,10 +8,8 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +21,9 @@ from mfu_jax.errors import UserError
 from mfu_jax.planning.child_process import MEMORY
 from mfu_jax.planning.gpu_targets import target_config
 from mfu_jax.planning.kernel_bodies import in_own_form
-from mfu_jax.planning.scheduled_text import dump_flags, is_scheduled, read_scheduled
+from mfu_jax.planning.scheduled_text import dump_flags, read_scheduled
 from mfu_jax.planning.targets import Target
+from mfu_jax.planning.watched_child import run_watched
 
 # Without these, libtpu looks for attached TPUs and their metadata server.
 _TPU_ENVIRONMENT = {
@@ -54,8 +53,6 @@ _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
 _FATAL = re.compile(r"^F\d{4} \S+ +\d+ (\S+:\d+\] .*\S)", re.MULTILINE)  # as absl logs it
 _ABOUT_TRACEBACKS = "For simplicity, JAX has removed its internal frames"
-_STAGES = ("tracing", "compiling", "writing")  # progress that a child prints
-_POLL_SECONDS = 0.5
 # What a tiny step needs (observed); with less, libraries fail in many ways, or retry forever.
 _LEAST_BYTES = int(0.4 * 2**30)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -157,7 +154,14 @@ def compile_program(
         asked = Path(folder, "request.json")
         asked.write_text(json.dumps(request_json(request)), encoding="utf-8")
         command = [request.python, "-m", request.module, str(asked), str(out)]
-        code, log = _run(command, _environment(request, limits, dumps), limits, dumps, progress)
+        code, log = run_watched(
+            command,
+            _environment(request, limits, dumps),
+            seconds=limits.seconds,
+            code_seconds=limits.code_seconds,
+            dumps=dumps,
+            progress=progress,
+        )
         if code == 0 and out.exists():
             return Compiled(in_own_form(load(out), request.python))
         scheduled = read_scheduled(dumps)
@@ -261,65 +265,6 @@ def _environment(request: Request, limits: Limits, dumps: Path) -> dict[str, str
         own = f"{os.environ.get('XLA_FLAGS', '')} {dump_flags(dumps)}"
         return {**environment, **_TPU_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags, "XLA_FLAGS": own}
     return {**environment, "XLA_FLAGS": flags}
-
-
-def _run(
-    command: list[str],
-    environment: Mapping[str, str],
-    limits: Limits,
-    dumps: Path,
-    progress: Callable[[str], None],
-) -> tuple[int | None, str]:
-    """The child's exit code (None: out of time) and log."""
-
-    expired, ended = threading.Event(), threading.Event()
-    with (
-        tempfile.TemporaryFile("w+b") as log,
-        subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        ) as child,
-    ):
-
-        def end() -> None:
-            expired.set()
-            _kill(child)
-
-        def wait_for_code() -> None:
-            while not is_scheduled(dumps):
-                if ended.wait(_POLL_SECONDS):
-                    return
-            progress("machine code")
-            if not ended.wait(limits.code_seconds):
-                end()
-
-        timer = threading.Timer(limits.seconds, end)
-        timer.start()
-        watch = threading.Thread(target=wait_for_code, daemon=True)
-        watch.start()
-        try:
-            for line in child.stdout or ():
-                if line.strip() in _STAGES:
-                    progress(line.strip())
-            code = child.wait()
-        finally:
-            timer.cancel()
-            ended.set()
-            _kill(child)
-            watch.join()
-        log.seek(0)
-        text = log.read().decode("utf-8", "replace")
-    return (None if expired.is_set() else code), text
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    """Kills the child and its descendants, which would keep its output open."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _refusal(log: str) -> TooLarge | None:

@@ -17,6 +17,7 @@ from mfu_jax.flops.executed.collectives import Collective, groups_text
 from mfu_jax.flops.executed.costs import CostReader, InstructionCost, KernelFlops
 from mfu_jax.flops.executed.counting import ExecutedCount, HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.host_copies import host_bytes, is_to_host
 from mfu_jax.flops.executed.instruction_shapes import (
     Array,
     InstructionShape,
@@ -34,7 +35,6 @@ _CONTROL = frozenset({"while", "conditional", "call"})
 _MESSAGES = frozenset({"send", "recv"})
 _NO_CYCLES = 2**63 - 1  # what XLA writes where it has no estimate
 _CHAIN = re.compile(r'chain_id="(\w+)"')
-_HOST_MEMORY = "S(5)"
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
@@ -266,8 +266,8 @@ class _RecordReader:
             estimated_cycles=_estimated_cycles(instruction),
             started_by=_started_by(instruction) or self._ended_chain(inside),
             starts_chain=self._starts_chain(instruction, inside),
-            host_bytes=_host_bytes(computation, instruction, inside),
-            to_host=_is_to_host(instruction),
+            host_bytes=host_bytes(computation, instruction, inside.instructions),
+            to_host=is_to_host(instruction),
             shape=shape_of(
                 computation,
                 instruction,
@@ -377,26 +377,6 @@ def _chain(inside: _Inside, target: str) -> str:
         if "chain_id" in i.attribute_text
     )
     return next((match[1] for match in found if match), "")
-
-
-def _host_bytes(computation: HloComputation, instruction: HloInstruction, inside: _Inside) -> int:
-    """Bytes of a copy or slice whose source or destination is in the host's memory."""
-    if not instruction.opcode.endswith("-start") or _HOST_MEMORY not in instruction.shape_text:
-        return 0
-    sizes = [shape.bytes for shape in computation.operand_shapes(instruction)]
-    if any(i.opcode.startswith("dynamic-update-slice") for i in inside.instructions):
-        return sizes[1]
-    results = [shape.bytes for shape in instruction.shape.elements if shape.bytes]
-    return min(max(sizes, default=0), *results[:2]) if results else 0
-
-
-def _is_to_host(instruction: HloInstruction) -> bool:
-    """Whether an asynchronous copy or slice writes to the host's memory."""
-    elements = instruction.shape.elements
-    if not instruction.opcode.endswith("-start") or len(elements) < 2:
-        return False
-    written = elements[1] if elements[0].dtype == "tuple" else elements[0]
-    return _HOST_MEMORY in written.layout
 
 
 def _started_by(instruction: HloInstruction) -> str:

@@ -51,7 +51,7 @@ def in_own_form(program: ProgramDump, python: str) -> ProgramDump:
                 words, env=environment, check=True, capture_output=True, timeout=_SECONDS
             )
             return dataclasses.replace(program, text=out.read_text(encoding="utf-8"))
-        except (ImportError, OSError, ValueError, subprocess.SubprocessError):
+        except Exception:  # bindings of another jaxlib may lack anything
             return program
 
 

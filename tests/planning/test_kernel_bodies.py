@@ -55,6 +55,15 @@ def test_an_interpreter_that_cannot_rewrite_leaves_them(python, monkeypatch):
     assert in_own_form(program, python) is program
 
 
+def test_a_jaxlib_without_the_pass_leaves_them(other_python, monkeypatch):
+    def lacks():
+        raise KeyError("stable_mosaic.version")
+
+    monkeypatch.setattr(kernel_bodies, "written_version", lacks)
+    program = ProgramDump(text=text_of("v5e_misnamed"))
+    assert in_own_form(program, other_python) is program
+
+
 @pytest.mark.parametrize("body", [b"ML\xefR damaged", b"module {}", b"\xff\xfe"])
 def test_bodies_that_cannot_be_read_stay(body):
     text = f'x = custom-call(), backend_config={{"body":"{base64.b64encode(body).decode()}"}}'

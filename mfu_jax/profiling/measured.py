@@ -15,7 +15,7 @@ from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork, waits_of
 from mfu_jax.profiling.join import Join, JoinedOp, Work
 from mfu_jax.profiling.late_calls import LateCalls
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
-from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.host import Host, HostThread
 from mfu_jax.profiling.timeline.sweep import (
     NO_PARENT,
     Division,
@@ -96,10 +96,11 @@ class Measured:
         step_seconds: time of one step; `ops` and `idle` sum to it.
         ops: longest first.
         idle: seconds in which nothing ran, by what the host did: in the step's call, between calls,
-            or empty if no steps are marked.
+            or empty if its calls are not in the trace.
         idle_causes: the same, broken down by what the host's thread did.
         late_calls: idle seconds from the end of a step until the next one is called.
-        host: what the thread that calls the steps did, by kind; empty if no steps are marked.
+        host: what the thread that calls the steps did, by kind; empty if its calls are not in
+            the trace.
         executions: number of executions of each program per step.
         idle_within: seconds in which nothing ran during executions of each program.
         devices: each device on its own.
@@ -132,7 +133,7 @@ class Measured:
         return joined / self.busy_seconds if self.busy_seconds else 0.0
 
 
-def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -> Measured:
+def measure(devices: Sequence[tuple[Timeline, Host]], join: Join) -> Measured:
     """Divides the wall time of all devices.
 
     Args:
@@ -143,9 +144,11 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
         UserError: the executions of a program cannot be told apart.
     """
     main = _main_program([timeline for timeline, _ in devices], join)
-    versions = _versions(main, *devices[0])
+    timeline, host = devices[0]
+    versions = _versions(main, timeline, host.thread(main.module))
     sums = _Sums()
-    for timeline, thread in devices:
+    for timeline, host in devices:
+        thread = host.thread(main.module)
         window = window_of(timeline.executions.of(versions), thread)
         if window is not None:
             sums.add(named_by_order(timeline, join), thread, window, versions, join)

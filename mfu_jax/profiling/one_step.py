@@ -11,7 +11,7 @@ import numpy as np
 from mfu_jax.profiling.join import Join, JoinedOp
 from mfu_jax.profiling.measured import Measured, window_of
 from mfu_jax.profiling.timeline.devices import Program, Timeline
-from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.host import Host, HostThread
 from mfu_jax.profiling.timeline.sweep import NO_PARENT, parents_of
 from mfu_jax.profiling.trace.wire import Integers
 from mfu_jax.profiling.unnamed_kernels import named_by_order
@@ -73,7 +73,7 @@ class _Shown(NamedTuple):
 
 
 def picture(
-    devices: Sequence[tuple[Timeline, HostThread | None]], measured: Measured, join: Join
+    devices: Sequence[tuple[Timeline, Host]], measured: Measured, join: Join
 ) -> StepPicture:
     """The median step of the first device, and what the others did meanwhile.
 
@@ -105,14 +105,14 @@ def _lane_count(timeline: Timeline) -> int:
     return min(_MOST_LANES, len(np.unique(timeline.lanes)))
 
 
-def _steps(
-    devices: Sequence[tuple[Timeline, HostThread | None]], measured: Measured
-) -> list[_Shown]:
+def _steps(devices: Sequence[tuple[Timeline, Host]], measured: Measured) -> list[_Shown]:
     """The same step on each device shown."""
+    module = measured.main.module
     known = [
         (timeline, thread, bounds)
-        for timeline, thread in devices
-        if (bounds := _bounds(timeline, thread, measured.versions)) is not None
+        for timeline, host in devices
+        if (bounds := _bounds(timeline, thread := host.thread(module), measured.versions))
+        is not None
     ]
     order = sorted(range(len(known)), key=lambda i: measured.devices[i].idle)
     places = np.linspace(0, len(known) - 1, min(_MOST_DEVICES, len(known))).round().astype(int)

@@ -19,6 +19,7 @@ from mfu_jax.profiling.peaks import Peaks, find_peaks
 from mfu_jax.profiling.phases import ProgramTime, program_times
 from mfu_jax.profiling.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.tables import KEYS, Row, table
+from mfu_jax.profiling.timeline.host import Host
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.profiling.unnamed_kernels import of_program
@@ -170,7 +171,7 @@ def read_profile(
     ops = [name for timeline, _ in devices for name in timeline.names]
     library = ProgramLibrary(traces, dump_files(files[0]), ops)
     if not any(op.program.module for op in ops) and (only := library.only):
-        devices = [(of_program(timeline, only), thread) for timeline, thread in devices]
+        devices = [(of_program(timeline, only), host) for timeline, host in devices]
     join = Join(library)
     measured = measure(devices, join)
     main = library.find(measured.main)
@@ -214,10 +215,15 @@ def read_profile(
         waterfall=bars,
         programs=program_times(measured, ran, peaks),
         picture=picture(devices, measured, join),
-        last_step=max((int(t.step_numbers[-1]) for _, t in devices if t is not None), default=0),
+        last_step=max((_last_step(host) for _, host in devices), default=0),
         notes=tuple(_notes(measured, main, peaks, bars, library)),
         advice=advice_for(Facts(measured=measured, peaks=peaks, program=main, programs=ran)),
     )
+
+
+def _last_step(host: Host) -> int:
+    """The number of the last step that the loop marked; 0 if it marks none."""
+    return 0 if host.marking is None else int(host.marking.step_numbers[-1])
 
 
 def _and(notes: list[str]) -> str:
@@ -254,8 +260,9 @@ def _notes(
     notes += [f"{what} is not counted: {reason}" for what, reason in sorted(reasons)]
     if not measured.host and sum(measured.idle.values()) > _IDLE * measured.step_seconds:
         notes.append(
-            "no step is marked, so advice knows nothing of the host, which leaves the device idle; "
-            "mark each call by jax.profiler.StepTraceAnnotation, or by instrument(step)"
+            "the trace holds no call of the step, so advice knows nothing of the host, which leaves "
+            "the device idle; mark each call by jax.profiler.StepTraceAnnotation, or by "
+            "instrument(step)"
         )
     if measured.steps < 2:
         notes.append("one step only: idle time after it is not seen; trace three or more")

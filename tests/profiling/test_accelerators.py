@@ -54,6 +54,14 @@ def test_every_bar(
     assert profile.mfu == pytest.approx(shortest / (100 * US))
 
 
+def test_idle_time_is_unexplained_if_the_trace_has_no_call_of_the_step(tmp_path: Path) -> None:
+    traces.write_program(tmp_path, "TPU v5 lite")
+    traces.write_trace(tmp_path, traces.tpu())
+    profile = read_profile(tmp_path)
+    assert sum("mark each call" in note for note in profile.notes) == 1
+    assert not {one.cause for one in profile.advice} & {"slow data", "host-bound loop"}
+
+
 def test_rows_of_a_tpu(tmp_path: Path) -> None:
     profile = profile_of(tmp_path, "TPU v5 lite", traces.tpu())
     rows = {row.name: row for row in profile.table("op")}

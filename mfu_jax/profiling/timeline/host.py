@@ -1,8 +1,13 @@
-"""The host's side of a trace: the steps marked by a loop, and what its thread did meanwhile."""
+"""The host's side of a trace: the steps marked by a loop, and what its thread did meanwhile.
+
+In a loop that marks no steps, the calls of the step's program take the place of marks.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,6 +16,7 @@ from mfu_jax.profiling.trace.xspace import ABSENT, Line, Plane
 
 PLANE = "/host:CPU"
 _STEP = "step_num"
+_CALL = re.compile(r"^PjitFunction\((.*)\)$")  # of jax.jit; of a compiled step, with `jit(…)`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +24,8 @@ class HostThread:
     """The thread that calls the steps.
 
     Attributes:
-        step_numbers: numbers of the steps it marked (`jax.profiler.StepTraceAnnotation`).
+        step_numbers: numbers of the steps it marked (`jax.profiler.StepTraceAnnotation`), or those
+            of its calls, counted from 0.
         step_starts: picoseconds; a mark spans the call, which returns before the device is done.
         step_ends: the same.
         names: table of what else it did.
@@ -36,28 +43,105 @@ class HostThread:
     ends: Integers
 
 
-def thread_of(plane: Plane) -> HostThread | None:
-    """The thread that marked the most steps; None if none did."""
-    if _STEP not in plane.stat_names.values():
-        return None
-    marked = [(int((_numbers(line) != ABSENT).sum()), line) for line in plane.lines if len(line)]
-    most, line = max(marked, key=lambda pair: pair[0], default=(0, None))
-    return _thread(line) if most and line is not None else None
+class Host:
+    """The threads of one host of a trace.
+
+    Args:
+        plane: the host's plane; None if the trace has none.
+    """
+
+    def __init__(self, plane: Plane | None) -> None:
+        self._plane = plane
+        self._callers: dict[str, HostThread | None] = {}
+
+    def thread(self, module: str) -> HostThread | None:
+        """The thread that marked the most steps; without marks, the one that called a program most.
+
+        Args:
+            module: the name of the step's program.
+        """
+        if self.marking is not None:
+            return self.marking
+        if module not in self._callers:
+            self._callers[module] = self._caller(module)
+        return self._callers[module]
+
+    @cached_property
+    def marking(self) -> HostThread | None:
+        """The thread that marked the most steps; None if none did."""
+        if self._plane is None or _STEP not in self._plane.stat_names.values():
+            return None
+        marked = [(int((_numbers(line) != ABSENT).sum()), line) for line in self._lines]
+        most, line = max(marked, key=lambda found: found[0], default=(0, None))
+        if not most or line is None:
+            return None
+        numbers = _numbers(line)
+        chosen = np.flatnonzero(numbers != ABSENT)
+        return _thread(line, chosen, numbers[chosen])
+
+    @property
+    def _lines(self) -> list[Line]:
+        return [] if self._plane is None else [line for line in self._plane.lines if len(line)]
+
+    def _caller(self, module: str) -> HostThread | None:
+        about = {} if self._plane is None else self._plane.metadata
+        kinds = [key for key, event in about.items() if _calls(event.name, module)]
+        calls = [(line, _outermost(line, kinds)) for line in self._lines] if kinds else []
+        if not calls:
+            return None
+        line, chosen = max(calls, key=lambda found: len(found[1]))
+        return _thread(line, chosen, np.arange(len(chosen))) if len(chosen) else None
 
 
 def _numbers(line: Line) -> Integers:
     return line.events((_STEP,)).numbers[_STEP]
 
 
-def _thread(line: Line) -> HostThread:
-    events = line.events((_STEP,))
-    marked = np.flatnonzero(events.numbers[_STEP] != ABSENT)
-    marked = marked[np.argsort(events.starts[marked], kind="stable")]
+def _calls(name: str, module: str) -> bool:
+    """Whether an event of this name is a call of a program.
+
+    >>> _calls("PjitFunction(step)", "jit_step"), _calls("PjitFunction(jit(step))", "jit_step")
+    (True, True)
+    >>> _calls("PjitFunction(<lambda>)", "jit__lambda"), _calls("PjitFunction(add)", "jit_step")
+    (True, False)
+    """
+    called = _CALL.match(name)
+    return called is not None and _plain(module) in (
+        _plain(called[1]),
+        _plain(f"jit({called[1]})"),
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "_", name).strip("_")
+
+
+def _outermost(line: Line, kinds: list[int]) -> Integers:
+    """The events of these kinds that are not within another, by start."""
+    events = line.events()
+    chosen = np.flatnonzero(np.isin(events.metadata, kinds))
+    chosen = chosen[np.lexsort((-events.ends[chosen], events.starts[chosen]))]
+    before = np.maximum.accumulate(events.ends[chosen])
+    is_outer = np.ones(len(chosen), bool)
+    is_outer[1:] = events.starts[chosen][1:] >= before[:-1]
+    return chosen[is_outer]
+
+
+def _thread(line: Line, marks: Integers, numbers: Integers) -> HostThread:
+    """A thread with its steps.
+
+    Args:
+        line: the thread.
+        marks: indices of the events that mark steps.
+        numbers: the steps' numbers.
+    """
+    events = line.events()
+    order = np.argsort(events.starts[marks], kind="stable")
     kinds, ops = np.unique(events.metadata, return_inverse=True)
     return HostThread(
-        step_numbers=events.numbers[_STEP][marked],
-        step_starts=events.starts[marked],
-        step_ends=events.ends[marked],
+        step_numbers=numbers[order],
+        step_starts=events.starts[marks][order],
+        step_ends=events.ends[marks][order],
         names=tuple(line.plane.about(kind).name for kind in kinds.tolist()),
         ops=ops,
         starts=events.starts,

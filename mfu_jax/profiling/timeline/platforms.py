@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 
 from mfu_jax.errors import UserError
-from mfu_jax.profiling.timeline import cpu, gpu, host, tpu
+from mfu_jax.profiling.timeline import cpu, gpu, tpu
 from mfu_jax.profiling.timeline.devices import Timeline
-from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.host import PLANE, Host
 from mfu_jax.profiling.trace.xspace import Trace
 
 # An accelerator's host has a plane like a CPU device's, so CPUs come last.
 _PLATFORMS = (tpu, gpu, cpu)
 
 
-def read_devices(traces: Sequence[Trace]) -> list[tuple[Timeline, HostThread | None]]:
-    """Every device of a job, with the thread of its host that calls the steps.
+def read_devices(traces: Sequence[Trace]) -> list[tuple[Timeline, Host]]:
+    """Every device of a job, with its host's side of the trace.
 
     Args:
         traces: one per host.
@@ -26,14 +26,12 @@ def read_devices(traces: Sequence[Trace]) -> list[tuple[Timeline, HostThread | N
     """
     found = []
     for trace in traces:
-        thread = next(
-            (host.thread_of(plane) for plane in trace.planes if plane.name == host.PLANE), None
-        )
+        threads = Host(next((plane for plane in trace.planes if plane.name == PLANE), None))
         for timeline in _timelines(trace):
             if len(traces) > 1:
                 name = f"{trace.path.name.partition('.')[0]} {timeline.device}"
                 timeline = dataclasses.replace(timeline, device=name)
-            found.append((timeline, thread))
+            found.append((timeline, threads))
     if not found:
         planes = ", ".join(plane.name for trace in traces for plane in trace.planes)
         raise UserError(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import mfu_jax
 from mfu_jax.profiling.profile import Profile, read_profile
@@ -115,13 +116,33 @@ def test_an_evaluation_needs_no_name(other: Callable, evaluates: bool, tmp_path:
         assert row.name in found["eval in the loop"].evidence
 
 
-def test_idle_time_of_unmarked_steps_is_said_to_be_unexplained(tmp_path: Path) -> None:
-    step, loader = jax.jit(train_step), batches(LOST)
-    w = jnp.zeros((64, 64))
-    jax.block_until_ready(step(w, next(loader)))
-    with mfu_jax.profile(tmp_path, step, w, next(loader)):
+def _as_it_is(step: Callable, *_: object) -> Callable:
+    return step
+
+
+def _compiled(step: Callable, *args: object) -> Callable:
+    return jax.jit(step).lower(*args).compile()
+
+
+@pytest.mark.parametrize("make", [jax.jit, nnx.jit], ids=["jit", "nnx"])
+@pytest.mark.parametrize("compile_step", [_as_it_is, _compiled], ids=["called", "compiled"])
+@pytest.mark.parametrize("cause", ["slow data", "host-bound loop"])
+def test_calls_of_the_step_are_as_good_as_marks(
+    cause: str, compile_step: Callable, make: Callable, tmp_path: Path
+) -> None:
+    w, loader = jnp.zeros((64, 64)), batches(LOST if cause == "slow data" else 0)
+    step = make(train_step)
+    called = compile_step(step, w, next(loader))
+    jax.block_until_ready(called(w, next(loader)))
+    with mfu_jax.profile(tmp_path):
         for _ in range(STEPS):
-            w, _ = step(w, next(loader))
+            w, _ = called(w, next(loader))
+            if cause == "host-bound loop":
+                time.sleep(LOST)
+        jax.block_until_ready(w)
     profile = read_profile(tmp_path, peak_tflops_per_device=0.1)
-    assert not profile.advice
-    assert sum("StepTraceAnnotation" in note for note in profile.notes) == 1
+    assert profile.measured.steps == STEPS - 1
+    assert profile.advice[0].cause == cause
+    assert LEAST < profile.advice[0].gain_seconds < profile.measured.step_seconds
+    assert profile.last_step == 0  # the loop's own numbers are not known
+    assert not any("mark each call" in note for note in profile.notes)

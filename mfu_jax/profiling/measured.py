@@ -42,11 +42,13 @@ class Window(NamedTuple):
         begin: picoseconds.
         end: the same.
         steps: number of steps.
+        starts: the start of each step.
     """
 
     begin: int
     end: int
     steps: int
+    starts: Integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +59,13 @@ class DeviceTime:
         device: its name.
         step: the whole step.
         idle: time in which nothing ran.
-        ops: the rest, by op.
+        compute: time of ops that compute, step by step.
     """
 
     device: str
     step: float
     idle: float
-    ops: Mapping[OpName, float]
+    compute: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +193,11 @@ def window_of(executions: Executions, thread: HostThread | None) -> Window | Non
     marked = 0 if thread is None else len(thread.step_numbers)
     a_step = count // marked if marked and count % marked == 0 else 1
     if count < 2 * a_step:
-        window = Window(int(starts[0]), int(executions.ends[-1]), 1)
+        window = Window(int(starts[0]), int(executions.ends[-1]), 1, starts[:1])
     else:
         steps = (count - 1) // a_step
-        window = Window(int(starts[0]), int(starts[steps * a_step]), steps)
+        bounds = starts[: steps * a_step + 1 : a_step]
+        window = Window(int(bounds[0]), int(bounds[-1]), steps, bounds[:-1])
     return window if window.end > window.begin else None
 
 
@@ -232,7 +235,7 @@ class _Sums:
             window.begin,
             window.end,
         )
-        of_device = self._add_ops(timeline, window, division, parents, scale)
+        self._add_ops(timeline, window, division, parents, scale)
         self.joined.update(zip(timeline.names, joined, strict=True))
         self._add_idle(division, thread, scale)
         if thread is not None:
@@ -243,9 +246,14 @@ class _Sums:
             self.host.add(thread, late, executions, (window.begin, window.end), scale)
         self._add_executions(timeline.executions, window, division, scale)
         self.steps.append(window.steps)
-        step = (window.end - window.begin) * scale
+        is_compute = classes == Work.COMPUTE
         self.devices.append(
-            DeviceTime(device=timeline.device, step=step, idle=division.idle * scale, ops=of_device)
+            DeviceTime(
+                device=timeline.device,
+                step=(window.end - window.begin) * scale,
+                idle=division.idle * scale,
+                compute=_step_by_step(timeline.starts, division.shares * is_compute, window),
+            )
         )
 
     def _add_ops(
@@ -255,7 +263,7 @@ class _Sums:
         division: Division,
         parents: Integers,
         scale: float,
-    ) -> dict[OpName, float]:
+    ) -> None:
         count = len(timeline.names)
         own = _self_times(timeline, parents, window)
         is_inside = (timeline.starts >= window.begin) & (timeline.starts < window.end)
@@ -267,7 +275,6 @@ class _Sums:
         )
         for name, *numbers in zip(timeline.names, *(c.tolist() for c in columns), strict=True):
             self.ops[name] = [a + b for a, b in zip(self.ops[name], numbers, strict=True)]
-        return dict(zip(timeline.names, columns[0].tolist(), strict=True))
 
     def _add_idle(self, division: Division, thread: HostThread | None, scale: float) -> None:
         if thread is None:
@@ -329,6 +336,12 @@ class _Sums:
             idle_within={p: seconds / count for p, seconds in self.idle_within.items()},
             devices=tuple(self.devices),
         )
+
+
+def _step_by_step(starts: Integers, shares: Floats, window: Window) -> tuple[float, ...]:
+    """Seconds of each step: the shares of the events that begin in it."""
+    steps = np.searchsorted(window.starts, np.maximum(starts, window.begin), "right") - 1
+    return tuple((np.bincount(steps, shares, window.steps) / _PICOSECONDS).tolist())
 
 
 def _beside(timeline: Timeline) -> npt.NDArray[np.bool_]:

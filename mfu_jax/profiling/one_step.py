@@ -130,13 +130,8 @@ def _bounds(
     timeline: Timeline, thread: HostThread | None, versions: Set[Program]
 ) -> Integers | None:
     """The start of each measured step of a device, and the end of the last one."""
-    executions = timeline.executions.of(versions)
-    window = window_of(executions, thread)
-    if window is None:
-        return None
-    starts = executions.starts
-    starts = starts[(starts >= window.begin) & (starts < window.end)]
-    return np.append(starts[:: max(1, len(starts) // window.steps)][: window.steps], window.end)
+    window = window_of(timeline.executions.of(versions), thread)
+    return None if window is None else np.append(window.starts, window.end)
 
 
 def _device_lanes(one: _Shown, begin: int, length: int, few: int, join: Join) -> list[Lane]:

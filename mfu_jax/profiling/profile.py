@@ -260,8 +260,8 @@ def _notes(
     notes += [f"{what} is not counted: {reason}" for what, reason in sorted(reasons)]
     if not measured.host and sum(measured.idle.values()) > _IDLE * measured.step_seconds:
         notes.append(
-            "the trace holds no call of the step, so advice knows nothing of the host, which leaves "
-            "the device idle; mark each call by jax.profiler.StepTraceAnnotation, or by "
+            "the trace holds no call of the step, so advice knows nothing of the host, which "
+            "leaves the device idle; mark each call by jax.profiler.StepTraceAnnotation, or by "
             "instrument(step)"
         )
     if measured.steps < 2:

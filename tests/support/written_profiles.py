@@ -51,7 +51,7 @@ def written_profile(
     idle: float = 0.0,
     host: Sequence[HostEvent] = (),
     call: float = -1e-6,
-    slower: Sequence[Mapping[str, float]] = (),
+    slower: Sequence[Mapping[str, float | Sequence[float]]] = (),
     memory: Mapping[str, int] | None = None,
     model: ModelFlops | None = None,
     computations: str = "",
@@ -65,7 +65,7 @@ def written_profile(
         idle: seconds after them.
         host: what its thread does in each step.
         call: when the step is called, from the begin of the step on the device.
-        slower: other devices, each with its own seconds of some ops.
+        slower: other devices, each with its own seconds of some ops, or of each of their runs.
         memory: as a dump has it.
         model: model FLOPs.
         computations: that the lines call.
@@ -83,12 +83,13 @@ def written_profile(
     return read_profile(folder)
 
 
-def _device(number: int, seconds: Mapping[str, float], step: float) -> Plane:
+def _device(number: int, seconds: Mapping[str, float | Sequence[float]], step: float) -> Plane:
     plane = Plane(f"/device:GPU:{number}", gpu_device_name=KIND)
     events = []
     for start in range(STEPS):
         at = (1 + start) * step
-        for name, length in seconds.items():
+        for name, lengths in seconds.items():
+            length = lengths if isinstance(lengths, float) else lengths[start]
             of = {"hlo_module": "jit_step", "program_id": 7, "hlo_op": name}
             events.append((name, round(at * PS), round(length * PS), of))
             at += length

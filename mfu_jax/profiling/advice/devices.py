@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from statistics import mean
+import math
+
+import numpy as np
 
 from mfu_jax.profiling.advice.facts import Facts, milliseconds, seconds_of
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.waterfall import communication_of
 
 _LEAST = 0.1  # of a step: gap between the slowest device and the others
+_CLEAR = 4  # standard errors: two healthy CPU devices, which share cores, were 2 apart
 
 
 def imbalance(facts: Facts) -> tuple[float, str] | None:
-    """One device computes longer than the others, so they wait for it."""
-    computes = {op.op.name for op in facts.measured.ops if op.op.work is Work.COMPUTE}
-    busy = {
-        device.device: sum(s for name, s in device.ops.items() if name in computes)
-        for device in facts.measured.devices
-    }
-    if len(busy) < 2:
+    """One device computes longer than the others in every step, so they wait for it."""
+    devices = facts.measured.devices
+    steps = min(len(device.compute) for device in devices)
+    if len(devices) < 2:
         return None
-    slowest = max(busy, key=lambda device: busy[device])
-    others = mean(seconds for device, seconds in busy.items() if device != slowest)
-    gain = busy[slowest] - others
-    if gain < _LEAST * facts.step:
+    compute = np.array([device.compute[:steps] for device in devices])
+    slowest = int(compute.sum(axis=1).argmax())
+    gaps = compute[slowest] - np.delete(compute, slowest, axis=0).mean(axis=0)
+    gain = float(gaps.mean())
+    error = float(gaps.std(ddof=1)) / math.sqrt(steps) if steps > 1 else 0.0
+    if gain < max(_LEAST * facts.step, _CLEAR * error):
         return None
+    took = float(compute[slowest].mean())
     return gain, (
-        f"{slowest} computes for {milliseconds(busy[slowest])} of a step, the other "
-        f"{len(busy) - 1} for {milliseconds(others)} in the mean, and wait for it; divide the work "
-        f"evenly, or look at that device's clock and neighbours"
+        f"{devices[slowest].device} computes for {milliseconds(took)} of a step, the other "
+        f"{len(devices) - 1} for {milliseconds(took - gain)} in the mean, and wait for it; divide "
+        f"the work evenly, or look at that device's clock and neighbours"
     )
 
 

@@ -38,14 +38,16 @@ class HostTime(NamedTuple):
         seconds: per step; for calls, without the programs that the device runs within them.
         idle: the part between the end of a step on the device and the call of the next one; for
             waiting, from its start until that call.
-        times: how often per step.
-        name: what took most of it, as named in the trace.
+        times: how often per step; waits only if they leave the device idle.
+        steps: number of measured steps in which it occurred.
+        name: what took most of it, as named in the trace; of waits, what left the device idle.
         caller: the function that most of it was called from; empty if the trace does not say.
     """
 
     seconds: float
     idle: float
     times: float
+    steps: int
     name: str
     caller: str
 
@@ -113,6 +115,7 @@ class HostSums:
     def __init__(self) -> None:
         self._late = 0.0
         self._sums = np.zeros((3, len(_WORK)))
+        self._steps = np.zeros(len(_WORK), np.int64)
         self._names: dict[tuple[HostWork, str, str], float] = defaultdict(float)
         self._threads: dict[int, _Events] = {}
 
@@ -121,7 +124,7 @@ class HostSums:
         thread: HostThread,
         late: LateCalls,
         executions: Executions,
-        window: tuple[int, int],
+        bounds: Integers,
         scale: float,
     ) -> None:
         """Adds one device's thread.
@@ -130,10 +133,10 @@ class HostSums:
             thread: the thread that calls the device's steps.
             late: its intervals from the end of a step to the call of the next one.
             executions: executions of all programs on the device.
-            window: begin and end of the measured steps, picoseconds.
+            bounds: start of each measured step, and end of the last one, picoseconds.
             scale: seconds per step for one picosecond of the trace.
         """
-        begin, end = window
+        begin, end = int(bounds[0]), int(bounds[-1])
         self._late += float(late.idle_within(*np.array([[begin], [end]]))[0]) * scale
         if id(thread) not in self._threads:
             self._threads[id(thread)] = _Events.of(thread)
@@ -143,12 +146,17 @@ class HostSums:
         is_call = events.is_first & (events.kinds == _WORK.index(HostWork.DISPATCH))
         own = (own - np.where(is_call, _executing(executions, first, last), 0.0)) * scale
         idle = _without_inner(late.idle_within(thread.starts, thread.ends), events.parents) * scale
-        starts = events.is_first & (thread.starts >= begin) & (thread.starts < end)
+        is_wait = events.kinds == _WORK.index(HostWork.WAIT)
         stalls = np.where(events.is_first, _stalls(thread, late) * scale, 0.0)
-        idle = np.where(events.kinds == _WORK.index(HostWork.WAIT), stalls, idle)
+        idle = np.where(is_wait, stalls, idle)
+        step = np.searchsorted(bounds, thread.starts, "right") - 1
+        starts = events.is_first & (step >= 0) & (thread.starts < end)
+        starts &= ~is_wait | (stalls > 0)
         for row, column in enumerate((own, idle, starts * scale * _PICOSECONDS)):
             self._sums[row] += np.bincount(events.kinds, column, len(_WORK))
-        seconds = np.bincount(events.names, own, len(events.table))
+        occurred = np.unique(np.stack([events.kinds[starts], step[starts]]), axis=1)
+        self._steps = np.maximum(self._steps, np.bincount(occurred[0], minlength=len(_WORK)))
+        seconds = np.bincount(events.names, np.where(is_wait, stalls, own), len(events.table))
         for name, of_name in zip(events.table, seconds.tolist(), strict=True):
             self._names[name] += of_name
 
@@ -159,12 +167,13 @@ class HostSums:
     def mean(self, devices: int) -> dict[HostWork, HostTime]:
         """Times by kind of work, as the mean over devices."""
         means = {}
-        for kind, sums in zip(_WORK, self._sums.T.tolist(), strict=True):
+        numbers = zip(_WORK, self._sums.T.tolist(), self._steps.tolist(), strict=True)
+        for kind, sums, steps in numbers:
             names = {name: own for name, own in self._names.items() if name[0] is kind}
             if names:
                 _, name, caller = max(names, key=lambda key: names[key])
                 seconds, idle, times = (total / devices for total in sums)
-                means[kind] = HostTime(seconds, idle, times, name, caller)
+                means[kind] = HostTime(seconds, idle, times, steps, name, caller)
         return means
 
 

@@ -39,16 +39,25 @@ class Window(NamedTuple):
     """The measured steps of one device.
 
     Attributes:
-        begin: picoseconds.
-        end: the same.
-        steps: number of steps.
-        starts: the start of each step.
+        bounds: the start of each step, and the end of the last one, picoseconds.
     """
 
-    begin: int
-    end: int
-    steps: int
-    starts: Integers
+    bounds: Integers
+
+    @property
+    def begin(self) -> int:
+        """Start of the first step, picoseconds."""
+        return int(self.bounds[0])
+
+    @property
+    def end(self) -> int:
+        """End of the last step, picoseconds."""
+        return int(self.bounds[-1])
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.bounds) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +113,8 @@ class Measured:
         host: what the thread that calls the steps did, by kind; empty if its calls are not in
             the trace.
         executions: number of executions of each program per step.
+        steps_with: number of measured steps in which each program ran.
+        late_after: the part of `late_calls` that follows each program.
         idle_within: seconds in which nothing ran during executions of each program.
         devices: each device on its own.
     """
@@ -120,6 +131,8 @@ class Measured:
     late_calls: float
     host: Mapping[HostWork, HostTime]
     executions: Mapping[Program, float]
+    steps_with: Mapping[Program, int]
+    late_after: Mapping[Program, float]
     idle_within: Mapping[Program, float]
     devices: tuple[DeviceTime, ...]
 
@@ -193,11 +206,10 @@ def window_of(executions: Executions, thread: HostThread | None) -> Window | Non
     marked = 0 if thread is None else len(thread.step_numbers)
     a_step = count // marked if marked and count % marked == 0 else 1
     if count < 2 * a_step:
-        window = Window(int(starts[0]), int(executions.ends[-1]), 1, starts[:1])
+        window = Window(np.append(starts[:1], executions.ends[-1:]))
     else:
         steps = (count - 1) // a_step
-        bounds = starts[: steps * a_step + 1 : a_step]
-        window = Window(int(bounds[0]), int(bounds[-1]), steps, bounds[:-1])
+        window = Window(starts[: steps * a_step + 1 : a_step])
     return window if window.end > window.begin else None
 
 
@@ -212,6 +224,8 @@ class _Sums:
         self.idle: dict[str, float] = defaultdict(float)
         self.causes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.executions: dict[Program, float] = defaultdict(float)
+        self.steps_with: dict[Program, int] = defaultdict(int)
+        self.late_after: dict[Program, float] = defaultdict(float)
         self.idle_within: dict[Program, float] = defaultdict(float)
         self.host = HostSums()
 
@@ -243,7 +257,11 @@ class _Sums:
             late = LateCalls(
                 thread, waits_of(thread), executions, executions.of(versions), division
             )
-            self.host.add(thread, late, executions, (window.begin, window.end), scale)
+            self.host.add(thread, late, executions, window.bounds, scale)
+            following = np.append(executions.starts[1:], executions.ends[-1:])
+            after = late.idle_within(executions.ends, following) * scale
+            for program, seconds in zip(executions.programs, after.tolist(), strict=True):
+                self.late_after[program] += seconds
         self._add_executions(timeline.executions, window, division, scale)
         self.steps.append(window.steps)
         is_compute = classes == Work.COMPUTE
@@ -289,10 +307,16 @@ class _Sums:
     def _add_executions(
         self, executions: Executions, window: Window, division: Division, scale: float
     ) -> None:
-        is_inside = (executions.starts >= window.begin) & (executions.starts < window.end)
-        inside = zip(executions.programs, is_inside.tolist(), strict=True)
-        for program, number in Counter(program for program, counted in inside if counted).items():
+        steps = np.searchsorted(window.bounds, executions.starts, "right").tolist()
+        inside = [
+            (program, step)
+            for program, step in zip(executions.programs, steps, strict=True)
+            if 0 < step <= window.steps
+        ]
+        for program, number in Counter(program for program, _ in inside).items():
             self.executions[program] += number / window.steps
+        for program, number in Counter(program for program, _ in set(inside)).items():
+            self.steps_with[program] = max(self.steps_with[program], number)
         ends = np.minimum(executions.ends, np.append(executions.starts[1:], executions.ends[-1:]))
         idle = division.idle_within(executions.starts, ends) * scale
         for program, seconds in zip(executions.programs, idle.tolist(), strict=True):
@@ -333,6 +357,8 @@ class _Sums:
             late_calls=self.host.late(count),
             host=self.host.mean(count),
             executions={p: n / count for p, n in self.executions.items()},
+            steps_with=self.steps_with,
+            late_after={p: seconds / count for p, seconds in self.late_after.items()},
             idle_within={p: seconds / count for p, seconds in self.idle_within.items()},
             devices=tuple(self.devices),
         )
@@ -340,7 +366,7 @@ class _Sums:
 
 def _step_by_step(starts: Integers, shares: Floats, window: Window) -> tuple[float, ...]:
     """Seconds of each step: the shares of the events that begin in it."""
-    steps = np.searchsorted(window.starts, np.maximum(starts, window.begin), "right") - 1
+    steps = np.clip(np.searchsorted(window.bounds, starts, "right") - 1, 0, window.steps - 1)
     return tuple((np.bincount(steps, shares, window.steps) / _PICOSECONDS).tolist())
 
 

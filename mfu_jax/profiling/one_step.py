@@ -131,7 +131,7 @@ def _bounds(
 ) -> Integers | None:
     """The start of each measured step of a device, and the end of the last one."""
     window = window_of(timeline.executions.of(versions), thread)
-    return None if window is None else np.append(window.starts, window.end)
+    return None if window is None else window.bounds
 
 
 def _device_lanes(one: _Shown, begin: int, length: int, few: int, join: Join) -> list[Lane]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
@@ -17,7 +19,8 @@ from mfu_jax.profiling.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.waterfall import shortest
 
-_NOTHING = HostTime(0.0, 0.0, 0.0, "", "")
+_NOTHING = HostTime(0.0, 0.0, 0.0, 0, "", "")
+_EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,21 @@ class Facts:
             return hardware.lookup(self.program.device_kind or self.measured.kind)
         except UserError:
             return None
+
+    @cached_property
+    def evaluations(self) -> frozenset[Program]:
+        """Other programs that evaluate: by name, or as a forward pass that returns only scalars."""
+        others = frozenset(self.measured.executions) - self.measured.versions
+        return frozenset(program for program in others if self._evaluates(program))
+
+    def _evaluates(self, program: Program) -> bool:
+        if _EVALUATES.search(program.module):
+            return True
+        if (known := self.programs.get(program)) is None:
+            return False
+        is_forward = all(r.phase != "backward" for r in known.costs.records.values() if r.flops)
+        is_scalar = all(not array.dims for array in known.costs.results)
+        return known.costs.executed.total > 0 and is_forward and is_scalar
 
     @property
     def gaps(self) -> float:

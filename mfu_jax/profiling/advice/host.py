@@ -18,13 +18,23 @@ Rule = Callable[[Facts], tuple[float, str]]
 
 
 def idle_time(facts: Facts) -> Mapping[HostWork, float]:
-    """Idle seconds per step by cause; zeros if the trace marks no steps."""
+    """Idle seconds per step by cause; zeros if the trace has no calls of the step."""
+    own = {kind: _own_idle(facts, kind) for kind in HostWork}
+    after = sum(facts.measured.late_after.get(program, 0.0) for program in facts.evaluations)
+    # Waits for an evaluation that the loop itself calls, outside a function of that name.
+    waited = max(0.0, min(after - own[HostWork.EVALUATION], own[HostWork.WAIT]))
+    own[HostWork.EVALUATION] += waited
+    own[HostWork.WAIT] -= waited
     rest, shares = facts.measured.late_calls, {}
-    for kind in HostWork:  # in the order of precedence
-        found = facts.host(kind)
-        shares[kind] = min(found.idle if kind in _OVERLAPPING else found.seconds, rest)
+    for kind, seconds in own.items():  # in the order of precedence
+        shares[kind] = min(seconds, rest)
         rest -= shares[kind]
     return shares
+
+
+def _own_idle(facts: Facts, kind: HostWork) -> float:
+    found = facts.host(kind)
+    return found.idle if kind in _OVERLAPPING else found.seconds
 
 
 def _rule(kind: HostWork, evidence: str) -> Rule:

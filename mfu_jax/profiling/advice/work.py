@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.advice.facts import (
     Facts,
@@ -16,46 +14,29 @@ from mfu_jax.profiling.advice.host import idle_time
 from mfu_jax.profiling.host_work import HostWork
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import OpTime
-from mfu_jax.profiling.timeline.devices import Program
 
-_EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
-_OFTEN = 0.5  # runs per step: fewer may be a schedule that happens to fall into the trace
 _RECOMPUTED = "rematerialized"
 _FULL = 0.9  # share of the memory that a program may use
 
 
 def evaluation(facts: Facts) -> tuple[float, str] | None:
     """Programs that only evaluate, or an evaluation within the step."""
-    programs = {
-        program: runs
-        for program, runs in facts.measured.executions.items()
-        if program not in facts.measured.versions and _only_evaluates(facts, program)
-    }
     seconds = _evaluation_within(facts)
     seen = [f"{milliseconds(seconds)} of evaluation within the step's program"] if seconds else []
-    often = max(sum(programs.values()), facts.host(HostWork.EVALUATION).times)
-    if often >= _OFTEN:
-        ops = [op for op in facts.measured.ops if op.op.name.program in programs]
+    measured, called = facts.measured, facts.host(HostWork.EVALUATION)
+    steps = max([called.steps, *(measured.steps_with[p] for p in facts.evaluations)])
+    if steps > 1 or 2 * steps >= measured.steps:  # a single one may be any schedule's
+        ops = [op for op in measured.ops if op.op.name.program in facts.evaluations]
         idle = idle_time(facts)[HostWork.EVALUATION]
         seconds += seconds_of(ops) + idle
-        names = [program.module for program in programs] + [facts.host(HostWork.EVALUATION).name]
+        names = [program.module for program in facts.evaluations] + [called.name]
+        times = max(called.times, sum(measured.executions[p] for p in facts.evaluations))
         seen.append(
-            f"{', '.join(sorted(filter(None, names)))} runs {often:.3g} times a step, for "
+            f"{', '.join(sorted(filter(None, names)))} runs {times:.3g} times a step, for "
             f"{milliseconds(seconds_of(ops))} on the device, which is idle for "
             f"{milliseconds(idle)} besides"
         )
     return (seconds, f"{'; '.join(seen)}; evaluate every N-th step") if seen else None
-
-
-def _only_evaluates(facts: Facts, program: Program) -> bool:
-    """By its name; else a forward pass that returns nothing but scalars, such as a loss."""
-    if _EVALUATES.search(program.module):
-        return True
-    if (known := facts.programs.get(program)) is None:
-        return False
-    is_forward = all(r.phase != "backward" for r in known.costs.records.values() if r.flops)
-    is_scalar = all(not array.dims for array in known.costs.results)
-    return known.costs.executed.total > 0 and is_forward and is_scalar
 
 
 def _evaluation_within(facts: Facts) -> float:

@@ -30,6 +30,7 @@ def gain(
         step=0.1,
         compute=lambda: [op] if matmul else [],
         shortest=lambda op: work / peak,
+        evaluations=frozenset(),
         host=lambda kind: SimpleNamespace(idle=0.0, seconds=0.0),
         measured=SimpleNamespace(ops=[op], platform="gpu", late_calls=0.0),
         program=SimpleNamespace(costs=SimpleNamespace(state=STATE)),

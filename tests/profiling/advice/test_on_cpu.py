@@ -116,6 +116,27 @@ def test_an_evaluation_needs_no_name(other: Callable, evaluates: bool, tmp_path:
         assert row.name in found["eval in the loop"].evidence
 
 
+@pytest.mark.parametrize(("after", "is_seen"), [({1, 4}, True), ({1}, False)])
+def test_an_evaluation_that_recurs_owns_the_wait_for_it(
+    after: set[int], is_seen: bool, tmp_path: Path
+) -> None:
+    """Once in a trace may be any schedule's; its wait is not the loop's in either case."""
+    step, evaluate = jax.jit(train_step), jax.jit(lambda w, x: jnp.mean((x @ w) ** 2))
+    w, x, held_out = jnp.zeros((512, 512)), jnp.ones((512, 512)), jnp.ones((16384, 512))
+    jax.block_until_ready((step(w, x), evaluate(w, held_out)))
+    with mfu_jax.profile(tmp_path, step, w, x):
+        for number in range(8):
+            w, _ = step(w, x)
+            if number in after:
+                float(evaluate(w, held_out))
+                time.sleep(LOST)  # the device is idle, and the loop's own work is the cause
+    profile = read_profile(tmp_path, peak_tflops_per_device=0.1)
+    causes = [advice.cause for advice in profile.advice]
+    assert "host-bound loop" in causes
+    assert "sync in the loop" not in causes
+    assert ("eval in the loop" in causes) == is_seen
+
+
 def _as_it_is(step: Callable, *_: object) -> Callable:
     return step
 

@@ -110,7 +110,7 @@ def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
                 times.append((faulty.step_seconds(steps), fast))
             else:
                 times.append((faulty.step_seconds(steps), healthy.step_seconds(steps)))
-            advice = read_profile(faulty.trace(steps), peak_tflops_per_device=0.1).advice
+            advice = read_profile(faulty.trace(steps)).advice
             found.append({one.cause: one.gain_seconds for one in advice})
             is_settled = not FAULTS[name].cause or _is_known(_differences(times, share))
             if turn + 1 >= arguments.pairs and is_settled:

@@ -144,6 +144,7 @@ class HostSums:
         first, last = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
         own = _without_inner((last - first).astype(np.float64), events.parents)
         is_call = events.is_first & (events.kinds == _WORK.index(HostWork.DISPATCH))
+        own -= np.where(thread.is_python, np.minimum(own, thread.per_call), 0.0)
         own = (own - np.where(is_call, _executing(executions, first, last), 0.0)) * scale
         idle = _without_inner(late.idle_within(thread.starts, thread.ends), events.parents) * scale
         is_wait = events.kinds == _WORK.index(HostWork.WAIT)

@@ -2,7 +2,8 @@
 
 Idle time after the call, or within a step, is due to the device or the runtime. So is idle time
 before another program that the host waits for when the step ends, such as an evaluation: it was
-called in time, and a next step in its place would have started no earlier.
+called in time, and a next step in its place would have started no earlier. What the profiler takes
+to record Python's calls delays the next step only in a trace, and is left out.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ class LateCalls:
     ) -> None:
         self._division = division
         self.starts = _ready(waits, executions, steps)
-        self.ends = np.minimum(steps.starts, _called(thread, steps))[1:]
-        self.ends = np.maximum(self.starts, self.ends)
+        called = _called(thread, steps)
+        ends = np.minimum(steps.starts, called)[1:]
+        since = np.maximum(called[:-1], _last_before(waits[1], ends))
+        ends = ends - thread.recording(since, ends).astype(np.int64)
+        self.ends = np.maximum(self.starts, ends)
         lengths = (steps.ends - steps.starts)[: len(self.starts)]
         self._done = self.starts - (lengths * _AT_ITS_END).astype(np.int64)
         idle = division.idle_within(self.starts, self.ends)
@@ -90,6 +94,12 @@ def _ready(waits: Intervals, executions: Executions, steps: Executions) -> Integ
     until = np.where(last < 0, ends, np.maximum.accumulate(waits[1][order])[last])
     is_waited_for = (begins <= until) & (begins < steps.starts[1:])
     return np.where(is_waited_for, begins, ends)
+
+
+def _last_before(times: Integers, ends: Integers) -> Integers:
+    """The last of `times` before each of `ends`; the smallest number if there is none."""
+    times = np.append(np.iinfo(np.int64).min, np.sort(times))
+    return times[np.searchsorted(times, ends, "right") - 1]
 
 
 def _called(thread: HostThread, steps: Executions) -> Integers:

@@ -117,6 +117,7 @@ class Measured:
         late_after: the part of `late_calls` that follows each program.
         idle_within: seconds in which nothing ran during executions of each program.
         devices: each device on its own.
+        threads: threads that compute, on CPUs.
     """
 
     platform: str
@@ -135,6 +136,7 @@ class Measured:
     late_after: Mapping[Program, float]
     idle_within: Mapping[Program, float]
     devices: tuple[DeviceTime, ...]
+    threads: int = 0
 
     @property
     def busy_seconds(self) -> float:
@@ -361,6 +363,7 @@ class _Sums:
             late_after={p: seconds / count for p, seconds in self.late_after.items()},
             idle_within={p: seconds / count for p, seconds in self.idle_within.items()},
             devices=tuple(self.devices),
+            threads=timeline.threads,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from mfu_jax.profiling.late_calls import Intervals, LateCalls
 from mfu_jax.profiling.timeline.devices import Executions, Program
@@ -13,10 +14,14 @@ STEP, EVALUATION = Program("jit_step", 1), Program("jit_evaluate", 2)
 NONE = np.zeros(0, np.int64)
 
 
-def late(waits: Intervals) -> float:
+def late(waits: Intervals, calls_of_python: npt.NDArray[np.int64] = NONE) -> float:
     """Two steps, and an evaluation between them that begins 5 after the first one.
 
     The device is idle from 10 to 15 and from 25 to 33; the second step is called at 31.
+
+    Args:
+        waits: of the host for the device.
+        calls_of_python: when the host calls a Python function.
     """
     starts, ends = np.array([0, 15, 33]), np.array([10, 25, 43])
     executions = Executions(programs=(STEP, EVALUATION, STEP), starts=starts, ends=ends)
@@ -26,10 +31,10 @@ def late(waits: Intervals) -> float:
         step_numbers=np.arange(2),
         step_starts=calls,
         step_ends=calls + 1,
-        names=(),
-        ops=NONE,
-        starts=NONE,
-        ends=NONE,
+        names=("$loop.py:1 f",),
+        ops=np.zeros(len(calls_of_python), np.int64),
+        starts=calls_of_python,
+        ends=calls_of_python,
     )
     division = divide(starts, ends, classes, parents, 0, 33)
     return LateCalls(thread, waits, executions, executions.of({STEP}), division).idle
@@ -37,6 +42,13 @@ def late(waits: Intervals) -> float:
 
 def test_idle_time_until_the_next_call_is_late() -> None:
     assert late((NONE, NONE)) == (15 - 10) + (31 - 25)
+
+
+def test_recording_pythons_calls_delays_the_next_one_in_a_trace_only() -> None:
+    """Each takes 1, the time between them; what was called before a wait ended delays nothing."""
+    calls = np.array([5, 25, 26, 27])
+    assert late((NONE, NONE), calls) == (15 - 10) + (31 - 25) - 4
+    assert late((np.array([4]), np.array([25])), calls) == (31 - 25) - 3
 
 
 def test_a_program_that_the_host_waits_for_was_called_in_time() -> None:

@@ -73,17 +73,22 @@ def callback(facts: Facts) -> tuple[float, str] | None:
     """The device waits for Python within the step, and computes nothing meanwhile.
 
     A CPU runs a program with callbacks within its call, so every next call is late. Without
-    callbacks, a step takes as long as the device's work or the loop's, whichever is longer.
+    callbacks, a step takes as long as the device's work or the loop's, whichever is longer. What a
+    CPU computes beside a callback has one thread less.
     """
     ops = [op for op in facts.measured.ops if op.op.work is Work.HOST]
     if not ops:
         return None
     waiting, late = seconds_of(ops), facts.measured.late_calls if facts.is_cpu else 0.0
+    beside, threads = sum(op.self_seconds for op in ops) - waiting, facts.measured.threads
+    slowed = beside / threads if facts.is_cpu and threads else 0.0
     runs = sum(op.runs for op in ops)
-    beside = f", and calls the next one only then: {milliseconds(late)} later" if late else ""
-    return facts.step - max(facts.step - waiting - late, late), (
+    then = f", and calls the next one only then: {milliseconds(late)} later" if late else ""
+    also = f"; {milliseconds(beside)} more beside ops that lack its thread" if slowed else ""
+    return facts.step - max(facts.step - waiting - late - slowed, late), (
         f"host callbacks run {runs:.3g} × a step, and it waits {milliseconds(waiting)} for them"
-        f"{beside}: {largest_names(ops)}; return the values instead, and use them after the step"
+        f"{then}{also}: {largest_names(ops)}; return the values instead, and use them after the "
+        f"step"
     )
 
 

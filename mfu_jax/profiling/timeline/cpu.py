@@ -8,6 +8,7 @@ thunk that continues after it returns gets its own lane, until its result is rea
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -32,6 +33,7 @@ from mfu_jax.profiling.trace.wire import Integers
 from mfu_jax.profiling.trace.xspace import ABSENT, Events, Plane, Trace
 
 PLANE = "/host:CPU"
+_POOL = "tf_XLAEigen"  # the names of its threads begin so
 _NUMBERS = ("program_id", "run_id", "device_ordinal", PRODUCER, CONSUMER)
 _TEXTS = ("hlo_op", "hlo_module")
 _COLUMNS = (*_NUMBERS, *_TEXTS, "start", "end", "lane", "until")
@@ -40,10 +42,12 @@ _COLUMNS = (*_NUMBERS, *_TEXTS, "start", "end", "lane", "until")
 def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
     """The CPU devices of a host."""
     thunks = _thunks(plane)
+    threads = sum(len(line) > 0 and line.name.startswith(_POOL) for line in plane.lines)
     for device in np.unique(thunks["device_ordinal"]).tolist():
         chosen = thunks["device_ordinal"] == device
         of_device = {name: column[chosen] for name, column in thunks.items()}
-        yield _timeline(trace, 0 if device == ABSENT else device, of_device)
+        timeline = _timeline(trace, 0 if device == ABSENT else device, of_device)
+        yield dataclasses.replace(timeline, threads=threads)
 
 
 def _thunks(plane: Plane) -> dict[str, Integers]:

@@ -73,6 +73,7 @@ class Timeline:
         ends: the same.
         executions: program executions.
         beside: lanes of work in flight beside the others; their events take no time from those.
+        threads: threads of the pool that computes, on CPUs; all devices of a host share it.
     """
 
     device: str
@@ -86,6 +87,7 @@ class Timeline:
     executions: Executions
     beside: frozenset[int] = frozenset()
     about: str = ""
+    threads: int = 0
 
 
 Lane = tuple[Integers, Integers, Integers]

@@ -10,12 +10,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
+from mfu_jax.profiling.timeline.sweep import Floats
 from mfu_jax.profiling.trace.wire import Integers
 from mfu_jax.profiling.trace.xspace import ABSENT, Line, Plane
 
 PLANE = "/host:CPU"
 _STEP = "step_num"
+_PYTHON = "$"  # begins the names of Python's functions
+# Recording a call takes 0.2 to 0.35 µs (CPython 3.11 on Intel Xeon): most of the time between calls
+# where Python makes many. A larger median is Python's own work.
+_MOST_PER_CALL = 350_000  # picoseconds
 _CALL = re.compile(r"^PjitFunction\((.*)\)$")  # of jax.jit; of a compiled step, with `jit(…)`
 
 
@@ -41,6 +47,23 @@ class HostThread:
     ops: Integers
     starts: Integers
     ends: Integers
+
+    @cached_property
+    def is_python(self) -> npt.NDArray[np.bool_]:
+        """Whether each event is a call of a Python function, built in or not."""
+        return np.array([name.startswith(_PYTHON) for name in self.names], bool)[self.ops]
+
+    @cached_property
+    def per_call(self) -> float:
+        """Picoseconds that recording a Python call takes: at most the median time between calls."""
+        starts = np.sort(self.starts[self.is_python])
+        return min(float(np.median(np.diff(starts))), _MOST_PER_CALL) if len(starts) > 1 else 0.0
+
+    def recording(self, starts: Integers, ends: Integers) -> Floats:
+        """Picoseconds that recording the Python calls that begin within each interval takes."""
+        calls = np.sort(self.starts[self.is_python])
+        count = np.searchsorted(calls, ends) - np.searchsorted(calls, starts)
+        return (self.per_call * count).astype(np.float64)
 
 
 class Host:

@@ -11,25 +11,33 @@ from mfu_jax.profiling.advice.work import callback
 from mfu_jax.profiling.join import Work
 
 
-def facts(*, late: float, is_cpu: bool) -> Any:
-    """A step of 100 ms, of which the device waits 30 ms for a callback."""
+def facts(*, late: float, is_cpu: bool, beside: float = 0.0) -> Any:
+    """A step of 100 ms, 30 of which wait for a callback; a CPU's pool has two threads.
+
+    Args:
+        late: seconds from the end of a step to the next call.
+        is_cpu: whether the device is a CPU.
+        beside: how long the callback runs beside other ops.
+    """
     record = SimpleNamespace(name="ask", scope="")
-    op = SimpleNamespace(op=SimpleNamespace(work=Work.HOST, record=record), seconds=0.03, runs=1)
-    return SimpleNamespace(
-        step=0.1, is_cpu=is_cpu, measured=SimpleNamespace(ops=[op], late_calls=late)
-    )
+    work = SimpleNamespace(work=Work.HOST, record=record)
+    op = SimpleNamespace(op=work, seconds=0.03, self_seconds=0.03 + beside, runs=1)
+    measured = SimpleNamespace(ops=[op], late_calls=late, threads=2 if is_cpu else 0)
+    return SimpleNamespace(step=0.1, is_cpu=is_cpu, measured=measured)
 
 
 @pytest.mark.parametrize(
-    ("late", "is_cpu", "gain"),
+    ("late", "is_cpu", "beside", "gain"),
     [
-        (0.0, True, 0.03),
-        (0.01, False, 0.03),  # another cause makes an accelerator's calls late
-        (0.01, True, 0.04),  # 60 ms of work, while the loop takes 10
-        (0.05, True, 0.05),  # 20 ms of work, while the loop takes 50
+        (0.0, True, 0.0, 0.03),
+        (0.01, False, 0.0, 0.03),  # another cause makes an accelerator's calls late
+        (0.01, True, 0.0, 0.04),  # 60 ms of work, while the loop takes 10
+        (0.05, True, 0.0, 0.05),  # 20 ms of work, while the loop takes 50
+        (0.0, True, 0.04, 0.05),  # 40 ms on one thread, which two would do in 20
+        (0.0, False, 0.04, 0.03),  # an accelerator computes beside it as fast as without
     ],
 )
-def test_the_gain_of_a_callback(late: float, is_cpu: bool, gain: float) -> None:
-    found = callback(facts(late=late, is_cpu=is_cpu))
+def test_the_gain_of_a_callback(late: float, is_cpu: bool, beside: float, gain: float) -> None:
+    found = callback(facts(late=late, is_cpu=is_cpu, beside=beside))
     assert found is not None
     assert found[0] == pytest.approx(gain)

@@ -113,7 +113,7 @@ class HostSums:
     """Adds up what the threads of several devices did."""
 
     def __init__(self) -> None:
-        self._late = 0.0
+        self._late = self._recording = 0.0
         self._sums = np.zeros((3, len(_WORK)))
         self._steps = np.zeros(len(_WORK), np.int64)
         self._names: dict[tuple[HostWork, str, str], float] = defaultdict(float)
@@ -137,6 +137,7 @@ class HostSums:
             scale: seconds per step for one picosecond of the trace.
         """
         begin, end = int(bounds[0]), int(bounds[-1])
+        self._recording += float(thread.recording(bounds[:1], bounds[-1:])[0]) * scale
         self._late += float(late.idle_within(*np.array([[begin], [end]]))[0]) * scale
         if id(thread) not in self._threads:
             self._threads[id(thread)] = _Events.of(thread)
@@ -164,6 +165,10 @@ class HostSums:
     def late(self, devices: int) -> float:
         """Idle seconds per step because of late calls, as the mean over devices."""
         return self._late / devices
+
+    def recording(self, devices: int) -> float:
+        """Seconds per step that recording Python's calls takes, as the mean over devices."""
+        return self._recording / devices
 
     def mean(self, devices: int) -> dict[HostWork, HostTime]:
         """Times by kind of work, as the mean over devices."""

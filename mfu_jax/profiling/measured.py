@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,14 @@ from mfu_jax.errors import UserError
 from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork, waits_of
 from mfu_jax.profiling.join import Join, JoinedOp, Work
 from mfu_jax.profiling.late_calls import LateCalls
+from mfu_jax.profiling.step_windows import (
+    NO_STEPS,
+    Window,
+    main_program,
+    step_by_step,
+    versions_of,
+    window_of,
+)
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
 from mfu_jax.profiling.timeline.host import Host, HostThread
 from mfu_jax.profiling.timeline.sweep import (
@@ -27,37 +34,8 @@ from mfu_jax.profiling.trace.wire import Integers
 from mfu_jax.profiling.unnamed_kernels import named_by_order
 
 _PICOSECONDS = 1e12
-_NO_STEPS = (
-    "the trace has ops but no executions of programs that take time; expected whole steps; usually "
-    "the trace was cut short, or another tool wrote it; trace again with mfu_jax.profile"
-)
 _LAST = len(Work)  # this class gets the time in which nothing else is active
 _CALL, _BETWEEN = "in the step's call", "between calls"
-
-
-class Window(NamedTuple):
-    """The measured steps of one device.
-
-    Attributes:
-        bounds: the start of each step, and the end of the last one, picoseconds.
-    """
-
-    bounds: Integers
-
-    @property
-    def begin(self) -> int:
-        """Start of the first step, picoseconds."""
-        return int(self.bounds[0])
-
-    @property
-    def end(self) -> int:
-        """End of the last step, picoseconds."""
-        return int(self.bounds[-1])
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return len(self.bounds) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +88,8 @@ class Measured:
             or empty if its calls are not in the trace.
         idle_causes: the same, broken down by what the host's thread did.
         late_calls: idle seconds from the end of a step until the next one is called.
+        recording: what the profiler takes to record the Python calls of the thread that calls the
+            steps; only a traced step waits for it.
         host: what the thread that calls the steps did, by kind; empty if its calls are not in
             the trace.
         executions: number of executions of each program per step.
@@ -130,6 +110,7 @@ class Measured:
     idle: Mapping[str, float]
     idle_causes: Mapping[str, Mapping[str, float]]
     late_calls: float
+    recording: float
     host: Mapping[HostWork, HostTime]
     executions: Mapping[Program, float]
     steps_with: Mapping[Program, int]
@@ -160,9 +141,9 @@ def measure(devices: Sequence[tuple[Timeline, Host]], join: Join) -> Measured:
     Raises:
         UserError: the executions of a program cannot be told apart.
     """
-    main = _main_program([timeline for timeline, _ in devices], join)
+    main = main_program([timeline for timeline, _ in devices], join)
     timeline, host = devices[0]
-    versions = _versions(main, timeline, host.thread(main.module))
+    versions = versions_of(main, timeline, host.thread(main.module))
     sums = _Sums()
     for timeline, host in devices:
         thread = host.thread(main.module)
@@ -170,49 +151,8 @@ def measure(devices: Sequence[tuple[Timeline, Host]], join: Join) -> Measured:
         if window is not None:
             sums.add(named_by_order(timeline, join), thread, window, versions, join)
     if not sums.devices:
-        raise UserError(_NO_STEPS)
+        raise UserError(NO_STEPS)
     return sums.mean(devices[0][0], main, versions)
-
-
-def _main_program(timelines: Sequence[Timeline], join: Join) -> Program:
-    """The program whose executions take the most time, among those that the user asked for.
-
-    Those have a dump beside the trace: an evaluation in the loop may take longer than the step.
-    """
-    seconds: Counter[Program] = Counter()
-    for timeline in timelines:
-        runs = timeline.executions
-        for program, length in zip(runs.programs, (runs.ends - runs.starts).tolist(), strict=True):
-            seconds[program] += length
-    if not seconds:
-        raise UserError(_NO_STEPS)
-    named = [program for program in seconds if program.module]  # kernels may have no program
-    dumped = [program for program in named if join.has_dump(program)]
-    return max(dumped or named or seconds, key=lambda program: seconds[program])
-
-
-def _versions(main: Program, timeline: Timeline, thread: HostThread | None) -> frozenset[Program]:
-    """The main program, and others of its name if together they make up the marked steps."""
-    alone, marked = frozenset({main}), 0 if thread is None else len(thread.step_numbers)
-    named = frozenset(p for p in timeline.executions.programs if p.module == main.module)
-    if not marked or len(timeline.executions.of(alone).programs) % marked == 0:
-        return alone
-    return named if len(timeline.executions.of(named).programs) % marked == 0 else alone
-
-
-def window_of(executions: Executions, thread: HostThread | None) -> Window | None:
-    """From the first execution to the last one's start, as what follows the last is not seen."""
-    starts, count = executions.starts, len(executions.starts)
-    if not count:
-        return None
-    marked = 0 if thread is None else len(thread.step_numbers)
-    a_step = count // marked if marked and count % marked == 0 else 1
-    if count < 2 * a_step:
-        window = Window(np.append(starts[:1], executions.ends[-1:]))
-    else:
-        steps = (count - 1) // a_step
-        window = Window(starts[: steps * a_step + 1 : a_step])
-    return window if window.end > window.begin else None
 
 
 class _Sums:
@@ -272,7 +212,7 @@ class _Sums:
                 device=timeline.device,
                 step=(window.end - window.begin) * scale,
                 idle=division.idle * scale,
-                compute=_step_by_step(timeline.starts, division.shares * is_compute, window),
+                compute=step_by_step(timeline.starts, division.shares * is_compute, window),
             )
         )
 
@@ -357,6 +297,7 @@ class _Sums:
                 for where, causes in self.causes.items()
             },
             late_calls=self.host.late(count),
+            recording=self.host.recording(count),
             host=self.host.mean(count),
             executions={p: n / count for p, n in self.executions.items()},
             steps_with=self.steps_with,
@@ -365,12 +306,6 @@ class _Sums:
             devices=tuple(self.devices),
             threads=timeline.threads,
         )
-
-
-def _step_by_step(starts: Integers, shares: Floats, window: Window) -> tuple[float, ...]:
-    """Seconds of each step: the shares of the events that begin in it."""
-    steps = np.clip(np.searchsorted(window.bounds, starts, "right") - 1, 0, window.steps - 1)
-    return tuple((np.bincount(steps, shares, window.steps) / _PICOSECONDS).tolist())
 
 
 def _beside(timeline: Timeline) -> npt.NDArray[np.bool_]:

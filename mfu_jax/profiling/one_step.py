@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mfu_jax.profiling.join import Join, JoinedOp
-from mfu_jax.profiling.measured import Measured, window_of
+from mfu_jax.profiling.measured import Measured
+from mfu_jax.profiling.step_windows import window_of
 from mfu_jax.profiling.timeline.devices import Program, Timeline
 from mfu_jax.profiling.timeline.host import Host, HostThread
 from mfu_jax.profiling.timeline.sweep import NO_PARENT, parents_of

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.formatting import percent, seconds_text
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.profiling.advice import Advice, Facts, advice_for
 from mfu_jax.profiling.folders import dump_files, trace_files
@@ -105,7 +106,6 @@ class Profile:
         return numbers
 
     def _repr_html_(self) -> str:
-        from mfu_jax.formatting import percent, seconds_text
         from mfu_jax.pages.fragment import fragment
 
         step = seconds_text(self.measured.step_seconds)
@@ -258,11 +258,18 @@ def _notes(
     records = [record for record in main.costs.records.values() if record.runs]
     reasons = {(r.shape.target or r.opcode, reason) for r in records for reason in r.unaccounted}
     notes += [f"{what} is not counted: {reason}" for what, reason in sorted(reasons)]
-    if not measured.host and sum(measured.idle.values()) > _IDLE * measured.step_seconds:
+    idle = sum(measured.idle.values())
+    if not measured.host and idle > _IDLE * measured.step_seconds:
         notes.append(
             "the trace holds no call of the step, so advice knows nothing of the host, which "
             "leaves the device idle; mark each call by jax.profiler.StepTraceAnnotation, or by "
             "instrument(step)"
+        )
+    if min(measured.recording, idle) > _IDLE * measured.step_seconds:
+        notes.append(
+            f"recording Python's calls takes the host {seconds_text(measured.recording)} of a "
+            f"step, and the device is idle for {seconds_text(idle)}: steps are shorter without a "
+            f"trace, or in one with jax.profiler.ProfileOptions' python_tracer_level = 0"
         )
     if measured.steps < 2:
         notes.append("one step only: idle time after it is not seen; trace three or more")

@@ -116,6 +116,24 @@ def test_an_evaluation_needs_no_name(other: Callable, evaluates: bool, tmp_path:
         assert row.name in found["eval in the loop"].evidence
 
 
+def test_a_loop_with_many_python_calls_says_what_recording_them_takes(tmp_path: Path) -> None:
+    step = jax.jit(train_step)
+    w, x = jnp.zeros((64, 64)), jnp.ones((64, 64))
+    jax.block_until_ready(step(w, x))
+    calls = 20_000
+    with mfu_jax.profile(tmp_path, step, w, x):
+        for _ in range(STEPS):
+            w, _ = step(w, x)
+            for number in range(calls):
+                isinstance(number, int)
+    profile = read_profile(tmp_path, peak_tflops_per_device=0.1)
+    assert sum("recording Python's calls" in note for note in profile.notes) == 1
+    recording = profile.measured.recording
+    assert 1e-8 * calls < recording < profile.measured.step_seconds
+    (host,) = [one for one in profile.advice if one.cause == "host-bound loop"]
+    assert host.gain_seconds < profile.measured.step_seconds - 0.9 * recording
+
+
 @pytest.mark.parametrize(("after", "is_seen"), [({1, 4}, True), ({1}, False)])
 def test_an_evaluation_that_recurs_owns_the_wait_for_it(
     after: set[int], is_seen: bool, tmp_path: Path

@@ -130,8 +130,8 @@ def test_a_loop_with_many_python_calls_says_what_recording_them_takes(tmp_path: 
     assert sum("recording Python's calls" in note for note in profile.notes) == 1
     recording = profile.measured.recording
     assert 1e-8 * calls < recording < profile.measured.step_seconds
-    (host,) = [one for one in profile.advice if one.cause == "host-bound loop"]
-    assert host.gain_seconds < profile.measured.step_seconds - 0.9 * recording
+    gain = sum(one.gain_seconds for one in profile.advice if one.cause == "host-bound loop")
+    assert gain < profile.measured.step_seconds - 0.9 * recording
 
 
 @pytest.mark.parametrize(("after", "is_seen"), [({1, 4}, True), ({1}, False)])

@@ -11,7 +11,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import percent, seconds_text
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.profiling.advice import Advice, Facts, advice_for
+from mfu_jax.profiling.advice import Advice, Facts, advice_for, unexplained_idle
 from mfu_jax.profiling.folders import dump_files, trace_files
 from mfu_jax.profiling.join import Join
 from mfu_jax.profiling.measured import Measured, measure
@@ -206,6 +206,7 @@ def read_profile(
     }
     ran[measured.main] = main
     bars = waterfall(measured, ran, main, peaks)
+    facts = Facts(measured=measured, peaks=peaks, program=main, programs=ran)
     return Profile(
         source=str(files[0].parent),
         measured=measured,
@@ -216,8 +217,8 @@ def read_profile(
         programs=program_times(measured, ran, peaks),
         picture=picture(devices, measured, join),
         last_step=max((_last_step(host) for _, host in devices), default=0),
-        notes=tuple(_notes(measured, main, peaks, bars, library)),
-        advice=advice_for(Facts(measured=measured, peaks=peaks, program=main, programs=ran)),
+        notes=tuple(_notes(facts, bars, library)),
+        advice=advice_for(facts),
     )
 
 
@@ -230,13 +231,8 @@ def _and(notes: list[str]) -> str:
     return f" ({'; '.join(notes)})" if notes else ""
 
 
-def _notes(
-    measured: Measured,
-    main: KnownProgram,
-    peaks: Peaks,
-    bars: tuple[Bar, ...],
-    library: ProgramLibrary,
-) -> list[str]:
+def _notes(facts: Facts, bars: tuple[Bar, ...], library: ProgramLibrary) -> list[str]:
+    measured, main, peaks = facts.measured, facts.program, facts.peaks
     notes = list(library.notes)
     if not main.has_model:
         notes.append(
@@ -264,6 +260,12 @@ def _notes(
             "the trace holds no call of the step, so advice knows nothing of the host, which "
             "leaves the device idle; mark each call by jax.profiler.StepTraceAnnotation, or by "
             "instrument(step)"
+        )
+    if (unexplained := unexplained_idle(facts)) > _IDLE * measured.step_seconds:
+        notes.append(
+            f"the device is idle for {seconds_text(unexplained)} of a step before the next one is "
+            f"called, and the trace does not say what the host does then; expected calls of Python "
+            f"functions; usually python_tracer_level is 0, or the loop itself computes"
         )
     if min(measured.recording, idle) > _IDLE * measured.step_seconds:
         notes.append(

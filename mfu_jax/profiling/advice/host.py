@@ -32,6 +32,11 @@ def idle_time(facts: Facts) -> Mapping[HostWork, float]:
     return shares
 
 
+def unexplained_idle(facts: Facts) -> float:
+    """Idle seconds per step until the next call that nothing on the host's thread explains."""
+    return facts.measured.late_calls - sum(idle_time(facts).values())
+
+
 def _own_idle(facts: Facts, kind: HostWork) -> float:
     found = facts.host(kind)
     return found.idle if kind in _OVERLAPPING else found.seconds

@@ -134,6 +134,23 @@ def test_a_loop_with_many_python_calls_says_what_recording_them_takes(tmp_path: 
     assert gain < profile.measured.step_seconds - 0.9 * recording
 
 
+def test_without_python_functions_late_calls_have_no_cause(tmp_path: Path) -> None:
+    step, loader = jax.jit(train_step), batches(LOST)
+    w = jnp.zeros((64, 64))
+    jax.block_until_ready(step(w, next(loader)))
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    jax.profiler.start_trace(tmp_path, profiler_options=options)
+    for _ in range(STEPS):
+        w, _ = step(w, next(loader))
+    jax.block_until_ready(w)
+    jax.profiler.stop_trace()
+    profile = read_profile(tmp_path, peak_tflops_per_device=0.1)
+    assert profile.measured.late_calls > LEAST
+    assert not {one.cause for one in profile.advice} & {"slow data", "host-bound loop"}
+    assert sum("python_tracer_level is 0" in note for note in profile.notes) == 1
+
+
 @pytest.mark.parametrize(("after", "is_seen"), [({1, 4}, True), ({1}, False)])
 def test_an_evaluation_that_recurs_owns_the_wait_for_it(
     after: set[int], is_seen: bool, tmp_path: Path

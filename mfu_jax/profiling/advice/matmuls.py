@@ -24,8 +24,9 @@ _KERNEL = 0.6  # of the peak: what attention kernels usually reach
 # A TPU's two backward kernels (splash attention) recompute scores and their gradient: nine matmuls
 # in a forward and backward pass, where autodiff has six.
 _TPU_AGAIN = 9 / 6
-# Blocks of 128 queries on a CPU: their matmuls are slower, but their scores stay in caches. From
-# measured gains with 512 to 2,048 tokens and heads of 32 to 128: docs/benchmarks.md.
+# Blocks of queries on a CPU: their matmuls are slower, but their scores stay in caches. From measured
+# gains with 512 to 2,048 tokens and heads of 32 to 128: docs/benchmarks.md.
+_BLOCK = 128  # queries
 _BLOCKED_MATMULS = 0.4  # of what leaving out masked pairs would save
 _IN_CACHES = 0.4  # of the time of other ops on the remaining scores
 _CACHE_BYTES = 2**20  # per core
@@ -140,7 +141,8 @@ def attention(facts: Facts) -> tuple[float, str] | None:
     width = max(_shape(matmuls[key]).k for key in made)
     largest = max(found.long * found.short for found in scores)
     if facts.is_cpu:
-        gain, remedy = _in_blocks(dots, beside, masked, largest)
+        skipped = masked * (1 - min(1.0, _BLOCK / max(found.short for found in scores)))
+        gain, remedy = _in_blocks(dots, beside, skipped, largest)
     else:
         gain, remedy = _in_kernel(facts, dots, beside, masked, width)
     return gain, (
@@ -151,18 +153,18 @@ def attention(facts: Facts) -> tuple[float, str] | None:
 
 
 def _in_blocks(
-    dots: list[OpTime], beside: list[OpTime], masked: float, largest: int
+    dots: list[OpTime], beside: list[OpTime], skipped: float, largest: int
 ) -> tuple[float, str]:
     """The gain of blocks that skip masked pairs, on CPUs, which have no attention kernel.
 
     Args:
         dots: matmuls that make or read scores.
         beside: other ops on scores.
-        masked: the share of pairs that are masked.
+        skipped: the share of pairs in blocks that are masked as a whole.
         largest: the largest number of scores of a head.
     """
-    left = (1 - masked) * (_IN_CACHES if masked and 4 * largest > _CACHE_BYTES else 1.0)
-    gain = _BLOCKED_MATMULS * masked * seconds_of(dots) + (1 - left) * seconds_of(beside)
+    left = (1 - skipped) * (_IN_CACHES if skipped and 4 * largest > _CACHE_BYTES else 1.0)
+    gain = _BLOCKED_MATMULS * skipped * seconds_of(dots) + (1 - left) * seconds_of(beside)
     return gain, "blocks of queries can leave out the keys after them"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import percent, seconds_text
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.profiling.advice import Advice, Facts, advice_for, unexplained_idle
+from mfu_jax.profiling.advice import LEAST, Advice, Facts, advice_for, unexplained_idle
 from mfu_jax.profiling.folders import dump_files, trace_files
 from mfu_jax.profiling.join import Join
 from mfu_jax.profiling.measured import Measured, measure
@@ -30,7 +30,6 @@ POINTS = "profile/mfu_points"
 """Prefix of the scalar names of the waterfall's bars, in points of MFU."""
 
 _ENOUGH = 0.95
-_IDLE = 0.05  # of a step, as for advice
 _NOTABLE = 0.01  # of the step time
 
 
@@ -255,19 +254,19 @@ def _notes(facts: Facts, bars: tuple[Bar, ...], library: ProgramLibrary) -> list
     reasons = {(r.shape.target or r.opcode, reason) for r in records for reason in r.unaccounted}
     notes += [f"{what} is not counted: {reason}" for what, reason in sorted(reasons)]
     idle = sum(measured.idle.values())
-    if not measured.host and idle > _IDLE * measured.step_seconds:
+    if not measured.host and idle > LEAST * measured.step_seconds:
         notes.append(
             "the trace holds no call of the step, so advice knows nothing of the host, which "
             "leaves the device idle; mark each call by jax.profiler.StepTraceAnnotation, or by "
             "instrument(step)"
         )
-    if (unexplained := unexplained_idle(facts)) > _IDLE * measured.step_seconds:
+    if (unexplained := unexplained_idle(facts)) > LEAST * measured.step_seconds:
         notes.append(
             f"the device is idle for {seconds_text(unexplained)} of a step before the next one is "
             f"called, and the trace does not say what the host does then; expected calls of Python "
             f"functions; usually python_tracer_level is 0, or the loop itself computes"
         )
-    if min(measured.recording, idle) > _IDLE * measured.step_seconds:
+    if min(measured.recording, idle) > LEAST * measured.step_seconds:
         notes.append(
             f"recording Python's calls takes the host {seconds_text(measured.recording)} of a "
             f"step, and the device is idle for {seconds_text(idle)}: steps are shorter without a "

@@ -19,6 +19,9 @@ from mfu_jax.profiling.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.waterfall import shortest
 
+LEAST = 0.05
+"""Of a step: a smaller gain is noise, or not worth a change."""
+
 _NOTHING = HostTime(0.0, 0.0, 0.0, 0, "", "")
 _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
 

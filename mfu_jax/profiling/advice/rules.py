@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from mfu_jax.profiling.advice import batch, devices, elementwise, host, matmuls, work
-from mfu_jax.profiling.advice.facts import Advice, Facts
+from mfu_jax.profiling.advice.facts import LEAST, Advice, Facts
 
 Finding = tuple[float, str]
 """Gain in seconds per step, and the evidence."""
@@ -36,7 +36,6 @@ _OF_MANY_OPS = (
     "attention without a kernel",
     "unfused elementwise chain",
 )
-_LEAST = 0.05  # of a step: less is noise or not worth a change
 
 
 def advice_for(facts: Facts) -> tuple[Advice, ...]:
@@ -48,5 +47,5 @@ def _advice(facts: Facts) -> Iterator[Advice]:
     for cause, rule in RULES.items():
         if finding := rule(facts):
             gain = finding[0] * (facts.gaps if cause in _OF_MANY_OPS else 1)
-            if gain >= _LEAST * facts.step:
+            if gain >= LEAST * facts.step:
                 yield Advice(cause=cause, evidence=finding[1], gain_seconds=gain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.advice.facts import (
+    LEAST,
     Facts,
     largest_names,
     milliseconds,
@@ -17,6 +18,9 @@ from mfu_jax.profiling.measured import OpTime
 
 _RECOMPUTED = "rematerialized"
 _FULL = 0.9  # share of the memory that a program may use
+# Bytes per second that a CPU's step was seen to save in a scan: copied into the array of all layers
+# and back, in pages that the system clears.
+_SAVING = 2.2e9
 
 
 def evaluation(facts: Facts) -> tuple[float, str] | None:
@@ -93,20 +97,33 @@ def callback(facts: Facts) -> tuple[float, str] | None:
 
 
 def remat(facts: Facts) -> tuple[float, str] | None:
-    """Work is recomputed although its results would fit into memory."""
+    """Work is recomputed although its results would fit into memory.
+
+    On CPUs, only if it takes longer than saving may take, and not where XLA could fuse the forward
+    pass's matmuls into the backward pass: it was seen to recompute those without being asked.
+    """
     ops = facts.ops(lambda record: record.phase == _RECOMPUTED)
+    if facts.is_cpu:
+        forward = {record_of(op).computation for op in facts.ops(_is_forward_matmul)}
+        ops = [op for op in ops if record_of(op).computation not in forward]
     limit, used = _memory_limit(facts), _memory_used(facts)
     kept = _kept_bytes(facts, ops)
     if not ops or not limit or used is None or not kept:
         return None
     share = min(1.0, max(0.0, _FULL * limit - used) / kept)
     writing = kept / facts.bytes_per_second if facts.bytes_per_second else 0.0
+    if facts.is_cpu and seconds_of(ops) - kept / _SAVING < LEAST * facts.step:
+        return None
     return share * (seconds_of(ops) - writing), (
         f"{milliseconds(seconds_of(ops))} of a step are recomputed, most in {largest_names(ops)}; "
         f"the program uses {_gib(used)} of {_gib(limit)} GiB, and the results that it needs again "
         f"take at most {_gib(kept)} GiB, which the forward pass would write in "
         f"{milliseconds(writing)}; keep more of it by jax.checkpoint's policy"
     )
+
+
+def _is_forward_matmul(record: InstructionRecord) -> bool:
+    return record.phase == "forward" and bool(record.flops)
 
 
 def _kept_bytes(facts: Facts, recomputed: list[OpTime]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.profiling.advice.work import callback
+from mfu_jax.profiling.advice.work import callback, remat
 from mfu_jax.profiling.join import Work
 
 
@@ -41,3 +41,50 @@ def test_the_gain_of_a_callback(late: float, is_cpu: bool, beside: float, gain: 
     found = callback(facts(late=late, is_cpu=is_cpu, beside=beside))
     assert found is not None
     assert found[0] == pytest.approx(gain)
+
+
+MB = 10**6
+
+
+def recomputing(*, is_cpu: bool, computation: str, kept: int) -> Any:
+    """Facts of a step of 100 ms, 30 of which recompute results of this size, in a small program."""
+
+    def op(name: str, phase: str, computation: str) -> Any:
+        shape = SimpleNamespace(operands=(), result_bytes=kept)
+        record = SimpleNamespace(
+            name=name, scope="", phase=phase, computation=computation, flops=1, shape=shape
+        )
+        return SimpleNamespace(op=SimpleNamespace(record=record), seconds=0.03, runs=1)
+
+    ops = [op("ahead", "forward", "forward"), op("again", "rematerialized", computation)]
+    reader = SimpleNamespace(phase="backward", shape=SimpleNamespace(operands=("again",)))
+    sizes = ("argument", "output", "temp")
+    return SimpleNamespace(
+        step=0.1,
+        is_cpu=is_cpu,
+        ops=lambda choose: [op for op in ops if choose(op.op.record)],
+        bytes_per_second=1e12,
+        program=SimpleNamespace(
+            memory_bytes=10**12,
+            memory={f"{part}_size_in_bytes": MB for part in sizes},
+            costs=SimpleNamespace(records={"down": reader}),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_cpu", "computation", "kept", "is_seen"),
+    [
+        (False, "forward", 100 * MB, True),
+        (True, "backward", MB, True),
+        (True, "backward", 100 * MB, False),  # saving them takes a CPU longer than recomputing
+        (True, "forward", MB, False),  # unscanned: XLA recomputes in any case
+    ],
+)
+def test_remat_on_cpus_must_be_worth_saving(
+    is_cpu: bool, computation: str, kept: int, is_seen: bool
+) -> None:
+    found = remat(recomputing(is_cpu=is_cpu, computation=computation, kept=kept))
+    assert (found is not None) == is_seen
+    if found is not None:
+        assert found[0] == pytest.approx(0.03, rel=0.01)

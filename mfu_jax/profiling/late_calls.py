@@ -21,6 +21,8 @@ Intervals = tuple[Integers, Integers]
 # Of a step: two threads, or two clocks, record a wait's end and the end of the step it waited for,
 # and either may come first. On a CPU they are up to 0.4 ms apart.
 _AT_ITS_END = 0.02
+_OUT_OF_ORDER = 0.1  # of the steps
+_MOST_IN_FLIGHT = 64  # steps called before they begin
 
 
 class LateCalls:
@@ -105,13 +107,27 @@ def _last_before(times: Integers, ends: Integers) -> Integers:
 def _called(thread: HostThread, steps: Executions) -> Integers:
     """When each execution's call had returned: the end of its mark.
 
-    The last mark belongs to the last execution. If a mark covers several executions, the calls are
-    somewhere within it: they count as called when they start.
+    If a mark covers several executions, the calls are somewhere within it: they count as called
+    when they start.
     """
-    marks, count = thread.step_ends, len(steps.starts)
+    marks, count = len(thread.step_ends), len(steps.starts)
     called = steps.starts.copy()
-    each = max(count // len(marks), 1) if len(marks) else 1
-    firsts = np.arange(count - each, -1, -each)[: len(marks)]
-    if each == 1:
-        called[firsts] = marks[::-1][: len(firsts)]
+    if marks and max(count // marks, 1) == 1:
+        marks -= _unfinished(thread, steps)
+        each = min(marks, count)
+        called[count - each :] = thread.step_ends[marks - each : marks]
     return called
+
+
+def _unfinished(thread: HostThread, steps: Executions) -> int:
+    """How many of the last marks have no execution, because the trace ended before it began.
+
+    As few as possible, such that calls begin before their executions; a tenth may seem not to, as
+    two clocks tell the times.
+    """
+    marks, count = thread.step_starts, len(steps.starts)
+    for missing in range(min(len(marks), _MOST_IN_FLIGHT)):
+        begun = marks[: len(marks) - missing][-count:]
+        if (begun > steps.starts[-len(begun) :]).mean() <= _OUT_OF_ORDER:
+            return missing
+    return 0

@@ -14,7 +14,9 @@ STEP, EVALUATION = Program("jit_step", 1), Program("jit_evaluate", 2)
 NONE = np.zeros(0, np.int64)
 
 
-def late(waits: Intervals, calls_of_python: npt.NDArray[np.int64] = NONE) -> float:
+def late(
+    waits: Intervals, calls_of_python: npt.NDArray[np.int64] = NONE, *, more: int = 0
+) -> float:
     """Two steps, and an evaluation between them that begins 5 after the first one.
 
     The device is idle from 10 to 15 and from 25 to 33; the second step is called at 31.
@@ -22,13 +24,14 @@ def late(waits: Intervals, calls_of_python: npt.NDArray[np.int64] = NONE) -> flo
     Args:
         waits: of the host for the device.
         calls_of_python: when the host calls a Python function.
+        more: calls of the step after these, whose executions are not in the trace.
     """
     starts, ends = np.array([0, 15, 33]), np.array([10, 25, 43])
     executions = Executions(programs=(STEP, EVALUATION, STEP), starts=starts, ends=ends)
     parents, classes = np.full(3, NO_PARENT), np.zeros(3, np.int64)
-    calls = np.array([-3, 30])
+    calls = np.array([-3, 30, *range(40, 40 + more)])
     thread = HostThread(
-        step_numbers=np.arange(2),
+        step_numbers=np.arange(len(calls)),
         step_starts=calls,
         step_ends=calls + 1,
         names=("$loop.py:1 f",),
@@ -42,6 +45,10 @@ def late(waits: Intervals, calls_of_python: npt.NDArray[np.int64] = NONE) -> flo
 
 def test_idle_time_until_the_next_call_is_late() -> None:
     assert late((NONE, NONE)) == (15 - 10) + (31 - 25)
+
+
+def test_calls_whose_executions_are_not_in_the_trace_are_left_out() -> None:
+    assert late((NONE, NONE), more=3) == (15 - 10) + (31 - 25)
 
 
 def test_recording_pythons_calls_delays_the_next_one_in_a_trace_only() -> None:

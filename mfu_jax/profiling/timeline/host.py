@@ -56,14 +56,17 @@ class HostThread:
     @cached_property
     def per_call(self) -> float:
         """Picoseconds that recording a Python call takes: at most the median time between calls."""
-        starts = np.sort(self.starts[self.is_python])
-        return min(float(np.median(np.diff(starts))), _MOST_PER_CALL) if len(starts) > 1 else 0.0
+        calls = self._python_calls
+        return min(float(np.median(np.diff(calls))), _MOST_PER_CALL) if len(calls) > 1 else 0.0
 
     def recording(self, starts: Integers, ends: Integers) -> Floats:
         """Picoseconds that recording the Python calls that begin within each interval takes."""
-        calls = np.sort(self.starts[self.is_python])
-        count = np.searchsorted(calls, ends) - np.searchsorted(calls, starts)
-        return (self.per_call * count).astype(np.float64)
+        until = np.searchsorted(self._python_calls, np.stack([starts, ends]))
+        return (self.per_call * np.maximum(until[1] - until[0], 0)).astype(np.float64)
+
+    @cached_property
+    def _python_calls(self) -> Integers:
+        return np.sort(self.starts[self.is_python])
 
 
 class Host:

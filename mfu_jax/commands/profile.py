@@ -22,6 +22,7 @@ Two folders are compared: what got slower, in seconds per step, and why.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING
 from mfu_jax.arguments import Arguments, parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.formatting import json_text
+from mfu_jax.hardware import CALIBRATE
 from mfu_jax.values import typed
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     options = [f"--{key}" for key in _KEYS]
     arguments = parse(argv, keys=_KEYS, flags=("--json", "--html"), options=options)
+    if arguments.values.get("hardware") != CALIBRATE:
+        # Only files are read: this machine's accelerator may be in use by the run itself.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     folders, page = _names(arguments)
     if arguments.flags == {"--json", "--html"}:
         raise UserError("--json and --html: expected one of them; run the command twice")

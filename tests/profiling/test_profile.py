@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -116,6 +117,21 @@ def test_the_command(cpu_folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     for word in wrong:
         assert cli.main(["profile", str(cpu_folder), word]) == 2
     assert cli.main(["profile", str(cpu_folder / "nothing")]) == 2
+
+
+@pytest.mark.parametrize(("hardware", "platforms"), [("v5e", "cpu"), ("calibrate", None)])
+def test_the_command_leaves_accelerators_alone_unless_it_measures_one(
+    hardware: str,
+    platforms: str | None,
+    cpu_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.delenv("JAX_PLATFORMS")
+    assert cli.main(["profile", str(cpu_folder), f"hardware={hardware}", "--json"]) == 0
+    assert os.environ.get("JAX_PLATFORMS") == platforms
+    assert json.loads(capsys.readouterr().out)["platform"] == "cpu"
 
 
 def test_traces_without_a_program(tmp_path: Path) -> None:

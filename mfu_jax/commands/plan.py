@@ -53,6 +53,7 @@ from mfu_jax.planning.compiler_flags import compiler_flags
 from mfu_jax.planning.dumped_program import check_dump
 from mfu_jax.planning.measured_runs import MeasuredRun, read_run
 from mfu_jax.planning.plan import Plan, Work, make_plan
+from mfu_jax.planning.run_verdict import judged
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
 from mfu_jax.planning.targets import Target, parse_target
 from mfu_jax.user_files import read_text
@@ -188,9 +189,8 @@ def _of_run(arguments: Arguments) -> Plan:
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
     work = replace(source.placed(work_of(run.model), keys), tiles=tiles)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
-    peak, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
-    if plan.fits and peak and limit and not isinstance(source, MaxTextStep):
-        notes += run.loss_notes(peak, limit)
+    if not isinstance(source, MaxTextStep):
+        plan = judged(plan, run)
     return plan.with_notes(*notes, *run.notes)
 
 

@@ -73,6 +73,7 @@ class Plan:
         resident_bytes: the part of `memory` that stays between steps: the arguments.
         model_flops: by `convention`; None if not known.
         executed_flops: FLOPs that the program runs; None if it does not fit.
+        xla_rematerialized_flops: the part of them that the compiler recomputes to save memory.
         convention: the convention of `model_flops`.
         step_time_bound_seconds: a lower bound: no run of this program is faster.
         step_time_seconds: the prediction.
@@ -108,6 +109,7 @@ class Plan:
     resident_bytes: int = 0
     model_flops: int | None = None
     executed_flops: int | None = None
+    xla_rematerialized_flops: int = 0
     convention: str = ""
     step_time_bound_seconds: float | None = None
     step_time_seconds: float | None = None
@@ -126,6 +128,11 @@ class Plan:
     days: float | None = None
     cost: float | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether the compiler recomputes a notable part of the matmuls to save memory."""
+        return _is_much(self.xla_rematerialized_flops, self.executed_flops or 0)
 
     def for_run(self, *, tokens: float = 0.0, price: float = 0.0) -> Plan:
         """Returns the plan with the days and the cost of a run.
@@ -260,6 +267,7 @@ def make_plan(
         activations_by_scope=kinds.activations,
         resident_bytes=memory.get("argument_size_in_bytes", 0),
         executed_flops=executed_by_dtype(costs).total(),
+        xla_rematerialized_flops=costs.executed.xla_rematerialized,
         step_time_bound_seconds=bound,
         step_time_seconds=seconds,
         step_time_range=time_range(
@@ -341,6 +349,10 @@ def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:
     return tuple(rows)
 
 
+def _is_much(again: int, executed: int) -> bool:
+    return again > _MUCH_AGAIN * max(executed, 1)
+
+
 def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     notes = [
         f"not counted: {item.name} {item.where}: {item.reason}"
@@ -351,8 +363,8 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
             "attention kernels that are not counted are taken for half of all pairs of query and "
             "key, as causal masks keep, in executed FLOPs and in time"
         )
-    again, runs = costs.executed.xla_rematerialized, max(costs.executed.total, 1)
-    if again > _MUCH_AGAIN * runs:
+    again, runs = costs.executed.xla_rematerialized, costs.executed.total
+    if _is_much(again, runs):
         notes.append(
             f"memory is short: this compiler recomputes {again / 1e12:,.3g} TFLOP of matmuls a "
             f"step ({percent(again / runs)} of what runs); another version may not make it fit; "

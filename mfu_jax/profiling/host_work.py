@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mfu_jax.profiling.late_calls import Intervals, LateCalls
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.sweep import NO_PARENT, Floats, parents_of
+from mfu_jax.profiling.timeline.sweep import NO_PARENT, Floats
 from mfu_jax.profiling.trace.wire import Integers
 
 _PICOSECONDS = 1e12
@@ -81,12 +81,24 @@ _KINDS = (
         HostWork.DATA,
         re.compile(
             r"\$.* (__next__|next|_?(next|get|load|make|read|fetch)_?(batch|data|example)\w*"
-            r"|\w*(data_?load|tokeniz)\w*)$"
+            r"|\w*(data_?load|tokeniz)\w*|\w*(batches|examples|samples|stream)|(\w+_)?gen(erator)?)$"
             r"|\$[^ ]*(dataset|data_?loader|loader|input_pipeline)\w*\.py:\d+ "
         ),
     ),
     (HostWork.DISPATCH, re.compile(r"^PjitFunction\(|^ParallelFor|ExecuteHelper|LoadedExecutable")),
 )
+# Uses no core.
+_SLEEPS = re.compile(r"^\$(time sleep|select \w+|_queue\.\w+ get|.*(lock|Lock|RLock) acquire)$")
+_SAVES = re.compile(r"^\$.* _?(save|checkpoint)\w*$")  # what it waits for is its own
+# NumPy reads a CPU array's memory without a call that the trace names. What calls it is long for a
+# step, calls nothing else, and ends with an execution each time.
+_LONG = 0.02  # of a step
+_ALONE = 0.8  # of the event: without what it calls
+_AT_ONCE = 500_000_000  # picoseconds between the two ends
+_USUALLY = 0.5  # of the function's long events
+# NumPy's own functions hardly take long but for this, so they may also wake up late on a busy host.
+_NUMPY = re.compile(r"^\$numpy \w+$")
+_LATE = 0.25  # of the event
 _WORK = tuple(HostWork)
 _WEAK = (HostWork.DISPATCH, HostWork.OTHER)  # work within them may be of another kind
 
@@ -102,18 +114,43 @@ def kind_of(name: str) -> HostWork:
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), HostWork.OTHER)
 
 
-def waits_of(thread: HostThread) -> Intervals:
+def waits_of(thread: HostThread, executions: Executions) -> Intervals:
     """When the thread waits for the device, for whatever purpose."""
     kinds = np.array([kind_of(name) is HostWork.WAIT for name in thread.names], bool)
-    chosen = kinds[thread.ops]
+    chosen = kinds[thread.ops] | _unnamed_waits(thread, executions)
     return thread.starts[chosen], thread.ends[chosen]
+
+
+def _unnamed_waits(thread: HostThread, executions: Executions) -> npt.NDArray[np.bool_]:
+    """Which Python functions are waits by when they end, as NumPy's reading a result is."""
+    lengths, steps = thread.ends - thread.starts, np.diff(thread.step_starts)
+    found = np.zeros(len(lengths), bool)
+    if not len(steps) or not len(executions.ends):
+        return found
+    kinds = [kind_of(name) is HostWork.OTHER for name in thread.names]
+    is_long = np.array(kinds, bool)[thread.ops] & thread.is_python & ~_named(thread, _SLEEPS)
+    own = _without_inner(lengths.astype(np.float64), thread.parents)
+    long = np.flatnonzero(is_long & (lengths > _LONG * np.median(steps)) & (own > _ALONE * lengths))
+    ends, slack = thread.ends[long], np.minimum(_AT_ONCE, lengths[long] // 2)
+    late = np.where(_named(thread, _NUMPY)[long], _LATE * lengths[long], 0).astype(np.int64)
+    done = np.append(np.sort(executions.ends), np.iinfo(np.int64).max)
+    at_once = done[np.searchsorted(done, ends - np.maximum(slack, late))] <= ends + slack
+    functions, count = thread.ops[long], len(thread.names)
+    often = np.bincount(functions[at_once], minlength=count)
+    is_usual = often > _USUALLY * np.bincount(functions, minlength=count)
+    found[long[at_once & is_usual[functions]]] = True
+    return found
+
+
+def _named(thread: HostThread, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    return np.array([bool(pattern.search(name)) for name in thread.names], bool)[thread.ops]
 
 
 class HostSums:
     """Adds up what the threads of several devices did."""
 
     def __init__(self) -> None:
-        self._late = self._recording = 0.0
+        self._late = self._recording = self._asleep = 0.0
         self._sums = np.zeros((3, len(_WORK)))
         self._steps = np.zeros(len(_WORK), np.int64)
         self._names: dict[tuple[HostWork, str, str], float] = defaultdict(float)
@@ -140,7 +177,7 @@ class HostSums:
         self._recording += float(thread.recording(bounds[:1], bounds[-1:])[0]) * scale
         self._late += float(late.idle_within(*np.array([[begin], [end]]))[0]) * scale
         if id(thread) not in self._threads:
-            self._threads[id(thread)] = _Events.of(thread)
+            self._threads[id(thread)] = _Events.of(thread, executions)
         events = self._threads[id(thread)]
         first, last = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
         own = _without_inner((last - first).astype(np.float64), events.parents)
@@ -148,6 +185,7 @@ class HostSums:
         own -= np.where(thread.is_python, np.minimum(own, thread.per_call), 0.0)
         own = (own - np.where(is_call, _executing(executions, first, last), 0.0)) * scale
         idle = _without_inner(late.idle_within(thread.starts, thread.ends), events.parents) * scale
+        self._asleep += float(idle[_named(thread, _SLEEPS)].sum())
         is_wait = events.kinds == _WORK.index(HostWork.WAIT)
         stalls = np.where(events.is_first, _stalls(thread, late) * scale, 0.0)
         idle = np.where(is_wait, stalls, idle)
@@ -165,6 +203,10 @@ class HostSums:
     def late(self, devices: int) -> float:
         """Idle seconds per step because of late calls, as the mean over devices."""
         return self._late / devices
+
+    def asleep(self, devices: int) -> float:
+        """The part of `late` in which the host sleeps or waits for others, and uses no core."""
+        return self._asleep / devices
 
     def recording(self, devices: int) -> float:
         """Seconds per step that recording Python's calls takes, as the mean over devices."""
@@ -202,10 +244,14 @@ class _Events:
     table: tuple[tuple[HostWork, str, str], ...]
 
     @classmethod
-    def of(cls, thread: HostThread) -> _Events:
+    def of(cls, thread: HostThread, executions: Executions) -> _Events:
         count = len(thread.starts)
-        parents = parents_of(np.zeros(count, np.int64), thread.starts, thread.ends)
-        kinds, roots = _inherited(thread, parents, [kind_of(name) for name in thread.names])
+        parents = thread.parents
+        table_kinds = [kind_of(name) for name in thread.names]
+        own_kinds = [table_kinds[op] for op in thread.ops.tolist()]
+        for event in np.flatnonzero(_unnamed_waits(thread, executions)).tolist():
+            own_kinds[event] = HostWork.WAIT
+        kinds, roots = _inherited(thread, parents, own_kinds)
         table: dict[tuple[HostWork, str, str], int] = {}
         callers = _callers(thread, parents)
         ops, names = thread.ops.tolist(), []
@@ -257,25 +303,30 @@ def _callers(thread: HostThread, parents: Integers) -> list[str]:
 
 
 _OF_JAX = re.compile(
-    r"^\$(array|api|profiler|traceback_util|pjit|compiler|pxla|contextlib|dispatch|interpreters)"
-    r"\.py|^\$(?!.*\.py:)|^[^$]"
+    r"^\$(array|array_methods|basearray|api|profiler|traceback_util|pjit|compiler|pxla|contextlib"
+    r"|dispatch|interpreters)\.py|^\$core\.py:\d+ concrete_or_error|^\$(?!.*\.py:)|^[^$]"
 )
 
 
 def _inherited(
-    thread: HostThread, parents: Integers, table: list[HostWork]
+    thread: HostThread, parents: Integers, own_kinds: list[HostWork]
 ) -> tuple[list[HostWork], list[int]]:
     """Each event's kind, and the event that gives it: the outermost one with a clear kind."""
     within = np.searchsorted(thread.step_starts, thread.ends)
     holds_steps = (within > np.searchsorted(thread.step_starts, thread.starts, "right")).tolist()
-    ops, outer_of = thread.ops.tolist(), parents.tolist()
-    kinds = [HostWork.OTHER] * len(ops)
-    roots = list(range(len(ops)))
+    outer_of = parents.tolist()
+    is_saving = _named(thread, _SAVES).tolist()
+    kinds = [HostWork.OTHER] * len(own_kinds)
+    roots = list(range(len(own_kinds)))
     for event in np.lexsort((-thread.ends, thread.starts)).tolist():
         outer = outer_of[event]
-        own = HostWork.OTHER if holds_steps[event] else table[ops[event]]
+        own = HostWork.OTHER if holds_steps[event] else own_kinds[event]
+        if outer != NO_PARENT:
+            is_saving[event] |= is_saving[outer]
         if outer == NO_PARENT or (
-            kinds[outer] in _WEAK and own not in (HostWork.OTHER, kinds[outer])
+            kinds[outer] in _WEAK
+            and own not in (HostWork.OTHER, kinds[outer])
+            and not is_saving[event]
         ):
             kinds[event] = own
         else:

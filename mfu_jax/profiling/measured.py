@@ -88,6 +88,7 @@ class Measured:
             or empty if its calls are not in the trace.
         idle_causes: the same, broken down by what the host's thread did.
         late_calls: idle seconds from the end of a step until the next one is called.
+        late_asleep: the part of them in which the host sleeps or waits for others.
         recording: what the profiler takes to record the Python calls of the thread that calls the
             steps; only a traced step waits for it.
         host: what the thread that calls the steps did, by kind; empty if its calls are not in
@@ -110,6 +111,7 @@ class Measured:
     idle: Mapping[str, float]
     idle_causes: Mapping[str, Mapping[str, float]]
     late_calls: float
+    late_asleep: float
     recording: float
     host: Mapping[HostWork, HostTime]
     executions: Mapping[Program, float]
@@ -197,7 +199,7 @@ class _Sums:
         if thread is not None:
             executions = timeline.executions
             late = LateCalls(
-                thread, waits_of(thread), executions, executions.of(versions), division
+                thread, waits_of(thread, executions), executions, executions.of(versions), division
             )
             self.host.add(thread, late, executions, window.bounds, scale)
             following = np.append(executions.starts[1:], executions.ends[-1:])
@@ -297,6 +299,7 @@ class _Sums:
                 for where, causes in self.causes.items()
             },
             late_calls=self.host.late(count),
+            late_asleep=self.host.asleep(count),
             recording=self.host.recording(count),
             host=self.host.mean(count),
             executions={p: n / count for p, n in self.executions.items()},
@@ -328,7 +331,7 @@ def _idle_causes(division: Division, thread: HostThread) -> list[tuple[str, str,
     events = len(thread.starts)
     if not events or not division.idle:
         return []
-    parents = parents_of(np.zeros(events, np.int64), thread.starts, thread.ends)
+    parents = thread.parents
     own = division.idle_within(thread.starts, thread.ends)
     inner = np.flatnonzero(parents != NO_PARENT)
     rest = own.copy()

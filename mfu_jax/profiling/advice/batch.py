@@ -39,7 +39,8 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
     rows = min(map(_rows, thin), default=0)
     least = milliseconds(sum(map(facts.shortest, thin)))
     narrow = (
-        f"matmuls with {rows} rows take {milliseconds(seconds_of(thin))}, at the peak {least}; "
+        f"matmuls with {rows} row{'' if rows == 1 else 's'} take {milliseconds(seconds_of(thin))}, "
+        f"at the peak {least}; "
         if thin
         else ""
     )

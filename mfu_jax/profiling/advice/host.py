@@ -57,9 +57,10 @@ def _rule(kind: HostWork, evidence: str) -> Rule:
             seconds=milliseconds(found.seconds),
             idle=milliseconds(found.idle),
             late=milliseconds(facts.measured.late_calls),
-            times=f"{found.times:.3g}",
+            often=f"in {found.steps} of {facts.measured.steps} steps",
             name=found.name,
             called=_called(found),
+            within=f", called by {found.caller}" if found.caller else "",
             runs=f"{runs:.3g}",
             many="in one program, such as a scan"
             if runs >= _MANY
@@ -78,15 +79,30 @@ recompiles = _rule(
     "the host traces and compiles for {seconds} of a step{called}, while the device is idle; keep "
     "shapes, static arguments and the jitted function itself the same in every step",
 )
-sync = _rule(
+_waiting = _rule(
     HostWork.WAIT,
-    "the host waits for the device {times} times a step{called}, and calls the next step only "
-    "then: the device is idle for {idle}; read values of the step before, or of every k-th",
+    "the host waits for the device {often}{called}, and goes on only then: the device is idle for "
+    "{idle} of a step; read values of the step before, or of every k-th",
 )
+
+
+def sync(facts: Facts) -> tuple[float, str]:
+    """The host waits for the device, and works only then.
+
+    Without the wait, a CPU's device computes beside that work, and has one core less meanwhile.
+    """
+    gain, evidence = _waiting(facts)
+    late, threads = facts.measured.late_calls, facts.measured.threads
+    if not (facts.is_cpu and late and threads):
+        return gain, evidence
+    working = 1 - facts.measured.late_asleep / late
+    return gain * (1 - working / threads), evidence
+
+
 slow_data = _rule(
     HostWork.DATA,
-    "the host spends {seconds} of a step on data ({name}), and the device is idle for {late}; "
-    "prefetch in another thread or process",
+    "the host spends {seconds} of a step on data ({name}{within}), and the device is idle for "
+    "{late}; prefetch in other threads or processes, several if a batch takes longer than a step",
 )
 dispatch = _rule(
     HostWork.DISPATCH,
@@ -95,6 +111,6 @@ dispatch = _rule(
 )
 host_bound = _rule(
     HostWork.OTHER,
-    "the host is busy for {seconds} of a step with other work, most of it in {name}, and the "
-    "device is idle for {late}; do it in another thread, or in fewer steps",
+    "the host is busy for {seconds} of a step with other work, most of it in {name}{within}, and "
+    "the device is idle for {late}; do it in other threads or processes, in fewer steps, or not",
 )

@@ -87,12 +87,20 @@ def callback(facts: Facts) -> tuple[float, str] | None:
     beside, threads = sum(op.self_seconds for op in ops) - waiting, facts.measured.threads
     slowed = beside / threads if facts.is_cpu and threads else 0.0
     runs = sum(op.runs for op in ops)
-    then = f", and calls the next one only then: {milliseconds(late)} later" if late else ""
-    also = f"; {milliseconds(beside)} more beside ops that lack its thread" if slowed else ""
+    then = (
+        f", and {milliseconds(late)} more until the next call, which comes after them"
+        if late
+        else ""
+    )
+    also = (
+        f"; they keep one of {threads} threads for {milliseconds(beside)} more, beside other ops"
+        if slowed
+        else ""
+    )
     return facts.step - max(facts.step - waiting - late - slowed, late), (
-        f"host callbacks run {runs:.3g} × a step, and it waits {milliseconds(waiting)} for them"
-        f"{then}{also}: {largest_names(ops)}; return the values instead, and use them after the "
-        f"step"
+        f"callbacks to the host ({largest_names(ops)}) run {runs:.3g} × a step; the device waits "
+        f"{milliseconds(waiting)} for them{then}{also}; return the values instead, and use them "
+        f"after the step"
     )
 
 

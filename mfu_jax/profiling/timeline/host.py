@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.timeline.sweep import Floats
+from mfu_jax.profiling.timeline.sweep import Floats, parents_of
 from mfu_jax.profiling.trace.wire import Integers
 from mfu_jax.profiling.trace.xspace import ABSENT, Line, Plane
 
@@ -47,6 +47,11 @@ class HostThread:
     ops: Integers
     starts: Integers
     ends: Integers
+
+    @cached_property
+    def parents(self) -> Integers:
+        """As returned by `parents_of`."""
+        return parents_of(np.zeros(len(self.starts), np.int64), self.starts, self.ends)
 
     @cached_property
     def is_python(self) -> npt.NDArray[np.bool_]:

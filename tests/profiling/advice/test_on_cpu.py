@@ -116,6 +116,69 @@ def test_an_evaluation_needs_no_name(other: Callable, evaluates: bool, tmp_path:
         assert row.name in found["eval in the loop"].evidence
 
 
+def read_by_numpy(loss: jax.Array) -> None:
+    np.asarray(loss)
+
+
+def read_by_item(loss: jax.Array) -> None:
+    loss.item()
+
+
+def read_by_device_get(loss: jax.Array) -> None:
+    jax.device_get(loss)
+
+
+@pytest.mark.parametrize("read", [float, read_by_numpy, read_by_item, read_by_device_get])
+def test_reading_the_loss_is_a_sync_by_whatever_name(read: Callable, tmp_path: Path) -> None:
+    """A CPU array's memory is read by NumPy without a call that the trace names."""
+
+    def long_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ w), x)
+        return w * 0.999, jnp.sum(y)
+
+    step = jax.jit(long_step)
+    w, x = jnp.eye(512), jnp.ones((512, 512))
+    jax.block_until_ready(step(w, x))
+    with mfu_jax.profile(tmp_path, step, w, x):
+        for _ in range(2 * STEPS):
+            w, loss = step(w, x)
+            read(loss)
+            time.sleep(LOST / 4)
+    found = {one.cause: one for one in read_profile(tmp_path, peak_tflops_per_device=0.1).advice}
+    assert "sync in the loop" in found
+    assert "read_by" in (evidence := found["sync in the loop"].evidence) or "__float__" in evidence
+
+
+def test_a_generator_in_a_for_loop_is_data(tmp_path: Path) -> None:
+    step, w = jax.jit(train_step), jnp.zeros((64, 64))
+    jax.block_until_ready(step(w, next(batches(0))))
+    with mfu_jax.profile(tmp_path, step, w, w):
+        for number, x in enumerate(batches(LOST)):
+            w, _ = step(w, x)
+            if number == STEPS:
+                break
+    first = read_profile(tmp_path, peak_tflops_per_device=0.1).advice[0]
+    assert first.cause == "slow data"
+    assert "batches" in first.evidence
+
+
+def test_what_saving_waits_for_is_its_own(tmp_path: Path) -> None:
+    step, w, x = jax.jit(train_step), jnp.zeros((64, 64)), jnp.ones((64, 64))
+    jax.block_until_ready(step(w, x))
+
+    def save_weights(w: jax.Array) -> None:
+        np.save(tmp_path / "w.npy", w)
+        time.sleep(LOST)
+
+    with mfu_jax.profile(tmp_path, step, w, x):
+        for _ in range(STEPS):
+            w, _ = step(w, x)
+            save_weights(w)
+    first = read_profile(tmp_path, peak_tflops_per_device=0.1).advice[0]
+    assert first.cause == "host-bound loop"
+    assert "save_weights" in first.evidence
+
+
 def test_a_loop_with_many_python_calls_says_what_recording_them_takes(tmp_path: Path) -> None:
     step = jax.jit(train_step)
     w, x = jnp.zeros((64, 64)), jnp.ones((64, 64))

@@ -189,9 +189,10 @@ def _of_run(arguments: Arguments) -> Plan:
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
     work = replace(source.placed(work_of(run.model), keys), tiles=tiles)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
+    plan = plan.with_notes(*notes)
     if not isinstance(source, MaxTextStep):
         plan = judged(plan, run)
-    return plan.with_notes(*notes, *run.notes)
+    return plan.with_notes(*run.notes)
 
 
 def _source_of_run(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from mfu_jax.profiling.advice.facts import Facts, milliseconds
+from mfu_jax.profiling.advice.facts import LEAST, Facts, milliseconds
 from mfu_jax.profiling.host_work import HostTime, HostWork
 
 _MANY = 4  # program executions per step
@@ -95,8 +95,13 @@ def sync(facts: Facts) -> tuple[float, str]:
     late, threads = facts.measured.late_calls, facts.measured.threads
     if not (facts.is_cpu and late and threads):
         return gain, evidence
-    working = 1 - facts.measured.late_asleep / late
-    return gain * (1 - working / threads), evidence
+    lost = gain * (1 - facts.measured.late_asleep / late) / threads
+    if lost < LEAST * gain:
+        return gain, evidence
+    return gain - lost, (
+        f"{evidence}; the host's work beside it then takes one of the {threads} threads that "
+        f"compute, {milliseconds(lost)}"
+    )
 
 
 slow_data = _rule(

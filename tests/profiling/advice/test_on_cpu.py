@@ -184,7 +184,7 @@ def test_a_loop_with_many_python_calls_says_what_recording_them_takes(tmp_path: 
     step = jax.jit(train_step)
     w, x = jnp.zeros((64, 64)), jnp.ones((64, 64))
     jax.block_until_ready(step(w, x))
-    calls = 20_000
+    calls = 100_000
     with mfu_jax.profile(tmp_path, step, w, x):
         for _ in range(STEPS):
             w, _ = step(w, x)

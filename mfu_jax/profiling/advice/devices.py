@@ -15,16 +15,16 @@ _CLEAR = 4  # standard errors: two healthy CPU devices, which share cores, were 
 
 
 def imbalance(facts: Facts) -> tuple[float, str] | None:
-    """One device computes longer than the others in every step, so they wait for it."""
+    """One device computes longer than the others, step after step, so they wait for it."""
     devices = facts.measured.devices
     steps = min(len(device.compute) for device in devices)
-    if len(devices) < 2:
+    if len(devices) < 2 or steps < 2:
         return None
     compute = np.array([device.compute[:steps] for device in devices])
     slowest = int(compute.sum(axis=1).argmax())
     gaps = compute[slowest] - np.delete(compute, slowest, axis=0).mean(axis=0)
     gain = float(gaps.mean())
-    error = float(gaps.std(ddof=1)) / math.sqrt(steps) if steps > 1 else 0.0
+    error = float(gaps.std(ddof=1)) / math.sqrt(steps)
     if gain < max(_LEAST * facts.step, _CLEAR * error):
         return None
     took = float(compute[slowest].mean())

@@ -6,13 +6,15 @@ its step and that of the run without the fault, whose times are arithmetic with 
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from mfu_jax.dumps import ModelFlops
 from mfu_jax.formatting import seconds_text
-from mfu_jax.profiling.advice import RULES
+from mfu_jax.profiling.advice import RULES, Facts
+from mfu_jax.profiling.advice.devices import imbalance
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.render import render
 from tests.support.written_profiles import (
@@ -199,6 +201,16 @@ def test_a_straggling_device(
     profile = written_profile(
         tmp_path, [*HEALTHY, reduce], seconds, slower=[slow], computations=body
     )
+    one_step = dataclasses.replace(
+        profile.measured,
+        devices=tuple(
+            dataclasses.replace(device, compute=device.compute[:1])
+            for device in profile.measured.devices
+        ),
+    )
+    assert (
+        imbalance(Facts(measured=one_step, peaks=profile.peaks, program=profile.program)) is None
+    )  # a single step says nothing
     if straggles:
         first(profile, "imbalance between devices", MATMUL)
         assert "GPU:1 computes" in profile.advice[0].evidence

@@ -85,15 +85,16 @@ class Join:
         return self._library.has_dump(program)
 
     def _op(self, name: OpName) -> JoinedOp:
-        for source in self._sources(name.program):
+        for source in self.sources(name.program):
             record = source.costs.records.get(name.name)
             if record is None and name.is_kernel:
                 record = self._by_kernel(source).get(name.name)
             if record is not None:
                 return _joined(name, record, source)
-        return JoinedOp(name, None, None, *_by_name(name.name))
+        return JoinedOp(name, None, None, *work_by_name(name.name))
 
-    def _sources(self, program: Program) -> list[KnownProgram]:
+    def sources(self, program: Program) -> list[KnownProgram]:
+        """The programs that may have an op of this program: all, if the trace names none."""
         found = self._library.find(program) if program.module else None
         if found is not None:
             return [found]
@@ -125,7 +126,7 @@ def _work(record: InstructionRecord) -> Work:
     return Work.TRANSFER if _TRANSFERS.match(record.opcode) else Work.COMPUTE
 
 
-def _by_name(name: str) -> tuple[Work, str]:
+def work_by_name(name: str) -> tuple[Work, str]:
     """Work and kind of an op without an instruction, from its name."""
     if match := _NCCL.search(name):
         return Work.COMMUNICATION, _NCCL_KINDS[match[1]]

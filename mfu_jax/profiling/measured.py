@@ -31,7 +31,7 @@ from mfu_jax.profiling.timeline.sweep import (
     parents_of,
 )
 from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.unnamed_kernels import named_by_order
+from mfu_jax.profiling.unnamed_kernels import with_instructions
 
 _PICOSECONDS = 1e12
 _LAST = len(Work)  # this class gets the time in which nothing else is active
@@ -151,7 +151,7 @@ def measure(devices: Sequence[tuple[Timeline, Host]], join: Join) -> Measured:
         thread = host.thread(main.module)
         window = window_of(timeline.executions.of(versions), thread)
         if window is not None:
-            sums.add(named_by_order(timeline, join), thread, window, versions, join)
+            sums.add(with_instructions(timeline, join), thread, window, versions, join)
     if not sums.devices:
         raise UserError(NO_STEPS)
     return sums.mean(devices[0][0], main, versions)

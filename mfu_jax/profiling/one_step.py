@@ -15,7 +15,7 @@ from mfu_jax.profiling.timeline.devices import Program, Timeline
 from mfu_jax.profiling.timeline.host import Host, HostThread
 from mfu_jax.profiling.timeline.sweep import NO_PARENT, parents_of
 from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.unnamed_kernels import named_by_order
+from mfu_jax.profiling.unnamed_kernels import with_instructions
 
 _PICOSECONDS = 1e12
 _MOST_DEVICES, _MOST_LANES, _MOST_EVENTS = 8, 6, 2400
@@ -137,7 +137,7 @@ def _bounds(
 
 def _device_lanes(one: _Shown, begin: int, length: int, few: int, join: Join) -> list[Lane]:
     """The busiest lanes of a device, and all others as one, since a CPU has many threads."""
-    timeline = named_by_order(one.timeline, join)
+    timeline = with_instructions(one.timeline, join)
     inside = np.flatnonzero((timeline.starts < begin + length) & (timeline.ends > begin))
     if not len(inside):
         return []

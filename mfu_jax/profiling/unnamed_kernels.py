@@ -14,13 +14,18 @@ from itertools import pairwise
 import numpy as np
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.profiling.command_buffers import named_in_buffers
 from mfu_jax.profiling.join import Join, JoinedOp, Work
 from mfu_jax.profiling.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import OpName, OpTable, Program, Timeline
 
 
-def named_by_order(timeline: Timeline, join: Join) -> Timeline:
+def with_instructions(timeline: Timeline, join: Join) -> Timeline:
     """The timeline with the names that follow from the kernels' order."""
+    return _named_by_order(named_in_buffers(timeline, join), join)
+
+
+def _named_by_order(timeline: Timeline, join: Join) -> Timeline:
     joined = join.ops(timeline.names)
     is_unknown = np.array([_is_unknown(op) for op in joined], bool)[timeline.ops]
     if not is_unknown.any():

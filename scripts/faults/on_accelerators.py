@@ -80,6 +80,19 @@ def _in_float32() -> Any:
     return mock.patch.multiple(linears.Mlp, __init__=init, __call__=wide)
 
 
+def _promoted() -> Any:
+    """The MLPs get float32 and have float32 weights; a GPU then multiplies in TF32."""
+    make, call = linears.Mlp.__init__, linears.Mlp.__call__
+
+    def init(self: Any, build: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, dataclasses.replace(build, dtype=jnp.dtype("float32")), *args, **kwargs)
+
+    def wide(self: Any, x: Array, inputs: Any = None) -> Array:
+        return call(self, x.astype(jnp.float32), inputs).astype(x.dtype)
+
+    return mock.patch.multiple(linears.Mlp, __init__=init, __call__=wide)
+
+
 def _with_barriers() -> Any:
     """Silu op by op: XLA does not fuse across a barrier."""
     barrier = jax.lax.optimization_barrier
@@ -114,6 +127,57 @@ FAULTS: Mapping[str, Pair] = {
     "batch": Pair(
         cause="small batch",
         faulty=Side(keys=("per_device_batch_size=8",)),
+        share=1 / 8,
+    ),
+}
+
+# A GPU's steps are larger: launching a small kernel takes longer than running it.
+_GPU_KEYS = ("num_decoder_layers=2", "emb_dim=2048", "mlp_dim=8192", "num_query_heads=16")
+_GPU = (*_GPU_KEYS, "num_kv_heads=16", "vocab_size=32768")
+_GPU_LONG = (*_GPU, *_LONG)
+_GPT2 = (*_GPU, "num_decoder_layers=1", "emb_dim=1024", "mlp_dim=4096")
+
+ON_GPU: Mapping[str, Pair] = {
+    "none": Pair(cause="", faulty=Side(keys=_GPU), healthy=Side(keys=_GPU)),
+    "none long": Pair(
+        cause="",
+        faulty=Side(keys=(*_GPU_LONG, "attention=cudnn_flash")),
+        healthy=Side(keys=(*_GPU_LONG, "attention=cudnn_flash")),
+    ),
+    "float32": Pair(
+        cause="float32 matmuls",
+        faulty=Side(keys=_GPU, plant=_in_float32),
+        healthy=Side(keys=_GPU),
+    ),
+    "promoted": Pair(
+        cause="float32 matmuls",
+        faulty=Side(keys=_GPU, plant=_promoted),
+        healthy=Side(keys=_GPU),
+    ),
+    "vocabulary": Pair(
+        cause="padding of odd shapes",
+        faulty=Side(keys=(*_GPT2, "vocab_size=50257")),
+        healthy=Side(keys=(*_GPT2, "vocab_size=50304")),
+    ),
+    "chain": Pair(
+        cause="unfused elementwise chain",
+        faulty=Side(keys=_GPU, plant=_with_barriers),
+        healthy=Side(keys=_GPU),
+    ),
+    "remat": Pair(
+        cause="remat heavier than memory needs",
+        faulty=Side(keys=(*_GPU, "remat_policy=full")),
+        healthy=Side(keys=_GPU),
+    ),
+    "attention": Pair(
+        cause="attention without a kernel",
+        faulty=Side(keys=_GPU_LONG),
+        healthy=Side(keys=(*_GPU_LONG, "attention=cudnn_flash")),
+    ),
+    "batch": Pair(
+        cause="small batch",
+        faulty=Side(keys=(*_GPU, "per_device_batch_size=8")),
+        healthy=Side(keys=_GPU),
         share=1 / 8,
     ),
 }

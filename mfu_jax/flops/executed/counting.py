@@ -363,7 +363,7 @@ class ProgramCounter:
             self.costs[name] = cost
             stack.append((name, fused, True))
             for call in cost.calls:
-                inside = fused or call.opcode == "fusion"
+                inside = fused or call.opcode in ("fusion", "fusion-start")
                 if name in self.host or (call.runs_on_host):
                     self.host.update(call.callees)
                 stack += [(callee, inside, False) for callee in call.callees]

@@ -45,7 +45,9 @@ class Traffic:
         if not operands:
             return result.hbm_bytes
         if opcode == "fusion":
-            return self._fusion(instruction, operands)
+            return self._fusion(instruction, operands, result)
+        if opcode == "fusion-start" and len(result.elements) > 1:  # (operands, result, …)
+            return self._fusion(instruction, operands, result.elements[1])
         if opcode.endswith("-start") and len(result.elements) > 1:
             # (destination, source, …) of a copy; (operands, result, …) of anything else.
             result = result.elements[0 if opcode == "copy-start" else 1]
@@ -58,7 +60,7 @@ class Traffic:
             return 2 * _in_hbm(operands[0], operands[2]) + _bytes(operands[1:])
         return _bytes(operands) + result.hbm_bytes
 
-    def _fusion(self, instruction: HloInstruction, operands: list[Shape]) -> int:
+    def _fusion(self, instruction: HloInstruction, operands: list[Shape], result: Shape) -> int:
         names = instruction.callees
         if len(names) == 1:
             fused = self.module[names[0]]
@@ -66,15 +68,15 @@ class Traffic:
             is_linked = _ALIASES in instruction.attribute_text
             carried = carried_along(fused) if is_linked else frozenset()
             if carried or names[0] in self._cut:
-                return _fusion(self.module, fused, operands, instruction.shape, carried)
-        return _bytes(operands) + instruction.shape.hbm_bytes
+                return _fusion(self.module, fused, operands, result, carried)
+        return _bytes(operands) + result.hbm_bytes
 
     @functools.cached_property
     def _cut(self) -> set[str]:
         """Computations with a slice or an update, or with a fusion that has one."""
         places = self.module.places
         callers: dict[str, list[str]] = defaultdict(list)
-        for computation, fusion in places("fusion"):
+        for computation, fusion in (*places("fusion"), *places("fusion-start")):
             for name in fusion.callees:
                 callers[name].append(computation.name)
         found: set[str] = set()

@@ -281,7 +281,7 @@ class _RecordReader:
         """The instruction, and the instructions of the computations that it consists of."""
         cost = self.reader.instruction_cost(computation, instruction, fused=False)
         inside = _Inside([instruction], [cost])
-        fused = instruction.opcode == "fusion"
+        fused = instruction.opcode in ("fusion", "fusion-start")
         names = list(instruction.callees) if _is_whole(instruction) else []
         while names:
             inner = self.module[names.pop()]
@@ -340,7 +340,7 @@ _UNKNOWN = Scope("other", "")
 
 def _is_whole(instruction: HloInstruction) -> bool:
     """Whether the device launches it as one thing, with the computations that it calls."""
-    return instruction.opcode in ("fusion", "async-start")
+    return instruction.opcode in ("fusion", "fusion-start", "async-start")
 
 
 def _by_phase(matmul: _Matmul) -> Iterator[tuple[str, int]]:

@@ -9,7 +9,12 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.costs import MatmulCost
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape
-from mfu_jax.flops.executed.matmuls import flops_per_multiply_add, parse_window, result_shape
+from mfu_jax.flops.executed.matmuls import (
+    flops_per_multiply_add,
+    is_full_float32,
+    parse_window,
+    result_shape,
+)
 
 # One result element for each operand element, so that a chain of them could be one loop.
 _ELEMENTWISE = frozenset(
@@ -51,6 +56,7 @@ class InstructionShape:
         operand_arrays: their arrays.
         matmul: its largest one; None if it has none, or the shape is unknown.
         passes: number of lower-precision passes that the hardware runs it in; 6 for ``bf16_x6``.
+        is_full_float32: whether its precision rules out TF32.
         is_elementwise: whether every result element comes from one element of each operand.
         target: target of a custom call; ``host transfer`` for messages to and from the host.
     """
@@ -61,6 +67,7 @@ class InstructionShape:
     operand_arrays: tuple[Array, ...] = ()
     matmul: MatmulShape | None = None
     passes: int = 1
+    is_full_float32: bool = False
     is_elementwise: bool = False
     target: str = ""
 
@@ -88,6 +95,7 @@ def shape_of(
         operand_arrays=tuple(arrays),
         matmul=_matmul_shape(computation, inside, largest) if largest else None,
         passes=int(largest.passes.rpartition("_x")[2]) if largest and largest.passes else 1,
+        is_full_float32=largest is not None and is_full_float32(largest.instruction),
         is_elementwise=_is_elementwise(instruction, inside),
         target=_target(instruction),
     )
@@ -135,7 +143,7 @@ def _arrays(shape: Shape) -> list[Array]:
 
 
 def _is_elementwise(instruction: HloInstruction, inside: Sequence[HloInstruction]) -> bool:
-    if instruction.opcode == "fusion":
+    if instruction.opcode in ("fusion", "fusion-start"):
         body = [i for i in inside if i is not instruction]
         return all(i.opcode in _ELEMENTWISE or i.opcode in _BESIDE for i in body)
     return instruction.opcode in _ELEMENTWISE
@@ -152,12 +160,12 @@ def _matmul_shape(
     if matmul.instruction.opcode.startswith("convolution"):
         return _convolution_shape(matmul.instruction, result, max(k, 1))
     # A dot's result has the batch dimensions, then those of the left operand, then of the right.
+    dims = result.dims
     batch = len(matmul.instruction.integers("lhs_batch_dims"))
     contracted = len(matmul.instruction.integers("lhs_contracting_dims"))
     left = _operand_rank(computation, inside, matmul.instruction) - contracted
-    if left < batch:  # a library call, which specifies it elsewhere: its result is a matrix
-        batch, left = len(result.dims) - 2, len(result.dims) - 1
-    dims = result.dims
+    if matmul.instruction.opcode.startswith("custom-call") or left < batch:
+        batch, left = len(dims) - 2, len(dims) - 1  # a library call's result is a matrix
     return MatmulShape(
         math.prod(dims[:batch]), math.prod(dims[batch:left]), math.prod(dims[left:]), max(k, 1)
     )

@@ -214,6 +214,8 @@ MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
 
 
 _PASSES = re.compile(r"dot_(bf16|tf32)_\w+_(x\d)$")
+_FULL = re.compile(r"highest")
+_FULL_CALL = re.compile(r'"operand_precision":\["HIGHEST"')
 _TPU_PASSES = {"{highest,highest}": "bf16_x6", "{high,high}": "bf16_x3"}
 
 
@@ -229,6 +231,15 @@ def hardware_passes(computation: HloComputation, instruction: HloInstruction) ->
         return ""
     passes = _TPU_PASSES.get(instruction.attribute("operand_precision"), "")
     return passes if passes and operand_dtype(computation, instruction) == "f32" else ""
+
+
+def is_full_float32(instruction: HloInstruction) -> bool:
+    """Whether a matmul of float32 keeps all bits on a GPU, which multiplies in TF32 otherwise."""
+    if (algorithm := instruction.attribute("algorithm")) and algorithm != "dot_unset":
+        return algorithm == "dot_f32_f32_f32"
+    return bool(_FULL.search(instruction.attribute("operand_precision"))) or bool(
+        _FULL_CALL.search(instruction.attribute("backend_config"))
+    )
 
 
 def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:

@@ -39,7 +39,7 @@ PARTS = frozenset({"dynamic-slice", "slice", "gather", "dynamic-update-slice"})
 # Opcodes that a count looks for in the whole program.
 INDEXED = PARTS.union(
     CALLS,
-    ("pad", "select", "and", "maximum", "concatenate"),
+    ("fusion-start", "pad", "select", "and", "maximum", "concatenate"),
     ("collective-permute", "collective-permute-start"),
 )
 # Opcodes whose results differ between devices, whatever their operands.

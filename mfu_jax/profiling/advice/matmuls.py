@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from statistics import median
 from typing import NamedTuple
 
+from mfu_jax.flops.executed.hlo_shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.instruction_shapes import MatmulShape
 from mfu_jax.profiling.advice.facts import (
@@ -40,12 +42,41 @@ def float32(facts: Facts) -> tuple[float, str] | None:
     if narrow is None or not ops:
         return None
     gain = sum(op.seconds - _narrowed(facts, op, narrow) for op in ops)
+    gain += _halved_beside(facts, ops)
+    rate = min(_rate(facts, record_of(op)) for op in ops)
     return gain, (
         f"matmuls of float32 take {milliseconds(seconds_of(ops))} of a step, {largest_names(ops)}; "
-        f"in bfloat16 the peak is {narrow / 1e12:.4g} TFLOP/s instead of "
-        f"{facts.peaks.of('f32') / 1e12:.4g}, and half the bytes are read; cast the operands, or "
-        f"look for what promotes them"
+        f"in bfloat16 the peak is {narrow / 1e12:.4g} TFLOP/s instead of {rate / 1e12:.4g}, and "
+        f"half the bytes are read; cast the operands, or look for what promotes them"
     )
+
+
+def _rate(facts: Facts, record: InstructionRecord) -> float:
+    """FLOP/s at which the hardware multiplies float32: GPUs in TF32, unless precision forbids."""
+    if record.shape.is_full_float32 and facts.measured.platform == "gpu" and facts.chip:
+        return facts.chip.peak_flops_per_sec("fp32", "highest")
+    return facts.peaks.of("f32")
+
+
+def _halved_beside(facts: Facts, matmuls: list[OpTime]) -> float:
+    """Half of the time that other ops spend on float32 activations of the matmuls."""
+    state = {array.dims for array in facts.program.costs.state}
+    sizes = {size for op in matmuls for size in _float32_sizes(record_of(op), state)}
+    gain = 0.0
+    for op in facts.compute():
+        record = record_of(op)
+        wide = [size for size in _float32_sizes(record, state) if size in sizes]
+        if wide and not record.flops:
+            arrays = (*record.shape.results, *record.shape.operand_arrays)
+            bits = sum(math.prod(array.dims) * dtype_bits(array.dtype) for array in arrays)
+            gain += op.seconds / 2 * 32 * sum(wide) / bits
+    return gain
+
+
+def _float32_sizes(record: InstructionRecord, state: Set[tuple[int, ...]]) -> list[int]:
+    """Elements of each float32 array that an op reads or makes and that is not like a weight."""
+    arrays = (*record.shape.results, *record.shape.operand_arrays)
+    return [math.prod(a.dims) for a in arrays if a.dtype == "f32" and a.dims not in state]
 
 
 def _is_float32(record: InstructionRecord) -> bool:
@@ -56,7 +87,7 @@ def _narrowed(facts: Facts, op: OpTime, peak: float) -> float:
     """An op's time in bfloat16, at the same share of its roof: of the peak, or of the bandwidth."""
     record = record_of(op)
     passes = record.shape.passes  # bfloat16 passes, on parts of a float32
-    rate = facts.peaks.of("f32") if passes == 1 else peak / passes
+    rate = _rate(facts, record) if passes == 1 else peak / passes
     faster = op.seconds * min(1.0, rate / peak)
     moving = facts.moving(op)
     least, halved = op.runs * sum(record.flops_by_dtype.values()) / rate, op.seconds / 2

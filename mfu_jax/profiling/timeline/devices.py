@@ -26,11 +26,15 @@ class OpName(NamedTuple):
         program: its program.
         name: the instruction's name, or the kernel's if `is_kernel`.
         is_kernel: whether the trace names only a kernel, no instruction.
+        buffer: of a kernel, the command buffer that launches it; empty if none does.
+        position: of a kernel in its command buffer.
     """
 
     program: Program
     name: str
     is_kernel: bool = False
+    buffer: str = ""
+    position: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,14 @@
 """GPU devices: streams of kernels and copies.
 
 A kernel launched by the host carries ``hlo_op`` and ``hlo_module``. One launched by a command
-buffer has only its own name, which XLA derives from the instruction's.
+buffer has only its own name, which XLA derives from the instruction's, or from that of another
+instruction with the same code; its ``hlo_op``, if any, is the command buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,15 @@ from mfu_jax.profiling.timeline.devices import (
 )
 from mfu_jax.profiling.trace.wire import Integers
 from mfu_jax.profiling.trace.xspace import ABSENT, Line, Plane, Trace
+from mfu_jax.profiling.trace.xspace import Events as TraceEvents
 
 PLANE = "/device:GPU:"
 _STREAM = "Stream #"
-_NUMBERS = ("program_id", "run_id")
+_LAUNCH, _GRAPH, _NODE = "correlation_id", "cuda_graph_id", "cuda_graph_node_id"
+_NUMBERS = ("program_id", _LAUNCH, _GRAPH, _NODE)
 _TEXTS = ("hlo_op", "hlo_module")
+_BUFFER = re.compile(r"command_buffer(_\d+)?")
+_IN_GRAPH = 2**32 - 1  # the part of a node's number that is not its graph's
 
 
 def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
@@ -36,7 +42,7 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
     if not lines:
         return
     table = OpTable()
-    events = Events.of([_ops(trace, plane, line, table) for line in lines])
+    events = Events.of(list(_lanes(trace, plane, lines, table)))
     yield Timeline(
         device=plane.name.removeprefix("/device:"),
         platform="gpu",
@@ -61,22 +67,63 @@ def _about(stats: Mapping[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _ops(trace: Trace, plane: Plane, line: Line, table: OpTable) -> Lane:
-    events = line.events(_NUMBERS, _TEXTS)
-    columns = [events.metadata, events.texts["hlo_op"], events.texts["hlo_module"]]
-    columns.append(events.numbers["program_id"])
-    rows, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    ops = [table.number(_name(trace, plane, *row)) for row in rows.T.tolist()]
-    return np.array(ops, np.int64)[inverse.reshape(-1)], events.starts, events.ends
+def _lanes(trace: Trace, plane: Plane, lines: Sequence[Line], table: OpTable) -> Iterator[Lane]:
+    found = [line.events(_NUMBERS, _TEXTS) for line in lines]
+    positions = _positions(found)
+    for events, position in zip(found, positions, strict=True):
+        columns = [events.metadata, events.texts["hlo_op"], events.texts["hlo_module"]]
+        columns += [events.numbers["program_id"], position]
+        columns.append(np.where(position == ABSENT, ABSENT, events.numbers[_GRAPH]))
+        rows, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
+        ops = [table.number(_name(trace, plane, *row)) for row in rows.T.tolist()]
+        yield np.array(ops, np.int64)[inverse.reshape(-1)], events.starts, events.ends
 
 
-def _name(trace: Trace, plane: Plane, kernel: int, op: int, module: int, number: int) -> OpName:
+def _positions(lanes: Sequence[TraceEvents]) -> list[Integers]:
+    """Where each kernel stands in its command buffer: the order in which its nodes usually start.
+
+    `ABSENT` for everything that no CUDA graph launched. A launch may use several streams.
+    """
+    sizes = np.cumsum([len(lane.starts) for lane in lanes])[:-1]
+    nodes = np.concatenate([lane.numbers[_NODE] for lane in lanes])
+    out = np.full(len(nodes), ABSENT)
+    inside = np.flatnonzero(nodes != ABSENT)
+    if len(inside):
+        starts = np.concatenate([lane.starts for lane in lanes])[inside]
+        launches = np.concatenate([lane.numbers[_LAUNCH] for lane in lanes])[inside]
+        graphs = np.concatenate([lane.numbers[_GRAPH] for lane in lanes])[inside]
+        launch = _groups(launches, graphs)
+        first = np.full(launch.max() + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first, launch, starts)
+        node = _groups(graphs, nodes[inside] & _IN_GRAPH)
+        usual = np.bincount(node, starts - first[launch]) / np.bincount(node)
+        graph = np.zeros(len(usual), np.int64)
+        graph[node] = graphs
+        order = np.lexsort((usual, graph))
+        place = np.zeros(len(usual), np.int64)
+        place[order] = np.arange(len(usual)) - np.searchsorted(graph[order], graph[order])
+        out[inside] = place[node]
+    return np.split(out, sizes)
+
+
+def _groups(*columns: Integers) -> Integers:
+    """The same number for events that are equal in all columns."""
+    return np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1)
+
+
+def _name(
+    trace: Trace, plane: Plane, kernel: int, op: int, module: int, number: int, at: int, graph: int
+) -> OpName:
     program = Program("" if module == ABSENT else trace.texts[module], number)
-    if op == ABSENT:
-        # AMD's kernels are named after their descriptors.
-        return OpName(program, plane.about(kernel).name.removesuffix(".kd"), is_kernel=True)
     # The name may include a command buffer or async wrapper: outer name, then inner.
-    return OpName(program, trace.texts[op].rpartition("/")[2])
+    text = "" if op == ABSENT else trace.texts[op].rpartition("/")[2]
+    if text and not _BUFFER.fullmatch(text):
+        return OpName(program, text)
+    # AMD's kernels are named after their descriptors.
+    name = plane.about(kernel).name.removesuffix(".kd")
+    if at == ABSENT:
+        return OpName(program, name, is_kernel=True)
+    return OpName(program, name, True, f"{text or 'graph'} {graph}", at)
 
 
 def _executions(names: tuple[OpName, ...], events: Events) -> Executions:

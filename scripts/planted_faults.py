@@ -1,6 +1,7 @@
 """Plants one fault after another in the reference trainer, and asks `mfu-jax profile` for advice.
 
     python -m scripts.planted_faults [--only sync,data] [--pairs 3] [--most-pairs 9] [--steps 8]
+        [--platform gpu]
 
 For each fault, it prints the first advice with its expected gain, the median over all turns, and
 the actual gain from removing the fault: the median difference in step time between a run with the
@@ -15,8 +16,10 @@ The C library is set to keep freed array memory, as an accelerator's pool does. 
 returns large arrays to the system, which clears their pages again: up to a third of a step's CPU
 time, and more where steps are called ahead, so that removing a fault seemed to gain less, or lose.
 
+With `--platform gpu`, it runs the faults of the host on this machine's GPU, with a larger model.
 Faults that CPUs do not feel (float32, odd vocabulary, an elementwise chain) are in
-scripts/planted_on_tpu.py. Matmuls use one thread each, so that virtual devices share no core.
+scripts/planted_on_tpu.py and scripts/planted_on_gpu.py. Matmuls use one thread each, so that
+virtual devices share no core.
 """
 
 from __future__ import annotations
@@ -54,14 +57,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--pairs", type=int, default=3, help="turns of each run, at least")
     parser.add_argument("--most-pairs", type=int, default=9, help="turns of each run, at most")
     parser.add_argument("--steps", type=int, default=8, help="of each turn")
+    parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
         print(json.dumps(_measured(arguments.child, arguments)))
         return 0
-    from scripts.faults.planted import FAULTS
+    from scripts.faults.planted import FAULTS, HOST_FAULTS
 
-    chosen = arguments.only.split(",") if arguments.only else list(FAULTS)
+    usual = HOST_FAULTS if arguments.platform == "gpu" else FAULTS
+    chosen = arguments.only.split(",") if arguments.only else list(usual)
     rows: list[tuple[str, ...]] = [_HEAD]
     is_right = True
     for name in chosen:
@@ -78,12 +83,17 @@ def main(argv: Sequence[str]) -> int:
 def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
     """Runs `_measured` in a separate process with this many devices."""
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
+    on_cpu = {**_KEEPS_MEMORY, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    platform = arguments.platform
     names = ("pairs", "most-pairs", "steps")
     counts = {name: getattr(arguments, name.replace("-", "_")) for name in names}
     options = [word for name, count in counts.items() for word in (f"--{name}", str(count))]
     process = subprocess.run(
-        [sys.executable, "-m", "scripts.planted_faults", "--child", name, *options],
-        env={**os.environ, **_KEEPS_MEMORY, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        [
+            *(sys.executable, "-m", "scripts.planted_faults", "--child", name),
+            *(*options, "--platform", platform),
+        ],
+        env={**os.environ, **(on_cpu if platform == "cpu" else {"JAX_PLATFORMS": "cuda,cpu"})},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -94,7 +104,7 @@ def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
 def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Step times with and without the fault, and advice from a trace, turn by turn."""
     from mfu_jax.profiling.profile import read_profile
-    from scripts.faults.planted import FAULTS
+    from scripts.faults.planted import FAULTS, ON_GPU
 
     times, found = [], []
     with (
@@ -102,7 +112,8 @@ def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
     ):
-        faulty, healthy = FAULTS[name].pair(Path(folder))
+        keys = ON_GPU if arguments.platform == "gpu" else ()
+        faulty, healthy = FAULTS[name].pair(Path(folder), keys)
         steps, share = arguments.steps, FAULTS[name].share
         for turn in range(arguments.most_pairs):
             if turn % 2:  # temporary slowdowns of the machine hit both equally often

@@ -31,6 +31,12 @@ from scripts.faults.turns import TurnedTrainer
 Array = jax.Array
 
 _KEYS = ("dataset_type=synthetic", "max_target_length=256", "per_device_batch_size=4")
+# A step of some 50 ms on an H100.
+ON_GPU = (
+    *("dtype=bfloat16", "max_target_length=1024", "per_device_batch_size=8", "emb_dim=2048"),
+    *("mlp_dim=8192", "num_decoder_layers=8", "num_query_heads=16", "num_kv_heads=16"),
+    *("head_dim=128", "vocab_size=32768"),
+)
 _LOG_SECONDS = 0.1  # of a loop's own work: hidden, unless it waits for the device
 _DATA_SECONDS = 0.2
 # A step that waits for Python reuses the memory of the previous step; one called ahead gets fresh
@@ -63,9 +69,9 @@ class Fault:
     share: float = 1.0
     devices: int = 1
 
-    def pair(self, folder: Path) -> tuple[TurnedTrainer, TurnedTrainer]:
-        """The trainers with and without the fault."""
-        keys = (*_KEYS, *self.keys)
+    def pair(self, folder: Path, keys: tuple[str, ...] = ()) -> tuple[TurnedTrainer, TurnedTrainer]:
+        """The trainers with and without the fault; `keys` replace those of the fault."""
+        keys = (*_KEYS, *(keys or self.keys))
         return (
             TurnedTrainer(folder / "faulty", (*keys, *self.faulty_keys), **self.options),
             TurnedTrainer(folder / "healthy", (*keys, *self.healthy_keys), **self.healthy),
@@ -272,3 +278,4 @@ FAULTS: Mapping[str, Fault] = {
     "evaluation within": Fault(cause="eval in the loop", options={"plant": _evaluates_within}),
     "callback": Fault(cause="host callback in the step", options={"plant": _in_loss(_asks_host)}),
 }
+HOST_FAULTS = ("none", "data", "sync", "host", "recompile", "evaluation", "callback")

@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
+from statistics import median
 
 from mfu_jax.flops.executed.hlo_shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_shapes import Array
@@ -19,6 +20,8 @@ _LARGER = 8  # times the batch
 _FEW_ROWS = {"cpu": 16, "gpu": 128, "tpu": 128}  # rows that make a matmul worth its weights
 _BELOW = 0.5  # of the peak
 _LARGE = 0.01  # of the largest weights: smaller ones may be as large as activations by chance
+_LITTLE = 0.1  # of a kernel's time, for its bytes: the rest is what every kernel takes
+_SHORT = 5e-6  # seconds
 _MOST = 1 / 3  # share of a step that must be independent of the batch
 
 
@@ -32,7 +35,8 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
     updates = [op for op in facts.measured.ops if _is_on_weights(op, weights)]
     if not thin and facts.is_cpu:
         return None
-    shared = seconds_of(updates) + idle_time(facts)[HostWork.DISPATCH]
+    fixed = _fixed_seconds(facts, updates)
+    shared = seconds_of(updates) + idle_time(facts)[HostWork.DISPATCH] + fixed
     gain = shared * (1 - 1 / _LARGER) + sum(_thin_gain(facts, op) for op in thin)
     if gain < _MOST * (1 - 1 / _LARGER) * facts.step or not (thin or updates):
         return None
@@ -44,11 +48,30 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
         if thin
         else ""
     )
+    launches = f"starting kernels takes another {milliseconds(fixed)}; " if fixed else ""
     return gain, (
-        f"{narrow}what reads or makes arrays as large as weights takes "
+        f"{narrow}{launches}what reads or makes arrays as large as weights takes "
         f"{milliseconds(seconds_of(updates))}, whatever the batch; the gain is that of "
         f"{_LARGER} times the batch, per batch of today"
     )
+
+
+def _fixed_seconds(facts: Facts, counted: Sequence[OpTime]) -> float:
+    """What other kernels of a GPU take before they do anything: the time of the smallest ones."""
+    if facts.measured.platform != "gpu":
+        return 0.0
+    ops = [op for op in facts.compute() if op.runs]
+    idle = [op for op in ops if not record_of(op).flops and _moves_little(facts, op)]
+    if not idle:
+        return 0.0
+    each = median(op.seconds / op.runs for op in idle)
+    already = {id(op) for op in counted}
+    return sum(op.runs * min(each, op.seconds / op.runs) for op in ops if id(op) not in already)
+
+
+def _moves_little(facts: Facts, op: OpTime) -> bool:
+    moving = facts.moving(op)
+    return moving is not None and moving < _LITTLE * op.seconds and op.seconds < _SHORT * op.runs
 
 
 def _thin_gain(facts: Facts, op: OpTime) -> float:

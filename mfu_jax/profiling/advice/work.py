@@ -108,7 +108,8 @@ def remat(facts: Facts) -> tuple[float, str] | None:
     """Work is recomputed although its results would fit into memory.
 
     On CPUs, only if it takes longer than saving may take, and not where XLA could fuse the forward
-    pass's matmuls into the backward pass: it was seen to recompute those without being asked.
+    pass's matmuls into the backward pass: it was seen to recompute those without being asked. A
+    GPU's kernels write their results in any case; only a scan copies what it saves.
     """
     ops = facts.ops(lambda record: record.phase == _RECOMPUTED)
     if facts.is_cpu:
@@ -119,7 +120,8 @@ def remat(facts: Facts) -> tuple[float, str] | None:
     if not ops or not limit or used is None or not kept:
         return None
     share = min(1.0, max(0.0, _FULL * limit - used) / kept)
-    writing = kept / facts.bytes_per_second if facts.bytes_per_second else 0.0
+    written = kept if facts.measured.platform != "gpu" else _kept_bytes(facts, _in_loops(ops))
+    writing = written / facts.bytes_per_second if facts.bytes_per_second else 0.0
     if facts.is_cpu and seconds_of(ops) - kept / _SAVING < LEAST * facts.step:
         return None
     return share * (seconds_of(ops) - writing), (
@@ -128,6 +130,10 @@ def remat(facts: Facts) -> tuple[float, str] | None:
         f"take at most {_gib(kept)} GiB, which the forward pass would write in "
         f"{milliseconds(writing)}; keep more of it by jax.checkpoint's policy"
     )
+
+
+def _in_loops(ops: list[OpTime]) -> list[OpTime]:
+    return [op for op in ops if record_of(op).runs > 1]
 
 
 def _is_forward_matmul(record: InstructionRecord) -> bool:

@@ -32,7 +32,7 @@ def gain(
         shortest=lambda op: work / peak,
         evaluations=frozenset(),
         host=lambda kind: SimpleNamespace(idle=0.0, seconds=0.0),
-        measured=SimpleNamespace(ops=[op], platform="gpu", late_calls=0.0),
+        measured=SimpleNamespace(ops=[op], platform="tpu", late_calls=0.0),
         program=SimpleNamespace(costs=SimpleNamespace(state=STATE)),
     )
     found = small_batch(facts)

@@ -159,9 +159,9 @@ def test_remat_with_memory_to_spare(tmp_path: Path) -> None:
     sizes = {f"{p}_size_in_bytes": 10**9 for p in ("argument", "output", "temp", "alias")}
     lines = [*HEALTHY, again]
     roomy = written_profile(tmp_path / "roomy", lines, seconds, memory=sizes)
-    writing = 2 * M * N / BANDWIDTH  # bf16
-    first(roomy, "remat heavier than memory needs", MATMUL - writing)
-    assert roomy.advice[0].gain_seconds == pytest.approx(MATMUL - writing, rel=1e-3)
+    # A GPU's forward pass writes the result in any case.
+    first(roomy, "remat heavier than memory needs", MATMUL)
+    assert roomy.advice[0].gain_seconds == pytest.approx(MATMUL, rel=1e-3)
     full = sizes | {"temp_size_in_bytes": 72 * 10**9}
     assert not written_profile(tmp_path / "full", lines, seconds, memory=full).advice
     assert not written_profile(tmp_path / "unknown", lines, seconds).advice

@@ -52,7 +52,7 @@ def recomputing(*, is_cpu: bool, computation: str, kept: int) -> Any:
     def op(name: str, phase: str, computation: str) -> Any:
         shape = SimpleNamespace(operands=(), result_bytes=kept)
         record = SimpleNamespace(
-            name=name, scope="", phase=phase, computation=computation, flops=1, shape=shape
+            name=name, scope="", phase=phase, computation=computation, flops=1, shape=shape, runs=1
         )
         return SimpleNamespace(op=SimpleNamespace(record=record), seconds=0.03, runs=1)
 
@@ -64,6 +64,7 @@ def recomputing(*, is_cpu: bool, computation: str, kept: int) -> Any:
         is_cpu=is_cpu,
         ops=lambda choose: [op for op in ops if choose(op.op.record)],
         bytes_per_second=1e12,
+        measured=SimpleNamespace(platform="cpu" if is_cpu else "tpu"),
         program=SimpleNamespace(
             memory_bytes=10**12,
             memory={f"{part}_size_in_bytes": MB for part in sizes},

@@ -45,7 +45,7 @@ _CHILD = """
 import json, sys
 from xprof.convert import raw_to_tool_data
 found = {}
-for tool in ("hlo_stats", "roofline_model", "op_profile", "overview_page"):
+for tool in ("hlo_stats", "roofline_model", "op_profile", "overview_page", "kernel_stats"):
     data, _ = raw_to_tool_data.xspace_to_tool_data([sys.argv[1]], tool, {"use_saved_result": False})
     found[tool] = json.loads(data) if data else None
 print(json.dumps(found))
@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         file = with_accelerators(trace_files(arguments.trace)[0], Path(name))
-        ours, our_own = our_table(file), our_kpis(file)
+        ours, our_own, kernels = our_table(file), our_kpis(file), our_kernels(file)
         process = subprocess.run(
             [arguments.xprof, "-c", _CHILD, str(file)], stdout=subprocess.PIPE, check=True
         )
@@ -118,6 +118,9 @@ def main(argv: Sequence[str]) -> int:
         "op_profile": dict(_of_tree(theirs["op_profile"]["byProgram"])),
     }
     lines, is_right = _report(ours, tables)
+    if kernels:  # in command buffers, which xprof's other tables leave out
+        more, is_also = _report(kernels, {"kernel_stats": _of_kernels(theirs["kernel_stats"])})
+        lines, is_right = lines + more, is_right and is_also
     print("\n".join([*lines, *_report_kpis(our_own, _their_kpis(theirs))]))
     return 0 if is_right else 1
 
@@ -186,6 +189,20 @@ def our_table(file: Path) -> dict[str, Row]:
             )
     # xprof's tables name an op without its program: names used by several programs are left out.
     return {name: row for name, row in rows.items() if len(programs[name]) == 1}
+
+
+def our_kernels(file: Path) -> dict[str, Row]:
+    """All kernels in command buffers, by their own names."""
+    rows: dict[str, Row] = {}
+    for timeline, _ in read_devices([Trace(file)]):
+        lengths = (timeline.ends - timeline.starts) / _PICOSECONDS
+        seconds = np.bincount(timeline.ops, lengths, len(timeline.names)).tolist()
+        runs = np.bincount(timeline.ops, minlength=len(timeline.names)).tolist()
+        for name, often, total in zip(timeline.names, runs, seconds, strict=True):
+            if name.buffer and not name.name.startswith("Mem"):  # xprof lists no copies
+                before = rows.get(name.name, Row(0, 0.0, 0))
+                rows[name.name] = Row(before.runs + often, before.seconds + total, 0)
+    return rows
 
 
 def our_kpis(file: Path) -> Kpis:
@@ -265,6 +282,19 @@ def _of_rows(table: Any, name: str) -> Iterator[tuple[str, Row]]:
             yield cells[name], Row(cells["occurrences"], cells["total_time"] / 1e6, flops)
 
 
+def _of_kernels(table: Any) -> dict[str, Row]:
+    """A kernel has a row for each launch configuration."""
+    table = table[0] if isinstance(table, list) else table
+    ids = [column["id"] for column in table["cols"]]
+    found: dict[str, Row] = {}
+    for row in table["rows"]:
+        cells = dict(zip(ids, (cell["v"] for cell in row["c"]), strict=True))
+        before = found.get(cells["kernel_name"], Row(0, 0.0, 0))
+        seconds = before.seconds + cells["total_duration_us"] / 1e6
+        found[cells["kernel_name"]] = Row(before.runs + cells["occurrences"], seconds, 0)
+    return found
+
+
 def _of_tree(node: Any) -> Iterator[tuple[str, Row]]:
     if "xla" in node and node["metrics"]["occurrences"]:
         numbers = node["metrics"]
@@ -282,6 +312,9 @@ def _report(ours: Table, tables: Mapping[str, Table]) -> tuple[list[str], bool]:
     is_right = True
     for name, theirs in tables.items():
         shared = [op for op in ours if op in theirs and not ours[op].is_control]
+        if not shared:
+            rows.append((name, str(len(theirs)), "0.00%", "no shared ops", "", ""))
+            continue
         off = max(abs(theirs[op].seconds / ours[op].seconds - 1) for op in shared)
         matmuls = [op for op in shared if ours[op].flops]
         wrong = [op for op in matmuls if abs(theirs[op].flops / ours[op].flops - 1) > _WITHIN]

@@ -31,9 +31,14 @@ _LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are mult
 
 @register_attention("cudnn_flash", supports=(WINDOW, CHUNKS))
 def cudnn_flash(x: AttentionInputs) -> jax.Array:
-    """cuDNN's fused attention on NVIDIA (bfloat16 or float16)."""
-    segments = _in_chunks(x.segment_ids, x.pattern)
-    same_segment = (segments[:, :, None] == segments[:, None, :])[:, None]
+    """cuDNN's fused attention on NVIDIA (bfloat16 or float16).
+
+    A mask doubles its time (docs/benchmarks.md), so rows of one segment have none.
+    """
+    same_segment = None
+    if x.packed or x.pattern.chunk:
+        segments = _in_chunks(x.segment_ids, x.pattern)
+        same_segment = (segments[:, :, None] == segments[:, None, :])[:, None]
     window = (x.pattern.window - 1, 0) if x.pattern.window else None
     return jax.nn.dot_product_attention(
         x.q,

@@ -127,6 +127,7 @@ class AttentionInputs:
         sinks: a sink logit for each query head, [N].
         picked: the keys that an indexer picked, [B, S, S] of booleans.
         images: the image of each token, counted from 1; 0: text; [B, S].
+        packed: whether a row may have several segments.
     """
 
     q: jax.Array
@@ -138,6 +139,7 @@ class AttentionInputs:
     sinks: jax.Array | None = None
     picked: jax.Array | None = None
     images: jax.Array | None = None
+    packed: bool = True
 
     @property
     def mask(self) -> jax.Array:

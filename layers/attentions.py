@@ -114,6 +114,7 @@ class Attention(nnx.Module):
         )
         self.spec = spec
         self.attention = build.attention
+        self.packed = build.packed
         self.epsilon = build.epsilon
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
@@ -140,6 +141,7 @@ class Attention(nnx.Module):
                 pattern=spec.pattern,
                 sinks=sinks,
                 images=inputs.images,
+                packed=self.packed,
             )
             context = ATTENTION_OPS[self.attention](of)
         context = checkpoint_name(context, "context")

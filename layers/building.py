@@ -28,6 +28,7 @@ class Builder:
         normalization: a name of `NORMS`.
         epsilon: of the norms.
         attention: name of the attention implementation.
+        packed: whether a row may hold several documents, which attention keeps apart.
         on_tpu: whether dropless experts use the TPU kernels.
         gathers: when projections gather their weights.
         whole_gradients: whether the gradient of a part's norm waits for its whole input.
@@ -48,6 +49,7 @@ class Builder:
     on_tpu: bool = False
     gathers: Gathers = "xla"
     whole_gradients: bool = False
+    packed: bool = True
 
     def of_layer(self, key: jax.Array) -> Builder:
         """A copy for a layer that starts from `key`."""

@@ -74,6 +74,7 @@ class Decoder(nnx.Module):
             on_tpu=config.grouped_matmul == "kernel",
             gathers=gathers_of(config),
             whole_gradients=config.norm_gradients == "whole",
+            packed=config.dataset_type != "synthetic",
         )
         self.spec = spec
         self.token_embedder = Embed(

@@ -7,7 +7,7 @@ reports which one is gone, in which version, and what we use it for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -271,12 +271,15 @@ class CompiledModule:
         return self._executable.get_compiled_memory_stats()
 
 
-def compile_lowered(text: str, mesh: Any) -> CompiledModule:
+def compile_lowered(
+    text: str, mesh: Any, options: Mapping[str, Any] | None = None
+) -> CompiledModule:
     """Compiles the output of ``lowered.as_text(debug_info=True)`` from another process.
 
     Args:
         text: StableHLO, with its shardings.
         mesh: the devices, attached or not, in the order of the program's partitions.
+        options: the compiler's, by name.
     """
     from jax._src import compiler
     from jax._src.interpreters import mlir
@@ -288,19 +291,20 @@ def compile_lowered(text: str, mesh: Any) -> CompiledModule:
     grid[:] = devices
     with mlir.make_ir_context() as context:
         module = ir.Module.parse(text, context)
-        options = compiler.get_compile_options(
+        settings = compiler.get_compile_options(
             num_replicas=1,
             num_partitions=len(devices),
             device_assignment=grid.reshape(1, -1),
+            env_options_overrides=dict(options or {}),
             backend=devices[0].client,
         )
-        build = options.executable_build_options
+        build = settings.executable_build_options
         main = _main_function(module).operation.attributes
         build.allow_spmd_sharding_propagation_to_parameters = _unsharded(main, "arg_attrs")
         build.allow_spmd_sharding_propagation_to_output = _unsharded(main, "res_attrs")
         listed = xla_client.DeviceList(tuple(devices))
         client = devices[0].client
-        executable = compiler.compile_or_get_cached(client, module, grid, options, [], listed)
+        executable = compiler.compile_or_get_cached(client, module, grid, settings, [], listed)
     return CompiledModule(executable, mesh)
 
 

@@ -107,6 +107,7 @@ def key_of(request: Request) -> str:
         "flags": request.flags,
         "environment": environment,
         "versions": installed_versions(request.python),
+        "autotuned": request.target.platform == "cuda",
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 

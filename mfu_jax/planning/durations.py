@@ -15,6 +15,13 @@ from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.mesh_axes import named_axes
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning import links
+from mfu_jax.planning.gpu_kernels import (
+    LAUNCH_SECONDS,
+    attention_share,
+    is_attention,
+    is_masked,
+    is_odd,
+)
 from mfu_jax.planning.grouped_matmuls import visited_share
 from mfu_jax.planning.kernel_tiles import KernelTiles
 from mfu_jax.planning.targets import Target
@@ -53,7 +60,13 @@ class Efficiencies:
             use `tpu_matmul` instead.
         attention: TPU attention kernels whose heads fill the matrix unit; heads of 128 fill half
             of one that is 256 wide. Not fitted: the softmax keeps the vector units busy.
-        matmul: other matmuls on GPUs. Fitted to the one GPU run in compared_runs.yml (H100).
+        matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (docs/benchmarks.md). Not fitted
+            to a step.
+        shared_matmul: the same on several, where collectives take multiprocessors and power.
+            Fitted to the one GPU run in compared_runs.yml (8 H100).
+        odd_matmul: those with a dimension that is no multiple of 8: 0.24 to 0.43 there.
+        gpu_attention: cuDNN's attention over long sequences, from the same table.
+        gpu_masked_attention: the same with a mask or a bias.
         tpu_matmul: the same in a TPU program without cycle estimates. Fitted by scripts/fit_plan.py
             to the runs in compared_runs.yml with ``left_out_seconds``; XLA's cycles imply 0.82 to
             0.90, and a v6e reached 0.79 with one large matmul (yangwhale/gpu-tpu-pedia, v7_perf).
@@ -73,7 +86,11 @@ class Efficiencies:
 
     kernel: float = 0.5
     attention: float = 0.7
-    matmul: float = 0.6
+    matmul: float = 0.77
+    shared_matmul: float = 0.6
+    odd_matmul: float = 0.3
+    gpu_attention: float = 0.62
+    gpu_masked_attention: float = 0.27
     tpu_matmul: float = 0.70
     tpu_fusion: float = 0.81
     tpu_copy: float = 0.4
@@ -88,8 +105,14 @@ class Efficiencies:
 # matmuls of XLA's table for H100 (default_matmul_perf_table.txtpb), NVLink at 0.89 in its
 # all-reduces and at 0.73 in its reduce-scatters. All else is chosen by hand. A network at 0.45
 # stands for a host with half as many NICs.
-SLOW = Efficiencies(kernel=0.35, matmul=0.45, hbm=0.7, link=0.45, nvlink=0.65)
-FAST = Efficiencies(kernel=0.65, matmul=0.8, hbm=0.95, link=1.0, nvlink=0.89)
+SLOW = Efficiencies(
+    **{"kernel": 0.35, "matmul": 0.6, "shared_matmul": 0.45, "odd_matmul": 0.2, "hbm": 0.7},
+    **{"link": 0.45, "nvlink": 0.65, "gpu_attention": 0.5, "gpu_masked_attention": 0.22},
+)
+FAST = Efficiencies(
+    **{"kernel": 0.65, "matmul": 0.88, "shared_matmul": 0.8, "odd_matmul": 0.6, "hbm": 0.95},
+    **{"link": 1.0, "nvlink": 0.89, "gpu_attention": 0.7, "gpu_masked_attention": 0.33},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +161,8 @@ class Durations:
             yield Duration(
                 "host", record.host_bytes / rate / self.efficiencies.host, (_host_lane(record),)
             )
+        elif self.target.platform == "cuda" and not half_of_all_pairs(record):
+            yield self._on_gpu(record)
         elif record.opcode.endswith("-start"):
             yield Duration("copy", self._hbm_seconds(record), ("hbm",))
         elif record.kernels or self._is_kernel(record):
@@ -152,6 +177,24 @@ class Durations:
             yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
         else:
             yield self._roofline(record)
+
+    def _on_gpu(self, record: InstructionRecord) -> Duration:
+        """A GPU runs what a command buffer starts on one stream, one after the other."""
+        shares, memory = self.efficiencies, self._hbm_seconds(record)
+        if is_attention(record):
+            masked = is_masked(record)
+            longest = shares.gpu_masked_attention if masked else shares.gpu_attention
+            cause, share = "kernel", attention_share(record, longest)
+        elif record.kernels:
+            cause, share = "kernel", shares.kernel
+        else:
+            cause = "matmul" if record.flops else _vector_cause(record)
+            even = shares.matmul if self.target.devices == 1 else shares.shared_matmul
+            share = shares.odd_matmul if is_odd(record) else even
+        precision = "highest" if record.shape.is_full_float32 else None
+        matmul = self._seconds(record.flops_by_dtype, share, precision)
+        launch = LAUNCH_SECONDS if record.hbm_bytes else 0.0
+        return Duration(cause, max(matmul, memory) + launch)
 
     def _kernel_seconds(self, record: InstructionRecord) -> float:
         """A kernel's time; grouped kernels multiply whole tiles, as XLA's own matmuls do."""
@@ -177,22 +220,22 @@ class Durations:
 
     def _roofline(self, record: InstructionRecord) -> Duration:
         shares, memory = self.efficiencies, self._hbm_seconds(record)
-        on_tpu = self.target.platform == "tpu"
-        matmul = self._matmul_seconds(record, shares.tpu_matmul if on_tpu else shares.matmul)
         if record.flops:
+            matmul = self._matmul_seconds(record, shares.tpu_matmul)
             return Duration("matmul", max(matmul, memory))
-        if on_tpu:
-            own = {"fusion": shares.tpu_fusion, "copy": shares.tpu_copy}
-            memory *= shares.hbm / own.get(record.opcode, shares.hbm)
+        own = {"fusion": shares.tpu_fusion, "copy": shares.tpu_copy}
+        memory *= shares.hbm / own.get(record.opcode, shares.hbm)
         return Duration(_vector_cause(record), memory)
 
     def _matmul_seconds(self, record: InstructionRecord, efficiency: float) -> float:
         return self._seconds(record.flops_by_dtype, efficiency)
 
-    def _seconds(self, flops_by_dtype: Mapping[str, int], efficiency: float) -> float:
+    def _seconds(
+        self, flops_by_dtype: Mapping[str, int], efficiency: float, precision: str | None = None
+    ) -> float:
         chip = self.target.chip
         return sum(
-            flops / chip.peak_flops_per_sec(dtype) / efficiency
+            flops / chip.peak_flops_per_sec(dtype, precision) / efficiency
             for dtype, flops in flops_by_dtype.items()
         )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from mfu_jax.planning.absent_devices import absent_devices
 from mfu_jax.planning.child_process import obey_parent
+from mfu_jax.planning.gpu_autotuning import autotuned
 
 
 def main(argv: list[str]) -> None:
@@ -27,7 +28,8 @@ def main(argv: list[str]) -> None:
     print("compiling", flush=True)
     from mfu_jax.jax_internals import compile_lowered
 
-    compiled: Any = compile_lowered(request["config"]["text"], mesh)
+    text = request["config"]["text"]
+    compiled: Any = compile_lowered(text, mesh, autotuned(request, text))
     print("writing", flush=True)
     from mfu_jax.dumps.recording import dump
 

@@ -221,8 +221,8 @@ class Schedule:
 
     def _also(self, kernel: str) -> Scores:
         """Its score for each instruction as a further kernel of that library call."""
-        if not self._is_foreign(kernel):
-            return np.full(len(self._records), _NEVER, np.int32)
+        if not self._is_foreign(kernel):  # a sort's second kernel: sort_3_1
+            return np.where(self._names == kernel.rpartition("_")[0], _ALSO, _NEVER)
         return np.where(self._calls, _ALSO + _FAMILY * self._families(kernel), _NEVER)
 
     def _families(self, kernel: str) -> Scores:

@@ -88,21 +88,23 @@ def table(
     for op in measured.ops:
         name = by(op)
         groups.setdefault("/".join(name.split("/")[:depth]) if depth else name, []).append(op)
-    rows = [_row(name, ops, measured.step_seconds, peaks) for name, ops in groups.items()]
+    rows = [_row(name, ops, measured, peaks) for name, ops in groups.items()]
     largest = SORTS[sort]
     return tuple(sorted(rows, key=lambda row: (-largest(row), -row.seconds)))
 
 
-def _row(name: str, ops: list[OpTime], step_seconds: float, peaks: Peaks) -> Row:
+def _row(name: str, ops: list[OpTime], measured: Measured, peaks: Peaks) -> Row:
     seconds = sum(op.seconds for op in ops)
     least = sum(shortest(op, peaks) for op in ops)
     model = sum(shortest(op, peaks) * _model_share(op) for op in ops)
     hbm_bytes = sum(_times(op.op.record.hbm_bytes, op.runs) for op in ops if op.op.record)
-    moving = _moving(ops) / peaks.bytes_per_second if peaks.bytes_per_second else None
+    overlapping = measured.platform != "gpu"  # there, a copy is a kernel like any other
+    moved = _moving(ops) if overlapping else hbm_bytes
+    moving = moved / peaks.bytes_per_second if peaks.bytes_per_second else None
     return Row(
         name=name,
         seconds=seconds,
-        share_of_step=seconds / step_seconds,
+        share_of_step=seconds / measured.step_seconds,
         runs=sum(op.runs for op in ops),
         flops=sum(_times(op.op.record.flops, op.runs) for op in ops if op.op.record),
         mfu=model / seconds if seconds else 0.0,

@@ -17,6 +17,7 @@ from typing import Any
 
 from mfu_jax.planning.absent_devices import absent_devices
 from mfu_jax.planning.child_process import obey_parent
+from mfu_jax.planning.gpu_autotuning import autotuned
 
 
 def main(argv: list[str]) -> None:
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> None:
     print("tracing", flush=True)
     lowered = lower(request["config"]["arguments"], absent_devices(request))
     print("compiling", flush=True)
-    compiled = lowered.compile()
+    compiled = lowered.compile(compiler_options=autotuned(request, lowered.as_text()))
     print("writing", flush=True)
     from mfu_jax.dumps.recording import dump
 

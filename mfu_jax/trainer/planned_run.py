@@ -19,8 +19,10 @@ from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.validation import FUSED_BLOCKS
 from mfu_jax.values import typed
 
-# MaxText's defaults where ours differ. It leaves the gathering of weights to XLA.
+# MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, and gives cuDNN
+# no mask, which ours needs for packed documents.
 _DEFAULTS = {
+    "dataset_type": "synthetic",
     **{"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"},
     **{"weight_gathers": "xla", "norm_gradients": "fused"},
 }

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -167,3 +168,24 @@ def test_auto_takes_the_fastest_that_has_what_the_model_needs() -> None:
 def test_cudnn_is_refused_in_float32() -> None:
     with pytest.raises(ValueError, match="bfloat16 or float16"):
         choose_attention("cudnn_flash", platform="gpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("packed", "chunk", "is_masked"), [(True, 0, True), (False, 0, False), (False, 2, True)]
+)
+def test_cudnn_gets_a_mask_only_if_rows_have_parts(
+    packed: bool, chunk: int, is_masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def attend(q: jax.Array, *args: Any, **options: Any) -> jax.Array:
+        given.update(options)
+        return q
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
+    q = k = v = jnp.zeros((1, 4, 2, 8), jnp.bfloat16)
+    segments = jnp.ones((1, 4), jnp.int32)
+    pattern = Pattern(chunk=chunk)
+    ATTENTION_OPS["cudnn_flash"](AttentionInputs(q, k, v, segments, pattern=pattern, packed=packed))
+    assert (given["mask"] is not None) == is_masked
+    assert given["is_causal"]

@@ -33,6 +33,7 @@ _LAUNCH, _GRAPH, _NODE = "correlation_id", "cuda_graph_id", "cuda_graph_node_id"
 _NUMBERS = ("program_id", _LAUNCH, _GRAPH, _NODE)
 _TEXTS = ("hlo_op", "hlo_module")
 _BUFFER = re.compile(r"command_buffer(_\d+)?")
+_SHARED = 0.02  # of a program's ops run as often as the program, at least
 _IN_GRAPH = 2**32 - 1  # the part of a node's number that is not its graph's
 
 
@@ -127,7 +128,7 @@ def _name(
 
 
 def _executions(names: tuple[OpName, ...], events: Events) -> Executions:
-    """Executions of each program, separated by the first among its least frequent ops.
+    """Executions of each program, separated by the first of its ops that run once in each.
 
     They begin where that op does, so their spacing is right; they end with their last op.
     """
@@ -149,9 +150,14 @@ def _executions(names: tuple[OpName, ...], events: Events) -> Executions:
 
 
 def _begins(ops: Integers, starts: Integers) -> Integers:
-    """The starts of the op that marks a program's executions."""
+    """The starts of the op that marks a program's executions.
+
+    A few ops may be missing in some executions, or have another name there.
+    """
     kinds, inverse, counts = np.unique(ops, return_inverse=True, return_counts=True)
     first = np.full(len(kinds), np.iinfo(np.int64).max)
     np.minimum.at(first, inverse, starts)
-    mark = np.lexsort((first, counts))[0]
+    numbers, shared = np.unique(counts, return_counts=True)
+    usual = numbers[shared >= _SHARED * len(kinds)].min(initial=counts.max())
+    mark = np.lexsort((first, counts != usual))[0]
     return np.sort(starts[inverse == mark])

@@ -159,7 +159,7 @@ _FREE = re.compile(
     r"Sharding|SPMD\w*|AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound"
     r"|GatherScatterIndicesBitpacked|TopK|PartialReduce|ApproxTopK|PadToStatic|SliceToDynamic"
     r"|MoveToHost|MoveToDevice|annotate_device_placement|xla\.sdy\.\w+|LayoutConstraint"
-    r"|__cub\$\w+|__gpu\$TopK|ResizeNearest\w*|NopCustomCall|BarrierStart|BarrierDone"
+    r"|__cub\$\w+|xla\.gpu\.ext\.cub_\w+|__gpu\$TopK|ResizeNearest\w*|NopCustomCall|BarrierStart|BarrierDone"
     r"|xla_ffi_(partitioned_)?python_\w+callback|xla_python_\w+callback|SetBound|GetBound"
     r"|AsyncCollective(Start|Done)|PrepareAsyncCall(Start|Done)|cu_threefry2x32(_ffi)?|X64\w+|CreateBuffer|Pin|Unpin"
     r"|SliceId|ZeroCrop"  # in programs over several TPU slices

@@ -128,3 +128,20 @@ def test_a_lost_kernel_moves_no_other(folder: Path) -> None:
         moved = [n for n, record in zip(kept, found, strict=True) if record is not whole[n]]
         # A neighbour with the same code may take a lost kernel's place.
         assert len(moved) <= 6
+
+
+def test_kernels_that_name_no_command_buffer_either(folder: Path, tmp_path: Path) -> None:
+    """As before JAX 0.11: only the CUDA graph, whose nodes are numbered, holds them together."""
+    path = tmp_path / "h100"
+    shutil.copytree(folder, path)
+    trace = next(path.rglob("*.xplane.pb"))
+    content = trace.read_bytes()
+    for name in (b"hlo_op", b"hlo_module", b"program_id"):
+        assert name in content
+        content = content.replace(name, name[:-2] + b"__")
+    trace.write_bytes(content)
+    found = read_profile(path)
+    assert found.coverage > 0.999
+    assert found.measured.steps == STEPS - 1
+    runs = {op.op.record.name: op.runs for op in found.measured.ops if op.op.record}
+    assert runs["dot_product_attention_bwd.8"] == LAYERS

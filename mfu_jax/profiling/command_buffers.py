@@ -28,6 +28,7 @@ Scores = npt.NDArray[np.int32]
 # matters: a name says more than a kind.
 _SAME_NAME, _SAME_CODE, _OF_LIBRARY, _OF_COPY, _FAMILY, _ALSO = 40, 30, 20, 20, 10, 5
 _NEVER = -(10**7)
+_TAKEN = _SAME_NAME - _SAME_CODE + 1  # less for an instruction of another command buffer
 _LEFT_OUT = 10  # a kernel without an instruction
 _SKIPPED = 3  # an instruction without a kernel
 _LEAST = 0.5  # of the kernels: below that, it is another computation
@@ -43,6 +44,7 @@ _LIBRARIES = (  # kernels, and the targets of the calls that launch them; the fi
     ("cudnn|dgrad|wgrad", r"cudnn"),
     ("nvjet|gemm|cublas|cutlass|splitK|gemv|xmma", r"cublas"),
 )
+_NAMED = re.compile(r"command_buffer")
 _CALLS = frozenset({"custom-call", "convolution", "fft", "cholesky", "triangular-solve", "sort"})
 
 
@@ -54,12 +56,17 @@ def named_in_buffers(timeline: Timeline, join: Join) -> Timeline:
             buffers[name.program, name.buffer].append(number)
     if not buffers:
         return timeline
+    first = np.full(len(timeline.names), np.iinfo(np.int64).max)
+    np.minimum.at(first, timeline.ops, timeline.starts)
     found: dict[int, OpName] = {}
-    schedules = _Programs(join)
-    for (program, _), numbers in buffers.items():
+    programs = _Programs(join)
+    for (program, buffer), numbers in sorted(
+        buffers.items(), key=lambda item: min(first[item[1]].tolist())
+    ):
         numbers.sort(key=lambda number: timeline.names[number].position)
         kernels = [timeline.names[number].name for number in numbers]
-        for number, record in zip(numbers, schedules.aligned(program, kernels), strict=True):
+        records = programs.aligned(program, buffer, kernels)
+        for number, record in zip(numbers, records, strict=True):
             if record is not None:
                 found[number] = OpName(program, record.name)
     table = OpTable()
@@ -79,16 +86,26 @@ class _Programs:
     def __init__(self, join: Join) -> None:
         self._join = join
         self._found: dict[int, list[Schedule]] = {}
+        self._taken: dict[int, str] = {}  # by `id`: the command buffer that runs the instruction
 
     def aligned(
-        self, program: Program, kernels: Sequence[str]
+        self, program: Program, buffer: str, kernels: Sequence[str]
     ) -> Sequence[InstructionRecord | None]:
-        """The instruction of each kernel, from the computation with the best alignment."""
-        best = _Alignment(0, [None] * len(kernels))
+        """The instruction of each kernel, from the computation with the best alignment.
+
+        Two loops may have the same code, and kernels under the names of the first. Each has a
+        command buffer of its own, which may be built several times, as several CUDA graphs.
+        """
+        owner = buffer.rpartition(" ")[0] if _NAMED.match(buffer) else buffer
+        best, most = _Alignment(0, [None] * len(kernels)), 0
         for source in self._join.sources(program):
             for schedule in self._of(source):
                 if schedule.knows(kernels):
-                    best = max(best, schedule.aligned(kernels), key=lambda found: found.score)
+                    found = schedule.aligned(kernels)
+                    others = sum(self._taken.get(id(r), owner) != owner for r in found.records)
+                    if (score := found.score - _TAKEN * others) > most:
+                        best, most = found, score
+        self._taken.update({id(r): owner for r in best.records if r is not None})
         return best.records
 
     def _of(self, source: KnownProgram) -> list[Schedule]:

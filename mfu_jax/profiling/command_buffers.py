@@ -28,6 +28,7 @@ Scores = npt.NDArray[np.int32]
 # matters: a name says more than a kind.
 _SAME_NAME, _SAME_CODE, _OF_LIBRARY, _OF_COPY, _FAMILY, _ALSO = 40, 30, 20, 20, 10, 5
 _NEVER = -(10**7)
+_PERHAPS, _PERHAPS_ALSO = 5, 1  # any kernel, for a fusion that XLA has not named after its work
 _TAKEN = _SAME_NAME - _SAME_CODE + 1  # less for an instruction of another command buffer
 _LEFT_OUT = 10  # a kernel without an instruction
 _SKIPPED = 3  # an instruction without a kernel
@@ -44,6 +45,7 @@ _LIBRARIES = (  # kernels, and the targets of the calls that launch them; the fi
     ("cudnn|dgrad|wgrad", r"cudnn"),
     ("nvjet|gemm|cublas|cutlass|splitK|gemv|xmma", r"cublas"),
 )
+_UNNAMED = "fusion"  # fusion.41: its kernels may be triton_softmax_8, sort_29_1
 _NAMED = re.compile(r"command_buffer")
 _CALLS = frozenset({"custom-call", "convolution", "fft", "cholesky", "triangular-solve", "sort"})
 
@@ -224,6 +226,7 @@ class Schedule:
     def _scored(self, kernel: str) -> Scores:
         scores = np.full(len(self._records), _NEVER, np.int32)
         if self._is_foreign(kernel):
+            scores[self._own == _UNNAMED] = _PERHAPS
             scores[self._calls] = _OF_LIBRARY
             scores += _FAMILY * self._families(kernel)
             if _MEMORY.search(kernel):
@@ -237,10 +240,11 @@ class Schedule:
         return scores
 
     def _also(self, kernel: str) -> Scores:
-        """Its score for each instruction as a further kernel of that library call."""
+        """Its score for each instruction as a further kernel of it."""
         if not self._is_foreign(kernel):  # a sort's second kernel: sort_3_1
             return np.where(self._names == kernel.rpartition("_")[0], _ALSO, _NEVER)
-        return np.where(self._calls, _ALSO + _FAMILY * self._families(kernel), _NEVER)
+        of_call = np.where(self._calls, _ALSO + _FAMILY * self._families(kernel), _NEVER)
+        return np.where(self._own == _UNNAMED, _PERHAPS_ALSO, of_call)
 
     def _families(self, kernel: str) -> Scores:
         """1 for calls of the library that a kernel is from, -1 for other calls, 0 if unknown."""

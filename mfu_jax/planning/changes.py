@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
 from mfu_jax.planning.durations import Durations
+from mfu_jax.planning.gpu_kernels import attention_share, is_attention, is_masked, odd_sizes
 from mfu_jax.planning.schedule import BUBBLE, Timeline
 from mfu_jax.planning.targets import Target
 
@@ -76,6 +77,7 @@ def changes(
         *_hidden(line, durations.target),
         *_without_recomputing(costs, durations),
         *_narrower(costs, durations),
+        *_on_gpus(costs, durations),
         *_larger_batch(costs, durations, line, room),
     ]
     total = line.seconds
@@ -122,6 +124,27 @@ def _narrower(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, 
             share = sum(wide.values()) / record.flops
             seconds += _seconds(record, durations) * share * (1 - narrow / now)
     yield "matmuls in bfloat16 that are in float32", seconds
+
+
+def _on_gpus(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
+    """Savings from filling tensor cores, and from cuDNN's attention without a mask."""
+    if durations.target.platform != "cuda":
+        return
+    shares, odd, masked = durations.efficiencies, 0.0, 0.0
+    sizes: set[int] = set()
+    for record in costs.records.values():
+        seconds = _seconds(record, durations)
+        if is_attention(record) and is_masked(record):
+            faster = attention_share(record, shares.gpu_masked_attention, masked=True)
+            masked += seconds * (
+                1 - faster / attention_share(record, shares.gpu_attention, masked=False)
+            )
+        elif record.flops and seconds and (found := odd_sizes(record)):
+            odd += seconds * (1 - shares.odd_matmul / durations.matmul_share)
+            sizes.update(found)
+    widths = ", ".join(map(str, sorted(sizes)[:3]))
+    yield f"matmul dimensions rounded up to a multiple of 8 ({widths})", odd
+    yield "attention without a mask, if every row is one document", masked
 
 
 def _larger_batch(

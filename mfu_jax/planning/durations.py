@@ -20,7 +20,7 @@ from mfu_jax.planning.gpu_kernels import (
     attention_share,
     is_attention,
     is_masked,
-    is_odd,
+    odd_sizes,
 )
 from mfu_jax.planning.grouped_matmuls import visited_share
 from mfu_jax.planning.kernel_tiles import KernelTiles
@@ -131,6 +131,12 @@ class Durations:
     tiles: KernelTiles | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def matmul_share(self) -> float:
+        """The share of a GPU's peak that a matmul with even dimensions reaches."""
+        shares = self.efficiencies
+        return shares.matmul if self.target.devices == 1 else shares.shared_matmul
+
     def of(self, record: InstructionRecord) -> Iterator[Duration]:
         """The parts of an instruction in order of execution, its transfer last."""
         if record.is_control:
@@ -184,13 +190,12 @@ class Durations:
         if is_attention(record):
             masked = is_masked(record)
             longest = shares.gpu_masked_attention if masked else shares.gpu_attention
-            cause, share = "kernel", attention_share(record, longest)
+            cause, share = "kernel", attention_share(record, longest, masked=masked)
         elif record.kernels:
             cause, share = "kernel", shares.kernel
         else:
             cause = "matmul" if record.flops else _vector_cause(record)
-            even = shares.matmul if self.target.devices == 1 else shares.shared_matmul
-            share = shares.odd_matmul if is_odd(record) else even
+            share = shares.odd_matmul if odd_sizes(record) else self.matmul_share
         precision = "highest" if record.shape.is_full_float32 else None
         matmul = self._seconds(record.flops_by_dtype, share, precision)
         launch = LAUNCH_SECONDS if record.hbm_bytes else 0.0

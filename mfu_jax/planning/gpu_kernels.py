@@ -29,25 +29,24 @@ def is_masked(record: InstructionRecord) -> bool:
     return "ScaleBias" in record.shape.target
 
 
-def attention_share(record: InstructionRecord, longest: float) -> float:
+def attention_share(record: InstructionRecord, longest: float, *, masked: bool) -> float:
     """The share of the peak that cuDNN's attention reaches.
 
     Args:
         record: the call; its queries are [batch, tokens, heads, width].
         longest: the share with long sequences and heads of 128.
+        masked: whether it reads a mask.
     """
     arrays = [array.dims for array in record.shape.operand_arrays if len(array.dims) == 4]
     if not arrays:
         return longest
-    masked = is_masked(record)
     _, tokens, _, width = arrays[0]
     narrow = _NARROW if width < _WIDE and not masked else 1.0
     return narrow * longest * tokens / (tokens + _HALF_TOKENS[masked])
 
 
-def is_odd(record: InstructionRecord) -> bool:
-    """Whether a matmul has a dimension, such as the vocabulary, that does not fill tensor cores."""
+def odd_sizes(record: InstructionRecord) -> tuple[int, ...]:
+    """A matmul's dimensions, such as the vocabulary, that do not fill tensor cores."""
     matmul = record.shape.matmul
-    return matmul is not None and any(
-        size > _TENSOR_CORE and size % _TENSOR_CORE for size in (matmul.m, matmul.n, matmul.k)
-    )
+    sizes = (matmul.m, matmul.n, matmul.k) if matmul else ()
+    return tuple(size for size in sizes if size > _TENSOR_CORE and size % _TENSOR_CORE)

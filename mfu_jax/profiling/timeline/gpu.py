@@ -32,7 +32,7 @@ _STREAM = "Stream #"
 _LAUNCH, _GRAPH, _NODE = "correlation_id", "cuda_graph_id", "cuda_graph_node_id"
 _NUMBERS = ("program_id", _LAUNCH, _GRAPH, _NODE)
 _TEXTS = ("hlo_op", "hlo_module")
-_BUFFER = re.compile(r"command_buffer(_\d+)?")
+_BUFFER = re.compile(r"command_buffer([._]\d+)*")
 _SHARED = 0.02  # of a program's ops run as often as the program, at least
 _IN_GRAPH = 2**32 - 1  # the part of a node's number that is not its graph's
 
@@ -75,9 +75,11 @@ def _lanes(trace: Trace, plane: Plane, lines: Sequence[Line], table: OpTable) ->
         columns = [events.metadata, events.texts["hlo_op"], events.texts["hlo_module"]]
         columns += [events.numbers["program_id"], position]
         columns.append(np.where(position == ABSENT, ABSENT, events.numbers[_GRAPH]))
-        rows, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
-        ops = [table.number(_name(trace, plane, *row)) for row in rows.T.tolist()]
-        yield np.array(ops, np.int64)[inverse.reshape(-1)], events.starts, events.ends
+        group = _groups(*columns)
+        some = np.unique(group, return_index=True)[1]  # an event of each group
+        rows = zip(*(column[some].tolist() for column in columns), strict=True)
+        ops = [table.number(_name(trace, plane, *row)) for row in rows]
+        yield np.array(ops, np.int64)[group], events.starts, events.ends
 
 
 def _positions(lanes: Sequence[TraceEvents]) -> list[Integers]:
@@ -108,8 +110,16 @@ def _positions(lanes: Sequence[TraceEvents]) -> list[Integers]:
 
 
 def _groups(*columns: Integers) -> Integers:
-    """The same number for events that are equal in all columns."""
-    return np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1)
+    """The same number, counted from 0, for events that are equal in all columns.
+
+    Sorting numbers column by column is several times as fast as sorting rows.
+    """
+    group = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if len(column) and column.min() != column.max():
+            values, codes = np.unique(column, return_inverse=True)
+            group = np.unique(group * len(values) + codes, return_inverse=True)[1]
+    return group
 
 
 def _name(

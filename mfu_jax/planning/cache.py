@@ -30,6 +30,7 @@ from mfu_jax.planning.compiling import (
     compile_known_flags,
     request_json,
 )
+from mfu_jax.planning.gpu_autotuning import CHOICES
 from mfu_jax.storage.files import replace_file
 
 _PACKAGES = (
@@ -107,7 +108,7 @@ def key_of(request: Request) -> str:
         "flags": request.flags,
         "environment": environment,
         "versions": installed_versions(request.python),
-        "autotuned": request.target.platform == "cuda",
+        "choices": CHOICES if request.target.platform == "cuda" else (),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -2,7 +2,8 @@
 
 On the device, XLA times Triton's and cuBLAS's kernels for every matmul; without one it takes
 Triton's for all. Large matmuls run in cuBLAS then, unless a dimension is odd, as a vocabulary of
-50,257 is. In the steps measured on an H100 (docs/plan.md) cuBLAS ran all others but for a few.
+50,257 is. In the steps measured on an H100 (docs/plan.md) cuBLAS ran all others but for a few. The
+choice comes after XLA has fused slices into cuBLAS calls, so a layer's weights are copied first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_OPTION = "xla_gpu_enable_triton_gemm"
+_TRITON, _SLICES = "xla_gpu_enable_triton_gemm", "xla_gpu_enable_dynamic_slice_fusion"
+CHOICES = (_TRITON, _SLICES)
+"""What is chosen: part of the key of a compiled program."""
+
 _DOT = re.compile(r"stablehlo\.dot_general .*? : (.*)")
 _SIZES = re.compile(r"tensor<([\dx]+)x\w+>")
 _LARGE, _MULTIPLE = 1024, 8
@@ -26,11 +30,13 @@ def autotuned(request: Mapping[str, Any], text: str) -> dict[str, Any]:
         text: the lowered program, StableHLO.
 
     Returns:
-        Options for ``lowered.compile``; none for other platforms, or if the user's flags decide.
+        Options for ``lowered.compile``, but for those that the user's flags set.
     """
-    if request["platform"] != "cuda" or _OPTION in os.environ.get("XLA_FLAGS", ""):
+    if request["platform"] != "cuda":
         return {}
-    return {} if _has_odd_matmul(text) else {_OPTION: False}
+    chosen = {_SLICES: False} if _has_odd_matmul(text) else {_TRITON: False, _SLICES: False}
+    given = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in chosen.items() if name not in given}
 
 
 def _has_odd_matmul(text: str) -> bool:

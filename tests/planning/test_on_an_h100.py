@@ -76,6 +76,7 @@ def test_several_gpus_share_power_and_multiprocessors(
     assert shared.seconds == pytest.approx(2 * alone.seconds, rel=0.02)
 
 
+TRITON, SLICES = "xla_gpu_enable_triton_gemm", "xla_gpu_enable_dynamic_slice_fusion"
 DOT = (
     "%0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0], precision = "
     "[DEFAULT, DEFAULT] : (tensor<8192x768xbf16>, tensor<768x{}xbf16>) -> tensor<8192x{}xbf16>"
@@ -85,9 +86,9 @@ DOT = (
 @pytest.mark.parametrize(
     ("platform", "vocabulary", "flags", "options"),
     [
-        ("cuda", 50304, "", {"xla_gpu_enable_triton_gemm": False}),
-        ("cuda", 50257, "", {}),  # XLA then finds Triton's kernels faster
-        ("cuda", 50304, "--xla_gpu_enable_triton_gemm=true", {}),
+        ("cuda", 50304, "", {TRITON: False, SLICES: False}),
+        ("cuda", 50257, "", {SLICES: False}),  # XLA then finds Triton's kernels faster
+        ("cuda", 50304, f"--{TRITON}=true", {SLICES: False}),
         ("tpu", 50304, "", {}),
     ],
 )

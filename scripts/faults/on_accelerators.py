@@ -66,31 +66,25 @@ class Pair:
     share: float = 1.0
 
 
-def _in_float32() -> Any:
-    """The MLPs, and nothing else, compute in float32 at the highest precision."""
-    make, call = linears.Mlp.__init__, linears.Mlp.__call__
+def _in_float32(precision: str) -> Plant:
+    """The MLPs, and nothing else, compute in float32: a GPU in TF32 by default."""
 
-    def init(self: Any, build: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, dataclasses.replace(build, dtype=jnp.dtype("float32")), *args, **kwargs)
+    def plant() -> Any:
+        make, call = linears.Mlp.__init__, linears.Mlp.__call__
 
-    def wide(self: Any, x: Array, inputs: Any = None) -> Array:
-        with jax.default_matmul_precision("highest"):
-            return call(self, x.astype(jnp.float32), inputs).astype(x.dtype)
+        def init(self: Any, build: Any, *args: Any, **kwargs: Any) -> None:
+            make(self, dataclasses.replace(build, dtype=jnp.dtype("float32")), *args, **kwargs)
 
-    return mock.patch.multiple(linears.Mlp, __init__=init, __call__=wide)
+        def wide(self: Any, x: Array, inputs: Any = None) -> Array:
+            with jax.default_matmul_precision(precision):
+                return call(self, x.astype(jnp.float32), inputs).astype(x.dtype)
+
+        return mock.patch.multiple(linears.Mlp, __init__=init, __call__=wide)
+
+    return plant
 
 
-def _promoted() -> Any:
-    """The MLPs get float32 and have float32 weights; a GPU then multiplies in TF32."""
-    make, call = linears.Mlp.__init__, linears.Mlp.__call__
-
-    def init(self: Any, build: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, dataclasses.replace(build, dtype=jnp.dtype("float32")), *args, **kwargs)
-
-    def wide(self: Any, x: Array, inputs: Any = None) -> Array:
-        return call(self, x.astype(jnp.float32), inputs).astype(x.dtype)
-
-    return mock.patch.multiple(linears.Mlp, __init__=init, __call__=wide)
+_EXACT, _TF32 = _in_float32("highest"), _in_float32("default")
 
 
 def _with_barriers() -> Any:
@@ -106,7 +100,7 @@ def _with_barriers() -> Any:
 
 FAULTS: Mapping[str, Pair] = {
     "none": Pair(cause="", faulty=Side()),
-    "float32": Pair(cause="float32 matmuls", faulty=Side(plant=_in_float32)),
+    "float32": Pair(cause="float32 matmuls", faulty=Side(plant=_EXACT)),
     "vocabulary": Pair(
         cause="padding of odd shapes",
         faulty=Side(keys=("vocab_size=50257",)),
@@ -147,12 +141,12 @@ ON_GPU: Mapping[str, Pair] = {
     ),
     "float32": Pair(
         cause="float32 matmuls",
-        faulty=Side(keys=_GPU, plant=_in_float32),
+        faulty=Side(keys=_GPU, plant=_EXACT),
         healthy=Side(keys=_GPU),
     ),
     "promoted": Pair(
         cause="float32 matmuls",
-        faulty=Side(keys=_GPU, plant=_promoted),
+        faulty=Side(keys=_GPU, plant=_TF32),
         healthy=Side(keys=_GPU),
     ),
     "vocabulary": Pair(

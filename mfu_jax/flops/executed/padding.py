@@ -31,6 +31,7 @@ _ROLES = {
     "__cudnn$convBackwardInput": (2, 1, 0),
     "__cudnn$convBackwardFilter": (0, 2, 1),
 }
+_LIBRARY_DOTS = frozenset({"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"})
 _FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may need a part
 _SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
 
@@ -81,6 +82,8 @@ class WasteFinder:
             target = instruction.attribute_string("custom_call_target")
         if target.startswith(_FULL_SVD):
             return Wasted(self._cut_factor(computation, instruction, flops))
+        if target in _LIBRARY_DOTS:
+            target = "dot"
         if target != "dot" and target not in _ROLES:
             return Wasted()
         operands = [computation.operand(instruction, i) for i in (0, 1)]
@@ -185,13 +188,7 @@ def _difference(
 def _dot(instruction: HloInstruction, arrays: Sequence[Real]) -> int | None:
     lhs, rhs, result = (array.dims for array in arrays)
     batch, contracted = (
-        list(
-            zip(
-                instruction.integers(f"lhs_{kind}_dims"),
-                instruction.integers(f"rhs_{kind}_dims"),
-                strict=True,
-            )
-        )
+        list(zip(_dims(instruction, f"lhs_{kind}"), _dims(instruction, f"rhs_{kind}"), strict=True))
         for kind in ("batch", "contracting")
     )
     used = [{pair[side] for pair in (*batch, *contracted)} for side in (0, 1)]
@@ -201,6 +198,14 @@ def _dot(instruction: HloInstruction, arrays: Sequence[Real]) -> int | None:
     sizes = [_common([*of, out]) for of, out in zip(operands, result, strict=True)]
     sizes += [_common([lhs[left], rhs[right]]) for left, right in contracted]
     return 2 * math.prod(sizes)
+
+
+def _dims(instruction: HloInstruction, name: str) -> tuple[int, ...]:
+    """Dimensions of an operand, which a library call has in its config."""
+    if instruction.opcode == "dot":
+        return instruction.integers(f"{name}_dims")
+    listed = re.search(rf'"{name}_dimensions":\[([^]]*)\]', instruction.attribute("backend_config"))
+    return tuple(map(int, re.findall(r"\d+", listed[1]))) if listed else ()
 
 
 def _common(ranges: Sequence[range]) -> int:

@@ -11,9 +11,7 @@ from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 LAUNCH_SECONDS = 1.5e-6
 """What a kernel takes beyond its bytes and FLOPs, in a command buffer."""
 
-_TENSOR_CORE = (
-    8  # elements that tensor cores load at once: other widths are copied element by element
-)
+_TENSOR_CORE = 8  # elements that tensor cores load at once
 _HALF_TOKENS = {True: 900, False: 1500}  # masked or not → sequences that reach half of the share
 _NARROW = 0.8  # of the share, for heads of fewer than 128
 _WIDE = 128

@@ -205,6 +205,9 @@ def ragged_dot_flops(computation: HloComputation, instruction: HloInstruction) -
     return dense // max(1, groups)
 
 
+LIBRARY_DOTS = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
+"""Targets of custom calls that are a dot; its dimensions are in their backend_config."""
+
 MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
     "dot": dot_flops,
     "scaled-dot": dot_flops,
@@ -214,7 +217,6 @@ MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
 
 
 _PASSES = re.compile(r"dot_(bf16|tf32)_\w+_(x\d)$")
-_FULL = re.compile(r"highest")
 _FULL_CALL = re.compile(r'"operand_precision":\["HIGHEST"')
 _TPU_PASSES = {"{highest,highest}": "bf16_x6", "{high,high}": "bf16_x3"}
 
@@ -237,9 +239,9 @@ def is_full_float32(instruction: HloInstruction) -> bool:
     """Whether a matmul of float32 keeps all bits on a GPU, which multiplies in TF32 otherwise."""
     if (algorithm := instruction.attribute("algorithm")) and algorithm != "dot_unset":
         return algorithm == "dot_f32_f32_f32"
-    return bool(_FULL.search(instruction.attribute("operand_precision"))) or bool(
-        _FULL_CALL.search(instruction.attribute("backend_config"))
-    )
+    if "highest" in instruction.attribute("operand_precision"):
+        return True
+    return _FULL_CALL.search(instruction.attribute("backend_config")) is not None
 
 
 def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:

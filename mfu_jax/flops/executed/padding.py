@@ -16,7 +16,7 @@ from typing import NamedTuple
 from mfu_jax.flops.executed import textbook
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
-from mfu_jax.flops.executed.matmuls import parse_window, result_shape
+from mfu_jax.flops.executed.matmuls import LIBRARY_DOTS, parse_window, result_shape
 from mfu_jax.flops.executed.partly_zero import Real, slice_ranges, whole
 from mfu_jax.flops.executed.zeros import Zeros, group_share, is_written_by_user
 from mfu_jax.flops.lengths import Lengths
@@ -31,7 +31,6 @@ _ROLES = {
     "__cudnn$convBackwardInput": (2, 1, 0),
     "__cudnn$convBackwardFilter": (0, 2, 1),
 }
-_LIBRARY_DOTS = frozenset({"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"})
 _FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may need a part
 _SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
 
@@ -82,7 +81,7 @@ class WasteFinder:
             target = instruction.attribute_string("custom_call_target")
         if target.startswith(_FULL_SVD):
             return Wasted(self._cut_factor(computation, instruction, flops))
-        if target in _LIBRARY_DOTS:
+        if target in LIBRARY_DOTS:
             target = "dot"
         if target != "dot" and target not in _ROLES:
             return Wasted()

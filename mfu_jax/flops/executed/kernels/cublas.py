@@ -11,13 +11,14 @@ from mfu_jax.flops.executed.kernels.registry import (
     register_kernel,
 )
 from mfu_jax.flops.executed.matmuls import (
+    LIBRARY_DOTS,
     flops_per_multiply_add,
     operand_dtype,
     result_shape,
 )
 
 
-@register_kernel("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
+@register_kernel(*LIBRARY_DOTS)
 def _cublas(call: KernelCall) -> KernelCost:
     """cuBLAS and cuBLASLt matmuls, FP8 included: 2 · result elements · contracted elements."""
     lhs = call.operand(0)

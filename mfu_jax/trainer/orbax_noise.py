@@ -10,6 +10,7 @@ import functools
 import logging
 import sys
 import traceback
+import warnings
 from typing import Any
 
 
@@ -23,6 +24,9 @@ def silence_orbax() -> None:
             hook(unraisable)
 
     sys.unraisablehook = on_unraisable
+    # A coroutine that never began has no frame to know it by, only its name.
+    never = r"coroutine 'async_serialize\w*\.<locals>\.\w+' was never awaited"
+    warnings.filterwarnings("ignore", never, RuntimeWarning)
     logging.getLogger("absl").addFilter(_is_no_stack)
     logging.getLogger("asyncio").addFilter(_is_no_task)
 

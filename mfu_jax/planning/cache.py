@@ -7,10 +7,8 @@ the dump or the compiler's refusal, and what was left out of the compile.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -22,6 +20,7 @@ from typing import Any
 from mfu_jax.dumps.files import load, write
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.planning import installed_packages
 from mfu_jax.planning.compiling import (
     Compiled,
     Limits,
@@ -33,18 +32,6 @@ from mfu_jax.planning.compiling import (
 from mfu_jax.planning.gpu_autotuning import CHOICES
 from mfu_jax.storage.files import replace_file
 
-_PACKAGES = (
-    *("mfu_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "maxtext", "tokamax"),
-    *("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
-)
-_ASK_VERSIONS = f"""
-import importlib.metadata as m, json
-found = {{}}
-for name in {_PACKAGES!r}:
-    try: found[name] = m.version(name)
-    except m.PackageNotFoundError: pass
-print(json.dumps(found))
-"""
 _VERSIONS_SECONDS = 60.0
 _ENVIRONMENT = ("JAX_", "XLA_", "LIBTPU_")
 
@@ -114,16 +101,18 @@ def key_of(request: Request) -> str:
 
 
 def installed_versions(python: str) -> Mapping[str, str]:
-    """Package → version, for packages that determine a program, as installed in `python`.
+    """Package → version, for packages that determine a program, as `python` imports them.
+
+    A checkout of MaxText is named by its files, too.
 
     Raises:
         UserError: the interpreter cannot be run.
     """
     if python == sys.executable:
-        return _versions_here()
+        return installed_packages.versions()
     try:
         said = subprocess.run(
-            [python, "-c", _ASK_VERSIONS],
+            [python, "-P", installed_packages.__file__],
             capture_output=True,
             check=True,
             text=True,
@@ -135,14 +124,6 @@ def installed_versions(python: str) -> Mapping[str, str]:
             f"{python} does not answer ({first_line(error)}); expected a Python interpreter; "
             "usually a wrong path; pass maxtext_python=…"
         ) from None
-
-
-def _versions_here() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 class _Entry:

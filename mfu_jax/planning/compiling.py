@@ -259,7 +259,8 @@ def _environment(request: Request, limits: Limits, dumps: Path) -> dict[str, str
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     environment[MEMORY] = str(limits.memory_bytes)
     if request.python != sys.executable:
-        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     flags = " ".join(request.flags)
     if request.target.platform == "tpu":
         own = f"{os.environ.get('XLA_FLAGS', '')} {dump_flags(dumps)}"

@@ -55,6 +55,12 @@ DEFAULT_MODEL: Mapping[str, Any] = {
     "logits_via_embedding": False,
 }
 _DEFAULT_LENGTH = 2048  # of MaxText's base.yml
+# What a config for MaxText may leave out.
+DEFAULT_STEP: Mapping[str, str] = {
+    "model_name": "default",
+    "per_device_batch_size": "12",
+    "max_target_length": str(_DEFAULT_LENGTH),
+}
 _ALSO_SETTINGS = ("num_vocab_tiling",)  # beside sizes and the mesh
 _TWO_CORES = ("v4", "v5p", "tpu7x")  # per chip; slices are named after cores
 # Per logit: MaxText's cross_entropy_with_logits passes the logits, their exponentials and the
@@ -125,7 +131,7 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     return MeasuredRun(
         target=_target(run),
         keys={key: _text(value) for key, value in values.items()},
-        model=_model(values),
+        model=model_of(values),
         flags=flags,
         notes=(*defaults, *_not_followed(run, words)),
     )
@@ -153,8 +159,12 @@ def _is_setting(key: str) -> bool:
     return own in _MODEL_KEYS or key in _ALSO_SETTINGS or key.endswith("_parallelism")
 
 
-def _model(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys that determine the model's FLOPs, without slots that experts leave empty."""
+def model_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys that determine the model's FLOPs, without slots that experts leave empty.
+
+    Args:
+        values: MaxText's keys; ``model_name`` is one of them.
+    """
     sizes = {
         key: parse_override(key, value) if isinstance(value, str) else value
         for key, value in values.items()

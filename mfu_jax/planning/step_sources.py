@@ -15,7 +15,7 @@ from mfu_jax.flops.analytic.totals import (
     flops_breakdown,
     model_flops_per_device,
 )
-from mfu_jax.planning.measured_runs import FIXED
+from mfu_jax.planning.measured_runs import DEFAULT_STEP, FIXED, model_of
 from mfu_jax.planning.plan import Work
 from mfu_jax.planning.schedule import Turns
 from mfu_jax.planning.sweep.search import REMAT, Analytic
@@ -82,8 +82,8 @@ class MaxTextStep:
         return [f"{key}={value}" for key, value in values.items()]
 
     def work(self, values: Mapping[str, str]) -> Work:
-        """The step's work, from the model's bundled config and MaxText's own keys."""
-        return work_of(values)
+        """The step's work, from the model's bundled config, MaxText's keys and its defaults."""
+        return work_of(model_of({**DEFAULT_STEP, **values}))
 
     def placed(self, work: Work, values: Mapping[str, str]) -> Work:
         """The same work: only MaxText knows its mesh, and what its kernels skip."""
@@ -101,7 +101,8 @@ class MaxTextStep:
         """FLOPs only: MaxText's rules decide how the state is split."""
         policy = values.get(REMAT, "full")  # MaxText's default
         with contextlib.suppress(UserError):  # sizes that only MaxText's own defaults have
-            return Analytic(executed_flops=executed_flops_of(values, policy))
+            model = model_of({**DEFAULT_STEP, **values})
+            return Analytic(executed_flops=executed_flops_of(model, policy))
         return Analytic()
 
 

@@ -160,12 +160,21 @@ def test_a_config_is_compiled_for_all_devices(capsys, fake_compiler):
 
 
 def test_maxtext_without_sizes_has_no_mfu_and_says_so(capsys, fake_compiler):
-    words = ("--maxtext", "topology=v6e-8", "base_emb_dim=512", "max_target_length=512")
+    words = ("--maxtext", "topology=v6e-8", "model_name=unheard-of", "max_target_length=512")
     code, shown = _plan(capsys, *words, "per_device_batch_size=4", "--json")
     plan = json.loads(shown.out)
     assert code == 0
     assert plan["mfu"] is None
     assert plan["notes"][-1].startswith("no MFU: ")
+
+
+def test_maxtexts_defaults_are_counted_as_maxtext_takes_them(capsys, fake_compiler):
+    _, shown = _plan(capsys, "--maxtext", "topology=v6e-8", "global_parameter_scale=2", "--json")
+    # MaxText's base.yml: 12 rows of 2,048 tokens; a scale of 2 doubles heads and MLP.
+    attention, mlp = 4 * 2048 * (32 * 128), 3 * 2048 * (2 * 7168)
+    weights = 16 * (attention + mlp) + 2048 * 32000
+    pairs = 16 * 4 * 2048 * (32 * 128) / 2
+    assert json.loads(shown.out)["model_flops"] == 3 * 12 * 2048 * (2 * weights + pairs)
 
 
 def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):

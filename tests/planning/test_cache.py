@@ -67,7 +67,7 @@ def test_versions_and_xlas_environment_are_in_the_key(request_, monkeypatch):
         patched.setenv("XLA_FLAGS", "--xla_new=1")
         assert key_of(request_) != before
     assert key_of(request_) == before
-    monkeypatch.setattr("mfu_jax.planning.cache._versions_here", lambda: {"jax": "99"})
+    monkeypatch.setattr("mfu_jax.planning.installed_packages.versions", lambda: {"jax": "99"})
     assert key_of(request_) != before
     assert installed_versions(request_.python) == {"jax": "99"}
 

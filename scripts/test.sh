@@ -7,4 +7,7 @@ ruff check .
 ruff format --check .
 mypy
 lint-imports
-exec python -m pytest -n auto --dist worksteal --durations=10 "$@"
+TMPDIR=$(mktemp -d) # tests of failures leave hundreds of files with details
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+python -m pytest -n auto --dist worksteal --durations=10 "$@"

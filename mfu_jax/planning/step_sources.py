@@ -83,7 +83,7 @@ class MaxTextStep:
 
     def work(self, values: Mapping[str, str]) -> Work:
         """The step's work, from the model's bundled config, MaxText's keys and its defaults."""
-        return work_of(model_of({**DEFAULT_STEP, **values}))
+        return work_of(_maxtext_model(values))
 
     def placed(self, work: Work, values: Mapping[str, str]) -> Work:
         """The same work: only MaxText knows its mesh, and what its kernels skip."""
@@ -100,10 +100,14 @@ class MaxTextStep:
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs only: MaxText's rules decide how the state is split."""
         policy = values.get(REMAT, "full")  # MaxText's default
-        with contextlib.suppress(UserError):  # sizes that only MaxText's own defaults have
-            model = model_of({**DEFAULT_STEP, **values})
-            return Analytic(executed_flops=executed_flops_of(model, policy))
+        with contextlib.suppress(UserError):  # a model that only MaxText knows
+            return Analytic(executed_flops=executed_flops_of(_maxtext_model(values), policy))
         return Analytic()
+
+
+def _maxtext_model(values: Mapping[str, str]) -> Mapping[str, Any]:
+    """What MaxText makes of its keys: its own values for those left out."""
+    return model_of({**DEFAULT_STEP, **values})
 
 
 def work_of(config: Any, convention: str = "maxtext") -> Work:

@@ -177,6 +177,15 @@ def test_maxtexts_defaults_are_counted_as_maxtext_takes_them(capsys, fake_compil
     assert json.loads(shown.out)["model_flops"] == 3 * 12 * 2048 * (2 * weights + pairs)
 
 
+def test_empty_slots_are_no_model_flops_of_maxtexts_either(capsys, fake_compiler):
+    words = ("--maxtext", "topology=v6e-8", "model_name=mixtral-8x7b", "per_device_batch_size=1")
+    _, dropless = _plan(capsys, *words, "--json")
+    _, dropping = _plan(capsys, *words, "capacity_factor=1.25", "--json")
+    counts = [json.loads(shown.out)["model_flops"] for shown in (dropless, dropping)]
+    assert counts[1] == counts[0]
+    assert counts[0] is not None
+
+
 def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**RUN, "env": {"A": 1}})))
     code, shown = _plan(capsys, "--run", "-", f"maxtext_python={sys.executable}", "--json")

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest, one_line
-from mfu_jax.formatting import columns
 from mfu_jax.logger.summary import StepStatistics
 from mfu_jax.runs.benchmark_configs import BENCHMARKS, STANDARD, Benchmark
 from mfu_jax.runs.benchmark_neighbours import Neighbour, beside_pytorch, predicted
 from mfu_jax.runs.metrics_files import read_metrics
 from mfu_jax.runs.platforms import GIB, Device, environment_of, performance_flags, probe
+from mfu_jax.util.formatting import columns
 
 TRAINER = (sys.executable, "-m", "mfu_jax.train", "configs/base.yml")
 

@@ -20,7 +20,7 @@ import statistics
 from pathlib import Path
 
 from mfu_jax import cli
-from mfu_jax.planning.compared_runs import compared_by, compared_runs
+from mfu_jax.planning.step_time.compared_runs import compared_by, compared_runs
 from scripts.api_page import make_api_page
 from scripts.ledger_picture import draw
 

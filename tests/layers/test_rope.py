@@ -13,7 +13,7 @@ from mfu_jax.layers.families import model_spec, parts
 from mfu_jax.layers.rope import Rope, apply_rope
 from mfu_jax.layers.rope_stretches import Yarn
 
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 
 RECORDED = json.loads(
     (Path(__file__).parents[1] / "data" / "hugging_face_rope.json").read_text(encoding="utf-8")

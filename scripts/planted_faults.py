@@ -38,7 +38,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from mfu_jax.formatting import columns
+from mfu_jax.util.formatting import columns
 from scripts import results
 
 _WITHIN = 0.2

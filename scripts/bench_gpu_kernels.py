@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from mfu_jax import hardware
-from mfu_jax.formatting import columns
+from mfu_jax.util.formatting import columns
 
 _ATTENTION = ((32, 1024, 12, 64), (4, 2048, 16, 128), (8, 4096, 32, 64), (2, 8192, 32, 128))
 _MATMULS = (

@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mfu_jax.formatting import columns
 from mfu_jax.logger.journal.lines import VERSION, StepMark, StepsLine, alive_line, line
+from mfu_jax.util.formatting import columns
 
 _UNIX = 1_700_000_000.0
 _STEP_SECONDS = 0.1

@@ -38,7 +38,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from mfu_jax.formatting import columns
+from mfu_jax.util.formatting import columns
 
 _WITHIN = 0.2
 _KNOWN_TO = 0.05  # relative standard error of the gain from removing a fault

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mfu_jax.formatting import columns
+from mfu_jax.util.formatting import columns
 from scripts.faults.on_accelerators import ON_GPU, Pair, Side
 
 _WITHIN = 0.2
@@ -112,7 +112,7 @@ class _Run:
         from mfu_jax.dumps.files import write
         from mfu_jax.dumps.recording import record
         from mfu_jax.instrumentation.dumping import model_flops
-        from mfu_jax.profiling.folders import dump_path
+        from mfu_jax.storage.trace_folders import dump_path
         from mfu_jax.trainer.run_logger import model_of
 
         jax.profiler.start_trace(str(folder))

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mfu_jax.dumps.files import load, write
-from mfu_jax.formatting import columns
 from mfu_jax.planning.targets import Target, parse_target
+from mfu_jax.util.formatting import columns
 from scripts.absent_devices import TPU_ENVIRONMENT
 from scripts.faults.on_accelerators import FAULTS, Side
 from scripts.faults.scheduled_trace import Schedule, write_scheduled

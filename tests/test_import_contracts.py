@@ -26,7 +26,11 @@ PLANTED = {
     ("mfu_jax/planning/targets.py", "import mfu_jax.planning.plan"): "planning:",
     ("mfu_jax/planning/plan.py", "import mfu_jax.trainer.step"): "Plans are made",
     ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",
-    ("mfu_jax/jax_internals.py", "import mfu_jax.values"): "The house",
+    ("mfu_jax/util/jax_internals.py", "import mfu_jax.util.values"): "util:",
+    (
+        "mfu_jax/instrumentation/trace_reading.py",
+        "import mfu_jax.profiling.scalars",
+    ): "The core knows nothing",
     ("layers/linears.py", "import mfu_jax.errors"): "The reference model",
 }
 

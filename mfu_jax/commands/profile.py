@@ -28,11 +28,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mfu_jax.arguments import Arguments, parse
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.formatting import json_text
 from mfu_jax.hardware import CALIBRATE
-from mfu_jax.values import typed
+from mfu_jax.util.arguments import Arguments, parse
+from mfu_jax.util.formatting import json_text
+from mfu_jax.util.values import typed
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile

@@ -18,7 +18,7 @@ from mfu_jax.flops.analytic.inputs import as_model_config, parse_override
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.planning.kernel_tiles import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target
-from mfu_jax.values import typed
+from mfu_jax.util.values import typed
 
 _GROUPS = ("mesh", "remat_tensors", "splash", "optimizer", "other_flags")
 _SINGLE = ("remat_policy", "attention", "dtype", "quantization", "scan_layers")

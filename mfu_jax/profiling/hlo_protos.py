@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mfu_jax.jax_internals import hlo_text_of_proto
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.trace.wire import WireError, fields
 from mfu_jax.profiling.trace.xspace import Trace
+from mfu_jax.util.jax_internals import hlo_text_of_proto
 
 _PLANE = "/host:metadata"
 _STATS = ("Hlo Proto", "hlo_proto")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from mfu_jax.formatting import columns, percent, printable, readable, seconds_text, short
 from mfu_jax.profiling.phases import ProgramTime
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.tables import Row
 from mfu_jax.profiling.waterfall import Bar
+from mfu_jax.util.formatting import columns, percent, printable, readable, seconds_text, short
 
 _WIDTH = 100
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mfu_jax.formatting import columns, percent, readable, seconds_text, short
 from mfu_jax.profiling.comparison import Change, Comparison
+from mfu_jax.util.formatting import columns, percent, readable, seconds_text, short
 
 
 def render_comparison(comparison: Comparison, *, top: int = 15) -> str:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.logger.timing.readiness import block_until_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
+from mfu_jax.util.failsafe import Boundary
 
 _JOIN_SECONDS = 30.0
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import mfu_jax
-from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.util.failsafe import Boundary, guarded
 from tests.support.sinks import ListSink
 
 
@@ -76,7 +76,7 @@ def test_without_a_folder_for_details_the_line_says_where(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
     Boundary().attempt("MFU is not known", divide, 1.0)
-    assert re.search(r"details in .*test_boundary\.py:\d+ in divide$", caplog.text.strip())
+    assert re.search(r"details in .*test_failsafe\.py:\d+ in divide$", caplog.text.strip())
 
 
 def test_a_guarded_method_returns_something_else_or_passes_on(

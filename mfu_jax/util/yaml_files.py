@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.user_files import read_text
-from mfu_jax.values import shown
+from mfu_jax.util.user_files import read_text
+from mfu_jax.util.values import shown
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 # Beside the package in a checkout, inside it in a wheel.
 CONFIG_FOLDER = next(
     (f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if (f / "base.yml").exists()),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mfu_jax import user_files
 from mfu_jax.errors import UserError
-from mfu_jax.user_files import line_blocks, opened, read_bytes, read_text, text_lines
+from mfu_jax.util import user_files
+from mfu_jax.util.user_files import line_blocks, opened, read_bytes, read_text, text_lines
 
 
 def make_fifo(folder: Path) -> Path:

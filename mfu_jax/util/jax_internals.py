@@ -1,7 +1,7 @@
 """Everything that we use from JAX beyond its stable API, in one file.
 
-JAX may move or change these in any version. `tests/test_jax_internals.py` looks up each name and
-reports which one is gone, in which version, and what we use it for.
+JAX may move or change these in any version. `tests/util/test_jax_internals.py` looks up each name
+and reports which one is gone, in which version, and what we use it for.
 """
 
 from __future__ import annotations

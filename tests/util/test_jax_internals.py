@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from mfu_jax import jax_internals
+from mfu_jax.util import jax_internals
 from tests.support.paths import ROOT
 
 # Every name that jax_internals.py imports -> what we use it for.
@@ -99,7 +99,7 @@ def test_unstable_names_are_imported_in_one_file_only() -> None:
         path.relative_to(ROOT).as_posix(): list(unstable_imports(path.read_text(encoding="utf-8")))
         for path in (ROOT / "mfu_jax").rglob("*.py")
     }
-    assert [path for path, names in found.items() if names] == ["mfu_jax/jax_internals.py"]
+    assert [path for path, names in found.items() if names] == ["mfu_jax/util/jax_internals.py"]
 
 
 def test_an_unstable_import_is_recognised() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mfu_jax.errors import UserError
-from mfu_jax.yaml_files import CONFIG_FOLDER, read_mapping
+from mfu_jax.util.yaml_files import CONFIG_FOLDER, read_mapping
 from tests.support.paths import ROOT
 
 BUNDLED = [*CONFIG_FOLDER.rglob("*.yml"), *(ROOT / "mfu_jax").rglob("*.yml")]

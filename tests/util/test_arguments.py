@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError
+from mfu_jax.util.arguments import parse
 
 
 def test_words_are_sorted_into_names_keys_and_flags() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from mfu_jax.dumps.files import SUFFIX as DUMP_SUFFIX
 from mfu_jax.errors import UserError
+from mfu_jax.storage.dump_names import SUFFIX as DUMP_SUFFIX
 
 PROGRAMS = "programs"
 """Folder, beside ``plugins/profile``, that holds dumps of the programs that ran."""

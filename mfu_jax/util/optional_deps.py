@@ -11,7 +11,7 @@ TRAIN = "'mfu-jax[train]'"
 QUANTIZE = "'mfu-jax[quantize]'"
 
 
-def load_part(module: str, user: str, *, install: str) -> Any:
+def require(module: str, user: str, *, install: str) -> Any:
     """Imports a package that may be missing.
 
     Args:
@@ -22,7 +22,7 @@ def load_part(module: str, user: str, *, install: str) -> Any:
     Raises:
         UserError: it is not installed, or cannot be imported.
 
-    >>> load_part("no_such_part", "the example", install=TRAIN)
+    >>> require("no_such_part", "the example", install=TRAIN)
     Traceback (most recent call last):
     mfu_jax.errors.UserError: the example needs the package 'no_such_part' (No module named \
 'no_such_part'); expected it alongside mfu_jax; usually because the default install leaves it out; \

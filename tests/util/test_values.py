@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.values import convert, shown, typed
+from mfu_jax.util.values import convert, shown, typed
 
 Policy = Literal["none", "full"]
 Words, Numbers = tuple[str, ...], tuple[int, ...]

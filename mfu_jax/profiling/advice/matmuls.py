@@ -10,14 +10,8 @@ from typing import NamedTuple
 from mfu_jax.flops.executed.hlo_shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.instruction_shapes import MatmulShape
-from mfu_jax.profiling.advice.facts import (
-    Facts,
-    largest_names,
-    milliseconds,
-    record_of,
-    seconds_of,
-)
-from mfu_jax.profiling.measured import OpTime
+from mfu_jax.profiling.advice.stats import Facts, largest_names, milliseconds, record_of, seconds_of
+from mfu_jax.profiling.attribution.step_times import OpTime
 
 _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lanes of an MXU
 _LARGE = {"cpu": 512, "gpu": 256, "tpu": 256}  # keys beyond which a head's scores leave caches

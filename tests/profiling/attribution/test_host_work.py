@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mfu_jax.profiling.host_work import waits_of
+from mfu_jax.profiling.attribution.host_work import waits_of
 from mfu_jax.profiling.timeline.devices import Executions, Program
 from mfu_jax.profiling.timeline.host import HostThread
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.mesh_axes import axes_of
 from mfu_jax.flops.ledger import EVALUATION
-from mfu_jax.profiling.join import Work
-from mfu_jax.profiling.measured import Measured, OpTime
-from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.programs import KnownProgram
+from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.breakdown.peaks import Peaks
+from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 
 MFU = "MFU"

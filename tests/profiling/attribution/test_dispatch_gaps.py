@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.late_calls import Intervals, LateCalls
+from mfu_jax.profiling.attribution.dispatch_gaps import Intervals, LateCalls
 from mfu_jax.profiling.timeline.devices import Executions, Program
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.sweep import NO_PARENT, divide
+from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, divide
 
 STEP, EVALUATION = Program("jit_step", 1), Program("jit_evaluate", 2)
 NONE = np.zeros(0, np.int64)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mfu_jax.profiling.one_step import Lane
+from mfu_jax.profiling.breakdown.one_step import Lane
 from mfu_jax.profiling.profile import read_profile
 from tests.profiling.conftest import STEPS
 from tests.support import accelerator_traces as traces

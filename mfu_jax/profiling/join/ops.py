@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.profiling.programs import KnownProgram, ProgramLibrary
+from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.timeline.devices import OpName, Program
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mfu_jax.profiling.join import Work
-from mfu_jax.profiling.measured import Measured, OpTime
+from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.breakdown.tables import kernel_of
+from mfu_jax.profiling.breakdown.waterfall import scope_of
+from mfu_jax.profiling.join.ops import Work
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.tables import kernel_of
-from mfu_jax.profiling.waterfall import scope_of
 
 _IDLE = "idle"
 _LEAST = 1e-12  # seconds: rounding

@@ -9,8 +9,8 @@ import pytest
 
 from mfu_jax import cli
 from mfu_jax.dumps import ModelFlops, ProgramDump, write
-from mfu_jax.profiling.comparison import Change, Comparison, compare
 from mfu_jax.profiling.profile import read_profile
+from mfu_jax.profiling.report.comparison import Change, Comparison, compare
 from tests.support.accelerator_traces import write_trace
 from tests.support.xspace import Plane
 

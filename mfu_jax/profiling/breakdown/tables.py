@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mfu_jax.profiling.join import Work
-from mfu_jax.profiling.measured import Measured, OpTime
-from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.waterfall import communication_of, scope_of, shortest
+from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.breakdown.peaks import Peaks
+from mfu_jax.profiling.breakdown.waterfall import communication_of, scope_of, shortest
+from mfu_jax.profiling.join.ops import Work
 
 _WAITS = {Work.COMMUNICATION: "communication", Work.TRANSFER: "copies", Work.HOST: "host"}
 _NEITHER = 0.1  # of both roofs: below it, the time went to something else

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mfu_jax.profiling.timeline.sweep import divide, parents_of
+from mfu_jax.profiling.timeline.time_attribution import divide, parents_of
 
 Event = tuple[int, int, int, int]  # lane, start, end, class
 

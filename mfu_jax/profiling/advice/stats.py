@@ -11,13 +11,13 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.profiling.host_work import HostTime, HostWork
-from mfu_jax.profiling.join import Work
-from mfu_jax.profiling.measured import Measured, OpTime
-from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.programs import KnownProgram
+from mfu_jax.profiling.attribution.host_work import HostTime, HostWork
+from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.breakdown.peaks import Peaks
+from mfu_jax.profiling.breakdown.waterfall import shortest
+from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
-from mfu_jax.profiling.waterfall import shortest
 
 LEAST = 0.05
 """Of a step: a smaller gain is noise, or not worth a change."""

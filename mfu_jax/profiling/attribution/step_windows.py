@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mfu_jax.errors import UserError
-from mfu_jax.profiling.join import Join
+from mfu_jax.profiling.join.ops import Join
 from mfu_jax.profiling.timeline.devices import Executions, Program, Timeline
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.sweep import Floats
+from mfu_jax.profiling.timeline.time_attribution import Floats
 from mfu_jax.profiling.trace.wire import Integers
 
 _PICOSECONDS = 1e12

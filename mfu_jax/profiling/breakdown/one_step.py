@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mfu_jax.profiling.join import Join, JoinedOp
-from mfu_jax.profiling.measured import Measured
-from mfu_jax.profiling.step_windows import window_of
+from mfu_jax.profiling.attribution.step_times import Measured
+from mfu_jax.profiling.attribution.step_windows import window_of
+from mfu_jax.profiling.join.kernel_order import with_instructions
+from mfu_jax.profiling.join.ops import Join, JoinedOp
 from mfu_jax.profiling.timeline.devices import Program, Timeline
 from mfu_jax.profiling.timeline.host import Host, HostThread
-from mfu_jax.profiling.timeline.sweep import NO_PARENT, parents_of
+from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, parents_of
 from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.unnamed_kernels import with_instructions
 
 _PICOSECONDS = 1e12
 _MOST_DEVICES, _MOST_LANES, _MOST_EVENTS = 8, 6, 2400

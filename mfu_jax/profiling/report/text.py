@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from mfu_jax.profiling.phases import ProgramTime
+from mfu_jax.profiling.breakdown.program_times import ProgramTime
+from mfu_jax.profiling.breakdown.tables import Row
+from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.tables import Row
-from mfu_jax.profiling.waterfall import Bar
 from mfu_jax.util.formatting import columns, percent, printable, readable, seconds_text, short
 
 _WIDTH = 100

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.profiling.join import Join, work_by_name
-from mfu_jax.profiling.programs import KnownProgram
+from mfu_jax.profiling.join.ops import Join, work_by_name
+from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import OpName, OpTable, Program, Timeline
 
 Scores = npt.NDArray[np.int32]

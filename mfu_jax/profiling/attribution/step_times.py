@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mfu_jax.errors import UserError
-from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork, waits_of
-from mfu_jax.profiling.join import Join, JoinedOp, Work
-from mfu_jax.profiling.late_calls import LateCalls
-from mfu_jax.profiling.step_windows import (
+from mfu_jax.profiling.attribution.dispatch_gaps import LateCalls
+from mfu_jax.profiling.attribution.host_work import HostSums, HostTime, HostWork, waits_of
+from mfu_jax.profiling.attribution.step_windows import (
     NO_STEPS,
     Window,
     main_program,
@@ -21,9 +20,11 @@ from mfu_jax.profiling.step_windows import (
     versions_of,
     window_of,
 )
+from mfu_jax.profiling.join.kernel_order import with_instructions
+from mfu_jax.profiling.join.ops import Join, JoinedOp, Work
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
 from mfu_jax.profiling.timeline.host import Host, HostThread
-from mfu_jax.profiling.timeline.sweep import (
+from mfu_jax.profiling.timeline.time_attribution import (
     NO_PARENT,
     Division,
     Floats,
@@ -31,7 +32,6 @@ from mfu_jax.profiling.timeline.sweep import (
     parents_of,
 )
 from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.unnamed_kernels import with_instructions
 
 _PICOSECONDS = 1e12
 _LAST = len(Work)  # this class gets the time in which nothing else is active

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mfu_jax.profiling.measured import Measured
-from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.programs import KnownProgram
+from mfu_jax.profiling.attribution.step_times import Measured
+from mfu_jax.profiling.breakdown.peaks import Peaks
+from mfu_jax.profiling.breakdown.waterfall import MFU, Bar, waterfall
+from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
-from mfu_jax.profiling.waterfall import MFU, Bar, waterfall
 
 _NOTABLE = 0.01  # of the step time
 

@@ -13,7 +13,7 @@ from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
 from mfu_jax.flops.ledger import EVALUATION, Ledger, compare_flops
-from mfu_jax.profiling.hlo_protos import protos_of, text_of
+from mfu_jax.profiling.join.hlo_protos import protos_of, text_of
 from mfu_jax.profiling.timeline.devices import OpName, Program
 from mfu_jax.profiling.trace.xspace import Trace
 

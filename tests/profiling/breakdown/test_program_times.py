@@ -9,7 +9,7 @@ import pytest
 from mfu_jax.dumps import ModelFlops, ProgramDump, write
 from mfu_jax.profiling.page import page
 from mfu_jax.profiling.profile import Profile, read_profile
-from mfu_jax.profiling.render import render
+from mfu_jax.profiling.report.text import render
 from tests.support import html_pages
 from tests.support.accelerator_traces import write_trace
 from tests.support.xspace import Plane

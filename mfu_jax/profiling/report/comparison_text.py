@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mfu_jax.profiling.comparison import Change, Comparison
+from mfu_jax.profiling.report.comparison import Change, Comparison
 from mfu_jax.util.formatting import columns, percent, readable, seconds_text, short
 
 

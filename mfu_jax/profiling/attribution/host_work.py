@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.late_calls import Intervals, LateCalls
+from mfu_jax.profiling.attribution.dispatch_gaps import Intervals, LateCalls
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.sweep import NO_PARENT, Floats
+from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, Floats
 from mfu_jax.profiling.trace.wire import Integers
 
 _PICOSECONDS = 1e12

@@ -12,7 +12,7 @@ import numpy as np
 
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.sweep import Division, Floats
+from mfu_jax.profiling.timeline.time_attribution import Division, Floats
 from mfu_jax.profiling.trace.wire import Integers
 
 Intervals = tuple[Integers, Integers]

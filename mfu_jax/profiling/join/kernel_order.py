@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.profiling.command_buffers import named_in_buffers
-from mfu_jax.profiling.join import Join, JoinedOp, Work
-from mfu_jax.profiling.programs import KnownProgram
+from mfu_jax.profiling.join.command_buffers import named_in_buffers
+from mfu_jax.profiling.join.ops import Join, JoinedOp, Work
+from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import OpName, OpTable, Program, Timeline
 
 

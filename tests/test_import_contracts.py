@@ -31,7 +31,7 @@ PLANTED = {
         "mfu_jax/instrumentation/trace_reading.py",
         "import mfu_jax.profiling.scalars",
     ): "The core knows nothing",
-    ("layers/linears.py", "import mfu_jax.errors"): "The reference model",
+    ("layers/projections/linears.py", "import mfu_jax.errors"): "The reference model",
 }
 
 

@@ -33,7 +33,7 @@ _LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are mult
 def cudnn_flash(x: AttentionInputs) -> jax.Array:
     """cuDNN's fused attention on NVIDIA (bfloat16 or float16).
 
-    A mask doubles its time (docs/benchmarks.md), so rows of one segment have none.
+    A mask doubles its time (scripts/results/gpu_kernels.json), so rows of one segment have none.
     """
     same_segment = None
     if x.packed or x.pattern.chunk:

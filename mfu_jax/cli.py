@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.formatting import columns
+from mfu_jax.util.formatting import columns
 
 _FOLDER = Path(__file__).parent / "commands"
 _HELP = frozenset({"-h", "--help"})

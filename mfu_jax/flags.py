@@ -35,7 +35,7 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
-from mfu_jax.values import field_types
+from mfu_jax.util.values import field_types
 
 from_mapping = Settings.of
 

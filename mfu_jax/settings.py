@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mfu_jax.arguments import parse
-from mfu_jax.dumps.files import check_name
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.naming import named
 from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.storage.addresses import Address, check_path, path_of
-from mfu_jax.values import field_types, typed
+from mfu_jax.storage.dump_names import check_name
+from mfu_jax.util.arguments import parse
+from mfu_jax.util.values import field_types, typed
 
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
 _PATHS = (

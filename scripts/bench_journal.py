@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from mfu_jax.formatting import columns
 from mfu_jax.logger.hosts.report import HostReport
 from mfu_jax.logger.hosts.watch import Place
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import JsonlSink
 from mfu_jax.logger.summary import percentile
+from mfu_jax.util.formatting import columns
 
 WARMUP = 50
 _PAUSE_SECONDS = 0.002

@@ -17,7 +17,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from mfu_jax.formatting import columns
+from mfu_jax.util.formatting import columns
 from scripts.absent_devices import TPU_ENVIRONMENT, devices
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.arguments import parse
+from mfu_jax.util.arguments import parse
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SIZES = (

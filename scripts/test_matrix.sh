@@ -12,13 +12,13 @@ PYTHONS=(3.11 3.12 3.13)
 NEWEST=0.12
 JAXES=(lowest 0.8.3 0.9.2 0.10.2 0.11 "$NEWEST")
 SHORT=(
-    tests/test_jax_internals.py tests/test_missing_parts.py tests/test_flags.py
+    tests/util/test_jax_internals.py tests/util/test_optional_deps.py tests/test_flags.py
     tests/instrumentation/test_instrumented_step.py tests/logger/test_metric_logger.py
     tests/logger/sinks tests/logger/timing
     tests/flops/traced/test_{adversary_masks,control_flow,counting,masks,module_table}.py
 )
 CORE=(
-    tests/test_jax_internals.py tests/test_missing_parts.py tests/test_flags.py
+    tests/util/test_jax_internals.py tests/util/test_optional_deps.py tests/test_flags.py
     tests/instrumentation tests/logger tests/clients tests/flops/traced tests/flops/executed
     tests/flops/test_{attention_kernels,masks,three_counts}.py tests/hardware
 )

@@ -13,12 +13,13 @@ import pytest
 from absl import flags as absl_flags
 
 import mfu_jax
-from mfu_jax import flags, jax_internals
+from mfu_jax import flags
 from mfu_jax.errors import UserError
 from mfu_jax.instrumentation.assembly import sinks_of
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.sinks import JsonlSink, TensorBoardSink
 from mfu_jax.settings import Settings
+from mfu_jax.util import jax_internals
 
 
 @jax.jit

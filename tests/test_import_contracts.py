@@ -21,13 +21,20 @@ PLANTED = {
     ): "config.json and layers",
     ("mfu_jax/flops/executed/hlo.py", "import mfu_jax.flops.executed.costs"): "executed:",
     ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.spans"): "logger:",
-    ("mfu_jax/profiling/trace/wire.py", "import mfu_jax.profiling.waterfall"): "profiling:",
-    ("mfu_jax/profiling/tables.py", "import mfu_jax.logger.summary"): "Profiles are read",
+    (
+        "mfu_jax/profiling/trace/wire.py",
+        "import mfu_jax.profiling.breakdown.waterfall",
+    ): "profiling:",
+    ("mfu_jax/profiling/breakdown/tables.py", "import mfu_jax.logger.summary"): "Profiles are read",
     ("mfu_jax/planning/targets.py", "import mfu_jax.planning.plan"): "planning:",
     ("mfu_jax/planning/plan.py", "import mfu_jax.trainer.step"): "Plans are made",
     ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",
-    ("mfu_jax/jax_internals.py", "import mfu_jax.values"): "The house",
-    ("layers/linears.py", "import mfu_jax.errors"): "The reference model",
+    ("mfu_jax/util/jax_internals.py", "import mfu_jax.util.values"): "util:",
+    (
+        "mfu_jax/instrumentation/trace_reading.py",
+        "import mfu_jax.profiling.scalars",
+    ): "The core knows nothing",
+    ("layers/projections/linears.py", "import mfu_jax.errors"): "The reference model",
 }
 
 

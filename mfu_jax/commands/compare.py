@@ -31,12 +31,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.dumps import SUFFIX, ModelFlops, ProgramDump, load
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import json_text
-from mfu_jax.user_files import opened, too_large, unreadable
-from mfu_jax.values import typed
+from mfu_jax.util.arguments import Arguments, check_key, parse
+from mfu_jax.util.formatting import json_text
+from mfu_jax.util.user_files import opened, too_large, unreadable
+from mfu_jax.util.values import typed
 
 if TYPE_CHECKING:
     import jax

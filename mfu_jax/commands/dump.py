@@ -22,11 +22,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.dumps import SUFFIX, ModelFlops, ProgramDump, load, record, write
 from mfu_jax.dumps.files import to_json
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import columns, json_text
+from mfu_jax.util.arguments import Arguments, check_key, parse
+from mfu_jax.util.formatting import columns, json_text
 
 _MEMORY = {
     "arguments": "argument_size_in_bytes",

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from mfu_jax.arguments import Arguments, parse
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.flops.analytic.config_files import model_name_of, read_source
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
@@ -39,9 +38,10 @@ from mfu_jax.flops.analytic.totals import (
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import PairCounting
-from mfu_jax.formatting import columns, json_text
-from mfu_jax.values import convert
-from mfu_jax.yaml_files import model_names
+from mfu_jax.util.arguments import Arguments, parse
+from mfu_jax.util.formatting import columns, json_text
+from mfu_jax.util.values import convert
+from mfu_jax.util.yaml_files import model_names
 
 
 def main(argv: Sequence[str]) -> int:

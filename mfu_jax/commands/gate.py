@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.arguments import Arguments, parse
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import json_text
 from mfu_jax.runs.gate import Gate, check
 from mfu_jax.runs.metrics_files import WARMUP_STEPS
 from mfu_jax.runs.run_comparison import compare_with_runs
 from mfu_jax.runs.run_data import read_metrics_of
-from mfu_jax.values import typed
+from mfu_jax.util.arguments import Arguments, parse
+from mfu_jax.util.formatting import json_text
+from mfu_jax.util.values import typed
 
 _KEYS = ("baseline", "threshold", "junit", "warmup_steps")
 _THRESHOLD = "1%"

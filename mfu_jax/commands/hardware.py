@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mfu_jax import hardware
-from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import columns, json_text
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.hardware.peak import Peak
+from mfu_jax.util.arguments import parse
+from mfu_jax.util.formatting import columns, json_text
 
 
 def main(argv: Sequence[str]) -> int:

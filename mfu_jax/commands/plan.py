@@ -44,10 +44,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.arguments import Arguments, check_key, parse
-from mfu_jax.dumps.files import SUFFIX, load
+from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.formatting import json_text
 from mfu_jax.planning import cache
 from mfu_jax.planning.compiler_flags import compiler_flags
 from mfu_jax.planning.dumped_program import check_dump
@@ -56,8 +54,11 @@ from mfu_jax.planning.plan import Plan, Work, make_plan
 from mfu_jax.planning.run_verdict import judged
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
 from mfu_jax.planning.targets import Target, parse_target
-from mfu_jax.user_files import read_text
-from mfu_jax.values import typed
+from mfu_jax.storage.dump_names import SUFFIX
+from mfu_jax.util.arguments import Arguments, check_key, parse
+from mfu_jax.util.formatting import json_text
+from mfu_jax.util.user_files import read_text
+from mfu_jax.util.values import typed
 
 _MOST_BYTES = 2**20
 _PAGES = (".html", ".htm")

@@ -23,11 +23,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax import hardware
-from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import json_text
 from mfu_jax.runs.projection import Projection, as_json, project
-from mfu_jax.values import convert
+from mfu_jax.util.arguments import parse
+from mfu_jax.util.formatting import json_text
+from mfu_jax.util.values import convert
 
 _NUMBERS = (
     "tokens",

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.arguments import parse
-from mfu_jax.formatting import json_text
 from mfu_jax.runs.published import Check, Run, find_run, published_runs, recompute
+from mfu_jax.util.arguments import parse
+from mfu_jax.util.formatting import json_text
 
 
 def main(argv: Sequence[str]) -> int:

@@ -17,10 +17,10 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError
 from mfu_jax.logger.backlog_files import FOLDER, Segment, last_step, segments, steps_of
 from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, is_permanent, make_sink
+from mfu_jax.util.arguments import parse
 
 _BATCH = 1000
 _LAST_STEP = 2**53  # resuming a file there keeps everything in it

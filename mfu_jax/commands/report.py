@@ -31,10 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax import hardware
-from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.formatting import json_text, percent, readable
-from mfu_jax.profiling.folders import trace_files
 from mfu_jax.runs import ml_goodput, time_table
 from mfu_jax.runs.collective_waits import CollectiveWait, CollectiveWaits
 from mfu_jax.runs.goodput import read_attempts
@@ -44,7 +41,10 @@ from mfu_jax.runs.run_comparison import RunComparison, compare_runs
 from mfu_jax.runs.run_data import Options, RunData, answer_without_steps, read_run_data
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import write_whole
-from mfu_jax.values import typed
+from mfu_jax.storage.trace_folders import trace_files
+from mfu_jax.util.arguments import Arguments, check_key, parse
+from mfu_jax.util.formatting import json_text, percent, readable
+from mfu_jax.util.values import typed
 
 _OF_HARDWARE = ("hardware", "dtype", "peak_tflops_per_device")
 _KEYS = (

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.parts import TRAIN, load_part
+from mfu_jax.util.optional_deps import TRAIN, require
 
 
 def main(argv: Sequence[str]) -> int:
     """Trains; see `mfu_jax.train`."""
     for part in ("flax", "optax", "orbax.checkpoint"):
-        load_part(part, "the trainer", install=TRAIN)
+        require(part, "the trainer", install=TRAIN)
     from mfu_jax.train import main as train
 
     return train(argv)

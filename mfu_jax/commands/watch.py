@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError
-from mfu_jax.parts import TRAIN, load_part
 from mfu_jax.runs.live.following import Follower, metrics_file_of
 from mfu_jax.runs.live.frame import frame
-from mfu_jax.values import typed
+from mfu_jax.util.arguments import parse
+from mfu_jax.util.optional_deps import TRAIN, require
+from mfu_jax.util.values import typed
 
 _COLUMNS = 80
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _follow(follower: Follower, console: Any, interval: float) -> None:
     """Redraws the frame until Ctrl-C."""
-    live = load_part("rich.live", "mfu-jax watch", install=TRAIN)
+    live = require("rich.live", "mfu-jax watch", install=TRAIN)
     first = frame(follower, time.time())
     with live.Live(first, console=console, auto_refresh=False, screen=console.is_terminal) as shown:
         try:
@@ -70,7 +70,7 @@ def _interval(values: dict[str, str]) -> float:
 
 
 def _console() -> Any:
-    rich = load_part("rich.console", "mfu-jax watch", install=TRAIN)
+    rich = require("rich.console", "mfu-jax watch", install=TRAIN)
     if sys.stdout.isatty():
         return rich.Console()
     return rich.Console(width=_COLUMNS, file=sys.stdout, soft_wrap=False)

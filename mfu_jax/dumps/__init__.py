@@ -4,9 +4,10 @@
 that reads compiled programs accept the result like the program itself. Reading needs no JAX.
 """
 
-from mfu_jax.dumps.files import SUFFIX, load, write
+from mfu_jax.dumps.files import load, write
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.dumps.recording import dump, record
+from mfu_jax.storage.dump_names import SUFFIX
 
 __all__ = [
     "SUFFIX",

@@ -18,10 +18,10 @@ from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.storage.addresses import Address, check_path, open_object
+from mfu_jax.storage.dump_names import check_name
 from mfu_jax.storage.targets import write_whole
-from mfu_jax.user_files import opened, too_large, unreadable
+from mfu_jax.util.user_files import opened, too_large, unreadable
 
-SUFFIX = ".mfu"
 MOST_BYTES = 2**30  # uncompressed; a program for 512 devices takes under 1 MB, a large one 10 MB
 
 _MAGIC = b"mfu_jax program dump "
@@ -47,24 +47,6 @@ def write(dump: ProgramDump, path: str | os.PathLike[str]) -> None:
     """
     check_name(path, "dump")
     write_whole(path, "dump", encode(dump))
-
-
-def check_name(path: str | os.PathLike[str], what: str) -> None:
-    """Refuses a name that `mfu-jax compare` would not recognise.
-
-    Args:
-        path: path of the dump to write.
-        what: the setting that the path comes from, for messages.
-
-    Raises:
-        UserError: the path has another suffix, or contains a NUL.
-    """
-    if not str(check_path(path, what)).endswith(SUFFIX):
-        raise UserError(
-            f"{what} {os.fspath(path)!r}: expected a name that ends with {SUFFIX}, by which "
-            f"mfu-jax compare knows it; usually another suffix was chosen; pass "
-            f"{os.fspath(path)}{SUFFIX}"
-        )
 
 
 def load(path: str | os.PathLike[str]) -> ProgramDump:

@@ -84,7 +84,7 @@ def record(
     """
     if isinstance(compiled, ProgramDump):
         return compiled
-    from mfu_jax.jax_internals import parameter_shardings, text_with_large_constants
+    from mfu_jax.util.jax_internals import parameter_shardings, text_with_large_constants
 
     text = text_with_large_constants(compiled)
     if not text:

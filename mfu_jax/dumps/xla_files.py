@@ -9,7 +9,7 @@ from pathlib import Path
 from mfu_jax.dumps.files import MOST_BYTES
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.user_files import read_bytes, read_text, unreadable
+from mfu_jax.util.user_files import read_bytes, read_text, unreadable
 
 _EXPECTED = (
     "a folder that XLA_FLAGS=--xla_dump_to=FOLDER wrote, or one of its files "
@@ -49,7 +49,7 @@ def text_of_proto(content: bytes, path: Path) -> str:
         UserError: jaxlib is missing, or cannot read the message.
     """
     try:
-        from mfu_jax.jax_internals import hlo_text_of_proto
+        from mfu_jax.util.jax_internals import hlo_text_of_proto
     except ImportError:
         raise UserError(
             f"{str(path)!r} is an HLO proto, which jaxlib reads; expected jaxlib to be installed; "

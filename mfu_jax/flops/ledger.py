@@ -15,7 +15,7 @@ from typing import Any
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.counting import ExecutedCount
 from mfu_jax.flops.missing import lacking, largest, missing_operations
-from mfu_jax.formatting import columns
+from mfu_jax.util.formatting import columns
 
 # Model work that the compiler removed.
 REMOVED = "removed by XLA"

@@ -11,7 +11,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.dtypes import DTYPES, canonical_dtype, float32_unit
-from mfu_jax.yaml_files import read_mapping
+from mfu_jax.util.yaml_files import read_mapping
 
 _TABLE = Path(__file__).with_name("hardware.yml")
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
 from mfu_jax.instrumentation.counts import ModelCount
 from mfu_jax.logger.journal.absent import NoJournal
@@ -22,6 +21,7 @@ from mfu_jax.logger.sinks import Sink, make_sink
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
+from mfu_jax.util.failsafe import Boundary
 
 
 def sinks_of(

@@ -8,13 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.conventions import FlopsRow
-from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import ExecutedCount, HasText, executed_flops
 from mfu_jax.flops.ledger import Ledger, compare_flops
@@ -24,6 +22,9 @@ from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
 from mfu_jax.logger.step_cost import StepCost
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.analytic.conventions import FlopsRow
 
 HfuSource = Literal["executed", "cost_analysis"]
 
@@ -143,6 +144,8 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
             or file of a model.
         convention: any of the conventions.
     """
+    from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
+
     tokens = calculate_tokens_per_device(config)
     rows = flops_breakdown(config, convention)
     attention = sum(row.training_flops for row in rows if row.has_pairs)

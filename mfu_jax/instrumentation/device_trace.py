@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.trace_reading import READ_SECONDS, TraceReading
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.turns import turn
-from mfu_jax.profiling.folders import move_to_sessions, own_folder
 from mfu_jax.settings import Settings, parse_steps
+from mfu_jax.storage.trace_folders import move_to_sessions, own_folder
+from mfu_jax.util.failsafe import Boundary
 
 _log = logging.getLogger("mfu_jax")
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 
-from mfu_jax.dumps import SUFFIX, ModelFlops, dump
+from mfu_jax.dumps.program import ModelFlops
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.instrumentation.counts import ModelCount
-from mfu_jax.profiling.folders import dump_path
 from mfu_jax.settings import Settings
+from mfu_jax.storage.dump_names import SUFFIX
+from mfu_jax.storage.trace_folders import dump_path
 
 
 def model_flops(count: ModelCount) -> ModelFlops:
@@ -61,6 +62,8 @@ def dump_step(
         return
     if number > 1:
         path = f"{path.removesuffix(SUFFIX)}.{number}{SUFFIX}"
+    from mfu_jax.dumps.recording import dump  # only runs that dump load it
+
     dump(
         compiled,
         path,

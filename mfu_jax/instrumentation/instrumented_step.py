@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from mfu_jax.boundary import guarded
 from mfu_jax.errors import UserError
 from mfu_jax.flops.ledger import Ledger
 from mfu_jax.flops.lengths import Lengths
@@ -30,6 +29,7 @@ from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.logger.summary import Summary
 from mfu_jax.settings import Settings
+from mfu_jax.util.failsafe import guarded
 
 _log = logging.getLogger("mfu_jax")
 

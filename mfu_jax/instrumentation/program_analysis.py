@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.assembly import peaks_of, setup_table
@@ -30,6 +29,7 @@ from mfu_jax.instrumentation.counts import (
 from mfu_jax.instrumentation.dumping import dump_paths, dump_step
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.settings import Settings
+from mfu_jax.util.failsafe import Boundary
 
 _log = logging.getLogger("mfu_jax")
 

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.outputs import Selection
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.signatures import Signature, SignatureTable
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
+from mfu_jax.util.failsafe import Boundary
 
 
 class StepProgram(NamedTuple):

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mfu_jax.boundary import Boundary, guarded, is_interrupt, note_handlers
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.assembly import logger_of
@@ -43,6 +42,7 @@ from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.step_numbers import NEXT
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.util.failsafe import Boundary, guarded, is_interrupt, note_handlers
 
 _log = logging.getLogger("mfu_jax")
 

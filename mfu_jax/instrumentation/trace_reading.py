@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.profiling import scalars
-from mfu_jax.profiling.profile import POINTS
+from mfu_jax.names import PROFILE_POINTS, PROFILE_READER
+from mfu_jax.util.child_process import child_environment
+from mfu_jax.util.failsafe import Boundary
 
 _log = logging.getLogger("mfu_jax")
 
 READ_SECONDS = 60.0
 """Longest wait for a trace at the end of a run."""
-
-_ABOVE_PACKAGE = Path(__file__).parents[2]
 
 
 class TraceReading:
@@ -86,12 +82,12 @@ class TraceReading:
                 "peak_tflops_per_device=N or hardware=NAME"
             )
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", scalars.__name__, self._folder, _tflops(peak), self._hardware],
+            [sys.executable, "-m", PROFILE_READER, self._folder, _tflops(peak), self._hardware],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=_environment(),
+            env=child_environment(JAX_PLATFORMS="cpu"),  # no accelerator is touched
             start_new_session=True,  # Ctrl-C is for the run
         )
         output, error = process.communicate()
@@ -111,19 +107,9 @@ def _tflops(peak: Peak) -> str:
     return "" if peak.kind == "table" else repr(peak.tflops_per_sec)
 
 
-def _environment() -> dict[str, str]:
-    """The environment of a process that uses no accelerator and can import this package."""
-    paths = [str(_ABOVE_PACKAGE), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-
-
 def _headline(numbers: Mapping[str, float], folder: str) -> str:
     """The MFU, and the three largest other bars of the waterfall."""
-    start = f"{POINTS}/"
+    start = f"{PROFILE_POINTS}/"
     bars = {name.removeprefix(start): n for name, n in numbers.items() if name.startswith(start)}
     bars.pop("MFU", None)
     largest = sorted(bars, key=lambda name: -bars[name])[:3]

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE
@@ -23,6 +22,7 @@ from mfu_jax.logger.step_cost import CostFields, StepCost
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.failsafe import Boundary
 
 _log = logging.getLogger("mfu_jax")
 

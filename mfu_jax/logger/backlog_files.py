@@ -18,7 +18,7 @@ from mfu_jax.logger.sinks import event_files
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.strict_json import strict
 from mfu_jax.storage.files import AppendOnlyFile, replace_file
-from mfu_jax.user_files import opened
+from mfu_jax.util.user_files import opened
 
 FOLDER = "backlog"
 FORMAT = 1

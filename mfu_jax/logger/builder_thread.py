@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.logger.alarm import Alarm
+from mfu_jax.util.failsafe import Boundary
 
 logger = logging.getLogger("mfu_jax")
 

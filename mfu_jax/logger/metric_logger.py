@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock, get_ident
 from typing import Any, Self, Unpack
 
-from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
@@ -49,6 +48,7 @@ from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.logger.turns import wait_for_turn
 from mfu_jax.logger.watchdog import Watchdog
+from mfu_jax.util.failsafe import Boundary, guarded
 
 _log = logging.getLogger("mfu_jax")
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.logger.backlog import Backlog, backlogs_of
 from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
@@ -30,6 +29,7 @@ from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.logger.strict_json import encodable, strict
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.failsafe import Boundary
 
 _log = logging.getLogger("mfu_jax")
 

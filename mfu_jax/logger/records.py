@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from mfu_jax.formatting import readable
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.diagnosis import Finding, Plausibility, diagnose
 from mfu_jax.logger.scalars import (
@@ -25,6 +24,7 @@ from mfu_jax.logger.step_cost import StepCost, StepRates
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import StepStatistics, Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.formatting import readable
 
 # The rolling window, in measured steps, if every step is logged.
 DEFAULT_WINDOW = 100

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
@@ -23,6 +22,7 @@ from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.turns import give_lock, turn, wait_for_turn
 from mfu_jax.logger.watchdog import Watchdog
+from mfu_jax.util.failsafe import Boundary, guarded
 
 _log = logging.getLogger("mfu_jax")
 

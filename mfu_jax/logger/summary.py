@@ -10,9 +10,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mfu_jax.formatting import loss_text, percent, readable
 from mfu_jax.logger.step_cost import StepRates
 from mfu_jax.logger.strict_json import strict
+from mfu_jax.util.formatting import loss_text, percent, readable
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:

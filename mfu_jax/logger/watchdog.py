@@ -22,14 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.boundary import Boundary
-from mfu_jax.formatting import readable
-from mfu_jax.jax_internals import is_compiling
 from mfu_jax.logger.assembly import is_main_process
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
+from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.formatting import readable
+from mfu_jax.util.jax_internals import is_compiling
 
 _log = logging.getLogger("mfu_jax")
 

@@ -16,7 +16,7 @@ def absent_devices(request: Mapping[str, Any]) -> list[Any]:
         request: `platform` and `topology` as JAX names them, `slices`, and for GPUs
             `target_config`, XLA's text proto.
     """
-    from mfu_jax.jax_internals import topology_devices
+    from mfu_jax.util.jax_internals import topology_devices
 
     options = {"target_config": request["target_config"]}
     if request["platform"] == "tpu":

@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from mfu_jax.yaml_files import read_mapping
+from mfu_jax.util.yaml_files import read_mapping
 
 _FILE = Path(__file__).with_name("compared_runs.yml")
 _FEWEST = 4  # runs needed to estimate a spread

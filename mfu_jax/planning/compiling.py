@@ -24,6 +24,7 @@ from mfu_jax.planning.kernel_bodies import in_own_form
 from mfu_jax.planning.scheduled_text import dump_flags, read_scheduled
 from mfu_jax.planning.targets import Target
 from mfu_jax.planning.watched_child import run_watched
+from mfu_jax.util.child_process import child_environment
 
 # Without these, libtpu looks for attached TPUs and their metadata server.
 _TPU_ENVIRONMENT = {
@@ -256,11 +257,8 @@ def request_json(request: Request) -> dict[str, Any]:
 
 
 def _environment(request: Request, limits: Limits, dumps: Path) -> dict[str, str]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    environment = child_environment(JAX_PLATFORMS="cpu", PYTHONUNBUFFERED="1")
     environment[MEMORY] = str(limits.memory_bytes)
-    if request.python != sys.executable:
-        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     flags = " ".join(request.flags)
     if request.target.platform == "tpu":
         own = f"{os.environ.get('XLA_FLAGS', '')} {dump_flags(dumps)}"

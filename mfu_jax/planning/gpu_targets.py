@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.yaml_files import read_mapping
+from mfu_jax.util.yaml_files import read_mapping
 
 _TABLE = Path(__file__).with_name("gpu_targets.yml")
 

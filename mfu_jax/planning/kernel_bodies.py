@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import io
-import os
 import re
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.util.child_process import child_environment
 
 _BODY = re.compile(r'("body":\s*")([A-Za-z0-9+/=]+)(")')
 _VERSION = "stable_mosaic.version"
@@ -45,8 +45,7 @@ def in_own_form(program: ProgramDump, python: str) -> ProgramDump:
         text.write_text(program.text, encoding="utf-8")
         try:
             words = [python, "-m", __name__, str(written_version()), str(text), str(out)]
-            path = str(Path(__file__).parents[2])
-            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+            environment = child_environment(JAX_PLATFORMS="cpu")
             subprocess.run(
                 words, env=environment, check=True, capture_output=True, timeout=_SECONDS
             )
@@ -95,7 +94,7 @@ def rewritten(text: str, version: int) -> str:
 @contextlib.contextmanager
 def _mosaic() -> Iterator[tuple[Any, Callable[[str, Any], None]]]:
     """MLIR's bindings, and a function that runs Mosaic's serialization pass on a module."""
-    from mfu_jax.jax_internals import mlir_bindings
+    from mfu_jax.util.jax_internals import mlir_bindings
 
     register, ir, pass_manager = mlir_bindings("tpu")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.planning.grouped_matmuls import grouped_rows
-from mfu_jax.values import typed
+from mfu_jax.util.values import typed
 
 _PASSES = ("fwd", "dlhs", "drhs")
 _MATRICES = ("wi", "wo")

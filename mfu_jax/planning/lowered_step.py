@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
     request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     mesh = _mesh(request["config"]["mesh"], absent_devices(request), request)
     print("compiling", flush=True)
-    from mfu_jax.jax_internals import compile_lowered
+    from mfu_jax.util.jax_internals import compile_lowered
 
     text = request["config"]["text"]
     compiled: Any = compile_lowered(text, mesh, autotuned(request, text))
@@ -41,7 +41,7 @@ def _mesh(axes: Mapping[str, int], devices: list[Any], request: Mapping[str, Any
     import numpy as np
     from jax.sharding import Mesh
 
-    from mfu_jax.jax_internals import split_torus
+    from mfu_jax.util.jax_internals import split_torus
 
     shape = tuple(axes.values())
     if request["platform"] == "tpu" and request["slices"] == 1:

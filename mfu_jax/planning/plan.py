@@ -8,7 +8,6 @@ from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
-from mfu_jax.formatting import percent, seconds_text
 from mfu_jax.planning import compared_runs
 from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.changes import Change, Room, changes
@@ -22,6 +21,7 @@ from mfu_jax.planning.schedule import Timeline, Turns, timeline
 from mfu_jax.planning.targets import Target
 from mfu_jax.planning.time_range import host_notes, time_range
 from mfu_jax.planning.uncounted_attention import executed_by_dtype, half_of_all_pairs
+from mfu_jax.util.formatting import percent, seconds_text
 
 _DAY = 86400.0
 _PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler prints

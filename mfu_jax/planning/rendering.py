@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mfu_jax.formatting import columns, percent
 from mfu_jax.planning.plan import Plan
+from mfu_jax.util.formatting import columns, percent
 
 _MOST_SCOPES = 4
 _COLUMNS = 72

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.dumps.recording import dump
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
-from mfu_jax.profiling.folders import dump_path, make_sessions, move_to_sessions, own_folder
+from mfu_jax.storage.trace_folders import dump_path, make_sessions, move_to_sessions, own_folder
+from mfu_jax.util.failsafe import Boundary
 
 
 @contextlib.contextmanager

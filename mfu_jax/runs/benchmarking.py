@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest, one_line
-from mfu_jax.formatting import columns
 from mfu_jax.logger.summary import StepStatistics
 from mfu_jax.runs.benchmark_configs import BENCHMARKS, STANDARD, Benchmark
 from mfu_jax.runs.benchmark_neighbours import Neighbour, beside_pytorch, predicted
 from mfu_jax.runs.metrics_files import read_metrics
 from mfu_jax.runs.platforms import GIB, Device, environment_of, performance_flags, probe
+from mfu_jax.util.formatting import columns
 
 TRAINER = (sys.executable, "-m", "mfu_jax.train", "configs/base.yml")
 
@@ -145,8 +145,13 @@ def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeo
     with log.open("w", encoding="utf-8") as stream:
         print("$", *command, file=stream, flush=True)
         try:
+            # unbuffered: the last line of the log is then the last that the child wrote
             code = subprocess.run(
-                command, env=environment, stdout=stream, stderr=stream, timeout=timeout
+                command,
+                env={**environment, "PYTHONUNBUFFERED": "1"},
+                stdout=stream,
+                stderr=stream,
+                timeout=timeout,
             ).returncode
         except subprocess.TimeoutExpired:
             return f"not finished after {timeout:.0f} s"

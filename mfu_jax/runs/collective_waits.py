@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mfu_jax.formatting import seconds_text, short
+from mfu_jax.util.formatting import seconds_text, short
 
 # Smallest wait of the median host worth a line, as a fraction of a step.
 LATE_FRACTION = 0.10

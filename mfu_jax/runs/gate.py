@@ -8,7 +8,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.formatting import percent
 from mfu_jax.runs.run_comparison import (
     WITH_WAITS,
     Row,
@@ -18,6 +17,7 @@ from mfu_jax.runs.run_comparison import (
     unseen,
 )
 from mfu_jax.storage.targets import write_whole
+from mfu_jax.util.formatting import percent
 
 _WIDE = 0.05  # a wider interval is reported, and so is one around a larger slowdown
 

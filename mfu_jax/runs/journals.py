@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from mfu_jax.errors import UserError
 from mfu_jax.logger.journal.lines import VERSION, journal_name
 from mfu_jax.storage.addresses import Address, filesystem_of, open_object
-from mfu_jax.user_files import opened
+from mfu_jax.util.user_files import opened
 
 _EXPECTED = "the journal of a run"
 _BACK = "went back"

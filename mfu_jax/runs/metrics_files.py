@@ -27,7 +27,7 @@ from mfu_jax.runs.metrics_pieces import EXPECTED, pieces_of, read_pieces
 from mfu_jax.runs.metrics_reader import Reader
 from mfu_jax.runs.step_table import Change, Segment, StepTable
 from mfu_jax.storage.addresses import Address, open_object, path_of
-from mfu_jax.user_files import line_blocks, opened, unreadable
+from mfu_jax.util.user_files import line_blocks, opened, unreadable
 
 # MaxText's seconds are the time between two dispatches, which equals a step's time only once its
 # queue is full: in a real run with ten-millisecond steps, the third one logged "0.001".

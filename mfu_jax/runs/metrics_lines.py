@@ -11,7 +11,7 @@ from typing import Any
 from mfu_jax.runs.foreign_metrics import Found
 from mfu_jax.runs.record_templates import Rows, Template
 from mfu_jax.runs.step_table import LoggedStep
-from mfu_jax.values import convert
+from mfu_jax.util.values import convert
 
 TIME = "perf/step_time_seconds"
 # Names in the log lines of MaxText (common/metric_logger.py, 0.2.5) and ours → metric names.

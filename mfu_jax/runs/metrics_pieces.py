@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from mfu_jax.runs.metrics_reader import Reader
-from mfu_jax.user_files import line_blocks, opened
+from mfu_jax.util.child_process import child_environment
+from mfu_jax.util.user_files import line_blocks, opened
 
 EXPECTED = (
     "a metrics file or a log; usually a wrong path or a folder; pass the file that metrics_file "
@@ -30,7 +31,6 @@ _MOST_PIECES = 16
 # A record of ours or MaxText's is a single line; other formats spread a step over several.
 _ONE_LINE_EACH = b'"perf/step_time_seconds"'
 _HEAD_BYTES = 2**20
-_ABOVE_PACKAGE = Path(__file__).parents[2]
 
 
 class Piece(NamedTuple):
@@ -104,7 +104,6 @@ def _answer(worker: subprocess.Popen[bytes] | None) -> Reader | None:
 
 
 def _start(path: str | Path, piece: Piece) -> subprocess.Popen[bytes] | None:
-    paths = [str(_ABOVE_PACKAGE), os.environ.get("PYTHONPATH", "")]
     try:
         return subprocess.Popen(
             [
@@ -117,7 +116,7 @@ def _start(path: str | Path, piece: Piece) -> subprocess.Popen[bytes] | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env=child_environment(),
         )
     except OSError:  # no Python, no memory, too many processes
         return None

@@ -18,7 +18,7 @@ from mfu_jax.runs.metrics_lines import (
 )
 from mfu_jax.runs.record_templates import Templates
 from mfu_jax.runs.step_table import LoggedStep, StepTable
-from mfu_jax.user_files import text_lines
+from mfu_jax.util.user_files import text_lines
 
 _MOST_NOTES = 10_000
 

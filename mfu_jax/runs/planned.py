@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import columns, percent, seconds_text
 from mfu_jax.hardware.naming import find
 from mfu_jax.runs.run_data import RunData
-from mfu_jax.user_files import read_text
+from mfu_jax.util.formatting import columns, percent, seconds_text
+from mfu_jax.util.user_files import read_text
 
 _EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
 _MOST_BYTES = 2**24

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import flops_breakdown
-from mfu_jax.yaml_files import read_mapping
+from mfu_jax.util.yaml_files import read_mapping
 
 _FILE = Path(__file__).with_name("published.yml")
 

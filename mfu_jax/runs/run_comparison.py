@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import columns, percent, readable, seconds_text
 from mfu_jax.runs.comparison import CONFIDENCE, Difference, compare_with_repeats
 from mfu_jax.runs.metrics_files import MetricsRun
 from mfu_jax.runs.metrics_lines import TIME
+from mfu_jax.util.formatting import columns, percent, readable, seconds_text
 
 # Repeats of one run differ by this much, whatever their intervals say: other machines or clocks.
 SMALLEST = 0.01

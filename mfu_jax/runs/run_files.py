@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import Address, open_object, path_of
-from mfu_jax.user_files import opened
+from mfu_jax.util.user_files import opened
 
 
 def read_beside(metrics_file: str, name: Literal["setup", "summary", "hosts"]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mfu_jax.formatting import columns, percent
 from mfu_jax.runs.ml_goodput import NAMES
 from mfu_jax.runs.run_time import Attempt, RunTime
+from mfu_jax.util.formatting import columns, percent
 
 _MOST_ATTEMPTS = 10
 

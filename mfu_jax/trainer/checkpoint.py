@@ -18,11 +18,11 @@ from etils import epath
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
-from mfu_jax.parts import TRAIN, load_part
 from mfu_jax.trainer.data import CheckpointableIterator
 from mfu_jax.trainer.orbax_noise import silence_orbax
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState
+from mfu_jax.util.optional_deps import TRAIN, require
 
 _log = logging.getLogger("mfu_jax")
 
@@ -60,7 +60,7 @@ class Checkpointer:
         self._period = config.checkpoint_period
         self._goes_on = config.on_checkpoint_error == "warn" and jax.process_count() == 1
         self._folder: Any = None
-        self._orbax = load_part("orbax.checkpoint", "the trainer", install=TRAIN)
+        self._orbax = require("orbax.checkpoint", "the trainer", install=TRAIN)
         self._options = self._orbax.CheckpointManagerOptions(
             max_to_keep=config.checkpoints_to_keep, enable_async_checkpointing=True
         )

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfu_jax.errors import UserError
-from mfu_jax.parts import TRAIN, load_part
 from mfu_jax.trainer.images import image_shape, image_tokens, with_images
 from mfu_jax.trainer.preferences import preference_pair
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.util.optional_deps import TRAIN, require
 
 _TEXT_KEYS = (
     "inputs",
@@ -114,7 +114,7 @@ def make_iterator(
             f"but a batch takes {batch_rows * shares}; add data, or make the batch or the "
             f"sequences smaller"
         )
-    grain = load_part("grain", "the trainer", install=TRAIN)
+    grain = require("grain", "the trainer", install=TRAIN)
     dataset = grain.MapDataset.source(rows)
     if split == "train":
         dataset = dataset.seed(config.seed).shuffle()

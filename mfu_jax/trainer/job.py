@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.jax_internals import coordination_store
 from mfu_jax.logger.non_finite import NonFiniteLossError
 from mfu_jax.trainer.peers import PEER_LOST_EXIT_CODE, Loss, Peers
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.relay import Relay
+from mfu_jax.util.jax_internals import coordination_store
 
 _log = logging.getLogger("mfu_jax")
 

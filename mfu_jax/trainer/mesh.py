@@ -15,7 +15,6 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.errors import UserError
-from mfu_jax.jax_internals import split_torus
 from mfu_jax.layers.sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, partition_spec
 from mfu_jax.trainer.mesh_axes import (
     AXES,
@@ -26,6 +25,7 @@ from mfu_jax.trainer.mesh_axes import (
     sequences,
 )
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.util.jax_internals import split_torus
 
 _log = logging.getLogger("mfu_jax")
 _AXES = tuple(axis.name for axis in AXES)

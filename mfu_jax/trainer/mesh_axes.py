@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
-from mfu_jax.values import typed
+from mfu_jax.util.values import typed
 
 _log = logging.getLogger("mfu_jax")
 

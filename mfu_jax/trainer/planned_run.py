@@ -10,14 +10,14 @@ import typing
 from collections.abc import Iterator, Mapping
 
 from mfu_jax.flops.analytic.inputs import as_model_config
-from mfu_jax.parts import QUANTIZE
 from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.mesh_axes import AXES
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.validation import FUSED_BLOCKS
-from mfu_jax.values import typed
+from mfu_jax.util.optional_deps import QUANTIZE
+from mfu_jax.util.values import typed
 
 # MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, and gives cuDNN
 # no mask, which ours needs for packed documents.

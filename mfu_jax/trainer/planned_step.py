@@ -27,7 +27,7 @@ from mfu_jax.trainer.mesh_axes import (
     weight_shards,
 )
 from mfu_jax.trainer.pyconfig import Config, load
-from mfu_jax.values import typed
+from mfu_jax.util.values import typed
 
 _SOURCES = ("mfu_jax.layers", "mfu_jax.trainer")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.trainer.image_rules import TOWERS
@@ -30,8 +29,9 @@ from mfu_jax.trainer.model_keys import (
 )
 from mfu_jax.trainer.scaling import scaled_down
 from mfu_jax.trainer.validation import validate
-from mfu_jax.values import field_types, shown, typed
-from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
+from mfu_jax.util.arguments import parse
+from mfu_jax.util.values import field_types, shown, typed
+from mfu_jax.util.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 _log = logging.getLogger("mfu_jax")
 # Additions to the error about a value.

@@ -12,15 +12,15 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mfu_jax.errors import UserError
-from mfu_jax.layers.attention_ops import SPLIT, choose_attention
+from mfu_jax.layers.attention.ops import SPLIT, choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
-from mfu_jax.layers.pipeline import schedule_of
-from mfu_jax.layers.remat import computes_again
-from mfu_jax.parts import QUANTIZE, load_part
+from mfu_jax.layers.stack.pipeline import schedule_of
+from mfu_jax.layers.stack.remat import computes_again
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.trainable import trained_and_frozen
+from mfu_jax.util.optional_deps import QUANTIZE, require
 
 
 @jax.tree_util.register_dataclass
@@ -152,7 +152,7 @@ def make_model(config: Config, seed: int | jax.Array) -> Decoder:
         UserError: the config quantises, but qwix is missing.
     """
     if config.quantization:
-        load_part("qwix", f"quantization={config.quantization}", install=QUANTIZE)
+        require("qwix", f"quantization={config.quantization}", install=QUANTIZE)
     return Decoder(config, attention=config.attention, rngs=nnx.Rngs(params=seed))
 
 

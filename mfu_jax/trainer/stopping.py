@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import jax
 
-from mfu_jax.jax_internals import reached_preemption_sync_point
+from mfu_jax.util.jax_internals import reached_preemption_sync_point
 
 # SLURM announces the end of a job with the signal of `--signal=USR1@120`.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)

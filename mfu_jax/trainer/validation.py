@@ -10,7 +10,7 @@ from mfu_jax.storage.addresses import check_path
 from mfu_jax.trainer.image_rules import check_images
 from mfu_jax.trainer.mesh_axes import axis_keys
 from mfu_jax.trainer.model_keys import RematKeys
-from mfu_jax.values import shown
+from mfu_jax.util.values import shown
 
 if TYPE_CHECKING:
     from mfu_jax.trainer.pyconfig import Config

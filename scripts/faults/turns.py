@@ -22,7 +22,7 @@ from mfu_jax.trainer import loop as trainer
 from mfu_jax.trainer.job import Job
 from mfu_jax.trainer.pyconfig import load
 from mfu_jax.trainer.stopping import StopRequest
-from mfu_jax.yaml_files import CONFIG_FOLDER
+from mfu_jax.util.yaml_files import CONFIG_FOLDER
 
 WARM = 2  # steps at the start of a turn that are not timed: the loop's pipeline fills
 _NEVER = "profile_steps=1000000000"  # dumps the program beside the traces, which are made here

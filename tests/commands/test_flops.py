@@ -12,7 +12,7 @@ from mfu_jax.cli import main
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs import load_model_config
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, convert_mfu
-from mfu_jax.yaml_files import model_names
+from mfu_jax.util.yaml_files import model_names
 from tests.support.paths import ROOT
 from tests.support.work import count_calls
 

@@ -12,14 +12,14 @@ import jax
 import pytest
 
 import mfu_jax
-from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.trace_reading import TraceReading
-from mfu_jax.profiling.folders import trace_files
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.settings import Settings
+from mfu_jax.storage.trace_folders import trace_files
+from mfu_jax.util.failsafe import Boundary
 from tests.support.instrumented import PEAK, STEP_FLOPS, batch, make_state, run, train_step
 from tests.support.sinks import ListSink
 from tests.support.work import HANG_SECONDS

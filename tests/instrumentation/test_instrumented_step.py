@@ -14,8 +14,8 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import mfu_jax
-from mfu_jax import jax_internals
 from mfu_jax.errors import UserError
+from mfu_jax.util import jax_internals
 from tests.support.instrumented import (
     PEAK,
     STEP_FLOPS,

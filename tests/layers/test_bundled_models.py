@@ -16,7 +16,7 @@ from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer import mesh, state, step
 from mfu_jax.trainer.data import split_row
 from mfu_jax.trainer.pyconfig import Config
-from mfu_jax.yaml_files import model_names
+from mfu_jax.util.yaml_files import model_names
 from tests.support.compilation import only_counted
 from tests.support.jax_versions import FASTER_TO_COMPILE, has_nnx_list
 from tests.support.tiny_models import (

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 import mfu_jax
 from mfu_jax.dumps.recording import record
 from mfu_jax.errors import UserError
-from mfu_jax.jax_internals import compile_lowered
 from mfu_jax.planning import any_step
 from mfu_jax.planning.compiling import Compiled
+from mfu_jax.util.jax_internals import compile_lowered
 
 LAYERS, BATCH, WIDTH, DEVICES = 3, 16, 32, 8
 MATMUL = 2 * BATCH * WIDTH * WIDTH * LAYERS

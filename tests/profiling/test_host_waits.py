@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mfu_jax.profiling.folders import move_to_sessions, own_folder, trace_files
 from mfu_jax.profiling.host_waits import read_host_waits
+from mfu_jax.storage.trace_folders import move_to_sessions, own_folder, trace_files
 from tests.support import accelerator_traces as traces
 
 # The first op takes until `begin`; from there to 18 µs the all-gather is waited for.

@@ -22,7 +22,7 @@ from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.planning.absent_devices import absent_devices
 from mfu_jax.trainer import mesh, pyconfig, state, step
 from mfu_jax.trainer.pyconfig import Config
-from mfu_jax.yaml_files import model_names
+from mfu_jax.util.yaml_files import model_names
 from tests.support.tiny_models import analytic
 
 LENGTH = 8192

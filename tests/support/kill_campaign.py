@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mfu_jax.arguments import parse
+from mfu_jax.util.arguments import parse
 from scripts.faults.processes import Child, fork
 from tests.support.kill_errors import Errors, compare, table
 from tests.support.kill_jobs import Job, run_loop, run_trainer

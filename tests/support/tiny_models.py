@@ -16,7 +16,7 @@ from mfu_jax.trainer import losses, pyconfig, state
 from mfu_jax.trainer.data import row_shapes
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.trainable import trained_and_frozen
-from mfu_jax.yaml_files import model_names
+from mfu_jax.util.yaml_files import model_names
 
 ROWS, LENGTH = 2, 128
 _TRAINED_TOWER = {"images_per_sequence": 1, "freeze_vision_encoder_params": False}

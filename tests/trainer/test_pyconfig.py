@@ -7,7 +7,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer import pyconfig
-from mfu_jax.yaml_files import CONFIG_FOLDER, model_names
+from mfu_jax.util.yaml_files import CONFIG_FOLDER, model_names
 
 
 def load(*arguments: str) -> pyconfig.Config:

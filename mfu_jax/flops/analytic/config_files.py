@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.user_files import read_text
-from mfu_jax.values import shown
-from mfu_jax.yaml_files import model_file, model_names, read_mapping
+from mfu_jax.util.user_files import read_text
+from mfu_jax.util.values import shown
+from mfu_jax.util.yaml_files import model_file, model_names, read_mapping
 
 _MOST_BYTES = 4 * 2**20  # a config.json may name each of a million labels
 

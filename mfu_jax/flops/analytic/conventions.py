@@ -63,7 +63,7 @@ class Convention:
 CONVENTIONS: dict[str, Convention] = {}
 
 
-def _convention(
+def register_convention(
     name: str, summary: str, source: str
 ) -> Callable[[Callable[[ModelConfig, Model], list[FlopsRow]]], None]:
     """Registers the decorated function as the convention `name`."""
@@ -120,22 +120,24 @@ def matmul_rows(
     return rows
 
 
-@_convention("maxtext", "every matmul; causal S²/2, window S·W − W²/2", "MaxText")
+@register_convention("maxtext", "every matmul; causal S²/2, window S·W − W²/2", "MaxText")
 def _maxtext(config: ModelConfig, model: Model) -> list[FlopsRow]:
     return matmul_rows(config, model, "maxtext")
 
 
-@_convention("exact", "every matmul; the pairs a mask keeps, one by one", "this project")
+@register_convention("exact", "every matmul; the pairs a mask keeps, one by one", "this project")
 def _exact(config: ModelConfig, model: Model) -> list[FlopsRow]:
     return matmul_rows(config, model, "exact")
 
 
-@_convention("dense", "every matmul; all S² pairs whatever the mask", "PyTorch's FLOP counter")
+@register_convention(
+    "dense", "every matmul; all S² pairs whatever the mask", "PyTorch's FLOP counter"
+)
 def _dense(config: ModelConfig, model: Model) -> list[FlopsRow]:
     return matmul_rows(config, model, "dense")
 
 
-@_convention(
+@register_convention(
     "megatron",
     "every matmul but the router; S²/2 in every layer, windows or not",
     "Megatron-LM, 2025, num_floating_point_operations",
@@ -161,7 +163,7 @@ def _padded_vocabulary(config: ModelConfig) -> int:
     return -(-config.vocab_size // multiple) * multiple
 
 
-@_convention(
+@register_convention(
     "megatron_2021",
     "72·B·S·L·h²·(1 + S/6h + V/12Lh): MLP of 4h, all S² pairs, no recomputation",
     "Narayanan et al., arXiv 2104.04473, with 72 for 96 (no recomputation)",
@@ -182,7 +184,7 @@ def _megatron_2021(config: ModelConfig, model: Model) -> list[FlopsRow]:
     ]
 
 
-@_convention(
+@register_convention(
     "palm",
     "6·N + 12·L·H·Q·S per token; N: all active weights",
     "PaLM, arXiv 2204.02311, appendix B",
@@ -191,7 +193,7 @@ def _palm(config: ModelConfig, model: Model) -> list[FlopsRow]:
     return _formula(config, model, parameters_of(config, model).active, attention=True)
 
 
-@_convention(
+@register_convention(
     "nanogpt",
     "6·N + 12·L·H·Q·S per token; N: all active weights but the position table",
     "nanoGPT, model.py, estimate_mfu",
@@ -201,12 +203,14 @@ def _nanogpt(config: ModelConfig, model: Model) -> list[FlopsRow]:
     return _formula(config, model, count.active - count.positions, attention=True)
 
 
-@_convention("6n", "6·N per token; N: all active weights", "Hoffmann et al., arXiv 2203.15556")
+@register_convention(
+    "6n", "6·N per token; N: all active weights", "Hoffmann et al., arXiv 2203.15556"
+)
 def _six_n(config: ModelConfig, model: Model) -> list[FlopsRow]:
     return _formula(config, model, parameters_of(config, model).active, attention=False)
 
 
-@_convention(
+@register_convention(
     "6n_non_embedding",
     "6·N per token; N: active weights without tables and output head",
     "Kaplan et al., arXiv 2001.08361",

@@ -17,8 +17,8 @@ from mfu_jax.flops.analytic.model_configs.model import (
     field_type,
 )
 from mfu_jax.flops.analytic.training import training_model
-from mfu_jax.values import shown, typed
-from mfu_jax.yaml_files import model_file, model_names, read_mapping
+from mfu_jax.util.values import shown, typed
+from mfu_jax.util.yaml_files import model_file, model_names, read_mapping
 
 # MaxText's base.yml (e591f30): the defaults of its model files. Sizes that every model has are
 # excluded: a file without them is an error, not a model of MaxText's default size.

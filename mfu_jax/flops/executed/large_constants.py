@@ -18,7 +18,7 @@ class LargeConstants:
 
     def module(self) -> HloModule | None:
         if not self.tried and hasattr(self.program, "runtime_executable"):
-            from mfu_jax.jax_internals import text_with_large_constants  # text needs no JAX
+            from mfu_jax.util.jax_internals import text_with_large_constants  # text needs no JAX
 
             self.tried = True
             text = text_with_large_constants(self.program)

@@ -67,7 +67,7 @@ def _shardings_of(program: Any) -> list[str]:
         return []
     if not hasattr(program, "runtime_executable"):
         return list(getattr(program, "parameter_shardings", ()))  # a dump's
-    from mfu_jax.jax_internals import parameter_shardings  # text needs no JAX
+    from mfu_jax.util.jax_internals import parameter_shardings  # text needs no JAX
 
     return parameter_shardings(program)
 

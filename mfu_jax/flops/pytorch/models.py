@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.values import shown
+from mfu_jax.util.values import shown
 
 _OLDEST = 5  # of transformers: attention, masks and experts have interfaces
 # Fields about how a model runs or is loaded, not what it is.

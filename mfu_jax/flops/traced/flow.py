@@ -13,7 +13,7 @@ from mfu_jax.flops.scopes import FlopPhase
 from mfu_jax.flops.traced.known_values import Known
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.patterns import Pattern
-from mfu_jax.jax_internals import user_frames
+from mfu_jax.util.jax_internals import user_frames
 
 _SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex": "c"}
 

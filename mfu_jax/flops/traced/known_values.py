@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from mfu_jax.jax_internals import host_value
+from mfu_jax.util.jax_internals import host_value
 
 Known = Any  # None: unknown
 

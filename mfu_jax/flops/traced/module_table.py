@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from mfu_jax.errors import UserError
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes, take_lengths
-from mfu_jax.formatting import columns
+from mfu_jax.util.formatting import columns
 
 if TYPE_CHECKING:
     from flax import linen, nnx

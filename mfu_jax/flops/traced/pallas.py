@@ -42,7 +42,7 @@ from mfu_jax.flops.traced.ragged import (
 )
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
-from mfu_jax.jax_internals import Literal, scan_groups
+from mfu_jax.util.jax_internals import Literal, scan_groups
 
 # Loops are unrolled if a condition may depend on their counter, up to this length to bound
 # the time.

@@ -8,7 +8,7 @@ from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
 from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
-from mfu_jax.jax_internals import Primitive, primitives
+from mfu_jax.util.jax_internals import Primitive, primitives
 
 # Primitives that run one jaxpr once, on their own operands, with their own results.
 CALLS = {

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.jax_internals import (
+from mfu_jax.util.jax_internals import (
     ClosedJaxpr,
     open_jaxpr,
     remat_p,

@@ -12,7 +12,7 @@ from typing import Any
 from mfu_jax.flops.purposes import Value
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.tracing import inner_jaxprs
-from mfu_jax.jax_internals import Literal, open_jaxpr, scan_groups
+from mfu_jax.util.jax_internals import Literal, open_jaxpr, scan_groups
 
 # Primitives whose result has their operands' elements: moved, cast, or scaled.
 _MOVES = {

@@ -42,7 +42,7 @@ from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.flops.traced.value_graph import value_graph
 from mfu_jax.flops.traced.walk_kernels import mesh_kernel, pallas_call
 from mfu_jax.flops.traced.walk_loops import loop_work
-from mfu_jax.jax_internals import Literal, open_jaxpr
+from mfu_jax.util.jax_internals import Literal, open_jaxpr
 
 
 class Walker:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mfu_jax.formatting import percent, readable
 from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.window import SortedWindow
 from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.util.formatting import percent, readable
 
 WINDOW = 100
 # Two consecutive windows must be slower by this fraction, and by this many standard errors.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from mfu_jax.formatting import loss_text
 from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.window import SortedWindow
 from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.util.formatting import loss_text
 
 _WINDOW = 101
 _FEWEST = 30

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError
 from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.nvml import GpuReading, Gpus
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.parts import load_part
+from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.optional_deps import require
 
 _log = logging.getLogger("mfu_jax")
 
@@ -159,7 +159,7 @@ def gpus_of_jax() -> Gpus | None:
     if "NVIDIA" not in devices[0].device_kind.upper() and devices[0].platform != "cuda":
         return None
     try:
-        nvml = load_part("pynvml", "power and clocks of GPUs", install="'mfu-jax[nvidia]'")
+        nvml = require("pynvml", "power and clocks of GPUs", install="'mfu-jax[nvidia]'")
     except UserError as error:
         _log.info("%s", error)
         return None

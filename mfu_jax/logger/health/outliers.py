@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from mfu_jax.formatting import readable
 from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.window import SortedWindow
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.formatting import readable
 
 WINDOW = 101
 _FEWEST = 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.health.drift import DriftWatch
 from mfu_jax.logger.health.finding import NOTHING
@@ -13,6 +12,7 @@ from mfu_jax.logger.health.nvidia import GpuWatch
 from mfu_jax.logger.health.outliers import OutlierWatch
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.failsafe import Boundary
 
 _ALL_WELL = (NOTHING,) * 4  # tuples compare by identity first, which is fastest
 

@@ -6,8 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Protocol
 
-from mfu_jax.jax_internals import KeyValueStore
 from mfu_jax.storage.files import replace_file
+from mfu_jax.util.jax_internals import KeyValueStore
 
 
 class Exchange(Protocol):

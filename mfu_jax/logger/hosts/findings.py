@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from mfu_jax.formatting import readable
 from mfu_jax.logger.hosts.report import HostReport
+from mfu_jax.util.formatting import readable
 
 # A host is slow if it holds up each step by more than this fraction of it, and by more than this
 # many times the usual spread between hosts.

@@ -22,9 +22,7 @@ from typing import Any
 
 import jax
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.jax_internals import coordination_store
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.hosts.exchange import Exchange, FolderExchange, StoreExchange
@@ -36,6 +34,8 @@ from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
+from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.jax_internals import coordination_store
 
 _log = logging.getLogger("mfu_jax")
 

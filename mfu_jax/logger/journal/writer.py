@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.errors import first_line
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.journal import process
@@ -32,6 +31,7 @@ from mfu_jax.logger.journal.scribe import Scribe
 from mfu_jax.logger.journal.silence import Silence
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import SpooledTarget
+from mfu_jax.util.failsafe import Boundary
 
 if TYPE_CHECKING:  # a journal starts before JAX is imported
     from mfu_jax.logger.sinks.base import StepRecord

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import loss_text, percent, readable
 from mfu_jax.logger.sinks.base import Sink, StepRecord, format_values, register_sink
-from mfu_jax.parts import TRAIN, load_part
+from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.util.optional_deps import TRAIN, require
 
 
 @register_sink("console")
@@ -106,8 +106,8 @@ class _ProgressBar:
     """
 
     def __init__(self, total_steps: int | None) -> None:
-        progress = load_part("rich.progress", "the progress bar", install=TRAIN)
-        console = load_part("rich.console", "the progress bar", install=TRAIN)
+        progress = require("rich.progress", "the progress bar", install=TRAIN)
+        console = require("rich.console", "the progress bar", install=TRAIN)
         self._console = console.Console(stderr=True)
         self._progress = progress.Progress(
             progress.TextColumn("step {task.fields[step]}"),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mfu_jax.logger.sinks.last_pass import in_last_pass
-from mfu_jax.parts import load_part
 from mfu_jax.storage.files import remove_stale, replace_file
+from mfu_jax.util.optional_deps import require
 
 # Marks our files in a folder; other writers' files are left alone.
 ENDING = ".mfu_jax"
@@ -140,7 +140,7 @@ def _has_scalars(event: Any) -> bool:
 
 def steps(folder: Path) -> Iterator[int]:
     """The steps with scalars in our event files in a folder."""
-    event_class = load_part(
+    event_class = require(
         "tensorboardX.proto.event_pb2", "the sink 'tensorboard'", install="tensorboardX"
     ).Event
     for path in ours(folder):

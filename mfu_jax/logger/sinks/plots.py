@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.parts import load_part
+from mfu_jax.util.optional_deps import require
 
 _MOST_POINTS = 2048
 _INCHES, _DPI = (8.0, 3.5), 100
@@ -66,7 +66,7 @@ def plots(memory: CurveMemory, seconds_by_use: Mapping[str, float]) -> Iterator[
     Raises:
         UserError: matplotlib is not installed.
     """
-    figures = load_part("matplotlib.figure", "plots in TensorBoard", install="'mfu-jax[plots]'")
+    figures = require("matplotlib.figure", "plots in TensorBoard", install="'mfu-jax[plots]'")
     for title, names in _CURVES.items():
         curves = {name: memory.values[name] for name in names}
         known = {n: v for n, v in curves.items() if any(map(math.isfinite, v))}

@@ -14,9 +14,9 @@ from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.summary import Summary
-from mfu_jax.parts import load_part
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import replace_file
+from mfu_jax.util.optional_deps import require
 
 # MLflow's limits (mlflow/utils/validation.py) on a key, a parameter's or tag's value, a batch.
 _MLFLOW_KEY = 250
@@ -47,7 +47,7 @@ class WandbSink(Sink):
     """
 
     def __init__(self, **init: Any) -> None:
-        wandb = load_part("wandb", "the sink 'wandb'", install="'mfu-jax[wandb]'")
+        wandb = require("wandb", "the sink 'wandb'", install="'mfu-jax[wandb]'")
         open_run = wandb.run
         use_open = open_run is not None and not init
         self._run = open_run if use_open else _opened("wandb", lambda: wandb.init(**init))
@@ -95,7 +95,7 @@ class MlflowSink(Sink):
     """
 
     def __init__(self, **start: Any) -> None:
-        mlflow = load_part("mlflow", "the sink 'mlflow'", install="'mfu-jax[mlflow]'")
+        mlflow = require("mlflow", "the sink 'mlflow'", install="'mfu-jax[mlflow]'")
         self._entities = importlib.import_module("mlflow.entities")
         self._client = _opened("mlflow", mlflow.MlflowClient)
         active = None if start else mlflow.active_run()
@@ -184,7 +184,7 @@ class PrometheusSink(Sink):
         registry: Any = None,
         textfile: str | os.PathLike[str] = "",
     ) -> None:
-        self._client = load_part(
+        self._client = require(
             "prometheus_client", "the sink 'prometheus'", install="'mfu-jax[prometheus]'"
         )
         self.registry = registry or self._client.CollectorRegistry()

@@ -16,10 +16,10 @@ from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.sinks.plots import HEIGHT, WIDTH, CurveMemory, plots
 from mfu_jax.logger.summary import Summary
-from mfu_jax.parts import load_part
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
 from mfu_jax.storage.targets import folder_target
+from mfu_jax.util.optional_deps import require
 
 _SUMMARY_FIELD = 5  # of Event (tensorflow/core/util/event.proto)
 _MOST_FORMS = 100  # a loop that invents new names every step must not fill the memory
@@ -241,4 +241,4 @@ def _unique_suffix() -> str:
 
 
 def _tensorboardx(module: str) -> Any:
-    return load_part(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")
+    return require(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")

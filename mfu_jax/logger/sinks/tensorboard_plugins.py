@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.logger.sinks.markdown import pairs_of
-from mfu_jax.parts import load_part
+from mfu_jax.util.optional_deps import require
 
 # Pages and charts of the plugin Custom Scalars; tags are regular expressions.
 _LAYOUT = {
@@ -101,4 +101,4 @@ def _number(text: str) -> Any:
 
 
 def _tensorboardx(module: str) -> Any:
-    return load_part(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")
+    return require(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from mfu_jax.boundary import Boundary, guarded, weakly
+from mfu_jax.util.failsafe import Boundary, guarded, weakly
 
 # Named in jax._src.dispatch: strings of a public interface, but not guaranteed to stay.
 _STAGES = {
@@ -159,7 +159,7 @@ def _register(listener: Callable[..., None]) -> bool:
 
 def _unregister(listener: Callable[..., None]) -> None:
     try:
-        from mfu_jax.jax_internals import unregister_event_duration_listener
+        from mfu_jax.util.jax_internals import unregister_event_duration_listener
 
         unregister_event_duration_listener(listener)
     except (ImportError, ValueError, AssertionError):

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 
-from mfu_jax.boundary import Boundary, guarded
+from mfu_jax.util.failsafe import Boundary, guarded
 
 _OF_PROCESS: list[GcPauses] = []  # one, made on demand; tests would clear a cache
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from mfu_jax.boundary import is_interrupt
+from mfu_jax.util.failsafe import is_interrupt
 
 
 class KeptInterrupt:

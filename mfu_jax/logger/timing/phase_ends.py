@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from mfu_jax.boundary import Boundary
+from mfu_jax.util.failsafe import Boundary
 
 # A thread still waiting for the device at interpreter exit would abort the process; but a hung
 # device must not hold up the exit forever.

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mfu_jax.boundary import is_interrupt
 from mfu_jax.logger.scalars import is_deleted
 from mfu_jax.logger.small_metrics import MOST_NUMBERS
+from mfu_jax.util.failsafe import is_interrupt
 
 
 def block_until_ready(metrics: Mapping[str, Any]) -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from mfu_jax.boundary import is_interrupt
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.gc_pauses import GcPauses, of_process
 from mfu_jax.logger.timing.kept_interrupt import KeptInterrupt
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.watcher import ThreadWatcher, Watcher
+from mfu_jax.util.failsafe import is_interrupt
 
 # Waking the watcher costs both threads tens of microseconds. After this many consecutive waits
 # below this time, as with a loader that has the next batch ready, it is no longer woken.

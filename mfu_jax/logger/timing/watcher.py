@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.timing.readiness import block_until_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
+from mfu_jax.util.failsafe import Boundary
 
 # A step that is found ready at the first look ended less than this before.
 LOOK_SECONDS = 0.01

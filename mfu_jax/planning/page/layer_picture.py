@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mfu_jax.formatting import seconds_text
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.pages.svg import chart, line, text
 from mfu_jax.planning.layer_timeline import Layer, Span
+from mfu_jax.util.formatting import seconds_text
 
 _WIDTH, _LEFT, _RIGHT = 900, 64, 10
 _LANE, _GAP, _BOTTOM = 22, 8, 24

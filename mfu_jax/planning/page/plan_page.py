@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.formatting import percent, seconds_text
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, table, wide
 from mfu_jax.planning.page.layer_picture import layer_picture
 from mfu_jax.planning.plan import Plan
+from mfu_jax.util.formatting import percent, seconds_text
 
 _GIB = 2**30
 

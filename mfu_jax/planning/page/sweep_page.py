@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mfu_jax.formatting import percent
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.pages.svg import chart, line, text
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.planning.sweep.running import Row, SweepResult, fastest_first
+from mfu_jax.util.formatting import percent
 
 _GIB = 2**30
 _WIDTH, _HEIGHT = 760, 380

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.formatting import columns, percent
 from mfu_jax.planning.sweep.running import Row, SweepResult, fastest_first
+from mfu_jax.util.formatting import columns, percent
 
 _WIDTH, _HEIGHT = 64, 14
 _GIB = 2**30

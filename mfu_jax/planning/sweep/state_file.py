@@ -13,7 +13,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.planning.sweep.outcomes import Outcome
 from mfu_jax.planning.sweep.space import Point
 from mfu_jax.storage.files import unwritable
-from mfu_jax.user_files import read_text
+from mfu_jax.util.user_files import read_text
 
 _MOST_BYTES = 2**26
 _EXPECTED = "the state of a sweep; usually another file; pass another state=FILE"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mfu_jax.formatting import percent, seconds_text, short
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
 from mfu_jax.pages.markup import Markup, joined, tag
 from mfu_jax.pages.tables import wide
@@ -14,6 +13,7 @@ from mfu_jax.profiling.page.roofline import roofline, without_matmuls
 from mfu_jax.profiling.page.tables import row_table, scope_tables
 from mfu_jax.profiling.page.timeline import timeline
 from mfu_jax.profiling.profile import Profile
+from mfu_jax.util.formatting import percent, seconds_text, short
 
 
 def page(profile: Profile) -> str:

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mfu_jax.formatting import percent, seconds_text, short
 from mfu_jax.pages.document import quiet
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.pages.svg import chart, line, text
+from mfu_jax.profiling.breakdown.peaks import Peaks
+from mfu_jax.profiling.breakdown.tables import Row
 from mfu_jax.profiling.page.labels import Box, Disc, Label, placed
-from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.tables import Row
+from mfu_jax.util.formatting import percent, seconds_text, short
 
 _WIDTH, _HEIGHT = 720, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 44

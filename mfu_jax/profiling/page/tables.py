@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.formatting import percent, readable, seconds_text
 from mfu_jax.pages.markup import Markup, joined, tag
 from mfu_jax.pages.tables import Column, Word, rest_row, table, wide
+from mfu_jax.profiling.breakdown.tables import Row
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.tables import Row
+from mfu_jax.util.formatting import percent, readable, seconds_text
 
 _DEEPEST = 4
 

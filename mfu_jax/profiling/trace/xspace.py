@@ -23,7 +23,7 @@ from mfu_jax.profiling.trace.wire import (
     fields,
     fields_of_many,
 )
-from mfu_jax.user_files import opened, unreadable
+from mfu_jax.util.user_files import opened, unreadable
 
 _EXPECTED = (
     "an .xplane.pb file of jax.profiler; usually the trace was not ended, or the copy was cut "

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.formatting import loss_text, percent, readable
-from mfu_jax.parts import TRAIN, load_part
 from mfu_jax.runs.live.following import Follower, LiveStep
+from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.util.optional_deps import TRAIN, require
 
 _BARS = "▁▂▃▄▅▆▇█"
 _LAST_STEPS = 8
@@ -250,4 +250,4 @@ def _plain(text: str) -> str:
 
 
 def _rich(module: str) -> Any:
-    return load_part(f"rich.{module}", "mfu-jax watch", install=TRAIN)
+    return require(f"rich.{module}", "mfu-jax watch", install=TRAIN)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mfu_jax.formatting import loss_text
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.run_data import RunData
+from mfu_jax.util.formatting import loss_text
 
 _MOST_METRICS = 150
 _MOST_NOTES = 60

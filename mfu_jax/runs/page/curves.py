@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from mfu_jax.formatting import loss_text, percent, seconds_text, short
 from mfu_jax.pages.charts import Curve, broken, curves, thinned
 from mfu_jax.pages.document import section
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.runs.run_data import TIME, RunData
+from mfu_jax.util.formatting import loss_text, percent, seconds_text, short
 
 _CLOCK = "unix_seconds"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from mfu_jax.formatting import percent, readable, seconds_text, short
 from mfu_jax.pages.document import document, headlines, notes, quiet, section
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
@@ -20,6 +19,7 @@ from mfu_jax.runs.planned import PlanComparison
 from mfu_jax.runs.run_comparison import Row, RunComparison, change_text, interval
 from mfu_jax.runs.run_data import RunData
 from mfu_jax.runs.time_table import span
+from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
 _STYLE = """
 @media (min-width: 641px) { .bar { grid-template-columns: minmax(0, 130px) 1fr 100px 70px } }

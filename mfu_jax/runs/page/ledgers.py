@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mfu_jax.formatting import percent, readable
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup, number, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
@@ -12,6 +11,7 @@ from mfu_jax.runs.run_data import RunData
 from mfu_jax.runs.run_time import MEANING, Attempt, Part
 from mfu_jax.runs.setups import ComponentRow, LedgerRow
 from mfu_jax.runs.time_table import span
+from mfu_jax.util.formatting import percent, readable
 
 _KINDS = {
     "train": "model",

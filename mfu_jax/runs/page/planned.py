@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.formatting import short
 from mfu_jax.pages.document import notes, quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, table, wide
 from mfu_jax.runs.planned import PlanComparison, PlannedRow
+from mfu_jax.util.formatting import short
 
 
 def planned(found: PlanComparison) -> Markup:

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mfu_jax.formatting import seconds_text
 from mfu_jax.logger.summary import percentile
 from mfu_jax.pages.charts import Bin, histogram
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.run_data import TIME, RunData
+from mfu_jax.util.formatting import seconds_text
 
 _BINS = 60
 _MOST_OUTLIERS = 30

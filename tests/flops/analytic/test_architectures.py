@@ -16,7 +16,7 @@ from mfu_jax import calculate_tflops_per_device, flops_breakdown
 from mfu_jax.flops.analytic.inputs import as_model_config, load_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.yaml_files import model_names
+from mfu_jax.util.yaml_files import model_names
 from tests.support.maxtext import WRONG, WRONG_WEIGHTS
 from tests.support.paths import DATA
 

@@ -12,10 +12,10 @@ import optax
 import pytest
 from jax.experimental import sparse
 
-from mfu_jax import jax_internals
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced import tracing
 from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.util import jax_internals
 from tests.support.jax_versions import has_scaled_dot
 from tests.support.small_functions import FIRST, SECOND, TWO_LAYERS, B, D, F, shape
 

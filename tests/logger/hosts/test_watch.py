@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.boundary import Boundary
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.hosts.exchange import Exchange, FolderExchange, StoreExchange
 from mfu_jax.logger.hosts.report import HostReport
@@ -20,6 +19,7 @@ from mfu_jax.logger.hosts.watch import HostWatch, Place
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
+from mfu_jax.util.failsafe import Boundary
 from tests.support.fake_device import FakeClock, FakeDevice, FakeWatcher
 from tests.support.paths import ROOT
 from tests.support.straggler_campaign import PROCESSES, draw, run_job

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.profiling.folders import trace_files
 from mfu_jax.profiling.trace.xspace import ABSENT, Trace
+from mfu_jax.storage.trace_folders import trace_files
 from tests.support.xspace import Plane, space
 
 NUMBERS, TEXTS = ("program_id", "run_id", "device_ordinal", "step_num"), ("hlo_op", "hlo_module")

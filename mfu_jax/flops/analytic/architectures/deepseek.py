@@ -14,7 +14,7 @@ from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.attention import SparseAttention
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Causal, Mask, TopK
-from mfu_jax.values import shown
+from mfu_jax.util.values import shown
 
 
 @architecture("deepseek")

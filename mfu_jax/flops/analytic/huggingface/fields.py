@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mfu_jax.errors import UserError
-from mfu_jax.yaml_files import read_mapping
+from mfu_jax.util.yaml_files import read_mapping
 
 DEFAULTS_FILE = Path(__file__).with_name("defaults.yml")
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.exact import integral
-from mfu_jax.values import field_types, shown, typed
+from mfu_jax.util.values import field_types, shown, typed
 
 # A larger size means a damaged file, and would give counts that no float can hold.
 _LARGEST = 2**50

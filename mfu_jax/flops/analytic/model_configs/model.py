@@ -34,7 +34,7 @@ from mfu_jax.flops.analytic.model_configs.layers import (
 from mfu_jax.flops.analytic.model_configs.towers import Audio, Encoder, Vision
 from mfu_jax.flops.analytic.model_configs.training import Step, Training
 from mfu_jax.flops.exact import Number, integral
-from mfu_jax.values import field_types
+from mfu_jax.util.values import field_types
 
 # Layers are listed one by one; a larger number means a damaged file.
 _MOST_LAYERS = 100_000

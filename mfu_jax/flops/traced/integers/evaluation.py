@@ -37,7 +37,7 @@ from mfu_jax.flops.traced.integers.places import (
 from mfu_jax.flops.traced.integers.proofs import prove
 from mfu_jax.flops.traced.known_values import Known, scalar
 from mfu_jax.flops.traced.shards import joined
-from mfu_jax.jax_internals import Literal
+from mfu_jax.util.jax_internals import Literal
 
 LONGEST_LOOP = 50_000  # iterations of one loop that are evaluated
 _MOST_EQUATIONS = 1_000_000  # per count: about ten seconds

@@ -17,7 +17,7 @@ from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
 from mfu_jax.flops.traced.pallas_attention import first_array
 from mfu_jax.flops.traced.primitive_kinds import has_work, is_call
 from mfu_jax.flops.traced.tracing import inner_jaxprs
-from mfu_jax.jax_internals import Literal, scan_groups
+from mfu_jax.util.jax_internals import Literal, scan_groups
 
 # Primitives with several results, each a part of an operand or a reordered operand.
 PARTS = {"optimization_barrier", "sort", "split", "unstack"}

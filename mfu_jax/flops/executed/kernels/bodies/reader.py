@@ -116,7 +116,7 @@ def read_body(
         UnknownBodyError: jaxlib is not installed, or the body is of another version.
     """
     try:
-        from mfu_jax.jax_internals import jaxlib_version, mlir_bindings
+        from mfu_jax.util.jax_internals import jaxlib_version, mlir_bindings
 
         register, ir, PassManager = mlir_bindings(dialect)
     except ImportError as error:

@@ -1,0 +1,1 @@
+"""Small tools open to every room: each knows nothing of what the project counts."""

@@ -1,0 +1,38 @@
+"""Optional packages, imported when used; if one is missing, one line says how to get it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from mfu_jax.errors import UserError
+
+TRAIN = "'mfu-jax[train]'"
+QUANTIZE = "'mfu-jax[quantize]'"
+
+
+def require(module: str, user: str, *, install: str) -> Any:
+    """Imports a package that may be missing.
+
+    Args:
+        module: its import name.
+        user: what needs it, such as ``the sink 'wandb'``.
+        install: the argument of `pip install` for it: `TRAIN`, another extra, or a package.
+
+    Raises:
+        UserError: it is not installed, or cannot be imported.
+
+    >>> require("no_such_part", "the example", install=TRAIN)
+    Traceback (most recent call last):
+    mfu_jax.errors.UserError: the example needs the package 'no_such_part' (No module named \
+'no_such_part'); expected it alongside mfu_jax; usually because the default install leaves it out; \
+run pip install 'mfu-jax[train]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{user} needs the package {module.partition('.')[0]!r} ({error}); expected it "
+            f"alongside mfu_jax; usually because the default install leaves it out; run pip "
+            f"install {install}"
+        ) from error

@@ -27,8 +27,11 @@ PLANTED = {
         "import mfu_jax.flops.executed.costs.reader",
     ): "executed:",
     ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.spans"): "logger:",
-    ("mfu_jax/profiling/trace/wire.py", "import mfu_jax.profiling.waterfall"): "profiling:",
-    ("mfu_jax/profiling/tables.py", "import mfu_jax.logger.summary"): "Profiles are read",
+    (
+        "mfu_jax/profiling/trace/wire.py",
+        "import mfu_jax.profiling.breakdown.waterfall",
+    ): "profiling:",
+    ("mfu_jax/profiling/breakdown/tables.py", "import mfu_jax.logger.summary"): "Profiles are read",
     ("mfu_jax/planning/targets.py", "import mfu_jax.planning.plan"): "planning:",
     ("mfu_jax/planning/plan.py", "import mfu_jax.trainer.step"): "Plans are made",
     ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",
@@ -37,7 +40,7 @@ PLANTED = {
         "mfu_jax/instrumentation/trace_reading.py",
         "import mfu_jax.profiling.scalars",
     ): "The core knows nothing",
-    ("layers/linears.py", "import mfu_jax.errors"): "The reference model",
+    ("layers/projections/linears.py", "import mfu_jax.errors"): "The reference model",
 }
 
 

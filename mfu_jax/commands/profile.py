@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
         print(_write_page(page_of(profile), page or _page_in(folders[0], "profile.html")))
     else:
-        from mfu_jax.profiling.render import render
+        from mfu_jax.profiling.report.text import render
 
         print(render(profile, by=by, depth=depth, sort=sort, top=top))
     return 0
@@ -114,7 +114,7 @@ def _model(values: Mapping[str, str]) -> int | None:
 
 
 def _two(folders: Sequence[str], page: str, arguments: Arguments) -> int:
-    from mfu_jax.profiling.comparison import compare
+    from mfu_jax.profiling.report.comparison import compare
 
     values = arguments.values
     for key in ("by", "depth", "sort", "tensorboard"):
@@ -130,7 +130,7 @@ def _two(folders: Sequence[str], page: str, arguments: Arguments) -> int:
         name = page or _page_in(folders[1], "comparison.html")
         print(_write_page(page_of_two(comparison), name))
     else:
-        from mfu_jax.profiling.render_comparison import render_comparison
+        from mfu_jax.profiling.report.comparison_text import render_comparison
 
         print(render_comparison(comparison, top=top))
     return 0
@@ -149,7 +149,7 @@ def _write_page(text: str, name: str) -> str:
 
 
 def _tables(text: str) -> list[str]:
-    from mfu_jax.profiling.tables import KEYS
+    from mfu_jax.profiling.breakdown.tables import KEYS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -162,7 +162,7 @@ def _tables(text: str) -> list[str]:
 
 
 def _sort(text: str) -> str:
-    from mfu_jax.profiling.tables import SORTS
+    from mfu_jax.profiling.breakdown.tables import SORTS
 
     if text not in SORTS:
         known = ", ".join(SORTS)

@@ -4,13 +4,15 @@ A matrix unit gains nothing if m, n or k is 1. XLA then broadcasts both operands
 pairs, multiplies them, and sums over k (DotStrengthReduction); an outer product sums nothing. The
 sum may be in another fusion, or in two stages; if it is broadcast again immediately, a TPU sums a
 window as wide as k at every position. Either the multiplication or the sum keeps the op_name of
-JAX's matmul, which a user's own ``(a * b).sum()`` lacks. XLA moves a scale factor of the result to
-the smaller operand: that multiplication also has the matmul's name.
+JAX's matmul, which a user's own ``(a * b).sum()`` lacks. What XLA adds has no name, one without a
+path (``multiply.1291``), or, if it inlines a call afterwards, that of the call: a name that the
+matmul's own name continues is nobody's. XLA moves a scale factor of the result to the smaller
+operand: that multiplication also has the matmul's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.formulas.matmuls import flops_per_multiply_add
@@ -87,23 +89,28 @@ class VectorMatmuls:
             frame = self.dataflow.frame_in_fusions(computation)
             if instruction.opcode == "multiply":
                 if not (_is_address(instruction) or _is_factor(computation, instruction)):
-                    parts[id(instruction)] = self._product(frame, instruction)
+                    parts[id(instruction)] = self._product(frame, instruction, instruction)
             elif places := self._summed(frame, instruction):
                 parts[id(instruction)] = _OTHER
                 unnamed = [place for place in places if not _is_named(place[1])]
                 if unnamed and all(id(product) not in parts for _, product in places):
-                    part = self._product(*unnamed[0])
+                    part = self._product(*unnamed[0], instruction)
                     if len(unnamed) > 1:
                         part = part._replace(passes=f"{part.dtype}_x{len(unnamed)}")
                     parts[id(instruction)] = part
                     parts |= {id(product): _OTHER for _, product in unnamed}
+        for product, factor in _misnamed_outer_products(computation):
+            if id(product) not in parts:
+                frame = self.dataflow.frame_in_fusions(computation)
+                parts[id(product)] = self._product(frame, product, factor)
         return parts
 
-    def _product(self, frame: Frame, multiply: HloInstruction) -> VectorPart:
+    def _product(self, frame: Frame, multiply: HloInstruction, named: HloInstruction) -> VectorPart:
+        """The matmul that a multiplication does; `named` has its name: that one, or its sum."""
         shape = multiply.shape
         operands = [frame.computation.operand(multiply, i) for i in (0, 1)]
         # XLA may keep an operand wide if it is computed in the same fusion.
-        dtype = min((self._dtype(frame, operand) for operand in operands), key=dtype_bits)
+        dtype = min((self._dtype(frame, o, named) for o in operands), key=dtype_bits)
         return VectorPart(flops_per_multiply_add(shape.dtype) * shape.size, dtype)
 
     def _summed(self, frame: Frame, reduce: HloInstruction) -> list[_Place]:
@@ -119,7 +126,7 @@ class VectorMatmuls:
                 frame, instruction, path = self.dataflow.follow(*stack.pop())
             except UnknownValueError:
                 return []
-            if path or (_has_users_name(instruction) and not _is_named(instruction)):
+            if path or _is_users(instruction, reduce):
                 return []
             if instruction.opcode == "multiply":
                 places.append((frame, instruction))
@@ -137,10 +144,12 @@ class VectorMatmuls:
             return False
         return self.dataflow.module[names[0]].root.opcode == "add"
 
-    def _dtype(self, frame: Frame, instruction: HloInstruction) -> str:
+    def _dtype(self, frame: Frame, instruction: HloInstruction, named: HloInstruction) -> str:
         """An operand's dtype before XLA's own conversions; a user's conversion ends the search."""
         for _ in range(_MAX_STEPS):
-            if instruction.opcode not in _SAME_OPERAND or _is_users(instruction):
+            if instruction.opcode not in _SAME_OPERAND:
+                break
+            if instruction.opcode == "convert" and _is_users(instruction, named):
                 break
             try:
                 if instruction.opcode != "parameter":
@@ -158,6 +167,44 @@ def _is_named(instruction: HloInstruction) -> bool:
         return False
     names = instruction.op_name.split(";")
     return any(name.rpartition("/")[2] == MATMUL_NAME for name in names)
+
+
+def _misnamed_outer_products(
+    computation: HloComputation,
+) -> Iterator[tuple[HloInstruction, HloInstruction]]:
+    """Outer products with the name of a call, or of what XLA merged them with.
+
+    Each with the operand that has the matmul's name: only a matmul's expansion broadcasts under
+    it. Every dimension is one of an operand's alone, so that there is nothing to sum.
+    """
+    for broadcast in computation.instructions.values():
+        if broadcast.opcode != "broadcast" or not _is_named(broadcast):
+            continue
+        for product in computation.users.get(broadcast.name, ()):
+            if product.opcode != "multiply" or _is_named(product) or _is_users_product(product):
+                continue
+            operands = (computation.operand(product, i) for i in (0, 1))
+            spread = frozenset[int]().union(*map(_spread_over, operands))
+            sizes = enumerate(product.shape.dims)
+            if all(size == 1 or dimension in spread for dimension, size in sizes):
+                yield product, broadcast
+
+
+def _is_users_product(multiply: HloInstruction) -> bool:
+    return any(name.endswith("/mul") for name in multiply.op_name.split(";"))
+
+
+def _spread_over(operand: HloInstruction) -> Set[int]:
+    """The dimensions over which a broadcast repeats its operand.
+
+    None for other instructions, nor for a scalar of the user's: that is a factor.
+    """
+    if operand.opcode != "broadcast":
+        return frozenset()
+    dimensions = operand.integers("dimensions")
+    if not (dimensions or _is_named(operand)):
+        return frozenset()
+    return frozenset(range(len(operand.shape.dims))).difference(dimensions)
 
 
 def _is_address(multiply: HloInstruction) -> bool:
@@ -179,11 +226,12 @@ def _is_factor(computation: HloComputation, multiply: HloInstruction) -> bool:
     return False
 
 
-def _is_users(instruction: HloInstruction) -> bool:
-    is_conversion = instruction.opcode == "convert"
-    return is_conversion and _has_users_name(instruction) and not _is_named(instruction)
-
-
-def _has_users_name(instruction: HloInstruction) -> bool:
-    """Whether the op_name is JAX's; XLA names what it adds ``multiply.1291``, without a path."""
-    return "/" in instruction.op_name
+def _is_users(instruction: HloInstruction, named: HloInstruction) -> bool:
+    """Whether it is work of the user's own beside the matmul whose name `named` has."""
+    if _is_named(instruction):
+        return False
+    matmuls = named.op_name.split(";")
+    return any(
+        "/" in name and not any(matmul.startswith(f"{name}/") for matmul in matmuls)
+        for name in instruction.op_name.split(";")
+    )

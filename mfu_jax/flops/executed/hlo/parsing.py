@@ -199,7 +199,7 @@ def _name_elements(operands: str, instructions: dict[str, HloInstruction], numbe
 def _has_products(body: str, lines: Iterable[Line]) -> bool:
     """Whether a multiplication may be a matmul."""
     return MATMUL_NAME in body and any(
-        line[3] == "multiply" and MATMUL_NAME in line[5] for line in lines
+        line[3] in ("multiply", "broadcast") and MATMUL_NAME in line[5] for line in lines
     )
 
 

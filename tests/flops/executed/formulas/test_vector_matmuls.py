@@ -11,6 +11,7 @@ import pytest
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support import program_shared_calls as shared_calls
 from tests.support import program_vectors as programs
 from tests.support.paths import RECORDED
 from tests.support.program_vectors import (
@@ -66,6 +67,38 @@ def test_the_dtype_is_that_of_the_operands_as_the_program_holds_them() -> None:
         assert set(count(f"{platform}_vectors_serving").by_dtype) == {"bf16"}
 
 
+def test_a_layer_that_two_scans_call_counts_all_its_products() -> None:
+    """XLA inlines it late and names the products after the call; they counted 0."""
+    square, mlp, attention = 2 * 128 * 128, 2 * 128 * 256, 2 * 64 * 128
+    by_hand = (2 + 5) * (4 * square + 3 * mlp + 2 * attention)
+    assert by_hand == shared_calls.DECODE_FLOPS == 2_523_136
+    function, arguments, _ = shared_calls.PROGRAMS["decode"]
+    assert count_model_flops(function, *arguments).total == by_hand
+    for platform in shared_calls.PLATFORMS:
+        executed = count(f"{platform}_shared_calls_decode")
+        assert executed.total == executed.forward == by_hand
+        assert executed.by_operation == {"forward dot_general": by_hand}
+        assert executed.by_dtype == {"bf16": by_hand}
+    # On tpu7x, matrix units run them.
+    assert count("v5e_shared_calls_decode").vector_matmuls == by_hand
+    assert count("v6e_shared_calls_decode").vector_matmuls == by_hand
+    assert count("tpu7x_shared_calls_decode").vector_matmuls == 0
+
+
+def test_ppos_epochs_count_all_products_and_gradients() -> None:
+    first, mid, policy, value = 2 * 64 * 128, 2 * 128 * 128, 2 * 128 * 8, 2 * 128
+    one_update = 2 * first + 3 * (mid + policy + value)  # observations need no gradient
+    by_hand = (4 + 1) * 6 * one_update
+    assert by_hand == shared_calls.EPOCHS_FLOPS == 4_139_520
+    function, arguments, _ = shared_calls.PROGRAMS["epochs"]
+    assert count_model_flops(function, *arguments).total == by_hand
+    for platform in shared_calls.PLATFORMS:
+        executed = count(f"{platform}_shared_calls_epochs")
+        assert executed.total == by_hand
+        assert executed.forward == 30 * (first + mid + policy + value)
+        assert executed.duplicated == 0
+
+
 MATVEC = """HloModule m
 %add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -108,6 +141,9 @@ def named(op_name: str) -> str:
         ("", "jit(f)/dot_general", 2 * 8 * 16),
         ("multiply.1291", "jit(f)/dot_general", 2 * 8 * 16),  # XLA's own name
         ("jit(f)/mul;jit(f)/ij,j->i/dot_general", "jit(f)/reduce_sum", 2 * 8 * 16),
+        ("jit(f)/while/body/closed_call", "jit(f)/while/body/closed_call/dot_general", 2 * 8 * 16),
+        ("jit(f)/a/call", "jit(f)/a/call/b/call/dot_general", 2 * 8 * 16),
+        ("jit(f)/call_2", "jit(f)/call_20/dot_general", 0),  # another call's
         ("jit(f)/mul", "jit(f)/reduce_sum", 0),
         ("", "jit(f)/reduce_sum", 0),
         ("jit(f)/mul", "jit(f)/dot_general", 0),  # a product of the user's, times ones
@@ -143,6 +179,54 @@ ENTRY %main (i: s32[1]) -> s32[1] {
   ROOT %p = s32[1] multiply(%i, %i), metadata={op_name="jit(f)/dot_general"}
 }"""
     assert executed_flops(text).total == 0
+
+
+OUTER = """HloModule m
+%products (x: f32[8], y: f32[16]) -> f32[8,16] {
+  %x = f32[8] parameter(0)
+  %y = f32[16] parameter(1)
+  %rows = f32[8,16] broadcast(%x), dimensions={0}ROWS
+  %columns = f32[8,16] broadcast(%y), dimensions={COLUMN}
+  ROOT %p = f32[8,16] multiply(%rows, %columns)PRODUCT
+}
+ENTRY %main (x: f32[8], y: f32[16]) -> f32[8,16] {
+  %x = f32[8] parameter(0)
+  %y = f32[16] parameter(1)
+  ROOT %f = f32[8,16] fusion(%x, %y), kind=kLoop, calls=%products
+}"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "product", "flops"),
+    [
+        ("jit(f)/dot_general", "jit(f)/add_any", 2 * 8 * 16),  # XLA merged a·cᵀ + b·cᵀ
+        ("jit(f)/call/dot_general", "jit(f)/call", 2 * 8 * 16),
+        (
+            "jit(f)/dot_general",
+            "jit(f)/mul",
+            0,
+        ),  # the user's, of a broadcast merged with a matmul's
+        ("jit(f)/broadcast_in_dim", "jit(f)/add_any", 0),
+    ],
+)
+def test_an_outer_product_is_known_by_what_it_multiplies(
+    rows: str, product: str, flops: int
+) -> None:
+    text = OUTER.replace("ROWS", named(rows)).replace("PRODUCT", named(product))
+    executed = executed_flops(text.replace("COLUMN", "1"))
+    assert (executed.total, executed.vector_matmuls) == (flops, flops)
+
+
+def test_a_factor_of_a_matmuls_operand_is_no_outer_product() -> None:
+    text = OUTER.replace("ROWS", named("jit(f)/dot_general")).replace("PRODUCT", "")
+    text = text.replace("y: f32[16]", "y: f32[]").replace("%y = f32[16]", "%y = f32[]")
+    assert executed_flops(text.replace("COLUMN", "")).total == 0
+
+
+def test_a_product_whose_dimensions_are_common_to_both_operands_is_not_outer() -> None:
+    text = OUTER.replace("ROWS", named("jit(f)/dot_general")).replace("PRODUCT", "")
+    text = text.replace("y: f32[16]", "y: f32[8]").replace("%y = f32[16]", "%y = f32[8]")
+    assert executed_flops(text.replace("COLUMN", "0")).total == 0
 
 
 FACTOR = """HloModule m

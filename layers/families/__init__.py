@@ -1,6 +1,6 @@
 """One function per `decoder_block`: turns a config into the specs of its layers."""
 
-from . import deepseek, deepseek4, dense, gemma, gemma4, mixtures, qwen_next
+from . import deepseek, deepseek4, dense, gemma, mixtures, qwen_next
 from .registry import ModelSpec, family, known_blocks, model_spec
 from .towers import known_towers
 
@@ -11,7 +11,6 @@ __all__ = [
     "dense",
     "family",
     "gemma",
-    "gemma4",
     "known_blocks",
     "known_towers",
     "mixtures",

@@ -66,7 +66,7 @@ _TWO_CORES = ("v4", "v5p", "tpu7x")  # per chip; slices are named after cores
 # Per logit: MaxText's cross_entropy_with_logits passes the logits, their exponentials and the
 # targets' one-hot rows to its backward pass in float32, and gets the logits' gradient in float32.
 # XLA keeps between none and all of them: 3.5 and 3.7 times 4 bytes more than in the reference step
-# for the 22B and 52B models in docs/plan.md.
+# for the 22B and 52B models in scripts/results/plan_memory.json.
 _LOSS_BYTES = 14
 
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mfu_jax.profiling.join import Join, Work
-from mfu_jax.profiling.measured import Measured, measure
-from mfu_jax.profiling.programs import ProgramLibrary
+from mfu_jax.profiling.attribution.step_times import Measured, measure
+from mfu_jax.profiling.join.ops import Join, Work
+from mfu_jax.profiling.join.programs import ProgramLibrary
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files, trace_files

@@ -12,18 +12,18 @@ from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.names import PROFILE_POINTS
 from mfu_jax.profiling.advice import LEAST, Advice, Facts, advice_for, unexplained_idle
-from mfu_jax.profiling.join import Join
-from mfu_jax.profiling.measured import Measured, measure
-from mfu_jax.profiling.one_step import StepPicture, picture
-from mfu_jax.profiling.peaks import Peaks, find_peaks
-from mfu_jax.profiling.phases import ProgramTime, program_times
-from mfu_jax.profiling.programs import KnownProgram, ProgramLibrary
-from mfu_jax.profiling.tables import KEYS, Row, table
+from mfu_jax.profiling.attribution.step_times import Measured, measure
+from mfu_jax.profiling.breakdown.one_step import StepPicture, picture
+from mfu_jax.profiling.breakdown.peaks import Peaks, find_peaks
+from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
+from mfu_jax.profiling.breakdown.tables import KEYS, Row, table
+from mfu_jax.profiling.breakdown.waterfall import MFU, Bar, executed_seconds, waterfall
+from mfu_jax.profiling.join.kernel_order import of_program
+from mfu_jax.profiling.join.ops import Join
+from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.timeline.host import Host
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
-from mfu_jax.profiling.unnamed_kernels import of_program
-from mfu_jax.profiling.waterfall import MFU, Bar, executed_seconds, waterfall
 from mfu_jax.storage.trace_folders import dump_files, trace_files
 from mfu_jax.util.formatting import percent, seconds_text
 

@@ -145,8 +145,13 @@ def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeo
     with log.open("w", encoding="utf-8") as stream:
         print("$", *command, file=stream, flush=True)
         try:
+            # unbuffered: the last line of the log is then the last that the child wrote
             code = subprocess.run(
-                command, env=environment, stdout=stream, stderr=stream, timeout=timeout
+                command,
+                env={**environment, "PYTHONUNBUFFERED": "1"},
+                stdout=stream,
+                stderr=stream,
+                timeout=timeout,
             ).returncode
         except subprocess.TimeoutExpired:
             return f"not finished after {timeout:.0f} s"

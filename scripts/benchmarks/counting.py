@@ -1,6 +1,6 @@
 """Times parsing and counting of HLO, compared with compiling it and with the length of the text.
 
-    python -m scripts.benchmarks.counting [--megabytes=100] [--layers=48]
+    python -m scripts.benchmarks.counting [--megabytes=100] [--layers=48] [--write]
 
 Run it from the repository root. The unrolled model has layers of width 1024 over 1024 tokens;
 with libtpu installed it is also compiled for a TPU v5e. The long programs repeat the body of a
@@ -17,37 +17,43 @@ import os
 import time
 
 from mfu_jax.flops.executed.counting import executed_flops
+from scripts import results
 from scripts.records.absent_devices import ROOT, TPU_ENVIRONMENT, devices
 
 PROGRAMS = ROOT / "tests" / "programs"
 
 
 def main() -> None:
-    """Prints the two tables in Markdown."""
+    """Prints the two tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     arguments = parser.parse_args()
     os.environ.update({**TPU_ENVIRONMENT, **os.environ})
-    print("| program | text | compile | parse and count | of the compile time |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    for platform in ("cpu", "v5e") if importlib.util.find_spec("libtpu") else ("cpu",):
-        _unrolled(platform, arguments.layers)
+    platforms = ("cpu", "v5e") if importlib.util.find_spec("libtpu") else ("cpu",)
+    compiled = [_unrolled(platform, arguments.layers) for platform in platforms]
     index = json.loads((PROGRAMS / "index.json").read_text())
-    for name in ("v5p_llama70b", "v5e_resnet50", "h100_resnet50"):
+    compiled += [
         _row(name, _recorded(name), index[name]["compile_seconds"])
-    print("\n| text | parse and count | rate |")
-    print("| ---: | ---: | ---: |")
+        for name in ("v5p_llama70b", "v5e_resnet50", "h100_resnet50")
+    ]
+    measured = {"parsing and counting, against compiling": compiled, "long programs": []}
     size = 1
     while size <= arguments.megabytes:
         text = _repeated("v5e_unrolled_full", size * 10**6)
         seconds = _seconds(text)
         rate = len(text) / 1e6 / seconds
-        print(f"| {len(text) / 1e6:.1f} MB | {seconds:.2f} s | {rate:.1f} MB/s |", flush=True)
+        shown = (f"{len(text) / 1e6:.1f} MB", f"{seconds:.2f} s", f"{rate:.1f} MB/s")
+        measured["long programs"] += results.named(("text", "parse and count", "rate"), [shown])
         size *= 10
+    for what, rows in measured.items():
+        print(f"{what}\n\n{results.table(rows)}\n")
+        if arguments.write:
+            results.write("counting", what, rows)
 
 
-def _unrolled(platform: str, layers: int) -> None:
+def _unrolled(platform: str, layers: int) -> results.Row:
     import jax
 
     from tests.support import program_list
@@ -73,14 +79,18 @@ def _unrolled(platform: str, layers: int) -> None:
     compiled = lowered.compile()
     seconds = time.perf_counter() - started
     name = f"{layers} layers unrolled, full remat, {platform}"
-    _row(name, compiled.as_text() or "", seconds)
+    return _row(name, compiled.as_text() or "", seconds)
 
 
-def _row(name: str, text: str, compile_seconds: float) -> None:
+def _row(name: str, text: str, compile_seconds: float) -> results.Row:
     seconds = _seconds(text)
-    size = f"{len(text) / 1e6:.2f} MB"
-    share = f"{seconds / compile_seconds:.2%}"
-    print(f"| {name} | {size} | {compile_seconds:.1f} s | {seconds:.3f} s | {share} |", flush=True)
+    return {
+        "program": name,
+        "text": f"{len(text) / 1e6:.2f} MB",
+        "compile": f"{compile_seconds:.1f} s",
+        "parse and count": f"{seconds:.3f} s",
+        "of the compile time": f"{seconds / compile_seconds:.2%}",
+    }
 
 
 def _seconds(text: str) -> float:

@@ -1,6 +1,6 @@
 """The counting thread's share of a training process's CPU time in its first minute.
 
-    python -m scripts.benchmarks.counting_thread [--seconds=60] [--markdown docs/benchmarks.md]
+    python -m scripts.benchmarks.counting_thread [--seconds=60] [--write]
 
 Run it from the repository root, on an otherwise idle machine. Each program trains in a separate,
 instrumented process from its start to the end of the time; the thread's CPU time is what the
@@ -10,18 +10,15 @@ operating system reports when it ends.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from scripts.benchmark_page import machine, replace_section
+from scripts import results
 from scripts.records.absent_devices import ROOT
 
-HEADING = "## CPU time of the counting thread"
 CASES = {
     "12 layers scanned, full remat": {"L": 12, "scan": True},
     "4 layers unrolled, full remat": {"L": 4, "scan": False},
@@ -30,39 +27,37 @@ CASES = {
 
 
 def main() -> None:
-    """Prints the table, or writes it into a page."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--markdown", type=Path, help="file whose section is replaced")
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         print(json.dumps(_train(CASES[options.case], options.seconds)))
         return
-    rows = ["| step | HLO | counting thread | process | share |", "|---|---:|---:|---:|---:|"]
+    rows = []
     for name in CASES:
         module = (sys.executable, "-m", "scripts.benchmarks.counting_thread")
         command = [*module, f"--case={name}", f"--seconds={options.seconds}"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         rows.append(_row(name, json.loads(done.stdout.splitlines()[-1])))
-    text = "\n".join(
-        [
-            f"{HEADING}\n",
-            f"{datetime.date.today()}, {machine()}, by `scripts/benchmarks/counting_thread.py`. "
-            f"CPU seconds in the first {options.seconds:.0f} s of a training process, compilation "
-            f"included; layers of width 512 over 512 tokens.\n",
-            *rows,
-        ]
-    )
-    if options.markdown:
-        replace_section(options.markdown, text + "\n", HEADING)
-    print(text)
+    print(results.table(rows))
+    if options.write:
+        what = "CPU time of the counting thread in the first minute of training"
+        notes = [f"First {options.seconds:.0f} s, compiling included; width 512, 512 tokens."]
+        results.write("counting_thread", what, rows, notes=notes)
 
 
-def _row(name: str, measured: dict[str, float]) -> str:
+def _row(name: str, measured: dict[str, float]) -> results.Row:
     counting, process = measured["counting"], measured["process"]
-    size = f"{measured['characters'] / 1e6:.2f} MB"
-    return f"| {name} | {size} | {counting:.2f} s | {process:.1f} s | {counting / process:.2%} |"
+    return {
+        "step": name,
+        "HLO": f"{measured['characters'] / 1e6:.2f} MB",
+        "counting thread": f"{counting:.2f} s",
+        "process": f"{process:.1f} s",
+        "share": f"{counting / process:.2%}",
+    }
 
 
 def _train(layers: dict[str, Any], seconds: float) -> dict[str, float]:

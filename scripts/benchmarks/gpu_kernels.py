@@ -1,6 +1,6 @@
 """Times attention kernels and matmuls on this machine's GPU: what `mfu-jax plan` assumes of them.
 
-    python -m scripts.benchmarks.gpu_kernels
+    python -m scripts.benchmarks.gpu_kernels [--write]
 
 Attention is cuDNN's, causal, forward and backward, with and without a mask of [batch, 1, T, T] (the
 reference trainer passes one, for packed documents). Shares are of the bf16 peak; causal attention
@@ -9,6 +9,7 @@ counts half of all pairs, and 2.5 times the forward pass for the backward pass.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from mfu_jax import hardware
-from mfu_jax.util.formatting import columns
+from scripts import results
 
 _ATTENTION = ((32, 1024, 12, 64), (4, 2048, 16, 128), (8, 4096, 32, 64), (2, 8192, 32, 128))
 _MATMULS = (
@@ -35,7 +36,7 @@ _SECONDS = 0.3  # of each measurement, after a warm-up
 
 def main() -> None:
     peak = hardware.lookup(jax.devices()[0].device_kind).peak_flops_per_sec("bf16")
-    rows = [("kernel", "ms", "share of the peak")]
+    rows: list[tuple[str, str, str]] = []
     for batch, length, heads, width in _ATTENTION:
         flops = 2 * batch * heads * length**2 * width  # two matmuls, half of the pairs
         for is_masked in (False, True):
@@ -48,7 +49,10 @@ def main() -> None:
         b = jax.random.normal(jax.random.key(1), (k, n), jnp.bfloat16)
         seconds = _seconds(jax.jit(jnp.matmul), a, b)
         rows.append((f"matmul {m} x {k} x {n}", *_cells(seconds, 2 * m * n * k, peak)))
-    print("\n".join(columns(rows, "<>>")))
+    named = results.named(("kernel", "ms", "share of the peak"), rows)
+    print(results.table(named))
+    if "--write" in sys.argv:
+        results.write("gpu_kernels", "attention and matmuls, share of the bf16 peak", named)
 
 
 def _attention(

@@ -1,6 +1,6 @@
 """What `instrument` adds to a step on the training thread, and to a loop as a whole.
 
-    python -m scripts.benchmarks.instrument [--steps 2000] [--markdown docs/benchmarks.md]
+    python -m scripts.benchmarks.instrument [--steps 2000] [--write]
 
 Run it from the repository root. The step's model has many leaves, as real ones do, and hardly any
 arithmetic. Waiting for the device is not counted as a cost: without `instrument`, the loop would
@@ -10,7 +10,6 @@ wait for the same step elsewhere.
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import os
 import statistics
@@ -26,12 +25,12 @@ import jax.numpy as jnp
 import mfu_jax
 from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
 from mfu_jax.logger.summary import percentile
-from scripts.benchmark_page import machine, replace_section
+from scripts import results
 
 WARMUP = 100
+_NOTE = "Calls: an idle device; console, JSONL and TensorBoard on. Loop: all cores compute."
 # Leaves of the state, number of batch shapes, seconds between steps.
 CASES = ((10, 1, 0.005), (1000, 1, 0.005), (10, 2, 0.005), (1000, 2, 0.005), (10, 1, 0.0))
-HEADING = "## Cost of instrument"
 
 
 def make_step() -> Callable[..., Any]:
@@ -148,35 +147,47 @@ def loop_ratio(steps: int) -> tuple[float, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--markdown", type=Path, help="file whose section is replaced")
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     options = parser.parse_args()
-    rows = ["| step | jitted call µs | added µs: median | p90 | p99 |", "|---|---|---|---|---|"]
+    calls: list[results.Row] = []
     for leaves, shapes, pause in CASES:
         own, added = costs(leaves, options.steps, shapes, pause)
         name = f"{leaves} leaves" + (f", {shapes} alternating shapes" if shapes > 1 else "")
-        name += "" if pause else ", no pause between steps"
-        shown = [percentile(own, 0.5), *(percentile(added, q) for q in (0.5, 0.9, 0.99))]
-        rows.append(f"| {name} | " + " | ".join(f"{n:.1f}" for n in shown) + " |")
+        shown = {q: round(percentile(added, q / 100), 1) for q in (50, 90, 99)}
+        calls.append(
+            {
+                "step": name + ("" if pause else ", no pause between steps"),
+                "jitted call µs": round(percentile(own, 0.5), 1),
+                "added µs, median": shown[50],
+                "added µs, p90": shown[90],
+                "added µs, p99": shown[99],
+            }
+        )
     without, with_it = profile_costs(options.steps)
     seconds, ratios = loop_ratio(max(10, options.steps // 20))
-    text = "\n".join(
-        [
-            f"{HEADING}\n",
-            f"{datetime.date.today()}, {machine()}, by `scripts/benchmarks/instrument.py`. Time "
-            f"that a call of the instrumented step takes on the training thread beyond the jitted "
-            f"call, with the device idle before it; console, JSONL and TensorBoard are on.\n",
-            *rows,
-            f"\nA loop of {1e3 * seconds:.1f} ms matmul steps takes {percentile(ratios, 0.5):.3f} "
-            f"× as long with `instrument` (median of {len(ratios)} alternating pairs; quartiles "
-            f"{percentile(ratios, 0.25):.3f} and {percentile(ratios, 0.75):.3f}). Both cores "
-            f"compute; the writer's thread needs one of them for a moment, too.\n",
-            f"With `profile_steps=` set, a call outside these steps adds {with_it:.1f} µs, and "
-            f"{without:.1f} µs without (medians of {options.steps} alternating calls each).\n",
-        ]
-    )
-    print(text)
-    if options.markdown:
-        replace_section(options.markdown, text, HEADING)
+    measured: dict[str, list[results.Row]] = {
+        "what a call of the instrumented step adds on the training thread": calls,
+        "a loop of matmul steps with and without instrument": [
+            {
+                "step ms": round(1e3 * seconds, 1),
+                "time with / without, median": round(percentile(ratios, 0.5), 3),
+                "first quartile": round(percentile(ratios, 0.25), 3),
+                "third quartile": round(percentile(ratios, 0.75), 3),
+                "pairs": len(ratios),
+            }
+        ],
+        "a call outside the steps of profile_steps": [
+            {
+                "added µs with profile_steps": round(with_it, 1),
+                "added µs without": round(without, 1),
+                "calls each": options.steps,
+            }
+        ],
+    }
+    for what, rows in measured.items():
+        print(f"{what}\n\n{results.table(rows)}\n")
+        if options.write:
+            results.write("instrument_cost", what, rows, notes=[_NOTE])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The logger's cost: on the training thread, in the whole process, and in loop speed.
 
-    python -m scripts.benchmarks.logger [--steps 400] [--no-demo] [--markdown docs/benchmarks.md]
+    python -m scripts.benchmarks.logger [--steps 400] [--no-demo] [--write]
 
 Run it from the repository root. Console (to a file), JSONL and TensorBoard are on unless a row
 says otherwise. Waiting for the device is not counted as a cost: without a logger, the loop would
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import statistics
@@ -30,7 +29,7 @@ from mfu_jax.logger.journal import silence
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
 from mfu_jax.logger.summary import percentile
-from scripts.benchmark_page import machine, replace_section
+from scripts import results
 from scripts.benchmarks.maxtext_logger import MaxTextLogger
 
 WARMUP = 20
@@ -42,7 +41,7 @@ COST: dict[str, Any] = {
     "tokens_per_device": 2048,
     "peak_flops_per_sec": 1e15,
 }
-HEADING = "## Logger cost"
+_NOTE = "Console, JSONL and TensorBoard are on; waiting for the device is excluded."
 _YOUNG = "console, JSONL, TensorBoard"
 _OLD = "the same, from the seventh minute on"
 
@@ -296,38 +295,42 @@ def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
             yield (before + after) / 2, between
 
 
-def cost_table(costs: dict[str, list[float]]) -> str:
-    rows = ["| call | median µs | p90 µs | p99 µs |", "|---|---|---|---|"]
+def cost_rows(costs: dict[str, list[float]]) -> Iterator[results.Row]:
     for situation, values in costs.items():
         ordered = sorted(values)
-        shown = " | ".join(f"{percentile(ordered, q):.1f}" for q in (0.5, 0.9, 0.99))
-        rows.append(f"| {situation} | {shown} |")
-    return "\n".join(rows)
+        shown = {q: round(percentile(ordered, q / 100), 1) for q in (50, 90, 99)}
+        yield {"call": situation, "median µs": shown[50], "p90 µs": shown[90], "p99 µs": shown[99]}
 
 
-def cpu_table(costs: dict[tuple[str, float], float]) -> str:
-    rows = ["| sinks | seconds between steps | CPU ms a step, whole process |", "|---|---|---|"]
-    rows += [f"| {sinks} | {pause} | {spent:.3f} |" for (sinks, pause), spent in costs.items()]
-    return "\n".join(rows)
+def cpu_rows(costs: dict[tuple[str, float], float]) -> Iterator[results.Row]:
+    for (sinks, pause), spent in costs.items():
+        yield {
+            "sinks": sinks,
+            "seconds between steps": pause,
+            "CPU ms a step, whole process": round(spent, 3),
+        }
 
 
-def speed_table(speeds: dict[str, list[float]]) -> str:
-    rows = ["| 5 ms steps | speed with the logger, median | quartiles |", "|---|---|---|"]
+def speed_rows(speeds: dict[str, list[float]]) -> Iterator[results.Row]:
     for situation, ratios in speeds.items():
         low, median, high = (f"{percentile(ratios, q):.2%}" for q in (0.25, 0.5, 0.75))
-        rows.append(f"| {situation} | {median} | {low} to {high} |")
-    return "\n".join(rows)
+        yield {
+            "5 ms steps": situation,
+            "speed with the logger, median": median,
+            "quartiles": f"{low} to {high}",
+        }
 
 
-def demo_text(blocks: Sequence[tuple[float, float]], block: int) -> str:
-    bare = statistics.median(without for without, _ in blocks)
+def demo_row(blocks: Sequence[tuple[float, float]], block: int) -> results.Row:
     ratios = [with_logger / without for without, with_logger in blocks]
-    low, ratio, high = statistics.quantiles(ratios, n=4)
-    return (
-        f"A step of the demo takes {1e3 * bare:.0f} ms without the logger; with it, {ratio:.3f} of "
-        f"that (median of {len(blocks)} blocks of {block} steps, each between two without; "
-        f"quartiles {low:.3f} and {high:.3f})."
-    )
+    low, ratio, high = (f"{quartile:.1%}" for quartile in statistics.quantiles(ratios, n=4))
+    return {
+        "step ms": round(1e3 * statistics.median(without for without, _ in blocks), 1),
+        "time with the logger, median": ratio,
+        "quartiles": f"{low} to {high}",
+        "blocks": len(blocks),
+        "steps of each": block,
+    }
 
 
 def main() -> None:
@@ -336,25 +339,24 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--demo-pairs", type=int, default=16)
     parser.add_argument("--no-demo", action="store_true")
-    parser.add_argument("--markdown", type=Path, help="file whose section is replaced")
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     options = parser.parse_args()
 
-    parts = [
-        f"{HEADING}\n",
-        f"{datetime.date.today()}, {machine()}, by `scripts/benchmarks/logger.py`. Console, JSONL "
-        f"and TensorBoard are on; waiting for the device is excluded.\n",
-        cost_table(record_costs(options.steps)) + "\n",
-        cpu_table(cpu_costs(options.steps, options.blocks)) + "\n",
-        speed_table(loop_speeds(options.steps // 2, options.blocks)) + "\n",
-    ]
+    measured: dict[str, list[results.Row]] = {
+        "cost of one call on the training thread": list(cost_rows(record_costs(options.steps))),
+        "CPU time of the whole process": list(cpu_rows(cpu_costs(options.steps, options.blocks))),
+        "speed of a loop with the logger": list(
+            speed_rows(loop_speeds(options.steps // 2, options.blocks))
+        ),
+    }
     if not options.no_demo:
         block = 5
         blocks = [pair for pair, _ in zip(demo_blocks(block), range(options.demo_pairs))]  # noqa: B905
-        parts.append(demo_text(blocks, block) + "\n")
-    text = "\n".join(parts)
-    print(text)
-    if options.markdown:
-        replace_section(options.markdown, text, HEADING)
+        measured["speed of the demo with the logger"] = [demo_row(blocks, block)]
+    for what, rows in measured.items():
+        print(f"{what}\n\n{results.table(rows)}\n")
+        if options.write:
+            results.write("logger_cost", what, rows, notes=[_NOTE])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Times queries on the files of a long run: its goodput, and its whole report.
 
-    python -m scripts.benchmarks.report [--steps 1000000] [--restarts 1000]
+    python -m scripts.benchmarks.report [--steps 1000000] [--restarts 1000] [--write]
 
 The files are written here, with the journal's own lines, and JSON records as in `JsonlSink`:
 after each restart, some steps are repeated.
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mfu_jax.logger.journal.lines import VERSION, StepMark, StepsLine, alive_line, line
-from mfu_jax.util.formatting import columns
+from scripts import results
 
 _UNIX = 1_700_000_000.0
 _STEP_SECONDS = 0.1
@@ -107,8 +107,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--restarts", type=int, default=1000)
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     asked = parser.parse_args(argv)
-    rows = [("question", "wall", "CPU", "most memory so far")]
+    rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_run(folder, asked.steps, asked.restarts)
@@ -122,7 +123,13 @@ def main(argv: Sequence[str]) -> int:
         }
         for question, command in questions.items():
             rows.append((question, *_costs(command)))
-    print("\n".join(columns(rows, "<>>>")))
+    named = results.named(("question", "wall", "CPU", "most memory so far"), rows)
+    print(results.table(named))
+    if asked.write:
+        what = (
+            f"reports of {asked.steps:,} steps and {asked.restarts:,} restarts, {size / 1e6:.0f} MB"
+        )
+        results.write("long_files", what, named)
     return 0
 
 

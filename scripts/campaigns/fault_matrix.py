@@ -3,23 +3,20 @@
     python -m scripts.campaigns.fault_matrix [--seed 0] [--scale 1.0]
         [--only logger-kills,disks] [--write]
 
-Prints the table; ``--write`` puts it, with the date and the machine, between the markers in
-docs/reliability.md. Scale 1 is about 500 kills and 3,000 hostile inputs: a quarter of an hour on
-two cores. The exit code is 1 if a promise was broken.
+Prints the table. Scale 1 is about 500 kills and 3,000 hostile inputs: a quarter of an hour on two
+cores. The exit code is 1 if a promise was broken.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import platform
-import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from scripts import results
 from scripts.campaigns.faults import (
     bad_records,
     bad_sinks,
@@ -29,10 +26,8 @@ from scripts.campaigns.faults import (
     logger_kills,
     trainer_kills,
 )
-from scripts.campaigns.faults.rows import Row, table
+from scripts.campaigns.faults.rows import Row
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-_BLOCK = re.compile(r"(<!-- faults -->\n).*?(<!-- end faults -->)", re.DOTALL)
 _TRAINER_KILLS = {"training": 24, "checkpoint": 16, "resume": 16}
 
 Measure = Callable[[float, int, Path], list[Row]]
@@ -77,21 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the full counts")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
-    parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     options = parser.parse_args(arguments)
     wanted = options.only.split(",")
     rows = measure([name for name in PARTS if name in wanted], options.scale, options.seed)
-    text = table(rows)
-    print(text)
+    shown = [row.shown() for row in rows]
+    failures = [f"{row.kind}: {text}" for row in rows for text in row.failures[:5]]
+    print("\n".join([results.table(shown), *failures]))
     if options.write:
-        import jax
-
-        head = (
-            f"{datetime.date.today().isoformat()}, {platform.machine()}, CPython "
-            f"{platform.python_version()}, jax {jax.__version__}, seed {options.seed}:\n\n"
-        )
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(_BLOCK.sub(lambda m: f"{m[1]}{head}{text}\n{m[2]}", page), "utf-8")
+        notes = [f'Seed {options.seed}. "Lost at most" is the worst case seen.', *failures]
+        results.write("faults", "what is lost, by kind of fault", shown, notes=notes)
     return 1 if any(row.failures for row in rows) else 0
 
 

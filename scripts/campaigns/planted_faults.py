@@ -1,7 +1,7 @@
 """Plants one fault after another in the reference trainer, and asks `mfu-jax profile` for advice.
 
     python -m scripts.campaigns.planted_faults [--only sync,data] [--pairs 3]
-        [--most-pairs 9] [--steps 8] [--platform gpu]
+        [--most-pairs 9] [--steps 8] [--platform gpu] [--write]
 
 For each fault, it prints the first advice with its expected gain, the median over all turns, and
 the actual gain from removing the fault: the median difference in step time between a run with the
@@ -39,6 +39,7 @@ from statistics import fmean, median
 from typing import Any
 
 from mfu_jax.util.formatting import columns
+from scripts import results
 
 _WITHIN = 0.2
 _KNOWN_TO = 0.05  # relative standard error of the gain from removing a fault
@@ -48,6 +49,7 @@ _KEEPS_MEMORY = {  # of glibc's malloc
     "MALLOC_TOP_PAD_": str(2**28),
     "MALLOC_ARENA_MAX": "1",
 }
+_ON_CPU = "faults planted in the reference trainer on a CPU"
 _HEAD = ("fault", "step", "advice", "gain", "measured", "off", "pairs", "took", "others")
 
 
@@ -58,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--most-pairs", type=int, default=9, help="turns of each run, at most")
     parser.add_argument("--steps", type=int, default=8, help="of each turn")
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
@@ -77,6 +80,10 @@ def main(argv: Sequence[str]) -> int:
         is_right &= right
         print("  ".join(row), file=sys.stderr, flush=True)
     print("\n".join(columns(rows, "<><>>>>><")))
+    if arguments.write:
+        host = "faults of the host on a GPU"
+        what = host if arguments.platform == "gpu" else _ON_CPU
+        results.write("planted_faults", what, results.named(_HEAD, rows[1:]))
     return 0 if is_right else 1
 
 

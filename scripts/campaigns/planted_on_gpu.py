@@ -1,7 +1,7 @@
 """Plants faults in the reference trainer's step on this machine's GPU; asks for advice.
 
-    python -m scripts.campaigns.planted_on_gpu [--only chain,remat] [--turns 7]
-        [--steps 10] [--keep FOLDER]
+    python -m scripts.campaigns.planted_on_gpu [--only chain,remat] [--turns 7] [--steps 10]
+        [--keep FOLDER] [--write]
 
 Every step is compiled with and without the fault. Then the two take turns at running, untraced; a
 trace of the faulty step follows, and the first advice of `mfu-jax profile` is compared with the
@@ -23,10 +23,12 @@ from statistics import median
 from typing import Any
 
 from mfu_jax.util.formatting import columns
+from scripts import results
 from scripts.campaigns.faults.on_accelerators import ON_GPU, Pair, Side
 
 _WITHIN = 0.2
 _LEAST = 0.05  # of a step: smaller gains deserve no advice
+_WHAT = "faults in the step on an H100"
 _HEAD = ("fault", "step", "advice", "gain", "measured", "off", "others")
 _COMPILERS = 8  # threads
 
@@ -38,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=10, help="of each turn, and traced")
     parser.add_argument("--keep", type=Path, help="folder for the traces")
     parser.add_argument("--keys", nargs="*", default=[], help="more keys of the trainer's config")
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     arguments = parser.parse_args(argv)
     names = arguments.only.split(",") if arguments.only else list(ON_GPU)
     began = time.monotonic()
@@ -51,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
             print("  ".join(row[0]), file=sys.stderr, flush=True)
             rows.append(row)
     print("\n".join(columns([_HEAD, *(row for row, _ in rows)], "<><>>><")))
+    if arguments.write:
+        results.write("planted_faults", _WHAT, results.named(_HEAD, [row for row, _ in rows]))
     return 0 if all(right for _, right in rows) else 1
 
 

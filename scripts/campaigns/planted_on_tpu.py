@@ -1,7 +1,7 @@
 """Plants faults in the reference trainer's step for a TPU that is not attached; asks for advice.
 
-    python -m scripts.campaigns.planted_on_tpu [--only chain,remat]
-        [--topology v6e:2x4] [--programs FOLDER]
+    python -m scripts.campaigns.planted_on_tpu [--only chain,remat] [--topology v6e:2x4]
+        [--programs FOLDER] [--write]
 
 Each step is compiled for one chip with and without the fault. A trace of the faulty step is built
 in which every op takes the time of XLA's schedule, `mfu-jax profile` reads that trace, and
@@ -23,12 +23,14 @@ from pathlib import Path
 from mfu_jax.dumps.files import load, write
 from mfu_jax.planning.targets import Target, parse_target
 from mfu_jax.util.formatting import columns
+from scripts import results
 from scripts.campaigns.faults.on_accelerators import FAULTS, Side
 from scripts.campaigns.faults.scheduled_trace import Schedule, write_scheduled
 from scripts.records.absent_devices import TPU_ENVIRONMENT
 
 _WITHIN = 0.2
 _LEAST = 0.05  # of a step: smaller gains deserve no advice
+_WHAT = "faults in the step on an absent TPU v6e"
 _HEAD = ("fault", "step", "advice", "gain", "scheduled", "off", "others")
 
 
@@ -38,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--topology", default="v6e:2x4", help="whose first chip it is")
     parser.add_argument("--programs", type=Path, help="keeps compiled programs, and takes them")
     parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     arguments = parser.parse_args(argv)
     if arguments.compile:
         name, path = arguments.compile
@@ -53,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
             print("  ".join(row[0]), file=sys.stderr, flush=True)
             rows.append(row)
     print("\n".join(columns([_HEAD, *(row for row, _ in rows)], "<><>>><")))
+    if arguments.write:
+        results.write("planted_faults", _WHAT, results.named(_HEAD, [row for row, _ in rows]))
     return 0 if all(right for _, right in rows) else 1
 
 

@@ -18,7 +18,8 @@ from unittest import mock
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
-from mfu_jax.layers import feed_forwards, linears
+from mfu_jax.layers.feed_forward import mlp
+from mfu_jax.layers.projections import linears
 
 from mfu_jax.trainer.planned import ahead_of_time
 from mfu_jax.trainer.step import train_step as step
@@ -47,7 +48,7 @@ def _without_donation(function: Any, *, donate_argnums: Any = (), **options: Any
 _JIT = jax.jit
 CHANGES: dict[str, Callable[[], Any]] = {
     "no donation": lambda: mock.patch.object(step.jax, "jit", _without_donation),
-    "fused MLP": lambda: mock.patch.object(feed_forwards, "Mlp", _FusedMlp),
+    "fused MLP": lambda: mock.patch.object(mlp, "Mlp", _FusedMlp),
 }
 
 

@@ -26,12 +26,12 @@ from jax.profiler import ProfileData
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
-from mfu_jax.profiling.join import Join, JoinedOp, Work
-from mfu_jax.profiling.measured import measure
-from mfu_jax.profiling.programs import ProgramLibrary
+from mfu_jax.profiling.attribution.step_times import measure
+from mfu_jax.profiling.join.ops import Join, JoinedOp, Work
+from mfu_jax.profiling.join.programs import ProgramLibrary
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.timeline.platforms import read_devices
-from mfu_jax.profiling.timeline.sweep import NO_PARENT, divide
+from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, divide
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.formatting import columns

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from mfu_jax.layers.attentions import Attention, AttentionSpec
+from mfu_jax.layers.attention.multi_head import Attention, AttentionSpec
 from mfu_jax.layers.building import Inputs
 
 from mfu_jax.errors import UserError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from mfu_jax.layers.gathered_products import gathered_product
+from mfu_jax.layers.projections.gathered_products import gathered_product
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.config import pyconfig

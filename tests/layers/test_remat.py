@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 from flax import nnx
-from mfu_jax.layers.remat import POLICIES, TENSORS
+from mfu_jax.layers.stack.remat import POLICIES, TENSORS
 
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer.config import pyconfig

@@ -25,6 +25,7 @@ from tests.support import (
     program_names,
     program_patterns,
     program_rings,
+    program_shared_calls,
     program_tokamax,
     program_vectors,
 )
@@ -169,6 +170,7 @@ def _fill() -> None:
         ("vectors", program_vectors),
         ("factorizations", program_factorizations),
         ("patterns", program_patterns),
+        ("shared_calls", program_shared_calls),
     ):
         for platform in programs.PLATFORMS:
             for name, (function, arguments, flops) in programs.PROGRAMS.items():

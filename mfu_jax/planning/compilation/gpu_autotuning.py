@@ -2,8 +2,8 @@
 
 On the device, XLA times Triton's and cuBLAS's kernels for every matmul; without one it takes
 Triton's for all. Large matmuls run in cuBLAS then, unless a dimension is odd, as a vocabulary of
-50,257 is. In the steps measured on an H100 (docs/plan.md) cuBLAS ran all others but for a few. The
-choice comes after XLA has fused slices into cuBLAS calls, so a layer's weights are copied first.
+50,257 is. In the steps measured on an H100 cuBLAS ran all others but for a few. The choice comes
+after XLA has fused slices into cuBLAS calls, so a layer's weights are copied first.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mfu_jax.dumps.program import ProgramDump
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo_shapes import Shape
-from mfu_jax.flops.executed.parsing import parse_hlo
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.parsing import parse_hlo
+from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.scopes import read_scope
 
 _OPTIMIZER = re.compile(r"opt_?state|optimizer|optax|\.(?:mu|nu)\b|moment|exp_avg")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.collectives import Collective
+from mfu_jax.flops.executed.costs.collectives import Collective
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.mesh_axes import named_axes
 from mfu_jax.hardware.chips import Chip
@@ -60,8 +60,8 @@ class Efficiencies:
             use `tpu_matmul` instead.
         attention: TPU attention kernels whose heads fill the matrix unit; heads of 128 fill half
             of one that is 256 wide. Not fitted: the softmax keeps the vector units busy.
-        matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (docs/benchmarks.md). Not fitted
-            to a step.
+        matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (gpu_kernels.json in
+            scripts/results). Not fitted to a step.
         shared_matmul: the same on several, where collectives take multiprocessors and power.
             Fitted to the one GPU run in compared_runs.yml (8 H100).
         odd_matmul: those with a dimension that is no multiple of 8: 0.24 to 0.43 there.

@@ -1,7 +1,8 @@
 """What NVIDIA GPUs reach in kernels that are no plain roofline: attention, odd shapes, tiny ones.
 
-Measured on an H100 (docs/benchmarks.md, "An H100"): scripts/benchmarks/gpu_kernels.py and the
-traces of planted faults. Other generations are assumed to reach the same shares of their own peaks.
+Measured on an H100 by scripts/benchmarks/gpu_kernels.py, and in the traces of planted faults
+(scripts/results/gpu_kernels.json, planted_faults.json). Other generations are assumed to reach the
+same shares of their own peaks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Several copies are in flight at once. The program's text does not say which one gets the bus first;
 here it is the one that the program waits for first. A public profile of Llama-shaped layers with
-offloaded activations on a v6e (docs/plan.md) shows no wait for such copies, which together take
+offloaded activations on a v6e (scripts/results) shows no wait for such copies, which together take
 nearly as long as a layer's forward pass: served in start order, they would make most of it waits.
 """
 

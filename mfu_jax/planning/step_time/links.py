@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.collectives import Collective
+from mfu_jax.flops.executed.costs.collectives import Collective
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.planning.targets import Target
 

@@ -8,13 +8,13 @@ import operator
 from collections.abc import Sequence
 from statistics import median
 
-from mfu_jax.flops.executed.hlo_shapes import dtype_bits
+from mfu_jax.flops.executed.hlo.shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_shapes import Array
-from mfu_jax.profiling.advice.facts import Facts, milliseconds, record_of, seconds_of
 from mfu_jax.profiling.advice.host import idle_time
-from mfu_jax.profiling.host_work import HostWork
-from mfu_jax.profiling.join import Work
-from mfu_jax.profiling.measured import OpTime
+from mfu_jax.profiling.advice.stats import Facts, milliseconds, record_of, seconds_of
+from mfu_jax.profiling.attribution.host_work import HostWork
+from mfu_jax.profiling.attribution.step_times import OpTime
+from mfu_jax.profiling.join.ops import Work
 
 _LARGER = 8  # times the batch
 _FEW_ROWS = {"cpu": 16, "gpu": 128, "tpu": 128}  # rows that make a matmul worth its weights

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from mfu_jax.profiling.advice.facts import Facts, milliseconds, seconds_of
-from mfu_jax.profiling.join import Work
-from mfu_jax.profiling.waterfall import communication_of
+from mfu_jax.profiling.advice.stats import Facts, milliseconds, seconds_of
+from mfu_jax.profiling.breakdown.waterfall import communication_of
+from mfu_jax.profiling.join.ops import Work
 
 _LEAST = 0.1  # of a step: gap between the slowest device and the others
 _CLEAR = 4  # standard errors: two healthy CPU devices, which share cores, were 2 apart

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.hlo_shapes import dtype_bits
+from mfu_jax.flops.executed.hlo.shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.instruction_shapes import Array
-from mfu_jax.profiling.advice.facts import (
-    Facts,
-    largest_names,
-    milliseconds,
-    record_of,
-    seconds_of,
-)
-from mfu_jax.profiling.measured import OpTime
+from mfu_jax.profiling.advice.stats import Facts, largest_names, milliseconds, record_of, seconds_of
+from mfu_jax.profiling.attribution.step_times import OpTime
 
 _BUSY = 0.3  # of the memory bandwidth, above which an op is memory-bound
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from mfu_jax.profiling.advice.facts import LEAST, Facts, milliseconds
-from mfu_jax.profiling.host_work import HostTime, HostWork
+from mfu_jax.profiling.advice.stats import LEAST, Facts, milliseconds
+from mfu_jax.profiling.attribution.host_work import HostTime, HostWork
 
 _MANY = 4  # program executions per step
 _OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from mfu_jax.profiling.advice import batch, devices, elementwise, host, matmuls, work
-from mfu_jax.profiling.advice.facts import LEAST, Advice, Facts
+from mfu_jax.profiling.advice.stats import LEAST, Advice, Facts
 
 Finding = tuple[float, str]
 """Gain in seconds per step, and the evidence."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.profiling.advice.facts import (
+from mfu_jax.profiling.advice.host import idle_time
+from mfu_jax.profiling.advice.stats import (
     LEAST,
     Facts,
     largest_names,
@@ -11,10 +12,9 @@ from mfu_jax.profiling.advice.facts import (
     record_of,
     seconds_of,
 )
-from mfu_jax.profiling.advice.host import idle_time
-from mfu_jax.profiling.host_work import HostWork
-from mfu_jax.profiling.join import Work
-from mfu_jax.profiling.measured import OpTime
+from mfu_jax.profiling.attribution.host_work import HostWork
+from mfu_jax.profiling.attribution.step_times import OpTime
+from mfu_jax.profiling.join.ops import Work
 
 _RECOMPUTED = "rematerialized"
 _FULL = 0.9  # share of the memory that a program may use

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from mfu_jax.pages.document import quiet
 from mfu_jax.pages.markup import Markup, number, tag
-from mfu_jax.profiling.waterfall import MFU, Bar
+from mfu_jax.profiling.breakdown.waterfall import MFU, Bar
 from mfu_jax.util.formatting import seconds_text, short
 
 # The class of a bar, by the start of its name; all others are work that is not the model's.

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from mfu_jax.pages.document import quiet
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.pages.svg import chart, line, text
+from mfu_jax.profiling.breakdown.peaks import Peaks
+from mfu_jax.profiling.breakdown.tables import Row
 from mfu_jax.profiling.page.labels import Box, Disc, Label, placed
-from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.tables import Row
 from mfu_jax.util.formatting import percent, seconds_text, short
 
 _WIDTH, _HEIGHT = 720, 380

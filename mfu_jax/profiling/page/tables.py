@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from mfu_jax.pages.markup import Markup, joined, tag
 from mfu_jax.pages.tables import Column, Word, rest_row, table, wide
+from mfu_jax.profiling.breakdown.tables import Row
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.tables import Row
 from mfu_jax.util.formatting import percent, readable, seconds_text
 
 _DEEPEST = 4

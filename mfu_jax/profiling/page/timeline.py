@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from mfu_jax.pages.document import quiet
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
-from mfu_jax.profiling.join import Work
-from mfu_jax.profiling.one_step import Event, Lane, StepPicture
+from mfu_jax.profiling.breakdown.one_step import Event, Lane, StepPicture
+from mfu_jax.profiling.join.ops import Work
 from mfu_jax.util.formatting import seconds_text, short
 
 _TICKS = 10

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
 from mfu_jax.pages.markup import Markup, joined, key, tag
 from mfu_jax.pages.tables import Column, Word, rest_row, table, wide
-from mfu_jax.profiling.comparison import Change, Comparison
 from mfu_jax.profiling.page.bars import bar_chart, bar_row, kind_of
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.render_comparison import pair, signed
+from mfu_jax.profiling.report.comparison import Change, Comparison
+from mfu_jax.profiling.report.comparison_text import pair, signed
 from mfu_jax.util.formatting import percent, seconds_text, short
 
 _SLOWER, _FASTER = "other", "model"  # style-sheet classes

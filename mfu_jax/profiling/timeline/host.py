@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.timeline.sweep import Floats, parents_of
+from mfu_jax.profiling.timeline.time_attribution import Floats, parents_of
 from mfu_jax.profiling.trace.wire import Integers
 from mfu_jax.profiling.trace.xspace import ABSENT, Line, Plane
 

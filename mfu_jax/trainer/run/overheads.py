@@ -13,16 +13,16 @@ from mfu_jax.flops.analytic.totals import (
 )
 from mfu_jax.flops.ledger import OVERHEAD_ATTENTION
 from mfu_jax.layers.families import model_spec
-from mfu_jax.layers.pipeline import Schedule, schedule_of
+from mfu_jax.layers.stack.pipeline import PipelineSchedule, schedule_of
 from mfu_jax.trainer.config.pyconfig import Config
 
-# The halves of experts' adapters that `tensor` does not split (see `layers/experts.py`).
+# Halves of experts' adapters that `tensor` does not split: layers/feed_forward/experts.py.
 _WHOLE_HALVES = ("wi_0/lora_a", "wi_1/lora_a", "wo/lora_b")
 _FIRST = "layers/first"
 _Rows = Sequence[FlopsRow]
 
 
-def pipeline_schedule(config: Config) -> Schedule | None:
+def pipeline_schedule(config: Config) -> PipelineSchedule | None:
     """The pipeline's schedule; None without a pipeline."""
     return schedule_of(config, model_spec(config).layers)
 

@@ -10,8 +10,8 @@ from flax import nnx
 
 from mfu_jax.layers.decoder import Decoder, Outputs
 from mfu_jax.layers.sharding import SEQUENCE_AXIS, axis_size
-from mfu_jax.layers.stack import mean, total
-from mfu_jax.layers.vision import Images
+from mfu_jax.layers.stack.stack import mean, total
+from mfu_jax.layers.vision.encoder import Images
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.preferences import preference_loss
 

@@ -12,11 +12,11 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mfu_jax.errors import UserError
-from mfu_jax.layers.attention_ops import SPLIT, choose_attention
+from mfu_jax.layers.attention.ops import SPLIT, choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
-from mfu_jax.layers.pipeline import schedule_of
-from mfu_jax.layers.remat import computes_again
+from mfu_jax.layers.stack.pipeline import schedule_of
+from mfu_jax.layers.stack.remat import computes_again
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.step.mesh import state_shardings
 from mfu_jax.trainer.step.trainable import trained_and_frozen

@@ -16,7 +16,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from mfu_jax.layers import linears
+from mfu_jax.layers.projections import linears
 
 Array = jax.Array
 Plant = Callable[[], contextlib.AbstractContextManager[object]]

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from mfu_jax.layers.attention_ops import (
+from mfu_jax.layers.attention.ops import (
     ATTENTION_OPS,
     AttentionInputs,
     dot_product,

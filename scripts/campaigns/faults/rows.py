@@ -1,9 +1,8 @@
-"""A row of the fault matrix, and the table."""
+"""A row of the fault matrix."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 
 @dataclasses.dataclass
@@ -27,14 +26,11 @@ class Row:
         if not holds:
             self.failures.append(text)
 
-
-def table(rows: Iterable[Row]) -> str:
-    """The rows as a Markdown table, followed by the failures."""
-    rows = list(rows)
-    lines = ["| fault | tried | lost at most | promise broken |", "|---|---|---|---|"]
-    lines += [
-        f"| {row.kind} | {row.count:,} | {row.lost} | {len(row.failures) or 'never'} |"
-        for row in rows
-    ]
-    failures = [f"- {row.kind}: {text}" for row in rows for text in row.failures[:5]]
-    return "\n".join([*lines, *(["", *failures] if failures else [])])
+    def shown(self) -> dict[str, str | float]:
+        """Column → cell."""
+        return {
+            "fault": self.kind,
+            "tried": self.count,
+            "lost at most": self.lost,
+            "promise broken": len(self.failures) or "never",
+        }

@@ -9,7 +9,7 @@ import pytest
 
 from mfu_jax.flops.executed.instruction_shapes import Array, MatmulShape
 from mfu_jax.profiling.advice.batch import small_batch
-from mfu_jax.profiling.join import Work
+from mfu_jax.profiling.join.ops import Work
 from tests.support.written_profiles import BF16
 
 STATE = frozenset({Array("f32", (128, 128)), Array("f32", (128, 1)), Array("f32", (1024, 16))})

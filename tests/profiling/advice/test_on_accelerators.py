@@ -15,7 +15,7 @@ from mfu_jax.dumps import ModelFlops
 from mfu_jax.profiling.advice import RULES, Facts
 from mfu_jax.profiling.advice.devices import imbalance
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.render import render
+from mfu_jax.profiling.report.text import render
 from mfu_jax.util.formatting import seconds_text
 from tests.support.written_profiles import (
     BANDWIDTH,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.profiling.advice.work import callback, remat
-from mfu_jax.profiling.join import Work
+from mfu_jax.profiling.join.ops import Work
 
 
 def facts(*, late: float, is_cpu: bool, beside: float = 0.0) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from mfu_jax.dumps import ProgramDump, write
 from mfu_jax.profiling.page import page
 from mfu_jax.profiling.profile import Profile, read_profile
-from mfu_jax.profiling.render import render
+from mfu_jax.profiling.report.text import render
 from tests.support import accelerator_traces as traces
 from tests.support import html_pages
 from tests.support.accelerator_traces import STEPS

@@ -9,7 +9,7 @@ import pytest
 
 from mfu_jax import cli
 from mfu_jax.profiling.page.bars import bar_row
-from tests.profiling.test_comparison import write_profile
+from tests.profiling.report.test_comparison import write_profile
 from tests.support import html_pages
 
 US = 1e-6

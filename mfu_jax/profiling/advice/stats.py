@@ -1,0 +1,162 @@
+"""The numbers of a profile that advice is based on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mfu_jax import hardware
+from mfu_jax.errors import UserError
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.hardware.chips import Chip
+from mfu_jax.profiling.attribution.host_work import HostTime, HostWork
+from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.breakdown.peaks import Peaks
+from mfu_jax.profiling.breakdown.waterfall import shortest
+from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.programs import KnownProgram
+from mfu_jax.profiling.timeline.devices import Program
+
+LEAST = 0.05
+"""Of a step: a smaller gain is noise, or not worth a change."""
+
+_NOTHING = HostTime(0.0, 0.0, 0.0, 0, "", "")
+_EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One cause of lost time.
+
+    Attributes:
+        cause: its name, from a closed list.
+        evidence: the numbers that show it, and the usual remedy.
+        gain_seconds: by how much a step is expected to be shorter without it.
+    """
+
+    cause: str
+    evidence: str
+    gain_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The facts that the rules use.
+
+    Attributes:
+        measured: times by op.
+        peaks: peaks of one device.
+        program: the step's program.
+        programs: all programs that ran and are known.
+    """
+
+    measured: Measured
+    peaks: Peaks
+    program: KnownProgram
+    programs: Mapping[Program, KnownProgram] = field(default_factory=dict)
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.measured.step_seconds
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the devices are CPUs, which gain nothing from bf16, kernels or overlap."""
+        return self.measured.platform == "cpu"
+
+    @property
+    def chip(self) -> Chip | None:
+        """The devices' chip; None if it is not in the table."""
+        try:
+            return hardware.lookup(self.program.device_kind or self.measured.kind)
+        except UserError:
+            return None
+
+    @cached_property
+    def evaluations(self) -> frozenset[Program]:
+        """Other programs that evaluate: by name, or as a forward pass that returns only scalars."""
+        others = frozenset(self.measured.executions) - self.measured.versions
+        return frozenset(program for program in others if self._evaluates(program))
+
+    def _evaluates(self, program: Program) -> bool:
+        if _EVALUATES.search(program.module):
+            return True
+        if (known := self.programs.get(program)) is None:
+            return False
+        is_forward = all(r.phase != "backward" for r in known.costs.records.values() if r.flops)
+        is_scalar = all(not array.dims for array in known.costs.results)
+        return known.costs.executed.total > 0 and is_forward and is_scalar
+
+    @property
+    def gaps(self) -> float:
+        """Step time without late calls, over the time in which ops run: gaps belong to ops.
+
+        Every op waits to be launched; one op less is one gap less. 1 if no steps are marked.
+        """
+        busy, late = self.measured.busy_seconds, self.measured.late_calls
+        return max(1.0, (self.step - late) / busy) if self.measured.host and busy else 1.0
+
+    def host(self, kind: HostWork) -> HostTime:
+        """The time that the thread calling the steps spent on this kind of work."""
+        return self.measured.host.get(kind, _NOTHING)
+
+    def ops(self, choose: Callable[[InstructionRecord], object]) -> list[OpTime]:
+        """The ops whose instruction is chosen; ops without an instruction are left out."""
+        return [op for op in self.measured.ops if op.op.record and choose(op.op.record)]
+
+    def compute(self) -> list[OpTime]:
+        """The ops that compute and have an instruction."""
+        return [op for op in self.ops(lambda _: True) if op.op.work is Work.COMPUTE]
+
+    def shortest(self, op: OpTime) -> float:
+        """The time of an op's matmuls at the peak."""
+        return shortest(op, self.peaks)
+
+    def moving(self, op: OpTime) -> float | None:
+        """The time of an op's bytes at the memory's peak; None if that is unknown."""
+        if self.peaks.bytes_per_second is None or op.op.record is None:
+            return None
+        return op.runs * op.op.record.hbm_bytes / self.peaks.bytes_per_second
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The memory's peak; if unknown, what vector work reaches; None without such work.
+
+        A CPU's threads share its memory, and the table has no peak for it.
+        """
+        if self.peaks.bytes_per_second is not None:
+            return self.peaks.bytes_per_second
+        vector = [op for op in self.compute() if not record_of(op).flops]
+        seconds = seconds_of(vector)
+        moved = sum(op.runs * record_of(op).hbm_bytes for op in vector)
+        return moved / seconds if moved and seconds else None
+
+
+def seconds_of(ops: Iterable[OpTime]) -> float:
+    """The ops' wall time in a step."""
+    return sum(op.seconds for op in ops)
+
+
+def record_of(op: OpTime) -> InstructionRecord:
+    """The instruction of an op that has one."""
+    assert op.op.record is not None
+    return op.op.record
+
+
+def largest_names(ops: Iterable[OpTime], count: int = 3) -> str:
+    """The names of the longest ops, with their scopes."""
+    longest = sorted(ops, key=lambda op: -op.seconds)[:count]
+    named = [(record_of(op).name, record_of(op).scope) for op in longest]
+    return ", ".join(f"{name} ({scope})" if scope else name for name, scope in named)
+
+
+def milliseconds(seconds: float) -> str:
+    """A time as text.
+
+    >>> milliseconds(0.0123)
+    '12.3 ms'
+    """
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,1 @@
+"""Where the time of a step went on the devices, and what the host did meanwhile."""

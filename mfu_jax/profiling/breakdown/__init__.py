@@ -1,0 +1,1 @@
+"""A step's time against the peak: the waterfall and the tables."""

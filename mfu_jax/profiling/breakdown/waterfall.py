@@ -1,0 +1,215 @@
+"""The waterfall: from the peak down to MFU, with every second of a step in exactly one bar.
+
+A step consists of idle time, exposed communication, work without matmuls, and matmuls. Matmuls
+divide into their shortest time and what they took beyond it; the shortest time into the model's and
+the ledger's other lines. So the bars sum to the step time, whatever the trace contains.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.mesh_axes import axes_of
+from mfu_jax.flops.ledger import EVALUATION
+from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.breakdown.peaks import Peaks
+from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.programs import KnownProgram
+from mfu_jax.profiling.timeline.devices import Program
+
+MFU = "MFU"
+_MOST_SCOPES = 3
+_MOST_KINDS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One loss, or what is left.
+
+    Attributes:
+        name: what the time went to.
+        seconds: per step; below 0 if matmuls ran faster than the peak that they are compared with.
+        mfu_points: `seconds` as a percentage of the step: points of MFU.
+        scopes: named scopes that own most of it, with their seconds; for idle time, what the host
+            did.
+    """
+
+    name: str
+    seconds: float
+    mfu_points: float
+    scopes: Mapping[str, float]
+
+
+def waterfall(
+    measured: Measured, programs: Mapping[Program, KnownProgram], main: KnownProgram, peaks: Peaks
+) -> tuple[Bar, ...]:
+    """The bars, from the peak to MFU.
+
+    Args:
+        measured: the times.
+        programs: the programs that ran.
+        main: the program whose model FLOPs count.
+        peaks: peaks of one device.
+    """
+    bars = [*_idle(measured), *_without_matmuls(measured, peaks)]
+    bars += _matmuls(measured, programs, main, peaks)
+    step = measured.step_seconds
+    return tuple(
+        Bar(name=name, seconds=seconds, mfu_points=100 * seconds / step, scopes=_largest(scopes))
+        for name, seconds, scopes in bars
+        if seconds or name == MFU
+    )
+
+
+_Bar = tuple[str, float, Mapping[str, float]]
+
+
+def _largest(scopes: Mapping[str, float]) -> dict[str, float]:
+    most = Counter(scopes).most_common(_MOST_SCOPES)
+    return {scope: seconds for scope, seconds in most if seconds > 0}
+
+
+def _idle(measured: Measured) -> Iterator[_Bar]:
+    for where, seconds in measured.idle.items():
+        name = f"idle: {where}" if where else "idle"
+        yield name, seconds, measured.idle_causes.get(where, {})
+
+
+def _without_matmuls(measured: Measured, peaks: Peaks) -> Iterator[_Bar]:
+    """Bars of ops without matmuls; of vector-unit matmuls, the time beyond the shortest."""
+    bars: dict[str, dict[str, float]] = {}
+    for op in measured.ops:
+        if op.op.record is None or op.op.record.is_vector:
+            scopes = bars.setdefault(_bar_of(op), defaultdict(float))
+            scopes[scope_of(op)] += op.seconds - shortest(op, peaks)
+    _merge_short_kinds(bars)
+    seconds = {name: sum(scopes.values()) for name, scopes in bars.items()}
+    for name in sorted(bars, key=lambda name: (_order(name), -seconds[name])):
+        yield name, seconds[name], bars[name]
+
+
+def _merge_short_kinds(bars: dict[str, dict[str, float]]) -> None:
+    """Merges all but the longest kinds without an instruction, which may be thousands."""
+    kinds = [name for name in bars if name.startswith(_NOT_JOINED)]
+    kinds.sort(key=lambda name: -sum(bars[name].values()))
+    if rest := kinds[_MOST_KINDS:]:
+        scopes: dict[str, float] = defaultdict(float)
+        for name in rest:
+            for scope, seconds in bars.pop(name).items():
+                scopes[scope] += seconds
+        bars[f"{_NOT_JOINED}{len(rest):,} other kinds"] = scopes
+
+
+_COMMUNICATION = "exposed communication: "
+_VECTOR = "memory-bound and vector work"
+_TRANSFER = "exposed copies to and from "
+_HOST = "waiting for callbacks on the host"
+_CONTROL = "loops and calls beside their bodies"
+_NOT_JOINED = "ops without an instruction: "
+_OF_WORK = {Work.HOST: _HOST, Work.CONTROL: _CONTROL}
+_ORDER = (_COMMUNICATION, _HOST, _NOT_JOINED, _CONTROL, _TRANSFER, _VECTOR)
+
+
+def _order(name: str) -> int:
+    return next(i for i, start in enumerate(_ORDER) if name.startswith(start))
+
+
+def _bar_of(op: OpTime) -> str:
+    joined = op.op
+    if joined.work is Work.COMMUNICATION:
+        return f"{_COMMUNICATION}{communication_of(op)}"
+    if joined.record is None:
+        return f"{_NOT_JOINED}{joined.kind}"
+    if joined.work is Work.TRANSFER:
+        return f"{_TRANSFER}{'the host' if joined.start and joined.start.host_bytes else 'memory'}"
+    return _OF_WORK.get(joined.work, _VECTOR)
+
+
+def communication_of(op: OpTime) -> str:
+    """Kind and mesh axis of a collective, such as ``all-gather over data``."""
+    joined = op.op
+    if joined.start is None or joined.source is None:
+        return joined.kind
+    axes = axes_of(joined.start, joined.source.mesh)
+    return f"{joined.kind} over {axes}" if axes else joined.kind
+
+
+def scope_of(op: OpTime) -> str:
+    """An op's named scope; its kind, in parentheses, if it has none."""
+    record = op.op.start or op.op.record
+    return (record.scope if record is not None else "") or f"({op.op.kind})"
+
+
+def _matmuls(
+    measured: Measured, programs: Mapping[Program, KnownProgram], main: KnownProgram, peaks: Peaks
+) -> Iterator[_Bar]:
+    ops = [op for op in measured.ops if op.op.record is not None and op.op.record.flops]
+    of_main, of_others = executed_seconds(measured, programs, peaks)
+    below: dict[str, float] = defaultdict(float)
+    beyond = 0.0
+    for op in ops:
+        if op.op.record is not None and not op.op.record.is_vector:
+            below[scope_of(op)] += op.seconds - shortest(op, peaks)
+            beyond += op.seconds
+        else:
+            beyond += shortest(op, peaks)
+    yield "matmuls below peak", beyond - of_main - of_others, below
+    if of_others:
+        yield "matmuls of other programs", of_others, {}
+    of_program = [op for op in ops if op.op.module == measured.main.module]
+    yield from _ledger_bars(main, of_main, of_program)
+
+
+def executed_seconds(
+    measured: Measured, programs: Mapping[Program, KnownProgram], peaks: Peaks
+) -> tuple[float, float]:
+    """Shortest time of a step's matmuls: the main program's, all versions, and the others'."""
+    of_main = of_others = 0.0
+    for program, runs in measured.executions.items():
+        if program in programs:
+            seconds = runs * peaks.seconds(programs[program].costs.executed.by_dtype)
+            if program in measured.versions:
+                of_main += seconds
+            else:
+                of_others += seconds
+    return of_main, of_others
+
+
+def shortest(op: OpTime, peaks: Peaks) -> float:
+    """The time of an op's matmuls at the peak."""
+    record = op.op.record
+    return 0.0 if record is None else op.runs * peaks.seconds(record.flops_by_dtype)
+
+
+def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Iterator[_Bar]:
+    """The shortest time of the program's matmuls, by the lines of its ledger; MFU comes last."""
+    ledger = main.ledger
+    per_flop = seconds / ledger.executed if ledger.executed else 0.0
+    model, *lines = ledger.lines
+    phases = {
+        "rematerialised": ("rematerialized",),
+        "recomputed by XLA to save memory": ("xla_rematerialized",),
+        EVALUATION: ("evaluation",),
+        "other": ("optimizer", "other"),
+    }
+    for line in lines:
+        scopes = _flops_by_scope(ops, phases.get(line.label, ()))
+        yield line.label, line.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
+    yield "not explained by the ledger", ledger.residual * per_flop, {}
+    scopes = _flops_by_scope(ops, main.model_phases)
+    yield MFU, model.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
+
+
+def _flops_by_scope(ops: list[OpTime], phases: tuple[str, ...]) -> Counter[str]:
+    scopes: Counter[str] = Counter()
+    for op in ops:
+        if op.op.record is not None:
+            scopes[scope_of(op)] += _flops_in(op.op.record, phases) * op.op.record.runs
+    return scopes
+
+
+def _flops_in(record: InstructionRecord, phases: tuple[str, ...]) -> int:
+    return sum(record.flops_by_phase.get(phase, 0) for phase in phases)

@@ -1,0 +1,1 @@
+"""Which instruction of which program each op of a trace runs."""

@@ -1,0 +1,190 @@
+"""The programs of a trace: found beside it or in it, and counted instruction by instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import jax.errors
+
+from mfu_jax.dumps.files import load
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.flops.ledger import EVALUATION, Ledger, compare_flops
+from mfu_jax.profiling.join.hlo_protos import protos_of, text_of
+from mfu_jax.profiling.timeline.devices import OpName, Program
+from mfu_jax.profiling.trace.xspace import Trace
+
+OWN_CONVENTION = "the program's forward and backward matmuls"
+
+_ENOUGH = 0.99  # share of a program's ops that must be in the dump of its name
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownProgram:
+    """A program that ran, with its counts.
+
+    Attributes:
+        costs: costs by instruction.
+        ledger: from its model FLOPs to its executed FLOPs.
+        has_model: whether the model FLOPs were given, not derived from the program.
+        mesh: axis → size; empty if unknown.
+        device_kind: JAX's name of the chip; empty if unknown.
+        memory: bytes by field of ``compiled.memory_analysis()``; empty if unknown.
+        memory_bytes: memory of one device; 0 if unknown.
+    """
+
+    costs: ProgramCosts
+    ledger: Ledger
+    has_model: bool = False
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    device_kind: str = ""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    memory_bytes: int = 0
+
+    @property
+    def model_phases(self) -> tuple[str, ...]:
+        """The phases whose matmuls are the model's, without evaluation if the ledger lists it."""
+        is_apart = any(line.label == EVALUATION for line in self.ledger.lines)
+        return ("forward", "backward") if is_apart else ("forward", "evaluation", "backward")
+
+    def with_model(self, model_flops: int) -> KnownProgram:
+        """Returns the program with the user's model FLOPs per run on one device."""
+        executed = self.costs.executed
+        ledger = compare_flops(model=model_flops, executed=executed, convention="as given")
+        return replace(self, ledger=ledger, has_model=True)
+
+
+class ProgramLibrary:
+    """Finds the programs of traces, and counts those asked for.
+
+    Args:
+        traces: traces, whose metadata may contain programs.
+        dumps: dump files, preferred ones first.
+        ops: the ops that ran.
+
+    Attributes:
+        notes: programs that cannot be read, and why.
+    """
+
+    def __init__(
+        self,
+        traces: Sequence[Trace],
+        dumps: Sequence[Path],
+        ops: Iterable[OpName],
+    ) -> None:
+        self._dumps = dumps
+        self._protos: dict[Program, bytes] = {}
+        self._found: dict[Program, KnownProgram | None] = {}
+        self._ops: dict[Program, set[str]] = {}
+        self._loaded: list[ProgramDump] | None = None
+        self.notes: list[str] = []
+        for op in ops:
+            if not op.is_kernel:
+                self._ops.setdefault(op.program, set()).add(op.name)
+        for trace in traces:
+            self._protos.update(protos_of(trace))
+
+    def find(self, program: Program) -> KnownProgram | None:
+        """The program that a trace names; None if not known."""
+        if program not in self._found:
+            try:
+                self._found[program] = self._of_dump(program) or self._of_proto(program)
+            except (UserError, jax.errors.JaxRuntimeError) as error:
+                self._found[program] = None
+                self.notes.append(
+                    f"the program {program.module} cannot be read: {first_line(error)}"
+                )
+        return self._found[program]
+
+    @property
+    def only(self) -> Program | None:
+        """The program in the dumps and traces if all copies have the same name, else None."""
+        names = {dump.name for dump in self._dumped()} | {known.module for known in self._protos}
+        return Program(names.pop()) if len(names) == 1 else None
+
+    def has_dump(self, program: Program) -> bool:
+        """Whether there is a dump with the program's name."""
+        return any(dump.name == program.module for dump in self._dumped())
+
+    @property
+    def read(self) -> list[KnownProgram]:
+        """The programs found so far."""
+        return [program for program in self._found.values() if program is not None]
+
+    def _of_dump(self, program: Program) -> KnownProgram | None:
+        """The program from the first dump of its name that has its ops; None if there is none."""
+        for dump in self._dumped():
+            if dump.name == program.module:
+                costs = instruction_costs(
+                    dump,
+                    kernel_flops=dump.kernel_flops or None,
+                    trip_counts=dump.trip_counts,
+                    lengths=dump.lengths,
+                )
+                if _fits(costs, self._ops.get(program, set())):
+                    return self._known(costs, dump)
+        return None
+
+    def _dumped(self) -> list[ProgramDump]:
+        if self._loaded is None:
+            self._loaded = []
+            for file in self._dumps:
+                try:
+                    self._loaded.append(load(file))
+                except UserError as error:
+                    self.notes.append(first_line(error))
+        return self._loaded
+
+    def _of_proto(self, program: Program) -> KnownProgram | None:
+        """The program from the trace itself, without model FLOPs and mesh; None if absent."""
+        proto = self._protos.get(program) or self._of_name(program.module)
+        if not proto:
+            return None
+        return self._known(instruction_costs(text_of(proto)), None)
+
+    def _of_name(self, module: str) -> bytes | None:
+        """The only program of this name, for traces that number it differently."""
+        found = [proto for known, proto in self._protos.items() if known.module == module]
+        return found[0] if len(found) == 1 else None
+
+    def _known(self, costs: ProgramCosts, dump: ProgramDump | None) -> KnownProgram:
+        ledger = self._ledger(costs, dump)
+        return KnownProgram(
+            costs=costs,
+            ledger=ledger,
+            has_model=ledger.convention != OWN_CONVENTION,
+            mesh=dump.topology.mesh if dump else {},
+            device_kind=dump.topology.device_kind if dump else "",
+            memory=(dump.memory if dump else None) or {},
+            memory_bytes=dump.topology.memory_bytes if dump else 0,
+        )
+
+    def _ledger(self, costs: ProgramCosts, dump: ProgramDump | None) -> Ledger:
+        executed = costs.executed
+        if dump and (model := dump.model):
+            return compare_flops(
+                model=model.per_device,
+                executed=executed,
+                convention=model.convention,
+                dense=model.dense,
+                attention=model.attention,
+                is_whole=model.is_whole,
+                operations=model.operations,
+                overheads=model.overheads,
+            )
+        rest = compare_flops(model=0, executed=executed).residual  # claimed by no line
+        return compare_flops(model=rest, executed=executed, convention=OWN_CONVENTION)
+
+
+def _fits(costs: ProgramCosts, ops: Set[str]) -> bool:
+    """Whether a program has the ops that ran; a program of its name may be another version.
+
+    On GPUs, an asynchronous fusion runs under a name that only XLA knows.
+    """
+    missing = [name for name in ops if name not in costs.records]
+    hidden = sum(record.opcode == "fusion-start" for record in costs.records.values())
+    unknown = len(missing) - min(hidden, sum("fusion" in name for name in missing))
+    return unknown <= (1 - _ENOUGH) * len(ops)

@@ -1,0 +1,1 @@
+"""A profile, or two of them, as text."""

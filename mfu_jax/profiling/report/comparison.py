@@ -1,0 +1,216 @@
+"""Two profiles side by side: what got slower, in seconds per step, and why.
+
+Ops of two programs are joined by scope, phase and kind, because XLA renumbers instructions in each.
+A group's extra time is divided exactly: growth of its work (FLOPs, bytes or runs) at the old speed,
+and the rest, which is a change of speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.breakdown.tables import kernel_of
+from mfu_jax.profiling.breakdown.waterfall import scope_of
+from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.profile import Profile
+
+_IDLE = "idle"
+_LEAST = 1e-12  # seconds: rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A group of ops, or idle time, per step and device, in both profiles.
+
+    Attributes:
+        scope: named scope; for idle time, where the host was.
+        phase: such as ``forward``; empty for idle time.
+        kind: a kernel, a collective over its axis, or an opcode; ``idle``.
+        before: seconds in the first profile.
+        after: seconds in the second profile.
+        why: seconds by reason; they sum to `seconds`.
+        flops: matmul FLOPs, before and after.
+        hbm_bytes: bytes to and from memory, before and after.
+        runs: runs, before and after.
+    """
+
+    scope: str
+    phase: str
+    kind: str
+    before: float
+    after: float
+    why: dict[str, float] = field(default_factory=dict)
+    flops: tuple[int, int] = (0, 0)
+    hbm_bytes: tuple[int, int] = (0, 0)
+    runs: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Extra seconds of the group."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two profiles.
+
+    Attributes:
+        before: the first profile.
+        after: the second profile.
+        changes: largest first; their seconds sum to the difference of the step times.
+    """
+
+    before: Profile
+    after: Profile
+    changes: tuple[Change, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Extra seconds per step."""
+        return self.after.measured.step_seconds - self.before.measured.step_seconds
+
+    def by_reason(self) -> dict[str, float]:
+        """Seconds of all changes by reason, largest first."""
+        return _sums((why, s) for change in self.changes for why, s in change.why.items())
+
+    def by_scope(self) -> dict[str, float]:
+        """Seconds of all changes by scope, largest first."""
+        return _sums((change.scope, change.seconds) for change in self.changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole comparison as plain JSON values."""
+        return {
+            "before": _head(self.before),
+            "after": _head(self.after),
+            "seconds": self.seconds,
+            "by_reason": self.by_reason(),
+            "by_scope": self.by_scope(),
+            "changes": [{**asdict(c), "seconds": c.seconds} for c in self.changes],
+        }
+
+
+def compare(before: Profile, after: Profile) -> Comparison:
+    """Joins the ops of two profiles, and explains why each group's time changed."""
+    changes = [*_idle(before.measured, after.measured), *_ops(before.measured, after.measured)]
+    changed = [change for change in changes if any(change.why.values())]
+    return Comparison(
+        before=before,
+        after=after,
+        changes=tuple(sorted(changed, key=lambda change: -abs(change.seconds))),
+    )
+
+
+def _head(profile: Profile) -> dict[str, Any]:
+    return {
+        "source": profile.source,
+        "step_time_seconds": profile.measured.step_seconds,
+        "mfu": profile.mfu,
+        "coverage": profile.coverage,
+    }
+
+
+def _sums(pairs: Iterator[tuple[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for name, seconds in pairs:
+        sums[name] = sums.get(name, 0.0) + seconds
+    return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
+
+
+def _idle(before: Measured, after: Measured) -> Iterator[Change]:
+    for where in dict.fromkeys((*before.idle, *after.idle)):
+        was, now = before.idle.get(where, 0.0), after.idle.get(where, 0.0)
+        reason = f"{_IDLE}: {where}" if where else _IDLE
+        why = _whole(reason, now - was)
+        yield Change(scope=f"({reason})", phase="", kind=_IDLE, before=was, after=now, why=why)
+
+
+def _whole(reason: str, seconds: float) -> dict[str, float]:
+    return {reason: seconds} if abs(seconds) > _LEAST else {}
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """Sums over the ops of one scope, phase and kind."""
+
+    seconds: float = 0.0
+    durations: float = 0.0
+    runs: float = 0.0
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+    is_waiting: bool = False
+
+    def add(self, op: OpTime) -> None:
+        record = op.op.record
+        self.seconds += op.seconds
+        self.durations += op.self_seconds
+        self.runs += op.runs
+        self.flops += record.flops * op.runs if record else 0
+        self.hbm_bytes += record.hbm_bytes * op.runs if record else 0
+        self.is_waiting |= op.op.work in (Work.COMMUNICATION, Work.TRANSFER, Work.HOST)
+
+
+_Key = tuple[str, str, str]
+
+
+def _groups(measured: Measured) -> dict[_Key, _Group]:
+    groups: dict[_Key, _Group] = {}
+    for op in measured.ops:
+        phase = op.op.record.phase if op.op.record else ""
+        groups.setdefault((scope_of(op), phase, kernel_of(op)), _Group()).add(op)
+    return groups
+
+
+def _ops(before: Measured, after: Measured) -> Iterator[Change]:
+    old, new = _groups(before), _groups(after)
+    for key in dict.fromkeys((*old, *new)):
+        was, now = old.get(key, _Group()), new.get(key, _Group())
+        yield Change(
+            scope=key[0],
+            phase=key[1],
+            kind=key[2],
+            before=was.seconds,
+            after=now.seconds,
+            why=_why(was, now),
+            flops=(round(was.flops), round(now.flops)),
+            hbm_bytes=(round(was.hbm_bytes), round(now.hbm_bytes)),
+            runs=(was.runs, now.runs),
+        )
+
+
+def _why(was: _Group, now: _Group) -> dict[str, float]:
+    """A group's extra seconds by reason."""
+    if not was.runs:
+        return _whole("new op", now.seconds)
+    if not now.runs:
+        return _whole("gone op", -was.seconds)
+    if was.is_waiting and now.is_waiting:
+        return _divided(was, now, lambda g: g.durations, "transfers", "hidden")
+    if was.flops and now.flops:
+        return _divided(was, now, lambda g: g.flops, "FLOPs", "per FLOP")
+    if was.hbm_bytes and now.hbm_bytes:
+        return _divided(was, now, lambda g: g.hbm_bytes, "bytes", "per byte")
+    return _divided(was, now, lambda g: g.runs, "runs", "per run")
+
+
+def _divided(
+    was: _Group, now: _Group, work_of: Callable[[_Group], float], work: str, speed: str
+) -> dict[str, float]:
+    """Splits extra seconds into growth of the work at the old speed, and change of speed."""
+    more = was.seconds * (work_of(now) / work_of(was) - 1) if work_of(was) else 0.0
+    rest = now.seconds - was.seconds - more
+    return {**_whole(_work_words(work, more), more), **_whole(_speed_words(speed, rest), rest)}
+
+
+def _work_words(work: str, seconds: float) -> str:
+    if work == "transfers":
+        return "longer communication" if seconds > 0 else "shorter communication"
+    return f"more {work}" if seconds > 0 else f"fewer {work}"
+
+
+def _speed_words(speed: str, seconds: float) -> str:
+    if speed == "hidden":
+        return "less hidden communication" if seconds > 0 else "more hidden communication"
+    return f"more time {speed}" if seconds > 0 else f"less time {speed}"

@@ -1,0 +1,124 @@
+"""A profile as text for the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from mfu_jax.profiling.breakdown.program_times import ProgramTime
+from mfu_jax.profiling.breakdown.tables import Row
+from mfu_jax.profiling.breakdown.waterfall import Bar
+from mfu_jax.profiling.profile import Profile
+from mfu_jax.util.formatting import columns, percent, printable, readable, seconds_text, short
+
+_WIDTH = 100
+
+
+def render(
+    profile: Profile, *, by: Sequence[str], depth: int = 0, sort: str = "time", top: int = 15
+) -> str:
+    """The waterfall and the tables.
+
+    Args:
+        profile: the profile.
+        by: which tables.
+        depth: as in `Profile.table`.
+        sort: as in `Profile.table`.
+        top: rows per table; 0: all.
+    """
+    parts = [_head(profile), "\n".join(_waterfall(profile.waterfall))]
+    if "program" in by:
+        parts += ["\n".join(_program(program)) for program in profile.programs]
+    for kind in by:
+        parts.append("\n".join(_table(kind, profile.table(kind, depth=depth, sort=sort), top)))
+    if profile.advice:
+        parts.append("\n".join(_advice(profile)))
+    if len(profile.programs) > 1 and "program" not in by:
+        parts.append(f"a step runs {len(profile.programs)} programs; by=program shows each alone")
+    return "\n\n".join([*parts, *(f"note: {printable(note)}" for note in profile.notes)])
+
+
+def _head(profile: Profile) -> str:
+    measured, count = profile.measured, len(profile.measured.devices)
+    kind = profile.program.device_kind or measured.kind or measured.platform
+    lines = [
+        ("trace", profile.source),
+        ("program", f"{measured.main.module} on {count} × {kind}"),
+        ("step time", f"{seconds_text(measured.step_seconds)}, mean of {measured.steps} on each"),
+        ("MFU", f"{percent(profile.mfu)} of {profile.peaks.main}"),
+        ("coverage", f"{percent(profile.coverage)} of device time has its instruction"),
+    ]
+    return "\n".join(columns(lines, "<"))
+
+
+def _waterfall(bars: Sequence[Bar]) -> list[str]:
+    rows = [("where the peak went", "time", "points", "most of it")]
+    left = 100.0
+    rows.append(("peak", "", f"{left:.2f}", ""))
+    names = [*(f"- {printable(bar.name)}" for bar in bars[:-1]), f"= {bars[-1].name}"]
+    for name, bar in zip(names, bars, strict=True):
+        rows.append((name, seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", _most(bar)))
+    return columns(rows, "<>><")
+
+
+def _program(program: ProgramTime) -> list[str]:
+    """The waterfall of one program."""
+    head = (
+        f"{short(program.name)}: {seconds_text(program.seconds)} of a step in "
+        f"{program.executions:g} executions; points are of this time"
+    )
+    return [head, *_waterfall(program.waterfall)]
+
+
+def _advice(profile: Profile) -> list[str]:
+    lines = ["advice, the largest gain first; gains do not add up"]
+    for advice in profile.advice:
+        share = percent(advice.gain_seconds / profile.measured.step_seconds)
+        gain = f"{seconds_text(advice.gain_seconds)} of a step ({share})"
+        lines += [f"{advice.cause}: {gain}", *_indented(printable(advice.evidence))]
+    return lines
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def _most(bar: Bar) -> str:
+    return ", ".join(f"{short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
+
+
+def _table(kind: str, rows: Sequence[Row], top: int) -> list[str]:
+    shown = rows[:top] if top else rows
+    head = (
+        "by " + kind,
+        "time",
+        "of step",
+        "runs",
+        "GFLOP",
+        "MFU",
+        "HFU",
+        "MB",
+        "bandwidth",
+        "bound",
+    )
+    cells = [head, *(_cells(row) for row in shown)]
+    lines = columns(cells, "<>>>>>>>><")
+    if len(shown) < len(rows):
+        rest = sum(row.seconds for row in rows[len(shown) :])
+        lines.append(f"and {len(rows) - len(shown)} more, {seconds_text(rest)}; top=0 shows all")
+    return lines
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        short(row.name) or "(no scope)",
+        seconds_text(row.seconds),
+        percent(row.share_of_step),
+        f"{row.runs:g}",
+        readable(row.flops / 1e9) if row.flops else "-",
+        percent(row.mfu) if row.flops else "-",
+        percent(row.hfu) if row.flops else "-",
+        readable(row.hbm_bytes / 1e6),
+        percent(row.bandwidth_share),
+        row.bound_by,
+    )

@@ -1,0 +1,86 @@
+"""Which idle time the host is the cause of, on timelines written by hand; the unit is arbitrary."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mfu_jax.profiling.attribution.dispatch_gaps import Intervals, LateCalls
+from mfu_jax.profiling.timeline.devices import Executions, Program
+from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, divide
+
+STEP, EVALUATION = Program("jit_step", 1), Program("jit_evaluate", 2)
+NONE = np.zeros(0, np.int64)
+
+
+def late(
+    waits: Intervals, calls_of_python: npt.NDArray[np.int64] = NONE, *, more: int = 0
+) -> float:
+    """Two steps, and an evaluation between them that begins 5 after the first one.
+
+    The device is idle from 10 to 15 and from 25 to 33; the second step is called at 31.
+
+    Args:
+        waits: of the host for the device.
+        calls_of_python: when the host calls a Python function.
+        more: calls of the step after these, whose executions are not in the trace.
+    """
+    starts, ends = np.array([0, 15, 33]), np.array([10, 25, 43])
+    executions = Executions(programs=(STEP, EVALUATION, STEP), starts=starts, ends=ends)
+    parents, classes = np.full(3, NO_PARENT), np.zeros(3, np.int64)
+    calls = np.array([-3, 30, *range(40, 40 + more)])
+    thread = HostThread(
+        step_numbers=np.arange(len(calls)),
+        step_starts=calls,
+        step_ends=calls + 1,
+        names=("$loop.py:1 f",),
+        ops=np.zeros(len(calls_of_python), np.int64),
+        starts=calls_of_python,
+        ends=calls_of_python,
+    )
+    division = divide(starts, ends, classes, parents, 0, 33)
+    return LateCalls(thread, waits, executions, executions.of({STEP}), division).idle
+
+
+def test_idle_time_until_the_next_call_is_late() -> None:
+    assert late((NONE, NONE)) == (15 - 10) + (31 - 25)
+
+
+def test_calls_whose_executions_are_not_in_the_trace_are_left_out() -> None:
+    assert late((NONE, NONE), more=3) == (15 - 10) + (31 - 25)
+
+
+def test_recording_pythons_calls_delays_the_next_one_in_a_trace_only() -> None:
+    """Each takes 1, the time between them; what was called before a wait ended delays nothing."""
+    calls = np.array([5, 25, 26, 27])
+    assert late((NONE, NONE), calls) == (15 - 10) + (31 - 25) - 4
+    assert late((np.array([4]), np.array([25])), calls) == (31 - 25) - 3
+
+
+def test_a_program_that_the_host_waits_for_was_called_in_time() -> None:
+    assert late((np.array([4]), np.array([26]))) == 31 - 25
+
+
+def test_a_wait_that_ends_before_the_program_begins_was_for_the_step() -> None:
+    assert late((np.array([4, 20]), np.array([11, 26]))) == (15 - 10) + (31 - 25)
+
+
+def test_a_wait_seen_to_end_just_before_its_step_lasts_until_the_next_call() -> None:
+    """A second step that ends at 2000; the third is called at 3000."""
+    starts, ends = np.array([0, 1000, 3000]), np.array([1000, 2000, 4000])
+    executions = Executions(programs=(STEP,) * 3, starts=starts, ends=ends)
+    calls = np.array([0, 900, 3000])
+    thread = HostThread(
+        step_numbers=np.arange(3),
+        step_starts=calls,
+        step_ends=calls,
+        names=(),
+        ops=NONE,
+        starts=NONE,
+        ends=NONE,
+    )
+    division = divide(starts, ends, np.zeros(3, np.int64), np.full(3, NO_PARENT), 0, 4000)
+    calls_late = LateCalls(thread, (NONE, NONE), executions, executions.of({STEP}), division)
+    ends_of_waits = np.array([1500, 1995, 2000, 2001, 3500])
+    assert calls_late.next_step(ends_of_waits).tolist() == [1500, 3000, 3000, 3000, 3500]

@@ -1,0 +1,131 @@
+"""Two profiles: every second of the difference has a reason, by arithmetic on traces by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mfu_jax import cli
+from mfu_jax.dumps import ModelFlops, ProgramDump, write
+from mfu_jax.profiling.profile import read_profile
+from mfu_jax.profiling.report.comparison import Change, Comparison, compare
+from tests.support.accelerator_traces import write_trace
+from tests.support.xspace import Plane
+
+US = 10**6  # picoseconds
+STEPS = 3
+
+
+def program(rows: int, number: int) -> str:
+    """norm, then mlp; XLA numbers them anew in each program."""
+    return f"""HloModule jit_step
+
+%matmul (a: bf16[{rows},1024], b: bf16[1024,2048]) -> bf16[{rows},2048] {{
+  %a = bf16[{rows},1024] parameter(0)
+  %b = bf16[1024,2048] parameter(1)
+  ROOT %d = bf16[{rows},2048] dot(%a, %b), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, metadata={{op_name="jit(step)/jvp(mlp)/dot_general"}}
+}}
+
+ENTRY %main (x: bf16[{rows},1024], w: bf16[1024,2048]) -> bf16[{rows},2048] {{
+  %x = bf16[{rows},1024] parameter(0)
+  %w = bf16[1024,2048] parameter(1)
+  %norm.{number} = bf16[{rows},1024] negate(%x), metadata={{op_name="jit(step)/jvp(norm)/neg"}}
+  %extra.{number} = bf16[{rows},1024] cosine(%norm.{number}), metadata={{op_name="jit(step)/jvp(extra)/cos"}}
+  ROOT %fusion.{number} = bf16[{rows},2048] fusion(%norm.{number}, %w), kind=kOutput, calls=%matmul
+}}
+"""  # noqa: E501
+
+
+def write_profile(folder: Path, number: int, rows: int, ops: dict[str, int], length: int) -> Path:
+    """Steps of `length` µs, in which ops of so many µs run one after the other."""
+    text = program(rows, number)
+    model = ModelFlops(per_device=2 * rows * 1024 * 2048, convention="exact")
+    write(ProgramDump(text=text, model=model), folder / "programs" / "step.mfu")
+    plane = Plane("/device:TPU:0", device_type_string="TPU v5 lite")
+    starts = [step * length * US for step in range(STEPS)]
+    busy = sum(ops.values()) * US
+    plane.line("XLA Modules", [("jit_step(7)", start, busy, {}) for start in starts])
+    events = []
+    for start in starts:
+        for op, time in ops.items():
+            events.append((f"%{op}.{number} = bf16[] {op}(%p)", start, time * US, {}))
+            start += time * US
+    plane.line("XLA Ops", events)
+    write_trace(folder, plane)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Twice the rows: norm 8 → 20 µs, mlp 30 → 50 µs; extra is new (5 µs); idle 12 → 25 µs."""
+    folder = tmp_path_factory.mktemp("profiles")
+    before = write_profile(folder / "a", 1, 512, {"norm": 8, "fusion": 30}, 50)
+    ops = {"norm": 20, "extra": 5, "fusion": 50}
+    return before, write_profile(folder / "b", 42, 1024, ops, 100)
+
+
+@pytest.fixture(scope="module")
+def comparison(folders: tuple[Path, Path]) -> Comparison:
+    return compare(*map(read_profile, folders))
+
+
+def changes_of(comparison: Comparison) -> dict[str, Change]:
+    return {change.scope: change for change in comparison.changes}
+
+
+def test_every_second_has_a_reason(comparison: Comparison) -> None:
+    assert comparison.seconds == pytest.approx(50e-6)
+    assert sum(change.seconds for change in comparison.changes) == pytest.approx(50e-6)
+    assert sum(comparison.by_scope().values()) == pytest.approx(50e-6)
+    assert comparison.by_reason() == pytest.approx(
+        {
+            "more FLOPs": 30e-6,  # twice as many
+            "idle": 13e-6,
+            "more bytes": 8e-6,  # twice as many
+            "less time per FLOP": -10e-6,  # 60 µs at the old speed
+            "new op": 5e-6,
+            "more time per byte": 4e-6,
+        }
+    )
+
+
+def test_ops_are_joined_whatever_their_numbers(comparison: Comparison) -> None:
+    changes = changes_of(comparison)
+    mlp, norm, extra = changes["mlp"], changes["norm"], changes["extra"]
+    assert mlp.flops == (2 * 512 * 1024 * 2048, 2 * 1024 * 1024 * 2048)
+    assert (mlp.before, mlp.after) == pytest.approx((30e-6, 50e-6))
+    assert norm.hbm_bytes == (2 * 2 * 512 * 1024, 2 * 2 * 1024 * 1024)
+    assert (extra.before, extra.runs) == (0, (0, 1))
+    assert next(iter(changes)) == "mlp"
+
+
+def test_backwards_the_new_op_is_gone(folders: tuple[Path, Path]) -> None:
+    back = compare(*map(read_profile, reversed(folders)))
+    reasons = back.by_reason()
+    assert reasons["gone op"] == pytest.approx(-5e-6)
+    assert reasons["fewer FLOPs"] == pytest.approx(-25e-6)  # half of 50 µs
+    assert sum(reasons.values()) == pytest.approx(-50e-6)
+
+
+def test_a_profile_equals_itself(folders: tuple[Path, Path]) -> None:
+    same = compare(read_profile(folders[0]), read_profile(folders[0]))
+    assert (same.seconds, same.changes, same.by_reason()) == (0, (), {})
+
+
+def test_the_command(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    names = list(map(str, folders))
+    assert cli.main(["profile", *names]) == 0
+    text = capsys.readouterr().out
+    assert "a step takes +50.000 µs (+100.0%)" in text
+    assert "more FLOPs +30.000 µs, less time per FLOP -10.000 µs" in text
+    assert cli.main(["profile", *names, "top=1"]) == 0
+    assert "and 3 more, +30.000 µs; top=0 shows all" in capsys.readouterr().out
+    assert cli.main(["profile", *names, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["seconds"] == pytest.approx(50e-6)
+    assert sum(answer["by_reason"].values()) == pytest.approx(50e-6)
+    assert answer["changes"][0]["scope"] == "mlp"
+    for wrong in (["--html", "--json"], ["by=scope"], ["tensorboard=x"], [names[0]]):
+        assert cli.main(["profile", *names, *wrong]) == 2

@@ -13,7 +13,10 @@ from tests.support.paths import ROOT
 PLANTED = {
     ("mfu_jax/hardware/chips.py", "import mfu_jax.train"): "The house",
     ("mfu_jax/logger/summary.py", "import mfu_jax.cli"): "The house",
-    ("mfu_jax/flops/executed/loops.py", "import mfu_jax.flops.traced.loops"): "Three counts",
+    (
+        "mfu_jax/flops/executed/loops.py",
+        "import mfu_jax.flops.traced.control_flow.decisions",
+    ): "Three counts",
     ("mfu_jax/flops/analytic/mixers.py", "import mfu_jax.flops.analytic.totals"): "analytic:",
     (
         "mfu_jax/flops/analytic/huggingface/dense.py",

@@ -100,7 +100,10 @@ def _arguments(structure: Any) -> dict[int | str, Any]:
     """
     args, kwargs = structure.children()
     _, names = kwargs.node_data()
-    return dict(enumerate(args.children())) | dict(zip(names, kwargs.children(), strict=True))
+    return {
+        **dict(enumerate(args.children())),
+        **dict(zip(names, kwargs.children(), strict=True)),
+    }
 
 
 def leaf_key(leaf: Any) -> LeafKey:

@@ -33,7 +33,7 @@ COMMAND = (
     "compare",
     "tests/programs/v5p_llama70b.hlo.xz",
     "convention=exact",
-    "model=7360126541365248",
+    "model_flops=7360126541365248",
     "attention=527830005841920",
     "xla=212843144151040",
 )

@@ -1,18 +1,20 @@
 """The ledger from model FLOPs to executed and XLA-reported FLOPs.
 
 usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
-       mfu-jax compare PROGRAM.mfu|PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N]
+       mfu-jax compare PROGRAM.mfu|PROGRAM.hlo[.gz|.xz] [model_flops=N] [dense=N]
+                       [attention=N] [xla=N]
                        [group_sizes=N,N,…] [sequence_lengths=N,N,…] [--json]
 
 Explains executed FLOPs in terms of model FLOPs, and XLA's own report in terms of executed FLOPs,
 line by line, for one step on one device.
 
-The first form compiles the reference model's train step for the attached devices; keys are those
-of configs/base.yml. The second reads any program: either a dump (see mfu-jax dump), which has XLA's
-FLOPs and possibly the model's, or compiled.as_text(), which lacks large constants:
-  model=N          model FLOPs of the step on one device, by convention=… (default maxtext)
+The first form compiles the reference model's train step for the attached devices; keys are
+model=NAME and those of configs/base.yml. The second reads any program: either a dump (see mfu-jax
+dump), which has XLA's FLOPs and possibly the model's, or compiled.as_text(), which lacks large
+constants:
+  model_flops=N    model FLOPs of the step on one device, by convention=… (default maxtext)
   dense=N          the same with every attention pair, if the program computes them all
-  attention=N      the attention FLOPs within model=, if the program runs attention in kernels
+  attention=N      the attention FLOPs among them, if the program runs attention in kernels
   xla=N            compiled.cost_analysis()["flops"]
   group_sizes=     rows per group (expert) in grouped matmuls, on one device
   sequence_lengths=  keys per sequence in paged attention
@@ -33,7 +35,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mfu_jax.dumps import SUFFIX, ModelFlops, ProgramDump, load
 from mfu_jax.errors import UserError
-from mfu_jax.util.arguments import Arguments, check_key, parse
+from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.user_files import opened, too_large, unreadable
 from mfu_jax.util.values import typed
@@ -56,7 +58,7 @@ _EXPECTED = (
 )
 # Also once decompressed. A 70B model's scanned step is 0.4 MB; this is hundreds of times that.
 _MOST_BYTES = 256 * 2**20
-_NUMBERS = ("model", "dense", "attention", "xla")
+_NUMBERS = (MODEL_FLOPS, "dense", "attention", "xla")
 _LENGTHS = ("group_sizes", "sequence_lengths")
 
 
@@ -136,10 +138,8 @@ def _of_program(arguments: Arguments) -> Ledger:
     from mfu_jax.flops.ledger import compare_flops
 
     name = arguments.one_name("file with HLO text")
-    values = arguments.values
-    for key in values:
-        usually = "; usually a config key, which belongs with a YAML file, not with HLO text"
-        check_key(key, (*_NUMBERS, *_LENGTHS, "convention"), usually=usually)
+    usually = "; usually a config key, which belongs with a YAML file, not with HLO text"
+    values = arguments.checked((*_NUMBERS, *_LENGTHS, "convention"), usually=usually).values
     numbers = {key: _flops(key, values[key]) for key in _NUMBERS if key in values}
     program = load(name) if name.endswith(SUFFIX) else ProgramDump(text=_read(Path(name)))
     with _paused_collector():
@@ -181,9 +181,9 @@ def _paused_collector() -> Iterator[None]:
 
 def _model(program: ProgramDump, numbers: Mapping[str, int], convention: str) -> ModelFlops:
     """The model FLOPs given on the command line, else those of the dump."""
-    model = program.model or ModelFlops(per_device=0, convention="none: pass model=…")
-    if "model" in numbers:
-        model = ModelFlops(per_device=numbers["model"], convention=convention)
+    model = program.model or ModelFlops(per_device=0, convention=f"none: pass {MODEL_FLOPS}=…")
+    if MODEL_FLOPS in numbers:
+        model = ModelFlops(per_device=numbers[MODEL_FLOPS], convention=convention)
     return dataclasses.replace(
         model,
         dense=numbers.get("dense", model.dense),

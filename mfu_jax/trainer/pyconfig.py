@@ -29,7 +29,7 @@ from mfu_jax.trainer.model_keys import (
 )
 from mfu_jax.trainer.scaling import scaled_down
 from mfu_jax.trainer.validation import validate
-from mfu_jax.util.arguments import parse
+from mfu_jax.util.arguments import own_key, parse
 from mfu_jax.util.values import field_types, shown, typed
 from mfu_jax.util.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
@@ -173,11 +173,12 @@ def load(arguments: Sequence[str] = ()) -> Config:
     7
     """
     words = parse(arguments)
+    overrides = {own_key(key, field_types(Config)): text for key, text in words.pairs}
     path = _config_path(words.one_name("YAML file")) if words.names else CONFIG_FOLDER / "demo.yml"
     values = read_mapping(path)
     if path.resolve().parent == CONFIG_FOLDER.resolve():
-        return from_mapping({}, defaults=values, overrides=words.values)
-    return from_mapping(values, overrides=words.values, where=str(path))
+        return from_mapping({}, defaults=values, overrides=overrides)
+    return from_mapping(values, overrides=overrides, where=str(path))
 
 
 def from_mapping(

@@ -54,7 +54,7 @@ def _plan(capsys, *words):
 
 
 def test_a_dump(capsys, dump):
-    code, shown = _plan(capsys, dump, "topology=v5e:1x1", f"model={FLOPS // 2}", "--json")
+    code, shown = _plan(capsys, dump, "topology=v5e:1x1", f"model_flops={FLOPS // 2}", "--json")
     plan = json.loads(shown.out)
     assert code == 0
     assert plan.keys() >= KEYS
@@ -118,7 +118,7 @@ def test_a_dump_for_other_chips_is_one_line(capsys, tmp_path):
 
 
 def test_one_screen_with_days_and_cost(capsys, dump):
-    words = (dump, "topology=v5e:1x1", f"model={FLOPS}", "tokens_per_step=8", "tokens=1e18")
+    words = (dump, "topology=v5e:1x1", f"model_flops={FLOPS}", "tokens_per_step=8", "tokens=1e18")
     _, shown = _plan(capsys, *words, "price=1.2")
     assert "fits" in shown.out
     assert "days for 1e+18 tokens" in shown.out
@@ -127,7 +127,7 @@ def test_one_screen_with_days_and_cost(capsys, dump):
 
 
 def test_days_and_cost_are_in_the_json(capsys, dump):
-    words = (dump, "topology=v5e:1x1", f"model={FLOPS}", "tokens_per_step=8", "tokens=1e18")
+    words = (dump, "topology=v5e:1x1", f"model_flops={FLOPS}", "tokens_per_step=8", "tokens=1e18")
     _, shown = _plan(capsys, *words, "price=1.2", "--json")
     plan = json.loads(shown.out)
     seconds = 1e18 / 8 * plan["step_time_seconds"]
@@ -244,7 +244,8 @@ def test_a_run_that_is_no_run_is_not_called_wrong_json(capsys, tmp_path):
         (("topology=v6e-8", "compile_gib=x"), "compile_gib='x'"),
         (("hardware=rtx9999",), "pass one of A100"),
         (("topology=v6e-8", "budget=20min"), "budget= is a key of --sweep"),
-        (("topology=v6e-8", "model=3"), "model= is a key of a dump"),
+        (("topology=v6e-8", "model_flops=3"), "model_flops= is a key of a dump"),
+        (("topology=v6e-8", "model=3"), "unknown model '3'"),
         (("topology=v6e-8", "maxtext_python=x"), "is a key of --maxtext or --run"),
         (("topology=v6e-8", "--sweep", "remat_policy=full,none", "tokens=1e9"), "a single plan"),
         (("topology=v6e-8", "a.yml", "--maxtext"), "--maxtext reads no file"),

@@ -7,7 +7,7 @@ from collections.abc import Set
 from statistics import median
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.hlo_shapes import dtype_bits
+from mfu_jax.flops.executed.hlo.shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.instruction_shapes import MatmulShape
 from mfu_jax.profiling.advice.stats import Facts, largest_names, milliseconds, record_of, seconds_of

@@ -10,7 +10,7 @@ from mfu_jax.flops.analytic import formulas, mixers
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
-from mfu_jax.flops.analytic.model_configs.attention import SparseAttention
+from mfu_jax.flops.analytic.model_configs.attention import SparseAttentionConfig
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Causal, Mask, TopK
 from mfu_jax.util.values import shown
@@ -56,12 +56,12 @@ def _deepseek_attention(config: ModelConfig) -> Components:
     return (*blocks.norms(config, 2), *around, *attended)
 
 
-def _indexed_mask(sparse: SparseAttention) -> Mask:
+def _indexed_mask(sparse: SparseAttentionConfig) -> Mask:
     """The mask keeps every key in the indexer's dense warm-up (arXiv 2512.02556, section 2.1.1)."""
     return Causal() if _is_warm_up(sparse) else TopK(sparse.indexer_topk)
 
 
-def _is_warm_up(sparse: SparseAttention) -> bool:
+def _is_warm_up(sparse: SparseAttentionConfig) -> bool:
     return sparse.indexer_loss_scaling_factor > 0 and not sparse.indexer_sparse_training
 
 

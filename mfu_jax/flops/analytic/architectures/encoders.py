@@ -14,14 +14,14 @@ from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Component, Layer, Model
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.model_configs.towers import Encoder
+from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
 from mfu_jax.flops.analytic.towers.encoder import over_images
 from mfu_jax.flops.masks import Causal, Full, Mask
 
 
 def _require_config_json(config: ModelConfig) -> None:
     """Raises a `UserError` if no translation of a config.json has set the encoder's fields."""
-    if config.encoder == Encoder():
+    if config.encoder == EncoderConfig():
         block = config.decoder_block
         raise UserError(f"decoder_block={block!r} comes from a config.json; give that instead")
 

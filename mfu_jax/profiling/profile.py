@@ -13,7 +13,6 @@ from mfu_jax.hardware.peak import Peak
 from mfu_jax.names import PROFILE_POINTS
 from mfu_jax.profiling.advice import LEAST, Advice, Facts, advice_for, unexplained_idle
 from mfu_jax.profiling.attribution.step_times import Measured, measure
-from mfu_jax.profiling.breakdown.one_step import StepPicture, picture
 from mfu_jax.profiling.breakdown.peaks import Peaks, find_peaks
 from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
 from mfu_jax.profiling.breakdown.tables import KEYS, Row, table
@@ -43,7 +42,6 @@ class Profile:
         executed_seconds: shortest time of its matmuls in a step, at the peak.
         waterfall: from the peak to MFU; sums to the step time.
         programs: each program on its own, longest first.
-        picture: the events of one step.
         last_step: number of the last step that the loop marked; 0 if it marked none.
         notes: what is missing or assumed.
         advice: what would make a step faster, largest gain first.
@@ -56,7 +54,6 @@ class Profile:
     executed_seconds: float
     waterfall: tuple[Bar, ...]
     programs: tuple[ProgramTime, ...]
-    picture: StepPicture
     last_step: int
     notes: tuple[str, ...]
     advice: tuple[Advice, ...] = ()
@@ -212,7 +209,6 @@ def read_profile(
         executed_seconds=executed_seconds(measured, ran, peaks)[0],
         waterfall=bars,
         programs=program_times(measured, ran, peaks),
-        picture=picture(devices, measured, join),
         last_step=max((_last_step(host) for _, host in devices), default=0),
         notes=tuple(_notes(facts, bars, library)),
         advice=advice_for(facts),

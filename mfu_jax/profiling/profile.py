@@ -11,16 +11,16 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.names import PROFILE_POINTS
-from mfu_jax.profiling.advice import LEAST, Advice, Facts, advice_for, unexplained_idle
-from mfu_jax.profiling.attribution.step_times import Measured, measure
+from mfu_jax.profiling.advice import LEAST, Advice, ProfileStats, advice_for, unexplained_idle
+from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
 from mfu_jax.profiling.breakdown.peaks import Peaks, find_peaks
 from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
-from mfu_jax.profiling.breakdown.tables import KEYS, Row, table
+from mfu_jax.profiling.breakdown.tables import KEYS, TableRow, table
 from mfu_jax.profiling.breakdown.waterfall import MFU, Bar, executed_seconds, waterfall
 from mfu_jax.profiling.join.kernel_order import of_program
 from mfu_jax.profiling.join.ops import Join
 from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
-from mfu_jax.profiling.timeline.host import Host
+from mfu_jax.profiling.timeline.host import HostThreads
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files, trace_files
@@ -48,7 +48,7 @@ class Profile:
     """
 
     source: str
-    measured: Measured
+    measured: MeasuredStep
     peaks: Peaks
     program: KnownProgram
     executed_seconds: float
@@ -73,7 +73,7 @@ class Profile:
         """The share of device time whose ops have an instruction."""
         return self.measured.coverage
 
-    def table(self, by: str, *, depth: int = 0, sort: str = "time") -> tuple[Row, ...]:
+    def table(self, by: str, *, depth: int = 0, sort: str = "time") -> tuple[TableRow, ...]:
         """Times grouped by one of ``scope op phase dtype kernel program``.
 
         Args:
@@ -200,7 +200,7 @@ def read_profile(
     }
     ran[measured.main] = main
     bars = waterfall(measured, ran, main, peaks)
-    facts = Facts(measured=measured, peaks=peaks, program=main, programs=ran)
+    stats = ProfileStats(measured=measured, peaks=peaks, program=main, programs=ran)
     return Profile(
         source=str(files[0].parent),
         measured=measured,
@@ -210,12 +210,12 @@ def read_profile(
         waterfall=bars,
         programs=program_times(measured, ran, peaks),
         last_step=max((_last_step(host) for _, host in devices), default=0),
-        notes=tuple(_notes(facts, bars, library)),
-        advice=advice_for(facts),
+        notes=tuple(_notes(stats, bars, library)),
+        advice=advice_for(stats),
     )
 
 
-def _last_step(host: Host) -> int:
+def _last_step(host: HostThreads) -> int:
     """The number of the last step that the loop marked; 0 if it marks none."""
     return 0 if host.marking is None else int(host.marking.step_numbers[-1])
 
@@ -224,8 +224,8 @@ def _and(notes: list[str]) -> str:
     return f" ({'; '.join(notes)})" if notes else ""
 
 
-def _notes(facts: Facts, bars: tuple[Bar, ...], library: ProgramLibrary) -> list[str]:
-    measured, main, peaks = facts.measured, facts.program, facts.peaks
+def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) -> list[str]:
+    measured, main, peaks = stats.measured, stats.program, stats.peaks
     notes = list(library.notes)
     if not main.has_model:
         notes.append(
@@ -254,7 +254,7 @@ def _notes(facts: Facts, bars: tuple[Bar, ...], library: ProgramLibrary) -> list
             "leaves the device idle; mark each call by jax.profiler.StepTraceAnnotation, or by "
             "instrument(step)"
         )
-    if (unexplained := unexplained_idle(facts)) > LEAST * measured.step_seconds:
+    if (unexplained := unexplained_idle(stats)) > LEAST * measured.step_seconds:
         notes.append(
             f"the device is idle for {seconds_text(unexplained)} of a step before the next one is "
             f"called, and the trace does not say what the host does then; expected calls of Python "
@@ -271,7 +271,7 @@ def _notes(facts: Facts, bars: tuple[Bar, ...], library: ProgramLibrary) -> list
     return notes
 
 
-def _not_covered(measured: Measured) -> Mapping[str, float]:
+def _not_covered(measured: MeasuredStep) -> Mapping[str, float]:
     """Seconds of ops without an instruction, by kind."""
     kinds: dict[str, float] = {}
     for op in measured.ops:

@@ -12,10 +12,10 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.profiling.attribution.host_work import HostTime, HostWork
-from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.breakdown.waterfall import shortest
-from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 
@@ -42,8 +42,8 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The facts that the rules use.
+class ProfileStats:
+    """What the rules use.
 
     Attributes:
         measured: times by op.
@@ -52,7 +52,7 @@ class Facts:
         programs: all programs that ran and are known.
     """
 
-    measured: Measured
+    measured: MeasuredStep
     peaks: Peaks
     program: KnownProgram
     programs: Mapping[Program, KnownProgram] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Facts:
 
     def compute(self) -> list[OpTime]:
         """The ops that compute and have an instruction."""
-        return [op for op in self.ops(lambda _: True) if op.op.work is Work.COMPUTE]
+        return [op for op in self.ops(lambda _: True) if op.op.work is DeviceWork.COMPUTE]
 
     def shortest(self, op: OpTime) -> float:
         """The time of an op's matmuls at the peak."""

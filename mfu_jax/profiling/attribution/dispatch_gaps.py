@@ -12,10 +12,10 @@ import numpy as np
 
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.time_attribution import Division, Floats
-from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.timeline.time_attribution import FloatArray, TimeAttribution
+from mfu_jax.profiling.trace.wire import IntArray
 
-Intervals = tuple[Integers, Integers]
+Intervals = tuple[IntArray, IntArray]
 """Starts and ends, picoseconds."""
 
 # Of a step: two threads, or two clocks, record a wait's end and the end of the step it waited for,
@@ -25,7 +25,7 @@ _OUT_OF_ORDER = 0.1  # of the steps
 _MOST_IN_FLIGHT = 64  # steps called before they begin
 
 
-class LateCalls:
+class DispatchGaps:
     """The intervals from the end of a step to the call of the next one.
 
     Args:
@@ -42,7 +42,7 @@ class LateCalls:
         waits: Intervals,
         executions: Executions,
         steps: Executions,
-        division: Division,
+        division: TimeAttribution,
     ) -> None:
         self._division = division
         self.starts = _ready(waits, executions, steps)
@@ -61,11 +61,11 @@ class LateCalls:
         """Idle time in all of these intervals, picoseconds."""
         return float(self._until[-1])
 
-    def idle_within(self, starts: Integers, ends: Integers) -> Floats:
+    def idle_within(self, starts: IntArray, ends: IntArray) -> FloatArray:
         """Idle time in these intervals that lies within other intervals, picoseconds."""
         return self._idle_until(ends) - self._idle_until(starts)
 
-    def next_step(self, times: Integers) -> Integers:
+    def next_step(self, times: IntArray) -> IntArray:
         """The ends of the intervals that contain `times`, or begin at nearly the same time; a time
         itself if there is none."""
         if not len(self.starts):
@@ -74,7 +74,7 @@ class LateCalls:
         is_within = (self._done[last] <= times) & (times <= self.ends[last])
         return np.where(is_within, self.ends[last], times)
 
-    def _idle_until(self, times: Integers) -> Floats:
+    def _idle_until(self, times: IntArray) -> FloatArray:
         if not len(self.starts):
             return np.zeros(len(times))
         before = np.searchsorted(self.starts, times, "right") - 1
@@ -84,7 +84,7 @@ class LateCalls:
         return np.where(before < 0, 0.0, self._until[last] + within)
 
 
-def _ready(waits: Intervals, executions: Executions, steps: Executions) -> Integers:
+def _ready(waits: Intervals, executions: Executions, steps: Executions) -> IntArray:
     """When each step but the last ends, or when a program that the host awaits next begins."""
     ends = steps.ends[:-1]
     if not len(ends) or not len(waits[0]):
@@ -98,13 +98,13 @@ def _ready(waits: Intervals, executions: Executions, steps: Executions) -> Integ
     return np.where(is_waited_for, begins, ends)
 
 
-def _last_before(times: Integers, ends: Integers) -> Integers:
+def _last_before(times: IntArray, ends: IntArray) -> IntArray:
     """The last of `times` before each of `ends`; the smallest number if there is none."""
     times = np.append(np.iinfo(np.int64).min, np.sort(times))
     return times[np.searchsorted(times, ends, "right") - 1]
 
 
-def _called(thread: HostThread, steps: Executions) -> Integers:
+def _called(thread: HostThread, steps: Executions) -> IntArray:
     """When each execution's call had returned: the end of its mark.
 
     If a mark covers several executions, the calls are somewhere within it: they count as called

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.attribution.dispatch_gaps import Intervals, LateCalls
+from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps, Intervals
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, Floats
-from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, FloatArray
+from mfu_jax.profiling.trace.wire import IntArray
 
 _PICOSECONDS = 1e12
 
@@ -154,14 +154,14 @@ class HostSums:
         self._sums = np.zeros((3, len(_WORK)))
         self._steps = np.zeros(len(_WORK), np.int64)
         self._names: dict[tuple[HostWork, str, str], float] = defaultdict(float)
-        self._threads: dict[int, _Events] = {}
+        self._threads: dict[int, _ClassifiedEvents] = {}
 
     def add(
         self,
         thread: HostThread,
-        late: LateCalls,
+        late: DispatchGaps,
         executions: Executions,
-        bounds: Integers,
+        bounds: IntArray,
         scale: float,
     ) -> None:
         """Adds one device's thread.
@@ -177,7 +177,7 @@ class HostSums:
         self._recording += float(thread.recording(bounds[:1], bounds[-1:])[0]) * scale
         self._late += float(late.idle_within(*np.array([[begin], [end]]))[0]) * scale
         if id(thread) not in self._threads:
-            self._threads[id(thread)] = _Events.of(thread, executions)
+            self._threads[id(thread)] = _ClassifiedEvents.of(thread, executions)
         events = self._threads[id(thread)]
         first, last = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
         own = _without_inner((last - first).astype(np.float64), events.parents)
@@ -226,7 +226,7 @@ class HostSums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Events:
+class _ClassifiedEvents:
     """The events of a thread.
 
     Attributes:
@@ -237,14 +237,14 @@ class _Events:
         table: kind, name and caller of what an event belongs to.
     """
 
-    parents: Integers
-    kinds: Integers
+    parents: IntArray
+    kinds: IntArray
     is_first: npt.NDArray[np.bool_]
-    names: Integers
+    names: IntArray
     table: tuple[tuple[HostWork, str, str], ...]
 
     @classmethod
-    def of(cls, thread: HostThread, executions: Executions) -> _Events:
+    def of(cls, thread: HostThread, executions: Executions) -> _ClassifiedEvents:
         count = len(thread.starts)
         parents = thread.parents
         table_kinds = [kind_of(name) for name in thread.names]
@@ -268,14 +268,14 @@ class _Events:
         )
 
 
-def _stalls(thread: HostThread, late: LateCalls) -> Floats:
+def _stalls(thread: HostThread, late: DispatchGaps) -> FloatArray:
     """Each event's idle time as a wait: from its start until the next step is called, at most its
     length; 0 if the device has another step to run when it ends."""
     idle = late.idle_within(thread.starts, late.next_step(thread.ends))
     return np.minimum(idle, (thread.ends - thread.starts).astype(np.float64))
 
 
-def _executing(executions: Executions, starts: Integers, ends: Integers) -> Floats:
+def _executing(executions: Executions, starts: IntArray, ends: IntArray) -> FloatArray:
     """How long the device runs executions that begin and end within each interval.
 
     The host's thread waits for them there: a CPU's runtime runs programs on several devices, and
@@ -289,7 +289,7 @@ def _executing(executions: Executions, starts: Integers, ends: Integers) -> Floa
     return (until[last] - until[first]).astype(np.float64)
 
 
-def _callers(thread: HostThread, parents: Integers) -> list[str]:
+def _callers(thread: HostThread, parents: IntArray) -> list[str]:
     """Each event's innermost enclosing Python function that is not JAX's."""
     is_users = [not _OF_JAX.match(name) for name in thread.names]
     ops, outer_of = thread.ops.tolist(), parents.tolist()
@@ -309,7 +309,7 @@ _OF_JAX = re.compile(
 
 
 def _inherited(
-    thread: HostThread, parents: Integers, own_kinds: list[HostWork]
+    thread: HostThread, parents: IntArray, own_kinds: list[HostWork]
 ) -> tuple[list[HostWork], list[int]]:
     """Each event's kind, and the event that gives it: the outermost one with a clear kind."""
     within = np.searchsorted(thread.step_starts, thread.ends)
@@ -334,7 +334,7 @@ def _inherited(
     return kinds, roots
 
 
-def _without_inner(lengths: Floats, parents: Integers) -> Floats:
+def _without_inner(lengths: FloatArray, parents: IntArray) -> FloatArray:
     """Each event's length without the events directly within it."""
     inner = np.flatnonzero(parents != NO_PARENT)
     own = lengths.copy()

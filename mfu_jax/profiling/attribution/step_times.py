@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mfu_jax.errors import UserError
-from mfu_jax.profiling.attribution.dispatch_gaps import LateCalls
+from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps
 from mfu_jax.profiling.attribution.host_work import HostSums, HostTime, HostWork, waits_of
 from mfu_jax.profiling.attribution.step_windows import (
     NO_STEPS,
@@ -21,20 +21,20 @@ from mfu_jax.profiling.attribution.step_windows import (
     window_of,
 )
 from mfu_jax.profiling.join.kernel_order import with_instructions
-from mfu_jax.profiling.join.ops import Join, JoinedOp, Work
-from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
-from mfu_jax.profiling.timeline.host import Host, HostThread
+from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, Executions, OpName, Program
+from mfu_jax.profiling.timeline.host import HostThread, HostThreads
 from mfu_jax.profiling.timeline.time_attribution import (
     NO_PARENT,
-    Division,
-    Floats,
-    divide,
+    FloatArray,
+    TimeAttribution,
+    attribute_time,
     parents_of,
 )
-from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.trace.wire import IntArray
 
 _PICOSECONDS = 1e12
-_LAST = len(Work)  # this class gets the time in which nothing else is active
+_LAST = len(DeviceWork)  # this class gets the time in which nothing else is active
 _CALL, _BETWEEN = "in the step's call", "between calls"
 
 
@@ -73,7 +73,7 @@ class OpTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredStep:
     """A trace reduced to the times of a step.
 
     Attributes:
@@ -133,7 +133,7 @@ class Measured:
         return joined / self.busy_seconds if self.busy_seconds else 0.0
 
 
-def measure(devices: Sequence[tuple[Timeline, Host]], join: Join) -> Measured:
+def measure(devices: Sequence[tuple[DeviceTimeline, HostThreads]], join: Join) -> MeasuredStep:
     """Divides the wall time of all devices.
 
     Args:
@@ -175,7 +175,7 @@ class _Sums:
 
     def add(
         self,
-        timeline: Timeline,
+        timeline: DeviceTimeline,
         thread: HostThread | None,
         window: Window,
         versions: frozenset[Program],
@@ -185,7 +185,7 @@ class _Sums:
         scale = 1 / (_PICOSECONDS * window.steps)
         parents = parents_of(timeline.lanes, timeline.starts, timeline.ends)
         classes = np.array([op.work for op in joined])[timeline.ops]
-        division = divide(
+        division = attribute_time(
             timeline.starts,
             timeline.ends,
             np.where(_beside(timeline), _LAST, classes),
@@ -198,7 +198,7 @@ class _Sums:
         self._add_idle(division, thread, scale)
         if thread is not None:
             executions = timeline.executions
-            late = LateCalls(
+            late = DispatchGaps(
                 thread, waits_of(thread, executions), executions, executions.of(versions), division
             )
             self.host.add(thread, late, executions, window.bounds, scale)
@@ -208,7 +208,7 @@ class _Sums:
                 self.late_after[program] += seconds
         self._add_executions(timeline.executions, window, division, scale)
         self.steps.append(window.steps)
-        is_compute = classes == Work.COMPUTE
+        is_compute = classes == DeviceWork.COMPUTE
         self.devices.append(
             DeviceTime(
                 device=timeline.device,
@@ -220,10 +220,10 @@ class _Sums:
 
     def _add_ops(
         self,
-        timeline: Timeline,
+        timeline: DeviceTimeline,
         window: Window,
-        division: Division,
-        parents: Integers,
+        division: TimeAttribution,
+        parents: IntArray,
         scale: float,
     ) -> None:
         count = len(timeline.names)
@@ -238,7 +238,7 @@ class _Sums:
         for name, *numbers in zip(timeline.names, *(c.tolist() for c in columns), strict=True):
             self.ops[name] = [a + b for a, b in zip(self.ops[name], numbers, strict=True)]
 
-    def _add_idle(self, division: Division, thread: HostThread | None, scale: float) -> None:
+    def _add_idle(self, division: TimeAttribution, thread: HostThread | None, scale: float) -> None:
         if thread is None:
             self.idle[""] += division.idle * scale
             return
@@ -249,7 +249,7 @@ class _Sums:
             self.causes[where][name] += seconds * scale
 
     def _add_executions(
-        self, executions: Executions, window: Window, division: Division, scale: float
+        self, executions: Executions, window: Window, division: TimeAttribution, scale: float
     ) -> None:
         steps = np.searchsorted(window.bounds, executions.starts, "right").tolist()
         inside = [
@@ -273,7 +273,9 @@ class _Sums:
             return events
         return min(events, record.runs * self.executions[name.program])
 
-    def mean(self, timeline: Timeline, main: Program, versions: frozenset[Program]) -> Measured:
+    def mean(
+        self, timeline: DeviceTimeline, main: Program, versions: frozenset[Program]
+    ) -> MeasuredStep:
         count = len(self.devices)
         times = [
             OpTime(
@@ -285,7 +287,7 @@ class _Sums:
             for name, (a, b, c) in self.ops.items()
             if a or c
         ]
-        return Measured(
+        return MeasuredStep(
             platform=timeline.platform,
             kind=timeline.kind,
             main=main,
@@ -311,12 +313,12 @@ class _Sums:
         )
 
 
-def _beside(timeline: Timeline) -> npt.NDArray[np.bool_]:
+def _beside(timeline: DeviceTimeline) -> npt.NDArray[np.bool_]:
     """Whether each event is on a lane beside the others."""
     return np.isin(timeline.lanes, list(timeline.beside))
 
 
-def _self_times(timeline: Timeline, parents: Integers, window: Window) -> Floats:
+def _self_times(timeline: DeviceTimeline, parents: IntArray, window: Window) -> FloatArray:
     """Each event's duration within the window, without the events directly within it."""
     starts = np.clip(timeline.starts, window.begin, window.end)
     lengths = (np.clip(timeline.ends, window.begin, window.end) - starts).astype(np.float64)
@@ -326,7 +328,7 @@ def _self_times(timeline: Timeline, parents: Integers, window: Window) -> Floats
     return own
 
 
-def _idle_causes(division: Division, thread: HostThread) -> list[tuple[str, str, float]]:
+def _idle_causes(division: TimeAttribution, thread: HostThread) -> list[tuple[str, str, float]]:
     """Idle time by what the host's thread did, and by whether that was in the step's call."""
     events = len(thread.starts)
     if not events or not division.idle:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.breakdown.waterfall import communication_of, scope_of, shortest
-from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.ops import DeviceWork
 
-_WAITS = {Work.COMMUNICATION: "communication", Work.TRANSFER: "copies", Work.HOST: "host"}
+_WAITS = {
+    DeviceWork.COMMUNICATION: "communication",
+    DeviceWork.TRANSFER: "copies",
+    DeviceWork.HOST: "host",
+}
 _NEITHER = 0.1  # of both roofs: below it, the time went to something else
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """A group of ops, per step and device.
 
     Attributes:
@@ -56,7 +60,7 @@ KEYS: dict[str, Callable[[OpTime], str]] = {
 }
 
 
-SORTS: dict[str, Callable[[Row], float]] = {
+SORTS: dict[str, Callable[[TableRow], float]] = {
     "time": lambda row: row.seconds,
     "runs": lambda row: row.runs,
     "flops": lambda row: row.flops,
@@ -68,13 +72,13 @@ SORTS: dict[str, Callable[[Row], float]] = {
 
 
 def table(
-    measured: Measured,
+    measured: MeasuredStep,
     peaks: Peaks,
     by: Callable[[OpTime], str],
     *,
     depth: int = 0,
     sort: str = "time",
-) -> tuple[Row, ...]:
+) -> tuple[TableRow, ...]:
     """The ops in groups, largest first.
 
     Args:
@@ -93,7 +97,7 @@ def table(
     return tuple(sorted(rows, key=lambda row: (-largest(row), -row.seconds)))
 
 
-def _row(name: str, ops: list[OpTime], measured: Measured, peaks: Peaks) -> Row:
+def _row(name: str, ops: list[OpTime], measured: MeasuredStep, peaks: Peaks) -> TableRow:
     seconds = sum(op.seconds for op in ops)
     least = sum(shortest(op, peaks) for op in ops)
     model = sum(shortest(op, peaks) * _model_share(op) for op in ops)
@@ -101,7 +105,7 @@ def _row(name: str, ops: list[OpTime], measured: Measured, peaks: Peaks) -> Row:
     overlapping = measured.platform != "gpu"  # there, a copy is a kernel like any other
     moved = _moving(ops) if overlapping else hbm_bytes
     moving = moved / peaks.bytes_per_second if peaks.bytes_per_second else None
-    return Row(
+    return TableRow(
         name=name,
         seconds=seconds,
         share_of_step=seconds / measured.step_seconds,
@@ -155,7 +159,7 @@ def kernel_of(op: OpTime) -> str:
     record = op.op.record
     if record is not None and record.kernels:
         return ", ".join(record.kernels)
-    if op.op.work is Work.COMMUNICATION:
+    if op.op.work is DeviceWork.COMMUNICATION:
         return communication_of(op)
     if record is not None and record.flops:
         return f"{'vector ' * record.is_vector}matmul ({record.opcode})"

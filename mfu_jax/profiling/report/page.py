@@ -8,23 +8,27 @@ from typing import Any
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
 from mfu_jax.pages.markup import Markup, joined, tag
 from mfu_jax.pages.tables import Column, Word, rest_row, table, wide
-from mfu_jax.profiling.breakdown.tables import Row
+from mfu_jax.profiling.breakdown.tables import TableRow
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.report.bars import legend, waterfall_bars
 from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
 _DEEPEST = 4
 
-_COLUMNS: tuple[Column[Row] | Word[Row], ...] = (
-    Column[Row]("time", lambda r: r.seconds, lambda r: seconds_text(r.seconds)),
-    Column[Row]("of step", lambda r: r.share_of_step, lambda r: percent(r.share_of_step)),
-    Column[Row]("runs", lambda r: r.runs, lambda r: f"{r.runs:g}"),
-    Column[Row]("GFLOP", lambda r: r.flops, lambda r: readable(r.flops / 1e9) if r.flops else "–"),
-    Column[Row]("MFU", lambda r: r.mfu, lambda r: percent(r.mfu) if r.flops else "–"),
-    Column[Row]("HFU", lambda r: r.hfu, lambda r: percent(r.hfu) if r.flops else "–"),
-    Column[Row]("MB", lambda r: r.hbm_bytes, lambda r: readable(r.hbm_bytes / 1e6)),
-    Column[Row]("bandwidth", lambda r: r.bandwidth_share, lambda r: percent(r.bandwidth_share)),
-    Word[Row]("bound by", lambda r: r.bound_by),
+_COLUMNS: tuple[Column[TableRow] | Word[TableRow], ...] = (
+    Column[TableRow]("time", lambda r: r.seconds, lambda r: seconds_text(r.seconds)),
+    Column[TableRow]("of step", lambda r: r.share_of_step, lambda r: percent(r.share_of_step)),
+    Column[TableRow]("runs", lambda r: r.runs, lambda r: f"{r.runs:g}"),
+    Column[TableRow](
+        "GFLOP", lambda r: r.flops, lambda r: readable(r.flops / 1e9) if r.flops else "–"
+    ),
+    Column[TableRow]("MFU", lambda r: r.mfu, lambda r: percent(r.mfu) if r.flops else "–"),
+    Column[TableRow]("HFU", lambda r: r.hfu, lambda r: percent(r.hfu) if r.flops else "–"),
+    Column[TableRow]("MB", lambda r: r.hbm_bytes, lambda r: readable(r.hbm_bytes / 1e6)),
+    Column[TableRow](
+        "bandwidth", lambda r: r.bandwidth_share, lambda r: percent(r.bandwidth_share)
+    ),
+    Word[TableRow]("bound by", lambda r: r.bound_by),
 )
 
 
@@ -95,14 +99,14 @@ def _advice(profile: Profile) -> Iterator[Markup]:
         yield section("Advice", note, tag("ol", *items, class_="advice"))
 
 
-def _scope_tables(profile: Profile, rows: Sequence[Row]) -> Markup:
+def _scope_tables(profile: Profile, rows: Sequence[TableRow]) -> Markup:
     """The table by scope, once per depth; the script shows one of them.
 
     Args:
         profile: the profile to show.
         rows: rows of whole scopes.
     """
-    found: list[tuple[int, Sequence[Row]]] = [(0, rows)]
+    found: list[tuple[int, Sequence[TableRow]]] = [(0, rows)]
     most = max((row.name.count("/") + 1 for row in rows), default=1)
     depths = range(1, min(most, _DEEPEST + 1))
     found += [(depth, profile.table("scope", depth=depth)) for depth in depths]
@@ -113,7 +117,7 @@ def _scope_tables(profile: Profile, rows: Sequence[Row]) -> Markup:
     return joined([tag("p", tag("label", "depth of scopes ", select), class_="script"), *tables])
 
 
-def _row_table(by: str, rows: Sequence[Row], *, depth: int = 0) -> Markup:
+def _row_table(by: str, rows: Sequence[TableRow], *, depth: int = 0) -> Markup:
     """A table of the longest rows.
 
     Args:
@@ -132,7 +136,7 @@ def _row_table(by: str, rows: Sequence[Row], *, depth: int = 0) -> Markup:
     return wide(body, data_depth=str(depth), hidden="" if depth else None)
 
 
-def _rest(rows: Sequence[Row]) -> Markup:
+def _rest(rows: Sequence[TableRow]) -> Markup:
     seconds = sum(row.seconds for row in rows)
     share = sum(row.share_of_step for row in rows)
     cells = [tag("td", seconds_text(seconds), data_value=seconds)]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.trace.xspace import ABSENT, Events, Line
+from mfu_jax.profiling.trace.wire import IntArray
+from mfu_jax.profiling.trace.xspace import ABSENT, EventColumns, XLine
 
 PRODUCER, CONSUMER = "_p", "_c"
 _END, _EXECUTOR = "end: ", "ThunkExecutor::Execute"
@@ -33,9 +33,9 @@ class Results(NamedTuple):
         begins: when the executor that ran just before began; `ABSENT` if none did.
     """
 
-    ids: Integers
-    times: Integers
-    begins: Integers
+    ids: IntArray
+    times: IntArray
+    begins: IntArray
 
 
 class Completions:
@@ -51,7 +51,7 @@ class Completions:
         order = np.argsort(ids, kind="stable")
         self._ids, self._times, self._begins = ids[order], times[order], begins[order]
 
-    def of(self, producers: Integers, ends: Integers) -> Integers:
+    def of(self, producers: IntArray, ends: IntArray) -> IntArray:
         """When thunks are done, picoseconds; their own ends if they are done when they return.
 
         Args:
@@ -75,14 +75,14 @@ def waits(name: str) -> bool:
     return _WAITS.match(name) is not None
 
 
-def executors(line: Line, events: Events) -> Integers:
+def executors(line: XLine, events: EventColumns) -> IntArray:
     """The indices of a thread's executor events, which enclose the thunks that it runs."""
     kinds = np.unique(events.metadata).tolist()
     named = [kind for kind in kinds if line.plane.about(kind).name == _EXECUTOR]
     return np.flatnonzero(np.isin(events.metadata, named))
 
 
-def results_of(line: Line, events: Events, runs: Integers) -> Results:
+def results_of(line: XLine, events: EventColumns, runs: IntArray) -> Results:
     """The results that a thread reports.
 
     Args:

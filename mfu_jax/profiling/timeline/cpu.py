@@ -23,14 +23,14 @@ from mfu_jax.profiling.timeline.completions import (
     waits,
 )
 from mfu_jax.profiling.timeline.devices import (
+    DeviceTimeline,
     OpName,
     OpTable,
     Program,
-    Timeline,
     executions_of,
 )
-from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.trace.xspace import ABSENT, Events, Plane, Trace
+from mfu_jax.profiling.trace.wire import IntArray
+from mfu_jax.profiling.trace.xspace import ABSENT, EventColumns, Trace, XPlane
 
 PLANE = "/host:CPU"
 _POOL = "tf_XLAEigen"  # the names of its threads begin so
@@ -39,7 +39,7 @@ _TEXTS = ("hlo_op", "hlo_module")
 _COLUMNS = (*_NUMBERS, *_TEXTS, "start", "end", "lane", "until")
 
 
-def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
+def timelines(trace: Trace, plane: XPlane) -> Iterator[DeviceTimeline]:
     """The CPU devices of a host."""
     thunks = _thunks(plane)
     threads = sum(len(line) > 0 and line.name.startswith(_POOL) for line in plane.lines)
@@ -50,9 +50,9 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
         yield dataclasses.replace(timeline, threads=threads)
 
 
-def _thunks(plane: Plane) -> dict[str, Integers]:
+def _thunks(plane: XPlane) -> dict[str, IntArray]:
     """Columns of all thunks, over all threads."""
-    parts: dict[str, list[Integers]] = {name: [np.zeros(0, np.int64)] for name in _COLUMNS}
+    parts: dict[str, list[IntArray]] = {name: [np.zeros(0, np.int64)] for name in _COLUMNS}
     results: list[Results] = []
     for lane, line in enumerate(plane.lines):
         events = line.events(_NUMBERS, _TEXTS)
@@ -69,8 +69,8 @@ def _thunks(plane: Plane) -> dict[str, Integers]:
 
 
 def _until_done(
-    thunks: dict[str, Integers], completions: Completions, plane: Plane
-) -> dict[str, Integers]:
+    thunks: dict[str, IntArray], completions: Completions, plane: XPlane
+) -> dict[str, IntArray]:
     """Extends thunks to the ends of their results, with lanes for those that outlast their call."""
     ops, inverse = np.unique(thunks["hlo_op"], return_inverse=True)
     is_waiting = np.array([waits(plane.trace.texts[op]) for op in ops.tolist()], bool)[inverse]
@@ -82,7 +82,7 @@ def _until_done(
     return {**thunks, "lane": lanes, "end": done, "until": np.maximum(thunks["until"], done)}
 
 
-def _apart(starts: Integers, ends: Integers) -> Integers:
+def _apart(starts: IntArray, ends: IntArray) -> IntArray:
     """Assigns events to as few lanes as possible, such that events of a lane do not overlap."""
     lanes = np.zeros(len(starts), np.int64)
     free: list[int] = []  # when each lane becomes free
@@ -94,7 +94,7 @@ def _apart(starts: Integers, ends: Integers) -> Integers:
     return lanes
 
 
-def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timeline:
+def _timeline(trace: Trace, device: int, thunks: dict[str, IntArray]) -> DeviceTimeline:
     table = OpTable()
     ops = _numbered(
         [thunks["hlo_module"], thunks["program_id"], thunks["hlo_op"]],
@@ -105,7 +105,7 @@ def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timelin
         [thunks["hlo_module"], thunks["program_id"], thunks["run_id"]],
         lambda m, p, r: programs.setdefault((_program(trace, m, p), r), len(programs)),
     )
-    return Timeline(
+    return DeviceTimeline(
         device=f"CPU:{device}",
         platform="cpu",
         kind="cpu",
@@ -120,7 +120,7 @@ def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timelin
     )
 
 
-def _until(events: Events, runs: Integers) -> Integers:
+def _until(events: EventColumns, runs: IntArray) -> IntArray:
     """When the executor that runs each event is done; without one, the event's own end.
 
     Args:
@@ -139,7 +139,7 @@ def _program(trace: Trace, module: int, number: int) -> Program:
     return Program("" if module == ABSENT else trace.texts[module], number)
 
 
-def _numbered(columns: list[Integers], number: Callable[[int, int, int], int]) -> Integers:
+def _numbered(columns: list[IntArray], number: Callable[[int, int, int], int]) -> IntArray:
     """A number for each row, equal for equal rows; `number` is called once per distinct row."""
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:  # each has few distinct values

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.trace.wire import IntArray
 from mfu_jax.profiling.trace.xspace import ABSENT
 
 
@@ -48,8 +48,8 @@ class Executions:
     """
 
     programs: tuple[Program, ...]
-    starts: Integers
-    ends: Integers
+    starts: IntArray
+    ends: IntArray
 
     def of(self, programs: Set[Program]) -> Executions:
         """The executions of some programs."""
@@ -62,7 +62,7 @@ class Executions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline:
+class DeviceTimeline:
     """What one device did.
 
     Attributes:
@@ -84,30 +84,30 @@ class Timeline:
     platform: str
     kind: str
     names: tuple[OpName, ...]
-    ops: Integers
-    lanes: Integers
-    starts: Integers
-    ends: Integers
+    ops: IntArray
+    lanes: IntArray
+    starts: IntArray
+    ends: IntArray
     executions: Executions
     beside: frozenset[int] = frozenset()
     about: str = ""
     threads: int = 0
 
 
-Lane = tuple[Integers, Integers, Integers]
+Lane = tuple[IntArray, IntArray, IntArray]
 """For each event of one lane: its op's number, its start and its end."""
 
 
-class Events(NamedTuple):
-    """The events of all lanes, with fields as in `Timeline`."""
+class LaneEvents(NamedTuple):
+    """The events of all lanes, with fields as in `DeviceTimeline`."""
 
-    ops: Integers
-    lanes: Integers
-    starts: Integers
-    ends: Integers
+    ops: IntArray
+    lanes: IntArray
+    starts: IntArray
+    ends: IntArray
 
     @classmethod
-    def of(cls, lanes: Sequence[Lane]) -> Events:
+    def of(cls, lanes: Sequence[Lane]) -> LaneEvents:
         """Combines the events of several lanes."""
         ops, starts, ends = map(np.concatenate, zip(*lanes, strict=True))
         numbers = np.repeat(np.arange(len(lanes)), [len(lane[0]) for lane in lanes])
@@ -131,7 +131,7 @@ class OpTable:
 
 
 def executions_of(
-    keys: Integers, programs: list[Program], starts: Integers, ends: Integers
+    keys: IntArray, programs: list[Program], starts: IntArray, ends: IntArray
 ) -> Executions:
     """Executions reconstructed from their ops.
 
@@ -148,7 +148,7 @@ def executions_of(
     return by_start(programs, first, last)
 
 
-def by_start(programs: Sequence[Program], starts: Integers, ends: Integers) -> Executions:
+def by_start(programs: Sequence[Program], starts: IntArray, ends: IntArray) -> Executions:
     """Sorts executions, given in any order, by start."""
     order = np.argsort(starts, kind="stable")
     return Executions(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.dumps import ModelFlops
-from mfu_jax.profiling.advice import RULES, Facts
+from mfu_jax.profiling.advice import RULES, ProfileStats
 from mfu_jax.profiling.advice.devices import imbalance
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.report.text import render
@@ -209,7 +209,8 @@ def test_a_straggling_device(
         ),
     )
     assert (
-        imbalance(Facts(measured=one_step, peaks=profile.peaks, program=profile.program)) is None
+        imbalance(ProfileStats(measured=one_step, peaks=profile.peaks, program=profile.program))
+        is None
     )  # a single step says nothing
     if straggles:
         first(profile, "imbalance between devices", MATMUL)

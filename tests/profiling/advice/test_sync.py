@@ -34,12 +34,12 @@ def test_what_a_cpus_device_gains_beside_the_hosts_work(
         steps=9,
         threads=2 if is_cpu else 0,
     )
-    facts: Any = SimpleNamespace(
+    stats: Any = SimpleNamespace(
         is_cpu=is_cpu,
         measured=measured,
         evaluations=frozenset(),
         host=lambda kind: waiting if kind is HostWork.WAIT else nothing,
     )
-    seconds, evidence = sync(facts)
+    seconds, evidence = sync(stats)
     assert seconds == pytest.approx(gain)
     assert "in 9 of 9 steps ($array.py:298 __float__ in $loop.py:3 log)" in evidence

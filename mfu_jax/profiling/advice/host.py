@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, milliseconds
-from mfu_jax.profiling.attribution.host_work import HostTime, HostWork
+from mfu_jax.profiling.attribution.host_time import HostTime
+from mfu_jax.profiling.attribution.host_work import HostWork
 
 _MANY = 4  # program executions per step
 _OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time

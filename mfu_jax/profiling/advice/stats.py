@@ -11,7 +11,8 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.profiling.attribution.host_work import HostTime, HostWork
+from mfu_jax.profiling.attribution.host_time import HostTime
+from mfu_jax.profiling.attribution.host_work import HostWork
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.breakdown.waterfall import shortest

@@ -12,11 +12,8 @@ import numpy as np
 
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.time_attribution import FloatArray, TimeAttribution
+from mfu_jax.profiling.timeline.time_attribution import FloatArray, Intervals, TimeAttribution
 from mfu_jax.profiling.trace.wire import IntArray
-
-Intervals = tuple[IntArray, IntArray]
-"""Starts and ends, picoseconds."""
 
 # Of a step: two threads, or two clocks, record a wait's end and the end of the step it waited for,
 # and either may come first. On a CPU they are up to 0.4 ms apart.
@@ -33,7 +30,7 @@ class DispatchGaps:
         waits: starts and ends of its waits for the device.
         executions: executions of all programs on a device.
         steps: executions of the step's program.
-        division: division of the device's time.
+        attributed: the device's time.
     """
 
     def __init__(
@@ -42,10 +39,10 @@ class DispatchGaps:
         waits: Intervals,
         executions: Executions,
         steps: Executions,
-        division: TimeAttribution,
+        attributed: TimeAttribution,
     ) -> None:
-        self._division = division
-        self.starts = _ready(waits, executions, steps)
+        self._attributed = attributed
+        self.starts = _device_ready(waits, executions, steps)
         called = _called(thread, steps)
         ends = np.minimum(steps.starts, called)[1:]
         since = np.maximum(called[:-1], _last_before(waits[1], ends))
@@ -53,7 +50,7 @@ class DispatchGaps:
         self.ends = np.maximum(self.starts, ends)
         lengths = (steps.ends - steps.starts)[: len(self.starts)]
         self._done = self.starts - (lengths * _AT_ITS_END).astype(np.int64)
-        idle = division.idle_within(self.starts, self.ends)
+        idle = attributed.idle_within(self.starts, self.ends)
         self._until = np.concatenate([[0.0], np.cumsum(idle)])
 
     @property
@@ -80,11 +77,11 @@ class DispatchGaps:
         before = np.searchsorted(self.starts, times, "right") - 1
         last = np.maximum(before, 0)
         partly = np.clip(times, self.starts[last], self.ends[last])
-        within = self._division.idle_within(self.starts[last], partly)
+        within = self._attributed.idle_within(self.starts[last], partly)
         return np.where(before < 0, 0.0, self._until[last] + within)
 
 
-def _ready(waits: Intervals, executions: Executions, steps: Executions) -> IntArray:
+def _device_ready(waits: Intervals, executions: Executions, steps: Executions) -> IntArray:
     """When each step but the last ends, or when a program that the host awaits next begins."""
     ends = steps.ends[:-1]
     if not len(ends) or not len(waits[0]):

@@ -16,6 +16,9 @@ from mfu_jax.profiling.trace.wire import IntArray
 
 FloatArray = npt.NDArray[np.float64]
 
+Intervals = tuple[IntArray, IntArray]
+"""Starts and ends, picoseconds."""
+
 NO_PARENT = -1
 
 
@@ -60,6 +63,14 @@ def parents_of(lanes: IntArray, starts: IntArray, ends: IntArray) -> IntArray:
                 break
         stack.append(event)
     return parents
+
+
+def without_inner(lengths: FloatArray, parents: IntArray) -> FloatArray:
+    """Each event's length without the events directly within it."""
+    inner = np.flatnonzero(parents != NO_PARENT)
+    own = lengths.copy()
+    np.subtract.at(own, parents[inner], lengths[inner])
+    return own
 
 
 def attribute_time(

@@ -11,13 +11,13 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.names import PROFILE_POINTS
-from mfu_jax.profiling.advice import LEAST, Advice, ProfileStats, advice_for, unexplained_idle
+from mfu_jax.profiling.advice.rules import Advice, advice_for
+from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, unexplained_idle
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
 from mfu_jax.profiling.breakdown.peaks import Peaks, find_peaks
 from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
 from mfu_jax.profiling.breakdown.tables import KEYS, TableRow, table
 from mfu_jax.profiling.breakdown.waterfall import MFU, Bar, executed_seconds, waterfall
-from mfu_jax.profiling.join.kernel_order import of_program
 from mfu_jax.profiling.join.ops import Join
 from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.timeline.host import HostThreads
@@ -165,7 +165,7 @@ def read_profile(
     ops = [name for timeline, _ in devices for name in timeline.names]
     library = ProgramLibrary(traces, dump_files(files[0]), ops)
     if not any(op.program.module for op in ops) and (only := library.only):
-        devices = [(of_program(timeline, only), host) for timeline, host in devices]
+        devices = [(timeline.of_program(only), host) for timeline, host in devices]
     join = Join(library)
     measured = measure(devices, join)
     main = library.find(measured.main)

@@ -10,8 +10,13 @@ from statistics import median
 
 from mfu_jax.flops.executed.hlo_shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_shapes import Array
-from mfu_jax.profiling.advice.host import idle_time
-from mfu_jax.profiling.advice.stats import ProfileStats, milliseconds, record_of, seconds_of
+from mfu_jax.profiling.advice.stats import (
+    ProfileStats,
+    idle_time,
+    milliseconds,
+    record_of,
+    seconds_of,
+)
 from mfu_jax.profiling.attribution.host_work import HostWork
 from mfu_jax.profiling.attribution.step_times import OpTime
 from mfu_jax.profiling.join.ops import DeviceWork

@@ -92,7 +92,7 @@ def _saved(
     if stats.measured.platform == "tpu" and any(records[name].shape.matmul for name in readers):
         return seconds_of(ops[name] for name in members)
     saved = 0.0
-    for name in members & set(links):
+    for name in [name for name in links if name in members]:
         size = record_of(ops[name]).shape.result_bytes
         saved += sum(_time_of(stats, ops[other], size) for other in (name, *links[name]))
     return saved

@@ -1,46 +1,16 @@
-"""Causes on the host: the device is idle because its next step is called late.
-
-Idle time is attributed to one cause: compilation and evaluation own what they overlap, a wait what
-follows it until the next step; the rest goes to whatever keeps the thread busy, data first.
-"""
+"""Causes on the host: the device is idle because its next step is called late."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, milliseconds
+from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, idle_time, milliseconds
 from mfu_jax.profiling.attribution.host_time import HostTime
 from mfu_jax.profiling.attribution.host_work import HostWork
 
 _MANY = 4  # program executions per step
-_OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time
 
 HostRule = Callable[[ProfileStats], tuple[float, str]]
-
-
-def idle_time(stats: ProfileStats) -> Mapping[HostWork, float]:
-    """Idle seconds per step by cause; zeros if the trace has no calls of the step."""
-    own = {kind: _own_idle(stats, kind) for kind in HostWork}
-    after = sum(stats.measured.late_after.get(program, 0.0) for program in stats.evaluations)
-    # Waits for an evaluation that the loop itself calls, outside a function of that name.
-    waited = max(0.0, min(after - own[HostWork.EVALUATION], own[HostWork.WAIT]))
-    own[HostWork.EVALUATION] += waited
-    own[HostWork.WAIT] -= waited
-    rest, shares = stats.measured.late_calls, {}
-    for kind, seconds in own.items():  # in the order of precedence
-        shares[kind] = min(seconds, rest)
-        rest -= shares[kind]
-    return shares
-
-
-def unexplained_idle(stats: ProfileStats) -> float:
-    """Idle seconds per step until the next call that nothing on the host's thread explains."""
-    return stats.measured.late_calls - sum(idle_time(stats).values())
-
-
-def _own_idle(stats: ProfileStats, kind: HostWork) -> float:
-    found = stats.host(kind)
-    return found.idle if kind in _OVERLAPPING else found.seconds
 
 
 def _rule(kind: HostWork, evidence: str) -> HostRule:

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from mfu_jax.profiling.advice import batch, devices, elementwise, host, matmuls, work
-from mfu_jax.profiling.advice.stats import LEAST, Advice, ProfileStats
+from mfu_jax.profiling.advice import batch, elementwise, host, matmuls, work
+from mfu_jax.profiling.advice.stats import LEAST, ProfileStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One cause of lost time.
+
+    Attributes:
+        cause: its name, from a closed list.
+        evidence: the numbers that show it, and the usual remedy.
+        gain_seconds: by how much a step is expected to be shorter without it.
+    """
+
+    cause: str
+    evidence: str
+    gain_seconds: float
+
 
 Evidence = tuple[float, str]
 """Gain in seconds per step, and the evidence."""
@@ -25,8 +42,8 @@ RULES: Mapping[str, Callable[[ProfileStats], Evidence | None]] = {
     "attention without a kernel": matmuls.attention,
     "unfused elementwise chain": elementwise.chain,
     "logits in float32": elementwise.logits,
-    "exposed all-gather": devices.all_gather,
-    "imbalance between devices": devices.imbalance,
+    "exposed all-gather": work.all_gather,
+    "imbalance between devices": work.imbalance,
 }
 
 # These gain by removing or shortening ops, so the gaps between ops shrink as well.

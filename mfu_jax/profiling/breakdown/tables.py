@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of, shortest
 from mfu_jax.profiling.breakdown.peaks import Peaks
-from mfu_jax.profiling.breakdown.waterfall import communication_of, scope_of, shortest
 from mfu_jax.profiling.join.ops import DeviceWork
 
 _WAITS = {
@@ -55,7 +55,7 @@ KEYS: dict[str, Callable[[OpTime], str]] = {
     "op": lambda op: op.op.record.name if op.op.record else op.op.name.name,
     "phase": lambda op: op.op.record.phase if op.op.record else "unknown",
     "dtype": lambda op: _dtype(op),
-    "kernel": lambda op: kernel_of(op),
+    "kernel": kernel_of,
     "program": lambda op: op.op.module or "(unknown)",
 }
 
@@ -152,15 +152,3 @@ def _bound(ops: list[OpTime], seconds: float, least: float, moving: float | None
 def _dtype(op: OpTime) -> str:
     flops = op.op.record.flops_by_dtype if op.op.record else {}
     return max(flops, key=lambda dtype: flops[dtype]) if any(flops.values()) else "no matmul"
-
-
-def kernel_of(op: OpTime) -> str:
-    """A custom kernel's name, a collective with its axis, or any other op's opcode."""
-    record = op.op.record
-    if record is not None and record.kernels:
-        return ", ".join(record.kernels)
-    if op.op.work is DeviceWork.COMMUNICATION:
-        return communication_of(op)
-    if record is not None and record.flops:
-        return f"{'vector ' * record.is_vector}matmul ({record.opcode})"
-    return op.op.kind

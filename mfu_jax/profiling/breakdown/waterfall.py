@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.mesh_axes import axes_of
 from mfu_jax.flops.ledger import EVALUATION
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.profiling.breakdown.ops import communication_of, scope_of, shortest
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.join.programs import KnownProgram
@@ -131,21 +131,6 @@ def _bar_of(op: OpTime) -> str:
     return _OF_WORK.get(joined.work, _VECTOR)
 
 
-def communication_of(op: OpTime) -> str:
-    """Kind and mesh axis of a collective, such as ``all-gather over data``."""
-    joined = op.op
-    if joined.start is None or joined.source is None:
-        return joined.kind
-    axes = axes_of(joined.start, joined.source.mesh)
-    return f"{joined.kind} over {axes}" if axes else joined.kind
-
-
-def scope_of(op: OpTime) -> str:
-    """An op's named scope; its kind, in parentheses, if it has none."""
-    record = op.op.start or op.op.record
-    return (record.scope if record is not None else "") or f"({op.op.kind})"
-
-
 def _matmuls(
     measured: MeasuredStep,
     programs: Mapping[Program, KnownProgram],
@@ -182,12 +167,6 @@ def executed_seconds(
             else:
                 of_others += seconds
     return of_main, of_others
-
-
-def shortest(op: OpTime, peaks: Peaks) -> float:
-    """The time of an op's matmuls at the peak."""
-    record = op.op.record
-    return 0.0 if record is None else op.runs * peaks.seconds(record.flops_by_dtype)
 
 
 def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Iterator[_Bar]:

@@ -12,15 +12,17 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.join.ops import Join, work_by_name
-from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable, Program
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+    from mfu_jax.profiling.join.programs import KnownProgram
 
 AlignmentScores = npt.NDArray[np.int32]
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.join.command_buffers import named_in_buffers
 from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
-from mfu_jax.profiling.join.programs import KnownProgram
-from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable, Program
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+    from mfu_jax.profiling.join.programs import KnownProgram
 
 
 def with_instructions(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
@@ -45,21 +48,6 @@ def _named_by_order(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
             for event, name in zip(between, order.between(*ends, len(between)), strict=False):
                 ops[event] = table.number(name)
     return dataclasses.replace(timeline, names=table.names, ops=ops)
-
-
-def of_program(timeline: DeviceTimeline, program: Program) -> DeviceTimeline:
-    """The timeline with all its ops and executions assigned to one program.
-
-    Args:
-        timeline: a timeline whose kernels are all from command buffers: none names its program.
-        program: the only program that may have run.
-    """
-    runs = timeline.executions
-    return dataclasses.replace(
-        timeline,
-        names=tuple(name._replace(program=program) for name in timeline.names),
-        executions=dataclasses.replace(runs, programs=(program,) * len(runs.programs)),
-    )
 
 
 def _is_unknown(op: JoinedOp) -> bool:

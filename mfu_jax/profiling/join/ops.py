@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.timeline.devices import OpName, Program
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+    from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 
 
 class DeviceWork(IntEnum):

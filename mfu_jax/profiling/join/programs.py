@@ -91,7 +91,7 @@ class ProgramLibrary:
             if not op.is_kernel:
                 self._ops.setdefault(op.program, set()).add(op.name)
         for trace in traces:
-            self._protos.update(_protos_of(trace))
+            self._protos.update(protos_of(trace))
 
     def find(self, program: Program) -> KnownProgram | None:
         """The program that a trace names; None if not known."""
@@ -149,7 +149,7 @@ class ProgramLibrary:
         proto = self._protos.get(program) or self._of_name(program.module)
         if not proto:
             return None
-        return self._known(instruction_costs(_text_of(proto)), None)
+        return self._known(instruction_costs(text_of(proto)), None)
 
     def _of_name(self, module: str) -> bytes | None:
         """The only program of this name, for traces that number it differently."""
@@ -196,7 +196,7 @@ def _fits(costs: ProgramCosts, ops: Set[str]) -> bool:
     return unknown <= (1 - _ENOUGH) * len(ops)
 
 
-def _protos_of(trace: Trace) -> dict[Program, bytes]:
+def protos_of(trace: Trace) -> dict[Program, bytes]:
     """Each program's ``HloModuleProto``."""
     protos: dict[Program, bytes] = {}
     for plane in trace.planes:
@@ -211,7 +211,7 @@ def _protos_of(trace: Trace) -> dict[Program, bytes]:
     return protos
 
 
-def _text_of(module: bytes) -> str:
+def text_of(module: bytes) -> str:
     """A module's HLO text, with the number of devices, which the proto stores elsewhere.
 
     Raises:

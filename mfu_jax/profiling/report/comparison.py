@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
-from mfu_jax.profiling.breakdown.tables import kernel_of
-from mfu_jax.profiling.breakdown.waterfall import scope_of
+from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of
 from mfu_jax.profiling.join.ops import DeviceWork
-from mfu_jax.profiling.profile import Profile
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.profile import Profile
 
 _IDLE = "idle"
 _LEAST = 1e-12  # seconds: rounding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +92,16 @@ class DeviceTimeline:
     beside: frozenset[int] = frozenset()
     about: str = ""
     threads: int = 0
+
+    def of_program(self, program: Program) -> DeviceTimeline:
+        """The timeline with all its ops and executions assigned to the only program that may have
+        run: kernels from command buffers name none."""
+        runs = self.executions
+        return replace(
+            self,
+            names=tuple(name._replace(program=program) for name in self.names),
+            executions=replace(runs, programs=(program,) * len(runs.programs)),
+        )
 
 
 Lane = tuple[IntArray, IntArray, IntArray]

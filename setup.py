@@ -42,8 +42,7 @@ setup(
     ],
     packages=[
         *find_packages(include=["mfu_jax", "mfu_jax.*"]),
-        "mfu_jax.layers",
-        "mfu_jax.layers.families",
+        *(f"mfu_jax.{name}" for name in find_packages(include=["layers", "layers.*"])),
         "mfu_jax.configs",
     ],
     package_dir={"mfu_jax.layers": "layers", "mfu_jax.configs": "configs"},

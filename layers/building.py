@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .gathered_products import Gathers
-from .linears import Dense
-from .lora import Lora
 from .normalizations import NORMS
-from .quantization import Quantization
+from .projections.gathered_products import Gathers
+from .projections.linears import Dense
+from .projections.lora import Lora
+from .projections.quantization import Quantization
 
 
 @dataclass(frozen=True, kw_only=True)

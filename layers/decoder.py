@@ -9,22 +9,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import attention_kernels as attention_kernels  # registers them
-from . import ring_attention as ring_attention
+from .attention import kernels, ring  # noqa: F401  (registers them)
 from .building import Builder, Inputs
-from .deep_stack import grid_positions
-from .embeddings import Embed
 from .families import model_spec
-from .gathered_products import gathers_of
-from .hyper_connections import HyperHead
-from .linears import Dense
-from .lora import lora, lora_of_tower, trains_only_above_the_embedding
-from .multi_token_prediction import MultiTokenPrediction
-from .per_layer_inputs import PerLayerEmbedding
-from .pipeline import Pipeline, schedule_of
-from .quantization import quantization
-from .remat import remat
-from .routers import moved_bias
+from .feed_forward.routers import moved_bias
+from .projections.embeddings import Embed
+from .projections.gathered_products import gathers_of
+from .projections.linears import Dense
+from .projections.lora import lora, lora_of_tower, trains_only_above_the_embedding
+from .projections.quantization import quantization
 from .sharding import (
     EDGE_BATCH_AXES,
     IMAGE_AXES,
@@ -33,8 +26,14 @@ from .sharding import (
     axis_size,
     constrain,
 )
-from .stack import Stack
-from .vision import Images, ImageTokens, VisionEncoder, make_projector
+from .stack.hyper_connections import HyperHead
+from .stack.multi_token_prediction import MultiTokenPrediction
+from .stack.per_layer_inputs import PerLayerEmbedding
+from .stack.pipeline import Pipeline, schedule_of
+from .stack.remat import remat
+from .stack.stack import Stack
+from .vision.deep_stack import grid_positions
+from .vision.encoder import Images, ImageTokens, VisionEncoder, make_projector
 
 
 class Outputs(NamedTuple):

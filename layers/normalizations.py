@@ -68,7 +68,7 @@ def with_whole_gradient(x: jax.Array) -> jax.Array:
 
     XLA for TPUs may otherwise compute the sums of a norm's gradient, over the width and over the
     tokens, inside the matmul that produces that gradient. On v5p and v6e that costs more than it
-    saves (docs/benchmarks.md).
+    saves (scripts/results/weight_gathers.json).
     """
     return x
 

@@ -1,4 +1,7 @@
-"""docs/api.md: the docstrings of every public name. `scripts/make_pages.py` writes it."""
+"""The docstrings of every public name, as one page of Markdown.
+
+python -m scripts.api_page > api.md
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from mfu_jax.settings import Settings
 
 HEAD = """# Public names
 
-Generated from the docstrings by `scripts/make_pages.py`; do not edit. Examples run as tests.
+Generated from the docstrings by `python -m scripts.api_page`. Examples run as tests.
 """
 # Classes that users receive but never construct.
 RETURNED = (InstrumentedStep, DisabledStep, StepScope, Phase, Settings, LoggerConfig)
@@ -80,3 +83,7 @@ def text_of(value: Any) -> str:
         is_laid_out = block.startswith(("    ", ">>>")) or re.match(r"[A-Z]\w+:\n", block)
         blocks.append(f"```text\n{block}\n```" if is_laid_out else block)
     return "\n\n".join(blocks)
+
+
+if __name__ == "__main__":
+    print(make_api_page())

@@ -1,4 +1,4 @@
-"""Writes docs/client_logs.md: what `instrument` prints for every kind of loop in tests/clients/.
+"""Writes tests/data/client_logs.md: what `instrument` prints for each loop in tests/clients/.
 
     python -m scripts.client_logs
 
@@ -13,7 +13,7 @@ import itertools
 import os
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "client_logs.md"
+PAGE = Path(__file__).parents[1] / "tests" / "data" / "client_logs.md"
 _LINE = 120  # columns per line in a block
 _STEPS = 8
 _PEAK = 0.05  # TFLOP/s of one core, roughly
@@ -22,7 +22,7 @@ _HEAD = """# What each kind of client prints
 Written by `python -m scripts.client_logs` with JAX {version} on {devices} virtual CPU devices with
 a made-up peak. `tests/clients/test_kinds.py` runs the same loops: outputs are bitwise those of the
 bare loop, and FLOPs are what arithmetic gives. Compare the counts, not the speed: the steps are
-tiny. Ledger lines of 0 FLOPs are left out here. Recipes: [clients.md](clients.md).
+tiny. Ledger lines of 0 FLOPs are left out here. Recipes: docs/clients.md.
 """
 
 
@@ -47,7 +47,7 @@ def _section(client) -> str:  # type: ignore[no-untyped-def]  # its type is know
 
 def _about(loop: object) -> str:
     """The loop's docstring, and the location of its source."""
-    file = Path(inspect.getsourcefile(loop)).relative_to(PAGE.parents[1])  # type: ignore[arg-type]
+    file = Path(inspect.getsourcefile(loop)).relative_to(PAGE.parents[2])  # type: ignore[arg-type]
     return f"{inspect.getdoc(loop)} Source: `{loop.__name__}` in `{file}`."  # type: ignore[attr-defined]
 
 

@@ -1,13 +1,14 @@
-"""Writes the generated parts of README.md and docs/; run it after changing a docstring, the
-three-line example or the ledger's text.
+"""Writes the generated parts of README.md, docs/ and scripts/results/; run it after changing the
+three-line example, the ledger's text or a result.
 
     python -m scripts.make_pages
 
-- ``docs/api.md``, from the docstrings
 - ``docs/ledger.svg``, from `COMMAND`
 - every block between ``<!-- include NAME -->`` and ``<!-- end -->``: the three-line example, whose
-  source is the first Python block of ``docs/integration.md``, the output of `COMMAND`, and the runs
-  that predictions were compared with
+  source is the first Python block of ``docs/integration.md``, the output of `COMMAND`, and how far
+  predictions were off
+- ``scripts/results/README.md``, from the results, and the measured runs beside their predictions in
+  ``plan_vs_measured.json``, from ``compared_runs.yml``
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import statistics
 from pathlib import Path
 
 from mfu_jax import cli
-from mfu_jax.planning.compared_runs import compared_by, compared_runs
-from scripts.api_page import make_api_page
+from mfu_jax.planning.step_time.compared_runs import compared_runs
+from scripts import results
 from scripts.ledger_picture import draw
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ COMMAND = (
     "compare",
     "tests/programs/v5p_llama70b.hlo.xz",
     "convention=exact",
-    "model=7360126541365248",
+    "model_flops=7360126541365248",
     "attention=527830005841920",
     "xla=212843144151040",
 )
@@ -48,10 +49,14 @@ def pages() -> dict[Path, str]:
         "ledger": ledger_block(),
         "compared-runs": compared_runs_block(),
     }
-    made = {DOCS / "api.md": make_api_page(), DOCS / "ledger.svg": ledger_picture()}
+    made = {
+        DOCS / "ledger.svg": ledger_picture(),
+        results.FOLDER / "plan_vs_measured.json": plan_vs_measured(),
+        results.FOLDER / "README.md": results.index(),
+    }
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         text = path.read_text(encoding="utf-8")
-        if path not in made and _BLOCK.search(text):
+        if _BLOCK.search(text):
             made[path] = _BLOCK.sub(lambda found: found[1] + blocks[found[2]] + found[3], text)
     return made
 
@@ -72,21 +77,6 @@ def ledger_block() -> str:
 
 
 def compared_runs_block() -> str:
-    """Every measured run beside its prediction, including the worst."""
-    rows = [
-        "| run | step of | measured | bound | predicted | without it | error | |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for run in compared_runs():
-        seconds = (run.measured_seconds, run.bound_seconds, run.predicted_seconds)
-        times = " | ".join(f"{value:.4g} s" for value in seconds)
-        without = f"{run.left_out_seconds:.4g} s" if run.left_out_seconds else ""
-        note = "; ".join(filter(None, ["fitted" if run.fitted else "", run.note]))
-        rows.append(f"| {run.run} | {run.step} | {times} | {without} | {run.error:+.1%} | {note} |")
-    return "\n".join([*rows, "", *_judged(), f"Compiled by {compared_by()}.", ""])
-
-
-def _judged() -> list[str]:
     """Errors of predictions without the run itself, for dense models and those with experts."""
     lines = []
     for experts, models in ((False, "dense models"), (True, "models with experts")):
@@ -97,7 +87,28 @@ def _judged() -> list[str]:
             f"{models.capitalize()}, {len(errors)} runs: median error "
             f"{statistics.median(errors):.1%}, largest {errors[-1]:.1%}."
         )
-    return lines
+    return "\n".join([*lines, ""])
+
+
+def plan_vs_measured() -> str:
+    """The study of plans, with every measured run beside its prediction, including the worst."""
+    first, *others = results.read("plan_vs_measured")
+    rows = []
+    for run in compared_runs():
+        notes = filter(None, ["fitted" if run.fitted else "", run.note])
+        rows.append(
+            {
+                "run": run.run,
+                "step of": run.step,
+                "measured s": run.measured_seconds,
+                "bound s": run.bound_seconds,
+                "predicted s": run.predicted_seconds,
+                "without it s": run.left_out_seconds or "",
+                "error": f"{run.error:+.1%}",
+                "note": "; ".join(notes),
+            }
+        )
+    return results.text([first | {"rows": rows}, *others])
 
 
 def ledger_picture() -> str:

@@ -13,28 +13,34 @@ from tests.support.paths import ROOT
 PLANTED = {
     ("mfu_jax/hardware/chips.py", "import mfu_jax.train"): "The house",
     ("mfu_jax/logger/summary.py", "import mfu_jax.cli"): "The house",
-    ("mfu_jax/flops/executed/loops.py", "import mfu_jax.flops.traced.loops"): "Three counts",
+    (
+        "mfu_jax/flops/executed/control_flow/loops.py",
+        "import mfu_jax.flops.traced.loops",
+    ): "Three counts",
     ("mfu_jax/flops/analytic/mixers.py", "import mfu_jax.flops.analytic.totals"): "analytic:",
     (
         "mfu_jax/flops/analytic/huggingface/dense.py",
         "import mfu_jax.flops.analytic.architectures.plain_decoders",
     ): "config.json and layers",
-    ("mfu_jax/flops/executed/hlo.py", "import mfu_jax.flops.executed.costs"): "executed:",
+    (
+        "mfu_jax/flops/executed/hlo/module.py",
+        "import mfu_jax.flops.executed.costs.reader",
+    ): "executed:",
     ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.spans"): "logger:",
     (
         "mfu_jax/profiling/trace/wire.py",
         "import mfu_jax.profiling.breakdown.waterfall",
     ): "profiling:",
     ("mfu_jax/profiling/breakdown/tables.py", "import mfu_jax.logger.summary"): "Profiles are read",
-    ("mfu_jax/planning/targets.py", "import mfu_jax.planning.plan"): "planning:",
-    ("mfu_jax/planning/plan.py", "import mfu_jax.trainer.step"): "Plans are made",
+    ("mfu_jax/planning/targets.py", "import mfu_jax.planning.result.plan"): "planning:",
+    ("mfu_jax/planning/result/plan.py", "import mfu_jax.trainer.step.train_step"): "Plans are made",
     ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",
     ("mfu_jax/util/jax_internals.py", "import mfu_jax.util.values"): "util:",
     (
         "mfu_jax/instrumentation/trace_reading.py",
         "import mfu_jax.profiling.scalars",
     ): "The core knows nothing",
-    ("layers/linears.py", "import mfu_jax.errors"): "The reference model",
+    ("layers/projections/linears.py", "import mfu_jax.errors"): "The reference model",
 }
 
 

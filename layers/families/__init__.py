@@ -1,6 +1,10 @@
-"""One function per `decoder_block`: turns a config into the specs of its layers."""
+"""One function per `decoder_block`: turns a config into the specs of its layers.
 
-from . import deepseek, deepseek4, dense, gemma, gemma4, mixtures, qwen_next
+Adding one: ``@family("name")`` here, its name in mfu_jax/trainer/config/model_keys.py. A new kind
+of layer is a frozen spec and its module in a room of layers/, as in recurrences/delta_net.py.
+"""
+
+from . import deepseek, deepseek4, dense, gemma, mixtures, qwen_next
 from .registry import ModelSpec, family, known_blocks, model_spec
 from .towers import known_towers
 
@@ -11,7 +15,6 @@ __all__ = [
     "dense",
     "family",
     "gemma",
-    "gemma4",
     "known_blocks",
     "known_towers",
     "mixtures",

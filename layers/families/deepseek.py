@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..attention_ops import Pattern
-from ..blocks import LayerSpec
+from ..attention.latent import LatentAttentionSpec
+from ..attention.ops import AttentionPattern
+from ..attention.rope_scaling import yarn_scale
 from ..building import Spec
-from ..engram import EngramSpec, table_sizes
-from ..latent_attention import LatentAttentionSpec
-from ..rope_stretches import yarn_scale
-from ..routers import RouterSpec
-from . import parts
+from ..feed_forward.routers import RouterSpec
+from ..stack.block import LayerSpec
+from ..stack.engram import EngramSpec, table_sizes
+from . import blocks
 from .registry import ModelSpec, family
 
 
 @family("deepseek")
 def deepseek(config: Any) -> ModelSpec:
     """With hyper-connections and n-gram memory if the config has them."""
-    streams = parts.streams(config)
-    dense: Any = parts.mlp(config)
+    streams = blocks.streams(config)
+    dense: Any = blocks.mlp(config)
     sparse = dense
     if config.num_experts > 1:
-        sparse = parts.experts(config, deepseek_router(config))
-    mixer: Spec = parts.attention(config)
+        sparse = blocks.experts(config, deepseek_router(config))
+    mixer: Spec = blocks.attention(config)
     if config.attention_type == "mla":
         mixer = latent_attention(config)
     engrams = _engrams(config)
@@ -37,7 +37,7 @@ def deepseek(config: Any) -> ModelSpec:
         )
         for i in range(config.num_decoder_layers)
     )
-    return parts.model(config, layers, streams=streams)
+    return blocks.model(config, layers, streams=streams)
 
 
 def deepseek_router(config: Any) -> RouterSpec:
@@ -45,7 +45,7 @@ def deepseek_router(config: Any) -> RouterSpec:
     score = config.routed_score_func
     if score == "auto":
         score = "sigmoid" if config.routed_bias else "softmax"
-    return parts.router(
+    return blocks.router(
         config,
         score=score,
         normalize=config.norm_topk_prob and score == "sigmoid",
@@ -66,9 +66,9 @@ def latent_attention(config: Any) -> LatentAttentionSpec:
         nope_dim=config.qk_nope_head_dim,
         rope_dim=config.qk_rope_head_dim,
         v_dim=config.v_head_dim,
-        rope=parts.rope(config),
-        indexer=parts.indexer(config) if config.use_indexer else None,
-        pattern=Pattern(scale=_scores_scale(config), blocks=parts.splash_blocks(config)),
+        rope=blocks.rope(config),
+        indexer=blocks.indexer(config) if config.use_indexer else None,
+        pattern=AttentionPattern(scale=_scores_scale(config), blocks=blocks.splash_blocks(config)),
     )
 
 
@@ -76,7 +76,7 @@ def _scores_scale(config: Any) -> float | None:
     """YaRN's temperature on the scores (deepseek-ai/DeepSeek-V3, modeling_deepseek.py)."""
     if config.rope_type != "yarn" or config.rope_attention_scaling:
         return None
-    sharper = yarn_scale(parts.rope(config).factor, config.mscale) ** 2
+    sharper = yarn_scale(blocks.rope(config).factor, config.mscale) ** 2
     return sharper / math.sqrt(config.qk_nope_head_dim + config.qk_rope_head_dim)
 
 
@@ -93,7 +93,7 @@ def _engrams(config: Any) -> dict[int, EngramSpec]:
             orders=config.engram_max_ngram_size - 1,
             head_dim=config.engram_head_dim,
             kernel=config.engram_kernel_size,
-            streams=parts.streams(config) or 1,
+            streams=blocks.streams(config) or 1,
         )
         for layer, tables in zip(config.engram_layers, sizes, strict=True)
     }

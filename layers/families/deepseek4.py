@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..blocks import LayerSpec
-from ..compressed_attention import CompressedAttentionSpec
-from . import parts
+from ..attention.compressed import CompressedAttentionSpec
+from ..stack.block import LayerSpec
+from . import blocks
 from .registry import ModelSpec, family
 
 # Layers whose compressed keys each stand for this many tokens pick them with an indexer.
@@ -16,12 +16,12 @@ _INDEXED_RATIO = 4
 @family("deepseek4")
 def deepseek4(config: Any) -> ModelSpec:
     """`compress_ratios` lists the kind of each layer's attention."""
-    streams = parts.streams(config)
-    routed = parts.router(config, score="sigmoid", bias="choice" if config.routed_bias else "")
-    hashed = parts.router(config, score="sigmoid", bias="", hashed=True, balance_weight=0.0)
+    streams = blocks.streams(config)
+    routed = blocks.router(config, score="sigmoid", bias="choice" if config.routed_bias else "")
+    hashed = blocks.router(config, score="sigmoid", bias="", hashed=True, balance_weight=0.0)
     experts = {
-        True: parts.experts(config, hashed),
-        False: parts.experts(config, routed),
+        True: blocks.experts(config, hashed),
+        False: blocks.experts(config, routed),
     }
     layers = tuple(
         LayerSpec(
@@ -31,7 +31,7 @@ def deepseek4(config: Any) -> ModelSpec:
         )
         for i, ratio in enumerate(config.compress_ratios[: config.num_decoder_layers])
     )
-    return parts.model(config, layers, streams=streams, hyper_head=streams > 0)
+    return blocks.model(config, layers, streams=streams, hyper_head=streams > 0)
 
 
 def _attention(config: Any, ratio: int) -> CompressedAttentionSpec:
@@ -44,7 +44,7 @@ def _attention(config: Any, ratio: int) -> CompressedAttentionSpec:
         out_rank=config.o_lora_rank,
         window=config.sliding_window_size,
         ratio=ratio,
-        rope=parts.rope(config),
+        rope=blocks.rope(config),
         rope_dim=config.qk_rope_head_dim or config.head_dim,
-        indexer=parts.indexer(config) if ratio == _INDEXED_RATIO else None,
+        indexer=blocks.indexer(config) if ratio == _INDEXED_RATIO else None,
     )

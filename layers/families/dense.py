@@ -5,29 +5,29 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..blocks import POST_NORMS, PRE_NORMS, LayerSpec
-from ..rope import Rope
-from ..routers import RouterSpec
-from . import parts
+from ..attention.rope import Rope
+from ..feed_forward.routers import RouterSpec
+from ..stack.block import POST_NORMS, PRE_NORMS, LayerSpec
+from . import blocks
 from .registry import ModelSpec, family
 
 
 @family("default", "llama2", "mistral", "gpt2", "mixtral")
 def uniform(config: Any, **attention: Any) -> ModelSpec:
     """Attention, in a window if the config has one, then MLP or experts."""
-    mixer = parts.window(config, parts.attention(config, **attention))
-    layer = LayerSpec(mixer=mixer, feed_forward=parts.feed_forward(config))
-    return parts.model(config, (layer,) * config.num_decoder_layers)
+    mixer = blocks.window(config, blocks.attention(config, **attention))
+    layer = LayerSpec(mixer=mixer, feed_forward=blocks.feed_forward(config))
+    return blocks.model(config, (layer,) * config.num_decoder_layers)
 
 
 @family("gpt3")
 def gpt3(config: Any) -> ModelSpec:
     """Biases everywhere."""
-    mixer = parts.attention(config, bias=True, output_bias=True)
-    plain = parts.mlp(config)
+    mixer = blocks.attention(config, bias=True, output_bias=True)
+    plain = blocks.mlp(config)
     mlp = type(plain)(hidden=plain.hidden, activations=plain.activations, bias=True)
     layer = LayerSpec(mixer=mixer, feed_forward=mlp)
-    return parts.model(config, (layer,) * config.num_decoder_layers)
+    return blocks.model(config, (layer,) * config.num_decoder_layers)
 
 
 @family("qwen2")
@@ -41,7 +41,7 @@ def qwen3(config: Any) -> ModelSpec:
     """Norms on each head's queries and keys; for Qwen3-VL, image features in the first layers."""
     if not config.images_per_sequence:
         return uniform(config, qk_norm="head")
-    seeing = uniform(config, qk_norm="head", rope=_by_grid(parts.rope(config), config.head_dim))
+    seeing = uniform(config, qk_norm="head", rope=_by_grid(blocks.rope(config), config.head_dim))
     deep = len(config.deepstack_visual_indexes_for_vit)
     layers = tuple(
         dataclasses.replace(layer, deep=number if number <= deep else 0)
@@ -60,27 +60,27 @@ def _by_grid(rope: Rope, head_dim: int) -> Rope:
 @family("olmo3")
 def olmo3(config: Any) -> ModelSpec:
     """Three local layers, then a global one; norms after the parts, and over all heads."""
-    whole = parts.attention(config, qk_norm="all_heads")
-    kinds = {"global": whole, "local": parts.window(config, whole)}
+    whole = blocks.attention(config, qk_norm="all_heads")
+    kinds = {"global": whole, "local": blocks.window(config, whole)}
     layers = tuple(
-        LayerSpec(mixer=kinds[kind], feed_forward=parts.mlp(config), norms=POST_NORMS)
+        LayerSpec(mixer=kinds[kind], feed_forward=blocks.mlp(config), norms=POST_NORMS)
         for kind in local_global(4, config.num_decoder_layers)
     )
-    return parts.model(config, layers)
+    return blocks.model(config, layers)
 
 
 @family("gpt_oss")
 def gpt_oss(config: Any) -> ModelSpec:
     """Alternating local and global layers, sinks, biased experts with a clipped swish."""
-    whole = parts.attention(config, bias=True, output_bias=True, sinks=True)
-    kinds = {"global": whole, "local": parts.window(config, whole)}
-    routed: RouterSpec = parts.router(config, bias="logits", normalize=True)
-    experts = parts.experts(config, routed, bias=True, clamp=_GPT_OSS_LIMIT)
+    whole = blocks.attention(config, bias=True, output_bias=True, sinks=True)
+    kinds = {"global": whole, "local": blocks.window(config, whole)}
+    routed: RouterSpec = blocks.router(config, bias="logits", normalize=True)
+    experts = blocks.experts(config, routed, bias=True, clamp=_GPT_OSS_LIMIT)
     layers = tuple(
         LayerSpec(mixer=kinds[kind], feed_forward=experts, norms=PRE_NORMS)
         for kind in local_global(2, config.num_decoder_layers)
     )
-    return parts.model(config, layers)
+    return blocks.model(config, layers)
 
 
 # openai/gpt-oss-20b, config.json: swiglu_limit.

@@ -1,4 +1,7 @@
-"""Gemma 1 to 3: zero-centred norms, a scaled embedding, tied head."""
+"""Gemma: a scaled embedding, tied head; zero-centred norms in Gemma 1 to 3.
+
+Gemma 4 has wider global layers whose keys double as values; its small models reuse layers' keys.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,45 @@ import dataclasses
 import math
 from typing import Any
 
-from ..blocks import POST_NORMS, PRE_NORMS, LayerSpec
-from ..rope import Rope
-from . import parts
+from ..attention.multi_head import AttentionSpec
+from ..attention.rope import Rope
+from ..feed_forward.experts_beside_mlp import ExpertsBesideMlpSpec
+from ..stack.block import POST_NORMS, PRE_NORMS, LayerSpec
+from . import blocks
 from .dense import local_global
 from .registry import ModelSpec, family
 
 # google/gemma-2-9b, config.json: attn_logit_softcapping, final_logit_softcapping.
 _GEMMA2_SCORES_CAP, _GEMMA2_LOGITS_CAP = 50.0, 30.0
 
+_GEMMA4_INTERVAL = 6
+# Keyed by use_double_wide_mlp: E4B, E2B. MaxText's files name no period.
+_GEMMA4_INTERVALS = {False: _GEMMA4_INTERVAL, True: 5}
+
 
 def gemma_model(config: Any, layers: tuple[LayerSpec, ...], **changes: Any) -> ModelSpec:
     """`layers` between Gemma's scaled embedding and its head."""
     scale = math.sqrt(config.emb_dim)
     options = {"normalization": "zero_centered_rmsnorm", "embedding_scale": scale, **changes}
-    return parts.model(config, layers, **options)
+    return blocks.model(config, layers, **options)
 
 
 @family("gemma")
 def gemma(config: Any) -> ModelSpec:
     """All layers alike."""
-    layer = LayerSpec(mixer=parts.attention(config), feed_forward=parts.mlp(config))
+    layer = LayerSpec(mixer=blocks.attention(config), feed_forward=blocks.mlp(config))
     return gemma_model(config, (layer,) * config.num_decoder_layers)
 
 
 @family("gemma2")
 def gemma2(config: Any) -> ModelSpec:
     """Alternating local and global layers (`num_decoder_layers` counts pairs), soft caps."""
-    whole = parts.attention(config)
+    whole = blocks.attention(config)
     cap = config.attn_logits_soft_cap or _GEMMA2_SCORES_CAP
     whole = whole.replace(pattern=dataclasses.replace(whole.pattern, soft_cap=cap))
-    kinds = {"global": whole, "local": parts.window(config, whole)}
+    kinds = {"global": whole, "local": blocks.window(config, whole)}
     layers = tuple(
-        LayerSpec(mixer=kinds[kind], feed_forward=parts.mlp(config), norms=PRE_NORMS + POST_NORMS)
+        LayerSpec(mixer=kinds[kind], feed_forward=blocks.mlp(config), norms=PRE_NORMS + POST_NORMS)
         for kind in local_global(2, 2 * config.num_decoder_layers)
     )
     logits_cap = config.final_logits_soft_cap or _GEMMA2_LOGITS_CAP
@@ -48,15 +57,89 @@ def gemma2(config: Any) -> ModelSpec:
 @family("gemma3")
 def gemma3(config: Any) -> ModelSpec:
     """Five local layers, then a global one; norms before and after, and on queries and keys."""
-    scores = parts.pattern(config, joins_images=config.images_per_sequence > 0)
-    whole = parts.attention(config, qk_norm="head", pattern=scores)
-    nearby = parts.window(config, whole)
+    scores = blocks.pattern(config, joins_images=config.images_per_sequence > 0)
+    whole = blocks.attention(config, qk_norm="head", pattern=scores)
+    nearby = blocks.window(config, whole)
     # Only the global layers are stretched.
     base = config.local_rope_max_timescale or config.rope_max_timescale
     nearby = nearby.replace(rope=Rope(timescale=base))
     kinds = {"global": whole, "local": nearby}
     layers = tuple(
-        LayerSpec(mixer=kinds[kind], feed_forward=parts.mlp(config), norms=PRE_NORMS + POST_NORMS)
+        LayerSpec(mixer=kinds[kind], feed_forward=blocks.mlp(config), norms=PRE_NORMS + POST_NORMS)
         for kind in local_global(6, config.num_decoder_layers)
     )
     return gemma_model(config, layers)
+
+
+def _gemma4_kinds(config: Any) -> dict[str, AttentionSpec]:
+    """Global layers have their own heads; both have norms on queries, keys and values."""
+    local = blocks.attention(
+        config, qk_norm="head", value_norm=True, pattern=blocks.pattern(config, scale=1.0)
+    )
+    whole = local.replace(
+        kv_heads=config.global_num_kv_heads or config.num_kv_heads,
+        head_dim=config.global_head_dim or config.head_dim,
+        shared_kv=config.share_kv_projections,
+        rotary_dim=0,
+    )
+    near = blocks.window(config, local)
+    if config.images_per_sequence:  # only in local layers, unlike Gemma 3
+        inside = dataclasses.replace(near.pattern, joins_images=True)
+        near = near.replace(pattern=inside)
+    if config.local_rope_max_timescale:
+        near = near.replace(rope=Rope(timescale=config.local_rope_max_timescale))
+    return {"global": whole, "local": near}
+
+
+def _gemma4_model(config: Any, layers: tuple[LayerSpec, ...], **changes: Any) -> ModelSpec:
+    return blocks.model(config, layers, embedding_scale=math.sqrt(config.emb_dim), **changes)
+
+
+@family("gemma4")
+def gemma4(config: Any) -> ModelSpec:
+    """Five local layers, then a global one; dense, or with experts beside the MLP."""
+    kinds = _gemma4_kinds(config)
+    norms: tuple[str, ...] = PRE_NORMS + POST_NORMS
+    feed_forward: Any = blocks.mlp(config)
+    if config.num_experts > 1:
+        routed = blocks.router(config, scaled=True)
+        experts = blocks.experts(config, routed, shared=None)
+        # The MLP is as wide as MaxText's shared expert: `mlp_dim` for each.
+        dense = blocks.mlp(config, config.shared_experts * config.mlp_dim)
+        feed_forward = ExpertsBesideMlpSpec(experts=experts, mlp=dense)
+        norms = ("pre_mixer", *POST_NORMS)  # the part has the other norms itself
+    layers = tuple(
+        LayerSpec(mixer=kinds[kind], feed_forward=feed_forward, norms=norms, scaled=True)
+        for kind in local_global(_GEMMA4_INTERVAL, config.num_decoder_layers)
+    )
+    return _gemma4_model(config, layers)
+
+
+@family("gemma4_small")
+def gemma4_small(config: Any) -> ModelSpec:
+    """E2B and E4B: the last layers borrow keys and values; each layer has its own inputs."""
+    interval = config.sliding_window_pattern or _GEMMA4_INTERVALS[config.use_double_wide_mlp]
+    names = local_global(interval, config.num_decoder_layers)
+    kinds = _gemma4_kinds(config)
+    lent = len(names) - config.num_kv_shared_layers
+    # The last layer of each kind that computes its own keys and values lends them.
+    lenders = {kind: lent - 1 - names[:lent][::-1].index(kind) for kind in set(names[:lent])}
+    layers = []
+    for i, kind in enumerate(names):
+        borrows = i >= lent
+        mixer = kinds[kind]
+        if borrows:
+            mixer = mixer.replace(borrows=kind)
+        elif config.num_kv_shared_layers and lenders[kind] == i:
+            mixer = mixer.replace(keeps=kind)
+        wide = 2 if borrows and config.use_double_wide_mlp else 1
+        layers.append(
+            LayerSpec(
+                mixer=mixer,
+                feed_forward=blocks.mlp(config, wide * config.mlp_dim),
+                norms=PRE_NORMS + POST_NORMS,
+                per_layer_width=config.hidden_size_per_layer_input,
+                scaled=True,
+            )
+        )
+    return _gemma4_model(config, tuple(layers), per_layer_width=config.hidden_size_per_layer_input)

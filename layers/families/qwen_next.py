@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..blocks import LayerSpec
 from ..building import Spec
-from ..delta_net import DeltaNetSpec
-from . import parts
+from ..recurrences.delta_net import DeltaNetSpec
+from ..stack.block import LayerSpec
+from . import blocks
 from .registry import ModelSpec, family
 
 # Qwen/Qwen3-Next-80B-A3B-Instruct, config.json: partial_rotary_factor.
@@ -17,7 +17,7 @@ _ROTATED = 0.25
 @family("qwen3_next", "qwen3_5")
 def qwen3_next(config: Any) -> ModelSpec:
     """Zero-centred norms; the shared expert has a gate."""
-    whole = parts.attention(
+    whole = blocks.attention(
         config,
         qk_norm="head",
         output_gate=True,
@@ -31,12 +31,12 @@ def qwen3_next(config: Any) -> ModelSpec:
         kernel=config.gdn_conv_kernel_dim,
         chunk=config.gdn_chunk_size,
     )
-    feed_forward: Any = parts.feed_forward(config)
+    feed_forward: Any = blocks.feed_forward(config)
     if config.num_experts > 1 and config.shared_experts:
-        feed_forward = parts.experts(config, shared_gate=True)
+        feed_forward = blocks.experts(config, shared_gate=True)
     interval = config.inhomogeneous_layer_cycle_interval
     mixers: list[Spec] = [
         delta if i % interval else whole for i in range(1, config.num_decoder_layers + 1)
     ]
     layers = tuple(LayerSpec(mixer=mixer, feed_forward=feed_forward) for mixer in mixers)
-    return parts.model(config, layers, normalization="zero_centered_rmsnorm")
+    return blocks.model(config, layers, normalization="zero_centered_rmsnorm")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..blocks import LayerSpec
-from ..vision import VisionSpec
+from ..stack.block import LayerSpec
+from ..vision.encoder import VisionSpec
 from .towers import vision_spec
 
 
@@ -43,14 +43,14 @@ class ModelSpec:
         return frozenset().union(*(layer.needs for layer in self.layers))
 
 
-Family = TypeVar("Family", bound=Callable[..., ModelSpec])
+FamilyFunction = TypeVar("FamilyFunction", bound=Callable[..., ModelSpec])
 _FAMILIES: dict[str, Callable[..., ModelSpec]] = {}
 
 
-def family(*blocks: str) -> Callable[[Family], Family]:
+def family(*blocks: str) -> Callable[[FamilyFunction], FamilyFunction]:
     """Registers a function of the config for the given `decoder_block` names."""
 
-    def register(function: Family) -> Family:
+    def register(function: FamilyFunction) -> FamilyFunction:
         _FAMILIES.update(dict.fromkeys(blocks, function))
         return function
 

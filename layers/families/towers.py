@@ -1,15 +1,19 @@
-"""The vision towers: `decoder_block` → the vision encoder."""
+"""The vision towers: `decoder_block` → the vision encoder.
+
+Adding one: ``@tower("name")`` here, its keys in mfu_jax/trainer/config/image_rules.py, and its
+logits in tests/layers/test_hugging_face.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ..blocks import POST_NORMS, PRE_NORMS
-from ..feed_forwards import MlpSpec
-from ..vision import WEIGHTLESS, VisionSpec
-from ..vision_attention import GridRope, VisionAttentionSpec
-from ..vision_merging import JoinSpec, PoolSpec, ShuffleSpec, StandardizedPoolSpec
+from ..feed_forward.mlp import MlpSpec
+from ..stack.block import POST_NORMS, PRE_NORMS
+from ..vision.attention import GridRope, VisionAttentionSpec
+from ..vision.encoder import WEIGHTLESS, VisionSpec
+from ..vision.merging import JoinSpec, PoolSpec, ShuffleSpec, StandardizedPoolSpec
 
 _TOWERS: dict[str, Callable[[Any], VisionSpec]] = {}
 # Gemma 3 averages 4 × 4 patches, Gemma 4 3 × 3.

@@ -16,7 +16,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs import as_model_config, parse_override
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
-from mfu_jax.planning.kernel_tiles import KernelTiles, tiles_of_run
+from mfu_jax.planning.step_time.kernel_tiles import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target
 from mfu_jax.util.values import typed
 
@@ -66,7 +66,7 @@ _TWO_CORES = ("v4", "v5p", "tpu7x")  # per chip; slices are named after cores
 # Per logit: MaxText's cross_entropy_with_logits passes the logits, their exponentials and the
 # targets' one-hot rows to its backward pass in float32, and gets the logits' gradient in float32.
 # XLA keeps between none and all of them: 3.5 and 3.7 times 4 bytes more than in the reference step
-# for the 22B and 52B models in docs/plan.md.
+# for the 22B and 52B models in scripts/results/plan_memory.json.
 _LOSS_BYTES = 14
 
 

@@ -184,7 +184,7 @@ def read_profile(
         about = next((timeline.about for timeline, _ in devices if timeline.about), "nothing")
         raise UserError(
             f"{str(path)!r}: the trace does not name its device; expected hardware=NAME or "
-            f"peak_tflops=N beside it; what it says is: {about}; mfu-jax hardware --list has names"
+            f"peak_tflops_per_device=N; what it says is: {about}; mfu-jax hardware --list has names"
         )
     peaks = find_peaks(
         kind,
@@ -230,7 +230,7 @@ def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) 
     if not main.has_model:
         notes.append(
             f"model FLOPs are {main.ledger.convention}, masked pairs and padding included; pass "
-            f"model=N, or trace with mfu_jax.profile"
+            f"model_flops=N, or trace with mfu_jax.profile"
         )
     if measured.coverage < _ENOUGH:
         rest = ", ".join(f"{k} {s:.3g} s" for k, s in list(_not_covered(measured).items())[:5])
@@ -238,7 +238,7 @@ def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) 
     if any(bar.seconds < -_NOTABLE * measured.step_seconds for bar in bars):
         cause = "the one given is of other units or a part of the device"
         if peaks.main.kind != "flag":
-            cause = "it was calibrated on a busy machine; pass peak_tflops="
+            cause = "it was calibrated on a busy machine; pass peak_tflops_per_device="
         notes.append(
             f"a bar is below 0: matmuls ran faster than the peak, which is too low; usually {cause}"
         )

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.client import Bare, Client, Observed, run_loop
 from tests.support.client_loops import CLIENTS
-from tests.support.paths import DOCS
+from tests.support.paths import DATA
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
@@ -46,7 +46,7 @@ def test_a_loop_is_observed_and_stays_as_it_was(
 
 
 def test_the_page_shows_every_kind_with_its_flops() -> None:
-    page = (DOCS / "client_logs.md").read_text(encoding="utf-8")
+    page = (DATA / "client_logs.md").read_text(encoding="utf-8")
     shown = re.findall(r"^## (.+)\n\n.+\n\nModel FLOPs of one step: ([\d,]+)$", page, re.M)
     expected = {client.name: client.flops for client in CLIENTS}
     assert {name: int(flops.replace(",", "")) for name, flops in shown} == expected

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mfu_jax.flops.executed import evaluation
+from mfu_jax.flops.executed.control_flow import evaluation
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced import shards
 from mfu_jax.flops.traced.counting import count_model_flops

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mfu_jax.layers import attention_kernels  # noqa: F401, they register themselves
-from mfu_jax.layers.attention_ops import (
+from mfu_jax.layers.attention import kernels as attention_kernels  # noqa: F401, they register themselves
+from mfu_jax.layers.attention.ops import (
     ATTENTION_OPS,
     AttentionInputs,
-    Pattern,
+    AttentionPattern,
     SplashBlocks,
     choose_attention,
 )
@@ -72,10 +72,10 @@ def test_xla_implementations_are_attention(op: str, heads: tuple[int, int]) -> N
 
 # What a model may need → options of `written_out`, the pattern, and sinks.
 PATTERNS = {
-    "window": ({"window": 5}, Pattern(window=5)),
-    "chunks": ({"chunk": 7}, Pattern(chunk=7)),
-    "soft cap": ({"cap": 0.5}, Pattern(soft_cap=0.5)),
-    "sinks": ({"sinks": np.array([0.3, -1.0, 2.0, 0.0])}, Pattern()),
+    "window": ({"window": 5}, AttentionPattern(window=5)),
+    "chunks": ({"chunk": 7}, AttentionPattern(chunk=7)),
+    "soft cap": ({"cap": 0.5}, AttentionPattern(soft_cap=0.5)),
+    "sinks": ({"sinks": np.array([0.3, -1.0, 2.0, 0.0])}, AttentionPattern()),
 }
 
 
@@ -118,7 +118,7 @@ def interpreted_splash(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_splash_takes_blocks_that_do_not_divide_a_row() -> None:
     blocks = SplashBlocks(q=256, kv=256, kv_compute=256)
     arrays = inputs(384, 2, 1, 128)
-    got = ATTENTION_OPS["splash"](attention_inputs(arrays, pattern=Pattern(blocks=blocks)))
+    got = ATTENTION_OPS["splash"](attention_inputs(arrays, pattern=AttentionPattern(blocks=blocks)))
     assert_close_as_float32(got, written_out(*arrays), terms=384)
 
 
@@ -126,7 +126,7 @@ def test_splash_takes_blocks_that_do_not_divide_a_row() -> None:
 @pytest.mark.usefixtures("interpreted_splash")
 @pytest.mark.parametrize("need", [None, *PATTERNS])
 def test_splash_is_attention_when_interpreted(need: str | None) -> None:
-    options, pattern = PATTERNS.get(need or "", ({}, Pattern()))
+    options, pattern = PATTERNS.get(need or "", ({}, AttentionPattern()))
     arrays = inputs(128, 4, 2, 128)
     sinks = jnp.asarray(options["sinks"]) if "sinks" in options else None
     got = ATTENTION_OPS["splash"](attention_inputs(arrays, pattern=pattern, sinks=sinks))
@@ -185,7 +185,7 @@ def test_cudnn_gets_a_mask_only_if_rows_have_parts(
     monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
     q = k = v = jnp.zeros((1, 4, 2, 8), jnp.bfloat16)
     segments = jnp.ones((1, 4), jnp.int32)
-    pattern = Pattern(chunk=chunk)
+    pattern = AttentionPattern(chunk=chunk)
     ATTENTION_OPS["cudnn_flash"](AttentionInputs(q, k, v, segments, pattern=pattern, packed=packed))
     assert (given["mask"] is not None) == is_masked
     assert given["is_causal"]

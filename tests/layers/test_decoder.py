@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mfu_jax.layers.attention.rope import Rope, apply_rope
 from mfu_jax.layers.decoder import Decoder, with_moved_biases
-from mfu_jax.layers.linears import Dense, Mlp
 from mfu_jax.layers.normalizations import LayerNorm, RMSNorm
-from mfu_jax.layers.rope import Rope, apply_rope
-from mfu_jax.layers.stack import segments_of
+from mfu_jax.layers.projections.linears import Dense, Mlp
+from mfu_jax.layers.stack.stack import segments_of
 
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from mfu_jax.layers.building import Inputs
-from mfu_jax.layers.experts import Experts, ExpertsSpec
-from mfu_jax.layers.lora import Lora
-from mfu_jax.layers.routers import Router, RouterSpec, moved_bias
+from mfu_jax.layers.feed_forward.experts import Experts, ExpertsSpec
+from mfu_jax.layers.feed_forward.routers import Router, RouterSpec, moved_bias
+from mfu_jax.layers.projections.lora import Lora
 
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder

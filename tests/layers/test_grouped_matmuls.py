@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mfu_jax.layers.grouped_matmuls import gradient_of_matrices, grouped_dot
+from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices, grouped_dot
 
-from mfu_jax.trainer.state import resolve_attention
+from mfu_jax.trainer.step.state import resolve_attention
 from tests.support.tiny_models import gradient, sized
 
 ONE_DEVICE = {"context": 1}

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mfu_jax.layers.attention_ops import masked_probabilities
+from mfu_jax.layers.attention.compressed import of_compressed_keys
+from mfu_jax.layers.attention.indexer import DENSE, SPARSE, IndexerSpec, divergence
+from mfu_jax.layers.attention.latent import LatentAttentionSpec
+from mfu_jax.layers.attention.ops import masked_probabilities
+from mfu_jax.layers.attention.rope import Rope
 from mfu_jax.layers.building import Inputs
-from mfu_jax.layers.compressed_attention import of_compressed_keys
-from mfu_jax.layers.indexer import DENSE, SPARSE, IndexerSpec, divergence
-from mfu_jax.layers.latent_attention import LatentAttentionSpec
-from mfu_jax.layers.rope import Rope
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.trainer.trainable import trained_and_frozen
+from mfu_jax.trainer.step.trainable import trained_and_frozen
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 from tests.support.tiny_models import analytic, gradient, one_period, sized

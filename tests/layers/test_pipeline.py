@@ -6,12 +6,12 @@ from fractions import Fraction
 import pytest
 from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.families import model_spec
-from mfu_jax.layers.pipeline import OF_ROWS, Schedule, schedule_of
+from mfu_jax.layers.stack.pipeline import OF_ROWS, PipelineSchedule, schedule_of
 
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 
 
-def schedule(*words: str) -> Schedule | None:
+def schedule(*words: str) -> PipelineSchedule | None:
     config = pyconfig.load(["configs/base.yml", *words])
     return schedule_of(config, model_spec(config).layers)
 
@@ -34,7 +34,7 @@ def test_turns_and_bubble(words: list[str], passes: int, turns: int, bubble: Fra
 
 def test_a_pattern_of_several_layers_stays_in_one_stage() -> None:
     made = schedule("model_name=gpt-oss-20b", "pipeline=4", "num_layers_per_pipeline_stage=2")
-    assert made == Schedule(stages=4, repeats=3, chunk=1, microbatches=4)  # 24 layers
+    assert made == PipelineSchedule(stages=4, repeats=3, chunk=1, microbatches=4)  # 24 layers
 
 
 def test_a_microbatch_has_all_that_rows_have() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from mfu_jax.layers.grouped_matmuls import gradient_of_matrices
-from mfu_jax.layers.quantization import (
+from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices
+from mfu_jax.layers.projections.quantization import (
     RECIPES,
     Quantization,
     quantized_dot,
@@ -84,7 +84,7 @@ def test_experts_on_tpus_multiply_the_same_rounded_values(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interpreted = functools.partial(gradient_of_matrices, interpret=True)
-    monkeypatch.setattr("mfu_jax.layers.quantization.gradient_of_matrices", interpreted)
+    monkeypatch.setattr("mfu_jax.layers.projections.quantization.gradient_of_matrices", interpreted)
     rows, kernels, dy = normal(0, 128, 8), normal(1, 3, 8, 6), normal(2, 128, 6)
     sizes = jnp.array([40, 0, 80])
     results = []

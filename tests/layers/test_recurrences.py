@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mfu_jax.layers.convolutions import short_convolution
-from mfu_jax.layers.delta_net import chunked_delta_rule
-from mfu_jax.layers.mamba2 import Mamba2Spec, chunked_state_space
+from mfu_jax.layers.recurrences.convolutions import short_convolution
+from mfu_jax.layers.recurrences.delta_net import chunked_delta_rule
+from mfu_jax.layers.recurrences.mamba2 import Mamba2Spec, chunked_state_space
 
 from mfu_jax.flops.analytic import mixers
 from tests.support.floats import assert_close_as_float32

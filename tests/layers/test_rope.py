@@ -9,11 +9,12 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mfu_jax.layers.families import model_spec, parts
-from mfu_jax.layers.rope import Rope, apply_rope
-from mfu_jax.layers.rope_stretches import Yarn
+from mfu_jax.layers.attention.rope import Rope, apply_rope
+from mfu_jax.layers.attention.rope_scaling import Yarn
+from mfu_jax.layers.families import blocks as parts
+from mfu_jax.layers.families import model_spec
 
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 
 RECORDED = json.loads(
     (Path(__file__).parents[1] / "data" / "hugging_face_rope.json").read_text(encoding="utf-8")
@@ -75,7 +76,7 @@ def test_yarn_sharpens_the_scores_of_latent_attention(name: str) -> None:
 
 
 def test_a_stretched_position_turns_by_its_frequency() -> None:
-    rope = Rope(timescale=100.0, factor=4.0, pretrained=64, stretch=Yarn(scales_output=True))
+    rope = Rope(timescale=100.0, factor=4.0, pretrained=64, scaling=Yarn(scales_output=True))
     x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)  # one pair: it turns by one radian a token / 1
     turned = apply_rope(x, jnp.array([[3]]), rope)[0, 0, 0]
     scale = 0.1 * math.log(4) + 1

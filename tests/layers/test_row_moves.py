@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mfu_jax.layers.row_moves import moved
+from mfu_jax.layers.feed_forward.row_moves import moved
 
 ROWS, COPIES, WIDTH = 4, 2, 3
 # The copies that six places get; 8 is none. Copies 2 and 7 have no place: theirs is 6.

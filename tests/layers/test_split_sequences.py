@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
-from mfu_jax.layers import attention_kernels, ring_attention  # noqa: F401, they register themselves
-from mfu_jax.layers.attention_ops import (
+from mfu_jax.layers.attention import kernels as attention_kernels  # noqa: F401, they register themselves
+from mfu_jax.layers.attention.multi_head import AttentionSpec
+from mfu_jax.layers.attention.ops import (
     ATTENTION_OPS,
     SPLIT,
     WHOLE,
     AttentionInputs,
-    Pattern,
+    AttentionPattern,
     choose_attention,
 )
-from mfu_jax.layers.attentions import AttentionSpec
 from mfu_jax.layers.building import Inputs
 
 from tests.layers.test_attention_ops import PATTERNS, attention_inputs, inputs, written_out
@@ -47,7 +47,7 @@ def attended(op: str, x: AttentionInputs) -> jax.Array:
 @pytest.mark.parametrize("op", ["dot_product", "ring"])
 @pytest.mark.parametrize("need", [None, *PATTERNS])
 def test_a_split_sequence_attends_as_a_whole_one(op: str, need: str | None) -> None:
-    options, pattern = PATTERNS.get(need or "", ({}, Pattern()))
+    options, pattern = PATTERNS.get(need or "", ({}, AttentionPattern()))
     arrays = inputs(24, 4, 2, 8)
     sinks = jnp.asarray(options["sinks"]) if "sinks" in options else None
     got = attended(op, attention_inputs(arrays, pattern=pattern, sinks=sinks))
@@ -61,7 +61,9 @@ def test_the_rings_gradients_are_those_of_the_matrix() -> None:
 
     def total(op: str, parameters: tuple[Any, ...]) -> jax.Array:
         q, k, v, sinks = parameters
-        x = AttentionInputs(q, k, v, segments, pattern=Pattern(window=9, soft_cap=2), sinks=sinks)
+        x = AttentionInputs(
+            q, k, v, segments, pattern=AttentionPattern(window=9, soft_cap=2), sinks=sinks
+        )
         return jnp.sum(jnp.sin(ATTENTION_OPS[op](x)))
 
     parameters = (*map(jnp.asarray, arrays[:3]), sinks)
@@ -78,7 +80,7 @@ def test_splash_attends_from_each_part(need: str | None, monkeypatch: pytest.Mon
 
     interpreted = functools.partial(kernel.make_splash_mha, interpret=True)
     monkeypatch.setattr(kernel, "make_splash_mha", interpreted)
-    options, pattern = PATTERNS.get(need or "", ({}, Pattern()))
+    options, pattern = PATTERNS.get(need or "", ({}, AttentionPattern()))
     arrays = inputs(256, 4, 2, 128)
     got = attended("splash", attention_inputs(arrays, pattern=pattern))
     assert_close_as_float32(got, written_out(*arrays, **options), terms=256)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mfu_jax.layers.attention_ops import Pattern
+from mfu_jax.layers.attention.ops import AttentionPattern
 
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.trainer.trainable import trained_and_frozen
+from mfu_jax.trainer.step.trainable import trained_and_frozen
 from tests.support.tiny_models import analytic, gradient, sized
 
 TILES = {"gemma3-4b": 0, "gemma4-31b": 0, "llama4-17b-16e": 2, "qwen3-vl-30b-a3b": 0}
@@ -71,7 +71,7 @@ def test_what_is_frozen_beside_images_needs_no_gradient(what: str) -> None:
 
 def test_tokens_of_an_image_see_each_other() -> None:
     images = jnp.array([[0, 1, 1, 1, 2, 0]])
-    mask = Pattern(window=2, joins_images=True).mask(jnp.ones((1, 6), int), images)[0]
+    mask = AttentionPattern(window=2, joins_images=True).mask(jnp.ones((1, 6), int), images)[0]
     assert np.asarray(mask).astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 1, 1, 0, 0],

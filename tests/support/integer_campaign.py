@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfu_jax.flops.executed import loops
+from mfu_jax.flops.executed.control_flow import loops
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.integers import evaluation
 from tests.support.integer_loops import (

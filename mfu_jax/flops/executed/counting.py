@@ -1,7 +1,7 @@
 """Executed FLOPs: what a compiled program runs on one device, from its optimised HLO text.
 
-Every instruction is read once, for the cost of one run of its computation; `runs` says how often
-that computation runs.
+Every instruction is read once, for the cost of one run of its computation; `control_flow` says how
+often that computation runs.
 """
 
 from __future__ import annotations
@@ -14,30 +14,27 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mfu_jax.flops.count import FlopCount, Unaccounted
-from mfu_jax.flops.executed.collectives import Collective
-from mfu_jax.flops.executed.costs import (
+from mfu_jax.flops.executed.attribution.duplicates import duplicates, is_recomputed
+from mfu_jax.flops.executed.attribution.image_pieces import ImagePieces
+from mfu_jax.flops.executed.attribution.op_names import inferred_op_name, unfolded_op_name
+from mfu_jax.flops.executed.attribution.padding import WasteFinder
+from mfu_jax.flops.executed.attribution.replication import holders
+from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, Found, Sums, whole
+from mfu_jax.flops.executed.attribution.value_graph import value_graph
+from mfu_jax.flops.executed.control_flow.call_graph import Planner
+from mfu_jax.flops.executed.control_flow.execution_counts import RunCounter
+from mfu_jax.flops.executed.costs.collectives import Collective
+from mfu_jax.flops.executed.costs.reader import (
     ComputationCost,
     CostReader,
     KernelFlops,
     unaccounted,
 )
-from mfu_jax.flops.executed.duplicates import duplicates, is_recomputed
-from mfu_jax.flops.executed.hlo import (
-    HloInstruction,
-    HloModule,
-    HloParseError,
-)
-from mfu_jax.flops.executed.image_pieces import ImagePieces
-from mfu_jax.flops.executed.large_constants import LargeConstants
-from mfu_jax.flops.executed.op_names import inferred_op_name, unfolded_op_name
-from mfu_jax.flops.executed.padding import WasteFinder
-from mfu_jax.flops.executed.parsing import parse_hlo
-from mfu_jax.flops.executed.plans import Planner
-from mfu_jax.flops.executed.replication import holders
-from mfu_jax.flops.executed.runs import RunCounter
-from mfu_jax.flops.executed.sums import MODEL_PHASES, Found, Sums, whole
-from mfu_jax.flops.executed.validation import check_module
-from mfu_jax.flops.executed.value_graph import value_graph
+from mfu_jax.flops.executed.hlo.large_constants import LargeConstants
+from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.parsing import parse_hlo
+from mfu_jax.flops.executed.hlo.text import HloParseError
+from mfu_jax.flops.executed.hlo.validation import check_module
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.collectives import Collective, groups_text
-from mfu_jax.flops.executed.costs import CostReader, InstructionCost, KernelFlops
+from mfu_jax.flops.executed.costs.collectives import Collective
+from mfu_jax.flops.executed.costs.host_copies import host_bytes, is_to_host
+from mfu_jax.flops.executed.costs.reader import CostReader, InstructionCost, KernelFlops
 from mfu_jax.flops.executed.counting import ExecutedCount, HasText, ProgramCounter, counter_of
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
-from mfu_jax.flops.executed.host_copies import host_bytes, is_to_host
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
+from mfu_jax.flops.executed.hlo.replica_groups import groups_text, replica_groups
 from mfu_jax.flops.executed.instruction_shapes import (
     Array,
     InstructionShape,
@@ -25,7 +26,6 @@ from mfu_jax.flops.executed.instruction_shapes import (
     shape_of,
     state_of,
 )
-from mfu_jax.flops.executed.replication import replica_groups
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
 

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.costs import MatmulCost
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape
-from mfu_jax.flops.executed.matmuls import (
+from mfu_jax.flops.executed.costs.reader import MatmulCost
+from mfu_jax.flops.executed.formulas.matmuls import (
     flops_per_multiply_add,
     is_full_float32,
-    parse_window,
     result_shape,
 )
+from mfu_jax.flops.executed.formulas.windows import parse_window
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
+from mfu_jax.flops.executed.hlo.shapes import Shape
 
 # One result element for each operand element, so that a chain of them could be one loop.
 _ELEMENTWISE = frozenset(

@@ -21,7 +21,7 @@ _THRIFT = (
     *("none", "minimal_with_context", "minimal", "save_dot_except_mlpwi", "save_dot_except_mlp"),
     *("save_qkv_proj", "full"),
 )
-_SURE = 1.03  # accuracy of a line through two compiled peaks: see docs/plan.md
+_SURE = 1.03  # accuracy of a line through two compiled peaks: see results/planning_cost.json
 _MISSES = 2  # refused in a group: its memory is no line, so its open batches are halved
 _UNSURE = 1.5  # with one compiled peak, whose fixed part is not known
 

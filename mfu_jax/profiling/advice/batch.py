@@ -8,7 +8,7 @@ import operator
 from collections.abc import Sequence
 from statistics import median
 
-from mfu_jax.flops.executed.hlo_shapes import dtype_bits
+from mfu_jax.flops.executed.hlo.shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_shapes import Array
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.hlo_shapes import dtype_bits
+from mfu_jax.flops.executed.hlo.shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.instruction_shapes import Array
 from mfu_jax.profiling.advice.stats import (

@@ -7,7 +7,7 @@ from collections.abc import Set
 from statistics import median
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.hlo_shapes import dtype_bits
+from mfu_jax.flops.executed.hlo.shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.instruction_shapes import MatmulShape
 from mfu_jax.profiling.advice.stats import (
@@ -27,7 +27,7 @@ _KERNEL = 0.6  # of the peak: what attention kernels usually reach
 # in a forward and backward pass, where autodiff has six.
 _TPU_AGAIN = 9 / 6
 # Blocks of queries on a CPU: their matmuls are slower, but their scores stay in caches. From gains
-# with 512 to 2,048 tokens and heads of 32 to 128: docs/benchmarks.md.
+# with 512 to 2,048 tokens and heads of 32 to 128: scripts/results/planted_faults.json.
 _BLOCK = 128  # queries
 _BLOCKED_MATMULS = 0.4  # of what leaving out masked pairs would save
 _IN_CACHES = 0.4  # of the time of other ops on the remaining scores

@@ -1,4 +1,7 @@
-"""A profile as a self-contained HTML page: headline numbers, waterfall, advice, tables, ledger."""
+"""A profile as a self-contained HTML page: headline numbers, waterfall, advice, tables, ledger.
+
+Adding a section: a section here; only `mfu_jax.pages` makes HTML.
+"""
 
 from __future__ import annotations
 

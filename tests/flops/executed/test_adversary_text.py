@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.flops.executed.hlo import HloParseError
+from mfu_jax.flops.executed.hlo.text import HloParseError
 from tests.support.small_functions import shape
 
 LAYERS, B, D, S, H = 3, 4, 8, 5, 2

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.flops.executed.hlo import HloParseError
+from mfu_jax.flops.executed.hlo.text import HloParseError
 from mfu_jax.flops.ledger import compare_flops
 from tests.support.reference_model import Shape, reference_step
 

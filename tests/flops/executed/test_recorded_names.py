@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.dumps import ProgramDump
+from mfu_jax.flops.executed.attribution.image_pieces import BLOCKS, EDGES
 from mfu_jax.flops.executed.counting import ExecutedCount
-from mfu_jax.flops.executed.image_pieces import BLOCKS, EDGES
 from mfu_jax.flops.ledger import REMOVED, THREE_REAL, compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 
-from mfu_jax.flops.executed.hlo_shapes import Shape
+from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.integers.values import (
     Compute,
     Table,

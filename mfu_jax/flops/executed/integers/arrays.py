@@ -9,7 +9,8 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.integers.values import Compute, Value, elements_of, make_value, wrap_of
 
 

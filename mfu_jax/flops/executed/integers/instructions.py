@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.integers.arithmetic import (
     ARITHMETIC,
     BITWISE,

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from mfu_jax.flops.executed.hlo_shapes import COMMENT, Shape
+from mfu_jax.flops.executed.hlo.shapes import Shape
+from mfu_jax.flops.executed.hlo.text import COMMENT
 
 MAX_ELEMENTS = 1 << 14  # of a table: the pattern of a model's layers is far smaller
 _DTYPE = re.compile(r"(s|u)(2|4|8|16|32|64)")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 
+from mfu_jax.flops.executed.formulas.matmuls import (
+    LIBRARY_DOTS,
+    flops_per_multiply_add,
+    operand_dtype,
+    result_shape,
+)
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
     dot_dimensions,
     register_kernel,
-)
-from mfu_jax.flops.executed.matmuls import (
-    LIBRARY_DOTS,
-    flops_per_multiply_add,
-    operand_dtype,
-    result_shape,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mfu_jax.flops.attention_kernels import BY_TARGET, OF_VALUE_WIDTH, AttentionKernel, Product
+from mfu_jax.flops.executed.formulas.matmuls import convolution_flops_of, result_shape
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
@@ -12,7 +13,6 @@ from mfu_jax.flops.executed.kernels.registry import (
     json_integers,
     register_kernel,
 )
-from mfu_jax.flops.executed.matmuls import convolution_flops_of, result_shape
 
 
 def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -> int:

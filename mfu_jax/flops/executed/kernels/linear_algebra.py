@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import re
 
-from mfu_jax.flops.executed import textbook
-from mfu_jax.flops.executed.hlo import Shape
+from mfu_jax.flops.executed.formulas import textbook
+from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.kernels.registry import KernelCall, register_kernel
 
 

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from mfu_jax.flops.executed.hlo_shapes import Shape
+from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
 from mfu_jax.flops.executed.kernels.ragged import Groups, needed_flops, visits
 from mfu_jax.flops.executed.kernels.registry import KernelCall

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mfu_jax.flops.executed.hlo import HloModule
-from mfu_jax.flops.executed.hlo_shapes import parse_shape
+from mfu_jax.flops.executed.hlo.module import HloModule
+from mfu_jax.flops.executed.hlo.parsing import parse_hlo
+from mfu_jax.flops.executed.hlo.text import parse_shape
 from mfu_jax.flops.executed.integers.instructions import compile_instruction
 from mfu_jax.flops.executed.integers.values import (
     MAX_ELEMENTS,
@@ -23,7 +24,6 @@ from mfu_jax.flops.executed.integers.values import (
     is_small_integer,
     make_value,
 )
-from mfu_jax.flops.executed.parsing import parse_hlo
 
 DTYPES = {"s8": "int8", "u8": "uint8", "s16": "int16", "s32": "int32", "u32": "uint32"}
 BINARY: dict[str, Callable[..., Any]] = {

@@ -1,0 +1,1 @@
+"""Token mixers with softmax: implementations with one signature, and the layers around them."""

@@ -1,0 +1,211 @@
+"""Attention by each platform's fused kernels; `attention_ops` defines their signature."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
+from .ops import (
+    CHUNKS,
+    SINKS,
+    SOFT_CAP,
+    SPLIT,
+    VALUE_DIM,
+    WINDOW,
+    AttentionInputs,
+    AttentionOp,
+    AttentionPattern,
+    SplashBlocks,
+    register_attention,
+    with_gathered_keys,
+)
+
+_LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are multiples of it
+
+
+@register_attention("cudnn_flash", supports=(WINDOW, CHUNKS))
+def cudnn_flash(x: AttentionInputs) -> jax.Array:
+    """cuDNN's fused attention on NVIDIA (bfloat16 or float16).
+
+    A mask doubles its time (scripts/results/gpu_kernels.json), so rows of one segment have none.
+    """
+    same_segment = None
+    if x.packed or x.pattern.chunk:
+        segments = _in_chunks(x.segment_ids, x.pattern)
+        same_segment = (segments[:, :, None] == segments[:, None, :])[:, None]
+    window = (x.pattern.window - 1, 0) if x.pattern.window else None
+    return jax.nn.dot_product_attention(
+        x.q,
+        x.k,
+        x.v,
+        mask=same_segment,
+        is_causal=True,
+        scale=x.pattern.scale,
+        local_window_size=window,
+        implementation="cudnn",
+    )
+
+
+def _in_chunks(segment_ids: jax.Array, pattern: AttentionPattern) -> jax.Array:
+    """Segments [B, S], split at every chunk border."""
+    if not pattern.chunk:
+        return segment_ids
+    length = segment_ids.shape[1]
+    chunks = -(-length // pattern.chunk)
+    return segment_ids * chunks + jnp.arange(length, dtype=segment_ids.dtype) // pattern.chunk
+
+
+def _over_shards(op: AttentionOp) -> AttentionOp:
+    """Runs a kernel that XLA cannot partition on each device's batch rows and heads."""
+
+    @functools.wraps(op)
+    def run(x: AttentionInputs) -> jax.Array:
+        if jax.sharding.get_abstract_mesh().empty:
+            return op(x)
+        heads = PartitionSpec(BATCH_AXES, None, "tensor", None)
+        specs = {"q": heads, "k": heads, "v": heads, "segment_ids": PartitionSpec(BATCH_AXES, None)}
+        if x.sinks is not None:
+            specs["sinks"] = PartitionSpec("tensor")
+
+        def local(arrays: dict[str, jax.Array]) -> jax.Array:
+            return op(dataclasses.replace(x, **arrays))  # type: ignore[arg-type]
+
+        over_shards = jax.shard_map(local, in_specs=(specs,), out_specs=heads, check_vma=False)
+        return over_shards({name: getattr(x, name) for name in specs})
+
+    return run
+
+
+@register_attention("flash", supports=(CHUNKS,))
+@_over_shards
+def flash(x: AttentionInputs) -> jax.Array:
+    """JAX's Pallas flash attention for TPU. No grouped heads: keys and values are repeated."""
+    from jax.experimental.pallas.ops.tpu import flash_attention as kernel
+
+    group = x.q.shape[2] // x.k.shape[2]
+    scale = x.pattern.scale_of(x.q.shape[-1])
+    repeated = (x.q, jnp.repeat(x.k, group, 2), jnp.repeat(x.v, group, 2))
+    q, k, v = (array.swapaxes(1, 2) for array in repeated)
+    segment_ids = _in_chunks(x.segment_ids, x.pattern)
+    segments = kernel.SegmentIds(segment_ids, segment_ids)
+    out = kernel.flash_attention(q, k, v, segment_ids=segments, causal=True, sm_scale=scale)
+    return out.swapaxes(1, 2)
+
+
+@register_attention("splash", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
+def splash(x: AttentionInputs) -> jax.Array:
+    """JAX's Pallas splash attention for TPU: skips blocks that are masked entirely."""
+    if axis_size(SEQUENCE_AXIS) > 1:
+        return _splash_of_parts(x)
+    return _splash_of_rows(x)
+
+
+@_over_shards
+def _splash_of_rows(x: AttentionInputs) -> jax.Array:
+    _, S, N, _ = x.q.shape
+    return _splashed(_splash_kernel(x.pattern, S, N), x, x.segment_ids)
+
+
+def _splash_of_parts(x: AttentionInputs) -> jax.Array:
+    """Each device has the queries of its part of the sequence, and gathers all keys and values."""
+    x = with_gathered_keys(x)
+    _, S, N, _ = x.q.shape
+    shards = {"head_shards": axis_size("tensor"), "q_seq_shards": axis_size(SEQUENCE_AXIS)}
+    attend = _splash_kernel(x.pattern, S, N, **shards)
+    mesh = jax.sharding.get_abstract_mesh()
+    queries = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, "tensor", None)
+    whole = PartitionSpec(BATCH_AXES, None, "tensor", None)
+    specs: dict[str, Any] = {
+        "q": queries,
+        "k": whole,
+        "v": whole,
+        "segment_ids": PartitionSpec(BATCH_AXES, SEQUENCE_AXIS),
+    }
+    if x.sinks is not None:
+        specs["sinks"] = PartitionSpec("tensor")
+
+    def local(attend: Any, arrays: dict[str, jax.Array], of_keys: jax.Array) -> jax.Array:
+        return _splashed(attend, dataclasses.replace(x, **arrays), of_keys)  # type: ignore[arg-type]
+
+    over_shards = jax.shard_map(
+        local,
+        in_specs=(
+            attend.manual_sharding_spec(
+                NamedSharding(mesh, PartitionSpec("tensor", SEQUENCE_AXIS))
+            ),
+            specs,
+            PartitionSpec(BATCH_AXES, None),
+        ),
+        out_specs=queries,
+        check_vma=False,
+    )
+    return over_shards(attend, {name: getattr(x, name) for name in specs}, x.segment_ids)
+
+
+def _splash_kernel(
+    pattern: AttentionPattern, S: int, N: int, *, head_shards: int = 1, q_seq_shards: int = 1
+) -> Any:
+    """The kernel for rows of `S` tokens and `N` heads, both counted over all shards."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
+
+    shape = (S, S)
+    mask: Any = kernel.CausalMask(shape)
+    if pattern.window:
+        mask = kernel.LocalMask(shape, (pattern.window - 1, 0), 0)
+    if pattern.chunk:
+        mask = kernel.splash_attention_mask.ChunkedCausalMask(shape, pattern.chunk)
+    return kernel.make_splash_mha(
+        kernel.MultiHeadMask([mask] * N),
+        head_shards=head_shards,
+        q_seq_shards=q_seq_shards,
+        block_sizes=_block_sizes(pattern.blocks, S // q_seq_shards, S),
+        attn_logits_soft_cap=pattern.soft_cap or None,
+    )
+
+
+def _splashed(attend: Any, x: AttentionInputs, of_keys: jax.Array) -> jax.Array:
+    """Runs the kernel; `of_keys`: segments of the keys, of which there may be more than queries."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
+
+    scale = x.pattern.scale_of(x.q.shape[-1])
+    q, k, v = (array.swapaxes(1, 2) for array in (x.q * scale, x.k, x.v))
+    segments = kernel.SegmentIds(x.segment_ids, of_keys)
+    if x.sinks is None:
+        return jax.vmap(attend)(q, k, v, segments).swapaxes(1, 2)
+    with_sinks = jax.vmap(attend, in_axes=(0, 0, 0, 0, None))
+    return with_sinks(q, k, v, segments, x.sinks.astype(jnp.float32)).swapaxes(1, 2)
+
+
+def _block_sizes(blocks: SplashBlocks, queries: int, keys: int) -> Any:
+    """Blocks that divide the queries and keys of a row on one device, as the kernel requires."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
+
+    kv, kv_dkv = _fitting(blocks.kv, keys), _fitting(blocks.kv_dkv, keys)
+    of_queries: dict[str, Any] = {
+        "block_q_dq": _fitting(blocks.q_dq, queries),
+        "block_kv_dq": _fitting(blocks.kv_dq, keys),
+    }
+    return kernel.BlockSizes(
+        block_q=_fitting(blocks.q, queries),
+        block_kv=kv,
+        block_kv_compute=_fitting(blocks.kv_compute, kv),
+        block_q_dkv=_fitting(blocks.q_dkv, queries),
+        block_kv_dkv=kv_dkv,
+        block_kv_dkv_compute=_fitting(blocks.kv_dkv_compute, kv_dkv),
+        use_fused_bwd_kernel=blocks.fused,
+        **({} if blocks.fused else of_queries),
+    )
+
+
+def _fitting(block: int, length: int) -> int:
+    """The largest block up to the wanted size that divides `length`."""
+    wanted = min(block, length)
+    sizes = range(wanted - wanted % _LANES, 0, -_LANES)
+    fitting = (size for size in (wanted, *sizes) if length % size == 0)
+    return next(fitting, wanted)  # else the kernel reports what it requires

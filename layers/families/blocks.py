@@ -1,0 +1,212 @@
+"""What families share: attention, MLP and experts from the config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ..attention.indexer import DENSE, SPARSE, IndexerSpec
+from ..attention.multi_head import AttentionSpec
+from ..attention.ops import AttentionPattern, SplashBlocks
+from ..attention.rope import Rope
+from ..attention.rope_scaling import DynamicNtk, Llama3, LongRope, RopeScaling, Yarn
+from ..feed_forward.experts import ExpertsSpec
+from ..feed_forward.mlp import MlpSpec
+from ..feed_forward.routers import RouterSpec
+from ..stack.block import LayerSpec
+from .registry import ModelSpec
+
+# GPT-style blocks: LayerNorm, learned positions.
+_GPT_BLOCKS = ("gpt2", "gpt3")
+
+
+def model(config: Any, layers: tuple[LayerSpec, ...], **changes: Any) -> ModelSpec:
+    """`layers` between the embedding and the head of most families."""
+    is_gpt = config.decoder_block in _GPT_BLOCKS
+    normalization = config.normalization
+    if normalization == "auto":
+        normalization = "layernorm" if is_gpt else changes.pop("normalization", "rmsnorm")
+    changes.pop("normalization", None)
+    rows = config.trainable_position_size or config.max_target_length
+    options: dict[str, Any] = {
+        "learned_positions": 0 if uses_rope(config) else rows,
+        "logits_soft_cap": config.final_logits_soft_cap,
+        **changes,
+    }
+    return ModelSpec(layers=layers, normalization=normalization, **options)
+
+
+def uses_rope(config: Any) -> bool:
+    """Whether positions rotate queries and keys; otherwise they have an embedding table."""
+    if config.position_embedding != "auto":
+        return bool(config.position_embedding == "rope")
+    return config.decoder_block not in _GPT_BLOCKS
+
+
+def rope(config: Any) -> Rope:
+    """The config's rotary positions."""
+    if config.rope_type == "llama3.1" and not config.rope_use_scale:
+        return _linear(config)
+    return _ROPE_SCALINGS[config.rope_type](config)
+
+
+def _linear(config: Any) -> Rope:
+    return Rope(timescale=config.rope_max_timescale, factor=config.rope_linear_scaling_factor)
+
+
+def _scaled_rope(config: Any, scaling: RopeScaling, factor: float, pretrained: int) -> Rope:
+    """With the config's factor and pretrained length, or else the given (MaxText's) defaults."""
+    return Rope(
+        timescale=config.rope_max_timescale,
+        factor=config.rope_factor or factor,
+        pretrained=config.original_max_position_embeddings or pretrained,
+        scaling=scaling,
+    )
+
+
+def _yarn(config: Any) -> Rope:
+    yarn = Yarn(
+        fast=config.beta_fast,
+        slow=config.beta_slow,
+        truncate=config.rope_truncate,
+        scales_output=config.rope_attention_scaling,
+    )
+    return _scaled_rope(config, yarn, 40.0, 4096)
+
+
+def _dynamic(config: Any) -> Rope:
+    length = config.max_target_length
+    return _scaled_rope(config, DynamicNtk(length=length), 1.0, length)
+
+
+def _longrope(config: Any) -> Rope:
+    is_long = config.max_target_length > config.original_max_position_embeddings
+    factors = config.rope_long_factor if is_long else config.rope_short_factor
+    return _scaled_rope(config, LongRope(factors=tuple(factors)), 1.0, 0)
+
+
+_ROPE_SCALINGS: dict[str, Callable[[Any], Rope]] = {
+    "default": _linear,
+    "llama3.1": lambda config: _scaled_rope(config, Llama3(), 8.0, 8192),
+    "yarn": _yarn,
+    "dynamic": _dynamic,
+    "longrope": _longrope,
+}
+
+
+def attention(config: Any, **changes: Any) -> AttentionSpec:
+    """Multi-head attention as the config describes it, over all earlier keys."""
+    bias = config.attention_bias or config.use_bias
+    options: dict[str, Any] = {
+        "heads": config.num_query_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "pattern": pattern(config),
+        "rope": rope(config) if uses_rope(config) else None,
+        "rotary_dim": round(config.head_dim * config.partial_rotary_factor),
+        "bias": bias,
+        "output_bias": bias,
+        "qk_norm": "head" if config.use_qk_norm else "",
+        "fused": config.fused_qkv and not config.lora_rank,  # adapters are separate
+        **changes,
+    }
+    if options["rotary_dim"] == options["head_dim"]:
+        options["rotary_dim"] = 0
+    return AttentionSpec(**options)
+
+
+def pattern(config: Any, **changes: Any) -> AttentionPattern:
+    """The scale and soft cap of the config's scores, without window or chunks."""
+    wanted = config.query_pre_attn_scalar
+    return AttentionPattern(
+        **{
+            "scale": wanted**-0.5 if wanted else None,
+            "soft_cap": config.attn_logits_soft_cap,
+            "blocks": splash_blocks(config),
+            **changes,
+        }
+    )
+
+
+def splash_blocks(config: Any) -> SplashBlocks:
+    """The blocks of the splash kernel, under MaxText's names."""
+    return SplashBlocks(
+        q=config.sa_block_q,
+        kv=config.sa_block_kv,
+        kv_compute=config.sa_block_kv_compute,
+        q_dkv=config.sa_block_q_dkv,
+        kv_dkv=config.sa_block_kv_dkv,
+        kv_dkv_compute=config.sa_block_kv_dkv_compute,
+        q_dq=config.sa_block_q_dq,
+        kv_dq=config.sa_block_kv_dq,
+        fused=config.sa_use_fused_bwd_kernel,
+    )
+
+
+def window(config: Any, spec: AttentionSpec) -> AttentionSpec:
+    """The same attention with the config's sliding window, if it has one."""
+    inside = dataclasses.replace(spec.pattern, window=config.sliding_window_size)
+    return spec.replace(pattern=inside)
+
+
+def indexer(config: Any) -> IndexerSpec:
+    """The indexer that picks the keys of sparse attention."""
+    stage = SPARSE if config.indexer_sparse_training else DENSE
+    return IndexerSpec(
+        heads=config.indexer_n_heads,
+        head_dim=config.indexer_head_dim,
+        topk=config.indexer_topk,
+        loss=stage if config.indexer_loss_scaling_factor else "",
+    )
+
+
+def streams(config: Any) -> int:
+    """Residual streams of hyper-connections; 0: a plain residual."""
+    return config.mhc_expansion_rate if config.mhc_expansion_rate > 1 else 0
+
+
+def mlp(config: Any, hidden: int | None = None) -> MlpSpec:
+    """The dense MLP, of hidden width `hidden` or else `mlp_dim`."""
+    return MlpSpec(
+        hidden=config.mlp_dim if hidden is None else hidden,
+        activations=tuple(config.mlp_activations),
+        bias=config.use_bias,
+    )
+
+
+def router(config: Any, **changes: Any) -> RouterSpec:
+    """A softmax router over the config's experts."""
+    options: dict[str, Any] = {
+        "experts": config.num_experts,
+        "per_token": config.num_experts_per_tok,
+        "normalize": config.norm_topk_prob,
+        "scale": config.routed_scaling_factor,
+        "bias": "logits" if config.routed_bias else "",
+        "balance_weight": config.load_balance_loss_weight,
+        **changes,
+    }
+    return RouterSpec(**options)
+
+
+def experts(config: Any, routed: RouterSpec | None = None, **changes: Any) -> ExpertsSpec:
+    """The config's routed experts, and a shared one if the config has any."""
+    shared = None
+    if config.shared_experts:
+        shared = mlp(config, config.shared_experts * config.moe_mlp_dim)
+    options: dict[str, Any] = {
+        "router": routed or router(config),
+        "hidden": config.moe_mlp_dim,
+        "activation": config.mlp_activations[0],
+        "bias": config.use_bias,
+        "capacity_factor": max(config.capacity_factor, 0.0),
+        "shared": shared,
+        "whole": config.shard_exp_on_fsdp,
+        **changes,
+    }
+    return ExpertsSpec(**options)
+
+
+def feed_forward(config: Any) -> MlpSpec | ExpertsSpec:
+    """The experts if the model has any, else its MLP."""
+    return mlp(config) if config.num_experts == 1 else experts(config)

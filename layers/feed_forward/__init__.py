@@ -1,0 +1,1 @@
+"""What each token goes through by itself: the MLP, experts and their routers."""

@@ -1,0 +1,1 @@
+"""Products with weights: dense, embedded, grouped, gathered, quantised, with adapters."""

@@ -1,0 +1,1 @@
+"""Vision towers: images become tokens in the text."""

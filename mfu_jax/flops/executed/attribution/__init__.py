@@ -1,0 +1,1 @@
+"""What the matmuls that run are for: phase, padding, repetition, replication."""

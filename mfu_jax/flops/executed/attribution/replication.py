@@ -1,0 +1,290 @@
+"""Matmuls that several devices run on the same values: work that is replicated, not shared.
+
+The program is walked while tracking, for every value, the groups of devices that hold the same one.
+Sharded parameters and partition ids differ between devices; collectives make values equal again.
+Where the text does not say, all devices are assumed to differ, so that no work is wrongly called a
+repetition.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.opcodes import DIFFER_BY_DEVICE
+from mfu_jax.flops.executed.hlo.replica_groups import groups_text, iota, numbers, replica_groups
+
+_CALLS = ("fusion", "call", "async-start")
+# For each device, the first device that holds the same value; for a tuple, those of its elements.
+Groups = tuple[int, ...]
+Held: TypeAlias = "Groups | list[Held]"
+
+_TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
+_MOST_LOOP_PASSES = 8
+
+
+def holders(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int, Groups]:
+    """For each matmul that runs, by ``id``, the devices on which its result is the same.
+
+    Args:
+        module: the parsed program.
+        program: the compiled program, or its text.
+        matmuls: the ``id`` of its matmuls.
+
+    Returns:
+        Omits matmuls that differ on every device; empty if the program is not partitioned.
+    """
+    devices = module.header_int("num_partitions")
+    if devices == 1 or module.header_int("replica_count") > 1:
+        return {}
+    walk = _Walk(module, devices, matmuls)
+    entry = module.entry
+    given: list[Held] = [walk.different] * (max(entry.parameters, default=-1) + 1)
+    known = _shardings_of(program)
+    for number, parameter in entry.parameters.items():
+        of_executable = known[number] if number < len(known) else ""
+        sharding = parameter.attribute("sharding") or of_executable
+        given[number] = walk.one(_placed(sharding, devices))
+    walk.run(entry, given, 0)
+    return {number: held for number, held in walk.found.items() if held is not walk.different}
+
+
+def _shardings_of(program: Any) -> list[str]:
+    if isinstance(program, str):
+        return []
+    if not hasattr(program, "runtime_executable"):
+        return list(getattr(program, "parameter_shardings", ()))  # a dump's
+    from mfu_jax.util.jax_internals import parameter_shardings  # text needs no JAX
+
+    return parameter_shardings(program)
+
+
+def _canonical(keys: Sequence[Hashable]) -> Groups:
+    """The groups of devices with equal keys."""
+    last = len(keys) - 1
+    first = dict(zip(reversed(keys), range(last, -1, -1), strict=True))  # the first one wins
+    return tuple(map(first.__getitem__, keys))
+
+
+@functools.lru_cache(maxsize=256)  # many parameters share one
+def _placed(sharding: str, devices: int) -> Groups:
+    """Which devices hold the same shard of a parameter."""
+    if sharding == "{replicated}" or sharding.startswith("{maximal"):
+        return (0,) * devices
+    match = _TILES.search(sharding)
+    if match is None or sharding.startswith("{{"):
+        return tuple(range(devices))
+    dims, source, order, listed = match.groups()
+    ids = iota(dims, source, order) if source else np.reshape(numbers(listed), numbers(dims))
+    if ids.size != devices or "last_tile_dims" in sharding:
+        return tuple(range(devices))
+    copies = ids.shape[-1] if "last_tile_dim_replicate" in sharding else 1
+    tiles = np.empty(devices, int)
+    tiles[ids.reshape(-1)] = np.arange(devices) // copies
+    return _canonical(tiles.tolist())
+
+
+# What a group of devices receives, given the values that it holds.
+_RECEIVED: dict[str, Callable[[list[int]], Hashable]] = {
+    "all-reduce": lambda held: tuple(sorted(held)),
+    "all-gather": tuple,
+    "collective-broadcast": lambda held: held[0],
+    "reduce-scatter": lambda held: tuple(sorted(held)),
+    "all-to-all": tuple,
+}
+_BY_PLACE = frozenset({"reduce-scatter", "all-to-all"})  # each device of a group gets a part of it
+
+
+class _Walk:
+    """Follows values through the computations of a program."""
+
+    def __init__(self, module: HloModule, devices: int, matmuls: Set[int]) -> None:
+        self.module = module
+        self.matmuls = matmuls
+        self.kept: dict[Groups, Groups] = {}  # equal groups are one object: fast to compare
+        self.same = self.one(0 for _ in range(devices))
+        self.different = self.one(range(devices))
+        self.devices = devices
+        self.found: dict[int, Groups] = {}
+        self.merged: dict[tuple[int, int], Groups] = {}  # by ``id`` of kept groups
+        self.called: dict[tuple[str, tuple[int, ...]], Held] = {}  # by ``id`` of kept groups
+        self.received: dict[tuple[str, str, int], Groups] = {}  # by ``id`` of kept groups
+
+    def one(self, groups: Iterable[int]) -> Groups:
+        """The one object for equal groups."""
+        made = tuple(groups)
+        return self.kept.setdefault(made, made)
+
+    def run(self, computation: HloComputation, given: Sequence[Held], depth: int) -> Held:
+        """The devices that hold the same result of a computation; records those of its matmuls."""
+        if depth > MAX_DEPTH:
+            return self.different
+        held: dict[str, Held] = {}
+        different, matmuls = self.different, self.matmuls
+        for instruction in computation.instructions.values():
+            opcode = instruction.opcode
+            if opcode == "parameter" and instruction.operand_text.isdecimal():
+                number = int(instruction.operand_text)
+                result = given[number] if number < len(given) else different
+            else:
+                operands = [held.get(name, different) for name in instruction.operands]
+                rule = _RULES.get(opcode) if operands or opcode in _CALLS else None
+                if rule:
+                    result = rule(self, instruction, operands, depth)
+                elif opcode in DIFFER_BY_DEVICE:
+                    result = different
+                elif len(operands) == 1 and not isinstance(operands[0], list):
+                    result = operands[0]
+                else:
+                    result = self._whole(operands)
+            held[instruction.name] = result
+            if id(instruction) in matmuls:
+                groups = self._whole(result)
+                before = self.found.get(id(instruction), groups)
+                self.found[id(instruction)] = self._merge(before, groups)
+        return held[computation.root.name]
+
+    def _tuple(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        return operands
+
+    def _element(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        elements = operands[0]
+        if not isinstance(elements, list):
+            return elements
+        index = instruction.attribute("index")
+        return elements[int(index) if index.isdecimal() else 0]
+
+    def _same_value(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        return operands[0]
+
+    def _collective(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        received = [self._received(instruction, self._whole(held)) for held in operands]
+        return received[0] if len(received) == 1 else list(received)
+
+    def _call(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        results = [self._called(name, operands, depth + 1) for name in instruction.callees]
+        return results[0] if len(results) == 1 else self._whole(results)
+
+    def _called(self, name: str, operands: list[Held], depth: int) -> Held:
+        """The result of a computation; cached, because passes over a loop repeat most of them."""
+        computation = self.module[name]
+        if list in map(type, operands):
+            return self.run(computation, operands, depth)
+        if computation.mixes:
+            return self._whole(operands)
+        key = (name, tuple(map(id, operands)))
+        if key not in self.called:
+            self.called[key] = self.run(computation, operands, depth)
+        return self.called[key]
+
+    def _looped(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        state = operands[0]
+        body, condition = instruction.loop_computations
+        for _ in range(_MOST_LOOP_PASSES):
+            again = self.run(self.module[condition], [state], depth + 1)
+            after = self._either(state, self.run(self.module[body], [state], depth + 1))
+            after = self._with(after, self._whole(again))
+            if after == state:
+                return state
+            state = after
+        self.run(self.module[body], [self.different], depth + 1)
+        return self.different
+
+    def _chosen(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        branches = zip(instruction.callees, operands[1:], strict=False)
+        results = [self.run(self.module[name], [given], depth + 1) for name, given in branches]
+        if not results:
+            return self.different
+        result = results[0]
+        for other in results[1:]:
+            result = self._either(result, other)
+        return self._with(result, self._whole(operands[0]))
+
+    def _received(self, instruction: HloInstruction, held: Groups) -> Groups:
+        kind, text = instruction.opcode.removesuffix("-start"), groups_text(instruction)
+        key = kind, text, id(held)
+        if key not in self.received:
+            self.received[key] = self.one(self._exchanged(kind, text, held))
+        return self.received[key]
+
+    def _exchanged(self, kind: str, text: str, held: Groups) -> Groups:
+        groups = replica_groups(text, self.devices)
+        if groups is None:
+            return self.different
+        if len(groups) == 1:  # of all devices
+            return self.different if kind in _BY_PLACE else self.same
+        keys: list[Hashable] = [None] * self.devices
+        numbers: dict[Hashable, int] = {}  # replace values as long as a group
+        for group in groups:
+            value = _RECEIVED[kind]([held[device] for device in group])
+            number = numbers.setdefault(value, len(numbers))
+            for place, device in enumerate(group):
+                keys[device] = (number, place) if kind in _BY_PLACE else number
+        return _canonical(keys)
+
+    def _permuted(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        held = self._whole(operands)
+        text = instruction.attributes.get("source_target_pairs", "")
+        pairs = [numbers(pair) for pair in re.findall(r"\{(\d+,\d+)\}", text)]
+        keys: list[Hashable] = [None] * self.devices  # devices that receive nothing hold zeros
+        for source, target in pairs:
+            keys[target] = held[source]
+        return self.one(_canonical(keys))
+
+    def _whole(self, held: Held) -> Groups:
+        """The devices on which all elements of a value are the same."""
+        if not isinstance(held, list):
+            return held
+        whole = self.same
+        for element in held:
+            if element is self.different:
+                return element
+            if element is not whole:  # fast where all are the same
+                whole = self._merge(whole, self._whole(element))
+        return whole
+
+    def _either(self, a: Held, b: Held) -> Held:
+        """A value that may be either of two."""
+        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+            return [self._either(x, y) for x, y in zip(a, b, strict=True)]
+        return self._merge(self._whole(a), self._whole(b))
+
+    def _with(self, held: Held, choice: Groups) -> Held:
+        """A value that depends on a choice."""
+        if choice is self.same:
+            return held
+        if isinstance(held, list):
+            return [self._with(element, choice) for element in held]
+        return self._merge(held, choice)
+
+    def _merge(self, a: Groups, b: Groups) -> Groups:
+        if a is b or b is self.same:
+            return a
+        if a is self.same:
+            return b
+        if a is self.different or b is self.different:
+            return self.different
+        key = (id(a), id(b))
+        if key not in self.merged:
+            self.merged[key] = self.one(_canonical(list(zip(a, b, strict=True))))
+        return self.merged[key]
+
+
+# Every other instruction mixes its operands.
+_Rule = Callable[[_Walk, HloInstruction, list[Held], int], Held]
+_RULES: dict[str, _Rule] = {
+    "tuple": _Walk._tuple,
+    "get-tuple-element": _Walk._element,
+    **dict.fromkeys(("copy", "bitcast", "opt-barrier", "optimization-barrier"), _Walk._same_value),
+    **dict.fromkeys((k + start for k in _RECEIVED for start in ("", "-start")), _Walk._collective),
+    **dict.fromkeys(("collective-permute", "collective-permute-start"), _Walk._permuted),
+    **dict.fromkeys(_CALLS, _Walk._call),
+    "while": _Walk._looped,
+    "conditional": _Walk._chosen,
+}

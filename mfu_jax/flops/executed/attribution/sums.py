@@ -1,0 +1,141 @@
+"""Sums over the matmuls of a program: by phase, scope, dtype, kernel, and what is wasted."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+from mfu_jax.flops.count import operation
+from mfu_jax.flops.exact import Number
+from mfu_jax.flops.executed.attribution.padding import Wasted
+from mfu_jax.flops.executed.attribution.replication import Groups
+from mfu_jax.flops.executed.costs.reader import MatmulCost
+from mfu_jax.flops.executed.hlo.module import HloComputation
+from mfu_jax.flops.scopes import Scope
+
+
+class Found(NamedTuple):
+    """A matmul of the program, with the context that its callers provide.
+
+    Attributes:
+        computation: where it is.
+        matmul: its cost.
+        op_name: its own, its fusion's, or one inferred from its neighbours.
+        runs: how often it runs in one step; a fraction if devices differ.
+        once: the same with every loop body counted once.
+    """
+
+    computation: HloComputation
+    matmul: MatmulCost
+    op_name: str
+    runs: Number
+    once: int
+
+
+MODEL_PHASES = ("forward", "evaluation", "backward")
+_SHARD_MAP = "/shard_map/"  # around work that each device runs because the user wrote it so
+_AGAIN = ("rematerialized", "xla_rematerialized")
+
+
+@dataclass(slots=True)
+class Sums:
+    """What the top-down pass adds up."""
+
+    phases: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    scopes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    dtypes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    kernels: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    attention_kernels: Number = 0
+    repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
+    repeated_attention: Fraction = Fraction(0)
+    repeated_by_user: Fraction = Fraction(0)
+    operations: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    duplicated: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    padding: Number = 0
+    expansion: Number = 0
+    in_pieces: dict[str, dict[str, Number]] = field(default_factory=dict)
+    attention_operations: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    loops_once: int = 0
+    kernels_once: int = 0
+    kernels_xla: int = 0
+    vector_matmuls: Number = 0
+    vector_once: int = 0
+    passes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, matmul: MatmulCost, scope: Scope, runs: Number, once: int) -> None:
+        again = 0 if scope.phase == "xla_rematerialized" else matmul.rematerialized
+        if matmul.is_attention and scope.phase not in _AGAIN:
+            self.attention_kernels += runs * (matmul.flops - again)
+        self.phases[scope.phase] += runs * (matmul.flops - again)
+        self.phases["rematerialized"] += runs * again
+        self.scopes[scope.path] += runs * matmul.flops
+        self.dtypes[matmul.dtype] += runs * matmul.flops
+        self.loops_once += once * matmul.flops
+        if matmul.passes:
+            self.passes[matmul.passes] += runs * matmul.flops
+        if matmul.is_vector:
+            self.vector_matmuls += runs * matmul.flops
+            self.vector_once += once * matmul.flops
+        if matmul.kernel:
+            self.kernels[matmul.kernel] += runs * matmul.flops
+            self.kernels_once += once * matmul.flops
+            self.kernels_xla += once * matmul.seen_by_xla
+
+    def add_model(self, item: Found, scope: Scope, zeros: Wasted, pieces: str) -> None:
+        """Adds the part of a forward or backward matmul that the model needs, and its known zeros.
+
+        Args:
+            item: the matmul.
+            scope: its phase and scope.
+            zeros: what it spends on known zeros.
+            pieces: kind of image pieces, if it is a convolution on such: see `image_pieces`.
+        """
+        name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
+        needed = item.matmul.flops - item.matmul.rematerialized - sum(zeros)
+        self.operations[name] += item.runs * needed
+        if pieces:
+            operations = self.in_pieces.setdefault(pieces, {})
+            operations[name] = operations.get(name, 0) + item.runs * needed
+        if item.matmul.is_attention:
+            self.attention_operations[name] += item.runs * needed
+        self.padding += item.runs * zeros.padding
+        self.expansion += item.runs * zeros.expansion
+
+    def add_duplicate(self, item: Found, scope: Scope) -> None:
+        """Adds a forward or backward matmul that repeats another one on the same operands."""
+        name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
+        self.duplicated[name] += item.runs * item.matmul.flops
+
+    def add_repeated(self, item: Found, holders: Groups, zeros: int) -> None:
+        """Adds the part of a forward or backward matmul that devices repeat, minus known zeros."""
+        matmul, runs = item.matmul, item.runs
+        devices, groups = len(holders), len(set(holders))
+        needed = matmul.flops - matmul.rematerialized - zeros
+        if groups == devices:
+            return
+        flops = Fraction(devices - groups, devices) * runs * needed
+        where = "on every device" if groups == 1 else f"in groups of {devices // groups} devices"
+        self.repeated[f"repeated {where} ({devices - groups} of {devices})"] += flops
+        if matmul.is_attention:
+            self.repeated_attention += flops
+        if _SHARD_MAP in item.op_name:
+            self.repeated_by_user += flops
+
+
+def whole(parts: Mapping[str, Number]) -> Counter[str]:
+    """Parts rounded to whole numbers that add up to the exact sum, rounded down.
+
+    >>> dict(whole({"a": Fraction(1, 2), "b": Fraction(3, 2), "c": 1}))
+    {'a': 0, 'b': 2, 'c': 1}
+    """
+    rounded: Counter[str] = Counter()
+    exact: Number = 0
+    before = 0
+    for name, part in parts.items():
+        exact += part
+        rounded[name] = int(exact) - before
+        before = int(exact)
+    return rounded

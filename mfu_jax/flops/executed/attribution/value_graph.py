@@ -1,0 +1,156 @@
+"""An HLO program as the `Value`s that decide the purpose of its undifferentiated matmuls.
+
+Fusions and calls are inlined, and a loop's body once: weights that one iteration updates are
+weights, not gradients, in the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.shapes import Shape
+from mfu_jax.flops.purposes import Value
+from mfu_jax.flops.scopes import FlopPhase
+
+# A value's position; for a tuple, those of its elements.
+Position: TypeAlias = "int | list[Position]"
+
+_CALLS = frozenset({"fusion", "call", "async-start"})
+_SAME = frozenset(
+    "copy bitcast optimization-barrier opt-barrier copy-done all-reduce-done all-gather-done "
+    "collective-permute-done".split()
+)
+# XLA combines several of these into one instruction, under the op_name of one of them.
+_COMBINED = frozenset({"all-reduce", "all-gather", "collective-permute"})
+# Results that hold their operands' elements: moved, cast, or scaled.
+_MOVES = frozenset(
+    "all-to-all broadcast concatenate convert copy copy-start dynamic-slice multiply negate pad "
+    "reduce-precision reshape reverse slice transpose".split()
+)
+
+
+def value_graph(module: HloModule, matmuls: Mapping[int, tuple[str, FlopPhase]]) -> list[Value]:
+    """The values of a program; the sites are the ``id`` of instructions.
+
+    Args:
+        module: the program.
+        matmuls: op_name and phase of each matmul that runs, by the ``id`` of its instruction.
+    """
+    graph = _Graph(module, matmuls)
+    entry = module.entry
+    given: list[Position] = [
+        graph.inputs(entry.parameters[number].shape) if number in entry.parameters else []
+        for number in range(max(entry.parameters, default=-1) + 1)
+    ]
+    graph.inline(entry, given, 0)
+    return graph.values
+
+
+def _numbers(position: Position) -> list[int]:
+    if isinstance(position, int):
+        return [position]
+    return [number for element in position for number in _numbers(element)]
+
+
+class _Graph:
+    """Adds values, instruction by instruction."""
+
+    def __init__(self, module: HloModule, matmuls: Mapping[int, tuple[str, FlopPhase]]) -> None:
+        self.module = module
+        self.matmuls = matmuls
+        self.values: list[Value] = []
+
+    def inputs(self, shape: Shape) -> Position:
+        """The values of a parameter of the program."""
+        if shape.dtype == "tuple":
+            return [self.inputs(element) for element in shape.elements]
+        self.values.append(Value((), shape.size, is_input=True))
+        return len(self.values) - 1
+
+    def inline(
+        self, computation: HloComputation, given: Sequence[Position], depth: int
+    ) -> Position:
+        """Adds a computation's values, given those of its parameters; returns its result's."""
+        if depth > MAX_DEPTH:
+            return self._add(computation.root, list(given))
+        known: dict[str, Position] = {}
+        for instruction in computation.instructions.values():
+            if instruction.opcode == "parameter":
+                text = instruction.operand_text
+                number = int(text) if text.isdecimal() else len(given)
+                known[instruction.name] = given[number] if number < len(given) else []
+            else:
+                operands = [known.get(name, []) for name in instruction.operands]
+                known[instruction.name] = self._result(instruction, operands, depth)
+        return known[computation.root.name]
+
+    def _result(
+        self, instruction: HloInstruction, operands: list[Position], depth: int
+    ) -> Position:
+        opcode = instruction.opcode
+        if opcode == "tuple":
+            return operands
+        if opcode == "get-tuple-element" and operands and isinstance(operands[0], list):
+            index = instruction.integers("index")[:1] or (0,)
+            return operands[0][index[0]] if index[0] < len(operands[0]) else operands[0]
+        if opcode in _SAME and operands:
+            return operands[0]
+        if opcode.removesuffix("-start") in _COMBINED:
+            moved: list[Position] = [self._move(_numbers(operand)) for operand in operands]
+            return moved[0] if len(moved) == 1 else moved
+        bodies: Sequence[str] = ()
+        if opcode in _CALLS:
+            bodies = instruction.callees
+        elif opcode == "while" and operands:
+            bodies = instruction.computations("body")
+        elif opcode == "conditional":
+            return self._chosen(instruction, operands, depth)
+        if len(bodies) == 1:
+            return self.inline(self.module[bodies[0]], operands, depth + 1)
+        return self._add(instruction, operands)
+
+    def _chosen(
+        self, instruction: HloInstruction, operands: list[Position], depth: int
+    ) -> Position:
+        """The result of a conditional: for each element, those of all branches."""
+        branches = zip(instruction.callees, operands[1:], strict=False)
+        results = [self.inline(self.module[name], [given], depth + 1) for name, given in branches]
+        return self._either(results) if results else self._add(instruction, operands)
+
+    def _either(self, results: list[Position]) -> Position:
+        tuples = [result for result in results if isinstance(result, list)]
+        if len(tuples) == len(results) and len({len(elements) for elements in tuples}) == 1:
+            return [self._either(list(elements)) for elements in zip(*tuples, strict=True)]
+        numbers = [number for result in results for number in _numbers(result)]
+        return self._move(numbers)
+
+    def _move(self, numbers: list[int]) -> int:
+        """A value with the elements of others."""
+        size = max((self.values[number].size for number in numbers), default=1)
+        self.values.append(Value(tuple(numbers), size, is_moved=True))
+        return len(self.values) - 1
+
+    def _add(self, instruction: HloInstruction, operands: list[Position]) -> int:
+        op_name, phase = self.matmuls.get(id(instruction), (instruction.op_name, "other"))
+        is_differentiated = "jvp(" in op_name or "transpose(" in op_name
+        is_plain = phase == "forward" and not is_differentiated
+        self.values.append(
+            Value(
+                operands=tuple([n for operand in operands for n in _numbers(operand)]),
+                size=_size(instruction.shape),
+                site=id(instruction) if is_plain else 0,
+                is_moved=instruction.opcode in _MOVES,
+                is_differentiated=is_differentiated,
+                is_gradient=phase in ("backward", "rematerialized"),
+            )
+        )
+        return len(self.values) - 1
+
+
+def _size(shape: Shape) -> int:
+    if shape.dtype == "tuple":
+        return max(map(_size, shape.elements), default=1)
+    return shape.size

@@ -1,0 +1,192 @@
+"""Where a value is known to be zero: explicit padding, and the dense form of ragged operands.
+
+What cannot be followed counts as real, that is, nonzero.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+from mfu_jax.flops.executed.attribution.partly_zero import MOVES, Real, whole
+from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
+from mfu_jax.flops.executed.hlo.validation import one_integer
+from mfu_jax.flops.lengths import Lengths
+
+# Primitives whose pads and slices the user wrote; a pad's gradient is a negative pad.
+_USERS = frozenset({"concatenate", "dynamic_slice", "pad", "slice", "split"})
+_SAME_PLACES = frozenset({"copy", "convert", "negate", "reduce-precision", "all-reduce"})
+_ZERO = re.compile(r"-?0(\.0*)?")
+
+
+def is_written_by_user(instruction: HloInstruction) -> bool:
+    """Whether a pad or slice comes from JAX code: the model counts what it adds or drops.
+
+    XLA's have the matmul's op_name, or none.
+    """
+    return any(name.rpartition("/")[2] in _USERS for name in instruction.op_name.split(";"))
+
+
+class Zeros:
+    """Where a program's values are known to be zero."""
+
+    def __init__(self, dataflow: Dataflow, lengths: Lengths) -> None:
+        self.dataflow = dataflow
+        self.lengths = lengths
+        self._known: dict[tuple[int, str], Real] = {}  # by frame and instruction
+
+    def real_elements(self, frame: Frame, instruction: HloInstruction) -> Real:
+        """Which elements of an instruction's result may differ from zero.
+
+        Args:
+            frame: one that the dataflow keeps.
+            instruction: an instruction of its computation.
+        """
+        try:
+            real = self._real(frame, instruction, 0)
+        except (UnknownValueError, ValueError, IndexError):
+            return whole(instruction.shape)
+        return real if len(real.dims) == len(instruction.shape.dims) else whole(instruction.shape)
+
+    def _real(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
+        key = (id(frame), instruction.name)
+        known = self._known.get(key)
+        if known is None:
+            if depth > MAX_DEPTH:
+                return whole(instruction.shape)
+            known = self._known[key] = self._followed(frame, instruction, depth + 1)
+        return known
+
+    def _followed(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
+        opcode, computation = instruction.opcode, frame.computation
+        if opcode == "parameter" and frame.call is not None:
+            return self._real(*frame.argument(instruction), depth)
+        if opcode in ("fusion", "call") and instruction.shape.dtype != "tuple":
+            inner = self.dataflow.enter(frame, instruction)
+            return self._real(inner, inner.computation.root, depth)
+        if opcode == "get-tuple-element":
+            return self._element(frame, instruction, depth)
+        if opcode == "select":
+            return self._selected(frame, instruction)
+        if opcode == "broadcast" or not instruction.operands:
+            return whole(instruction.shape)
+        source = computation.operand(instruction, 0)
+        if opcode in _SAME_PLACES:
+            return self._real(frame, source, depth)
+        if opcode == "multiply":
+            first = self._real(frame, source, depth)
+            second = computation.operand(instruction, 1)
+            return self._real(frame, second, depth) if first.is_all else first
+        if opcode in MOVES and (opcode != "pad" or self._is_padding(frame, instruction)):
+            real = self._real(frame, source, depth)
+            if not real.is_all or opcode == "pad":
+                return MOVES[opcode](real, instruction, source)
+        return whole(instruction.shape)
+
+    def _element(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
+        """One result of a fusion that has several."""
+        source = frame.computation.operand(instruction, 0)
+        if source.opcode != "fusion":
+            return whole(instruction.shape)
+        inner = self.dataflow.enter(frame, source)
+        results = len(inner.computation.root.operands)
+        index = one_integer(instruction, "index", below=results)
+        made = inner.computation.operand(inner.computation.root, index)
+        return self._real(inner, made, depth)
+
+    def _is_padding(self, frame: Frame, pad: HloInstruction) -> bool:
+        is_zeros = self.is_zero(frame, frame.computation.operand(pad, 1))
+        return is_zeros and not is_written_by_user(pad)
+
+    def _selected(self, frame: Frame, select: HloInstruction) -> Real:
+        """Zeros except in one group: the dense form of a ragged or grouped operand."""
+        computation = frame.computation
+        mask, chosen, other = (computation.operand(select, i) for i in range(3))
+        if not self.is_zero(frame, other):
+            return whole(select.shape)
+        share = group_share(computation, select)
+        copies = self._copies(frame, chosen) if share is None else 1
+        if copies > 1 and (found := self._rows(frame, mask)):
+            rows, groups = found
+            is_scalar = copies == select.shape.size  # of a sum's gradient
+            share = self._share_in_groups(rows, groups if is_scalar else copies)
+        return whole(select.shape)._replace(share=share or Fraction(1))
+
+    def _copies(self, frame: Frame, instruction: HloInstruction) -> int:
+        """How often a broadcast repeats its operand; 1 for anything else."""
+        _, made = self._origin(frame, instruction)
+        if made.opcode != "broadcast":
+            return 1
+        repeated = set(range(len(made.shape.dims))) - set(made.integers("dimensions"))
+        return math.prod(made.shape.dims[d] for d in repeated)
+
+    def _origin(self, frame: Frame, instruction: HloInstruction) -> tuple[Frame, HloInstruction]:
+        """The instruction that makes a value, through fusions, copies and broadcasts of masks."""
+        made, source, path = self.dataflow.follow(frame, instruction)
+        if path:
+            raise UnknownValueError
+        return made, source
+
+    def _share_in_groups(self, rows: int, groups: int) -> Fraction:
+        """Each row is in one group, or in none if the user's group sizes leave some out."""
+        sizes = self.lengths.group_sizes
+        if len(sizes) != groups or sum(sizes) > rows:
+            return Fraction(1, groups)
+        return Fraction(sum(sizes), rows * groups)
+
+    def _rows(self, frame: Frame, mask: HloInstruction) -> tuple[int, int] | None:
+        """Rows and groups of a mask ``start ≤ row`` and ``row < end`` per group; else None."""
+        frame, mask = self._origin(frame, mask)
+        while mask.opcode == "broadcast":
+            frame, mask = self._origin(frame, frame.computation.operand(mask, 0))
+        if mask.opcode != "and":
+            return None
+        rows, groups = set(), set()
+        for operand in (frame.computation.operand(mask, i) for i in (0, 1)):
+            made, bound = self._origin(frame, operand)
+            if bound.opcode != "compare":
+                return None
+            sides = [self._origin(made, made.computation.operand(bound, i)) for i in (0, 1)]
+            numbers = [side for _, side in sides if side.opcode == "iota"]
+            bounds = [side for side in sides if side[1].opcode != "iota"]
+            if len(numbers) != 1:
+                return None
+            dims = numbers[0].shape.dims
+            rows.add(dims[one_integer(numbers[0], "iota_dimension", below=len(dims))])
+            groups.add(self._unrepeated(*bounds[0]))
+        return (rows.pop(), min(groups)) if len(rows) == 1 else None
+
+    def _unrepeated(self, frame: Frame, instruction: HloInstruction) -> int:
+        """Elements of a value before it was broadcast."""
+        while instruction.opcode == "broadcast":
+            frame, instruction = self._origin(frame, frame.computation.operand(instruction, 0))
+        return instruction.shape.size
+
+    def is_zero(self, frame: Frame, instruction: HloInstruction) -> bool:
+        """Whether a value is a constant 0, broadcast or not."""
+        frame, source, path = self.dataflow.follow(frame, instruction)
+        while source.opcode == "broadcast" and not path:
+            operand = frame.computation.operand(source, 0)
+            frame, source, path = self.dataflow.follow(frame, operand)
+        is_constant = source.opcode == "constant" and not path
+        return is_constant and _ZERO.fullmatch(source.operand_text.strip()) is not None
+
+
+def group_share(computation: HloComputation, select: HloInstruction) -> Fraction | None:
+    """1/n if XLA keeps one of n positions of a dimension: where it equals the group's number.
+
+    The user's own masks have op_names; their products belong to the model.
+    """
+    mask = computation.operand(select, 0)
+    if select.op_name or mask.opcode != "compare" or mask.attribute("direction") != "EQ":
+        return None
+    sides = [computation.operand(mask, i) for i in (0, 1)]
+    for side, other in (sides, sides[::-1]):
+        if side.opcode != "iota" or other.opcode not in ("iota", "broadcast"):
+            continue
+        number = one_integer(side, "iota_dimension", below=len(mask.shape.dims))
+        if number not in (*other.integers("iota_dimension"), *other.integers("dimensions")):
+            return Fraction(1, mask.shape.dims[number])
+    return None

@@ -1,0 +1,377 @@
+"""What each computation calls, and the few integers that this depends on: its environment.
+
+Most computations depend on no integer and have one environment: the empty one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from mfu_jax.flops.executed.control_flow.evaluation import Evaluation, StepLimitError
+from mfu_jax.flops.executed.control_flow.loops import Loop, LoopRun, stated_trip_count
+from mfu_jax.flops.executed.control_flow.scalar_programs import Slice
+from mfu_jax.flops.executed.control_flow.value_refs import DEVICE, Leaf
+from mfu_jax.flops.executed.hlo.dataflow import TuplePath
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.integers.by_device import among, of_device
+from mfu_jax.flops.executed.integers.instructions import branch_index
+from mfu_jax.flops.executed.integers.values import ByDevice, Value
+
+Environment = tuple[Value, ...]
+
+
+class Placed(NamedTuple):
+    """A computation in an environment that is not empty.
+
+    Attributes:
+        name: name of the computation.
+        environment: values; those of all devices if they exchange integers in the computation.
+        device: the device that runs it in that case.
+    """
+
+    name: str
+    environment: Environment
+    device: int | None = None
+
+
+Node = str | Placed
+"""A computation in one environment: just its name if the environment is empty."""
+
+
+def node_of(name: str, environment: Environment = (), device: int | None = None) -> Node:
+    """A computation in an environment."""
+    return Placed(name, environment, device) if environment else name
+
+
+def name_of(node: Node) -> str:
+    """The computation's name."""
+    return node if isinstance(node, str) else node.name
+
+
+class Resolved(NamedTuple):
+    """What one instruction runs in one environment of its computation.
+
+    Attributes:
+        instruction: the call.
+        callees: what it runs, and how often.
+        is_choice: whether only one of the callees runs, and which one is unknown.
+        reason: why a loop's trip count is not known.
+    """
+
+    instruction: HloInstruction
+    callees: Sequence[tuple[Node, int]]
+    is_choice: bool = False
+    reason: str = ""
+
+
+class Planned(Protocol):
+    @property
+    def reads(self) -> Iterable[int]:
+        """The registers that `resolve` reads."""
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether devices exchange integers in what it runs."""
+
+    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+        """What the instruction runs, given the registers of its computation's slice.
+
+        If they hold the values of all devices, it is what `device` runs.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The calls of one computation. Most have few or none, and share the empty tuple.
+
+    Attributes:
+        part: computes the integers that decide what runs; None if there is nothing to decide.
+        decisions: their registers.
+        fixed: what runs once in every environment.
+        planned: the other calls.
+        notes: for the reader of the count.
+    """
+
+    part: Slice | None = None
+    decisions: tuple[int, ...] = ()
+    fixed: tuple[Node, ...] = ()
+    planned: tuple[Planned, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> Collection[Leaf]:
+        """The values that its computation's callers must pass."""
+        return self.part.inputs if self.part else ()
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether devices exchange integers in the computation: it then needs those of all."""
+        inside = any(planned.is_joint for planned in self.planned)
+        return inside or (self.part is not None and self.part.is_joint)
+
+    def environment(self, inputs: Sequence[Value]) -> Environment:
+        """The values of `decisions`, given values of `needs`."""
+        if not self.part or not self.decisions:
+            return ()
+        try:
+            values = self.part.run(inputs)
+        except StepLimitError:
+            values = self.part.initial
+        return tuple([values[register] for register in self.decisions])
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A computation, and the caller's registers that hold the values it needs."""
+
+    name: str
+    plan: Plan
+    at: list[int]
+
+    def node(self, values: Sequence[Value], device: int | None) -> Node:
+        inputs = [values[i] for i in self.at]
+        if device is not None and not self.plan.is_joint:
+            inputs = [of_device(value, device) for value in inputs]
+            device = None
+        return node_of(self.name, self.plan.environment(inputs), device)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    instruction: HloInstruction
+    callees: list[Callee]
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return [i for callee in self.callees for i in callee.at]
+
+    @property
+    def is_joint(self) -> bool:
+        return any(callee.plan.is_joint for callee in self.callees)
+
+    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+        nodes = [(callee.node(values, device), 1) for callee in self.callees]
+        return Resolved(self.instruction, nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChoice:
+    instruction: HloInstruction
+    chosen_by: HloInstruction
+    register: int
+    branches: list[Callee]
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return [self.register, *(i for branch in self.branches for i in branch.at)]
+
+    @property
+    def is_joint(self) -> bool:
+        return any(branch.plan.is_joint for branch in self.branches)
+
+    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+        choices = values[self.register]
+        chosen = self._branch(of_device(choices, device))
+        if chosen is None:
+            nodes = [(branch.node(values, device), 1) for branch in self.branches]
+            return Resolved(self.instruction, nodes, is_choice=True)
+        if isinstance(choices, ByDevice) and self.branches[chosen].plan.is_joint:
+            taken = enumerate(map(self._branch, choices.values))
+            values = list(among(values, {other for other, branch in taken if branch == chosen}))
+        return Resolved(self.instruction, [(self.branches[chosen].node(values, device), 1)])
+
+    def _branch(self, choice: Value) -> int | None:
+        return branch_index(self.chosen_by, len(self.branches), choice)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLoop:
+    instruction: HloInstruction
+    loop: Loop
+    reads: list[int]  # the state before the loop
+    body: Callee
+    condition: Callee
+
+    @property
+    def is_joint(self) -> bool:
+        inside = self.body.plan.is_joint or self.condition.plan.is_joint
+        return inside or self.loop.is_joint
+
+    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+        initial = tuple([values[register] for register in self.reads])
+        if device is not None and self.is_joint:
+            return self._resolved(self.loop.run_jointly(initial)[device], device)
+        initial = tuple([of_device(value, device) for value in initial])
+        if not (self.body.at or self.condition.at):
+            trips = self.loop.count(initial)
+            if trips is not None:
+                callees = [(self.body.node((), None), trips)]
+                callees.append((self.condition.node((), None), trips + 1))
+                return Resolved(self.instruction, callees)
+        return self._resolved(self.loop.run(initial), None)
+
+    def _resolved(self, run: LoopRun, device: int | None) -> Resolved:
+        times: Counter[Node] = Counter()
+        for state, runs in run.states.items():
+            times[self.body.node(state, device)] += runs
+            times[self.condition.node(state, device)] += runs
+        times[self.condition.node(run.final, device)] += 1
+        reason = run.reason if run.trips is None else ""
+        return Resolved(self.instruction, list(times.items()), reason=reason)
+
+
+NO_CALLS = Plan()
+_DECIDE = ("while", "conditional")  # what runs depends on an integer
+
+
+class Planner:
+    """Plans the calls of a program's computations, callees before callers.
+
+    Args:
+        module: the program.
+        calls: the calls of each computation.
+        given_trip_count: returns the trip count that the user gave for a ``while``, or None.
+        full_module: returns the program with its large constants written out, or None.
+    """
+
+    def __init__(
+        self,
+        module: HloModule,
+        calls: Mapping[str, Sequence[HloInstruction]],
+        *,
+        given_trip_count: Callable[[HloInstruction], int | None],
+        full_module: Callable[[], HloModule | None],
+    ) -> None:
+        self.module = module
+        self.calls = calls
+        self.given_trip_count = given_trip_count
+        self.devices, device_opcode = _devices(module)
+        parts = weakref.proxy(self)
+        self.evaluation = Evaluation(module, full_module, parts, self.devices, device_opcode)
+        self.branches: dict[tuple[str, TuplePath], tuple[Slice, int]] = {}
+        self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
+        self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers
+        self.needing: set[str] = set()  # the others
+        self.plans: dict[str, Plan] = {}
+
+    def add(self, name: str) -> None:
+        """Plans a computation whose callees are already planned."""
+        if not self.calls[name]:
+            self.plans[name], self.nodes[name] = NO_CALLS, name
+            return
+        plan = self.plans[name] = self._plan(self.module[name])
+        if plan.needs:
+            self.needing.add(name)
+        else:
+            self.nodes[name] = node_of(name, plan.environment(()))
+
+    def entries(self) -> Counter[Node]:
+        """The entry as devices run it, with the number that do; 1 if all run the same."""
+        name = self.module.entry.name
+        if name in self.nodes:
+            return Counter([self.nodes[name]])
+        plan, devices = self.plans[name], range(self.devices)
+        if plan.is_joint:
+            environment = plan.environment([ByDevice(tuple(devices))])
+            return Counter(node_of(name, environment, device) for device in devices)
+        nodes = Counter(node_of(name, plan.environment([device])) for device in devices)
+        return nodes if len(nodes) > 1 else Counter(set(nodes))
+
+    def _plan(self, computation: HloComputation) -> Plan:
+        part: Slice | None = None
+        fixed: list[Node] = []
+        calls: list[Planned] = []
+        notes: list[str] = []
+        for call in self.calls[computation.name]:
+            callees = call.callees
+            if call.opcode not in _DECIDE and self.needing.isdisjoint(callees):
+                fixed += [self.nodes[name] for name in callees]
+                continue
+            if part is None:
+                is_entry = computation is self.module.entry
+                part = Slice(self.evaluation, computation, is_entry=is_entry)
+            calls.append(self._planned(computation, part, call))
+            if call.opcode == "while":
+                notes += self._disagreement(computation, call)
+        decisions: list[int] = []
+        if part:
+            reads = {register for planned in calls for register in planned.reads}
+            decisions = [i for i in sorted(reads) if i and part.initial[i] is None]
+        return Plan(part, tuple(decisions), tuple(fixed), tuple(calls), tuple(notes))
+
+    def _planned(self, computation: HloComputation, part: Slice, call: HloInstruction) -> Planned:
+        def callee(name: str, first: int = 0) -> Callee:
+            """What a callee needs; its parameter 0 is the call's operand `first`."""
+            plan = self.plans[name]
+            at = [
+                part.register(
+                    call if path == DEVICE else computation.operand(call, first + n), path
+                )
+                for n, path in plan.needs
+            ]
+            return Callee(name, plan, at)
+
+        if call.opcode == "while":
+            parts = [(name, self.plans[name]) for name in call.loop_computations]
+            wanted = tuple([leaf.path for _, plan in parts for leaf in plan.needs])
+            loop = self.loop(self.evaluation, call, wanted)
+            state = computation.operand(call, 0)
+            starts = [part.register(state, path) for path in loop.paths]
+            body, condition = (
+                Callee(name, plan, [loop.at[leaf.path] for leaf in plan.needs])
+                for name, plan in parts
+            )
+            return PlannedLoop(call, loop, starts, body, condition)
+        if call.opcode == "conditional":
+            chosen_by = computation.operand(call, 0)
+            branches = [callee(name, 1 + i) for i, name in enumerate(call.callees)]
+            return PlannedChoice(call, chosen_by, part.register(chosen_by), branches)
+        return PlannedCall(call, [callee(name) for name in call.callees])
+
+    def loop(
+        self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
+    ) -> Loop:
+        """The slice of a ``while``, for the wanted paths of its state; made once."""
+        key = (id(instruction), wanted)
+        if key not in self.loops:
+            trips = self.given_trip_count(instruction)
+            if trips is None:
+                trips = stated_trip_count(instruction)
+            self.loops[key] = Loop(evaluation, instruction, wanted, trips)
+        return self.loops[key]
+
+    def branch(self, evaluation: Evaluation, name: str, path: TuplePath) -> tuple[Slice, int]:
+        """The slice of a computation for its result at `path`; made once."""
+        if (name, path) not in self.branches:
+            branch = Slice(evaluation, self.module[name])
+            self.branches[name, path] = (branch, branch.root(path))
+        return self.branches[name, path]
+
+    def _disagreement(self, computation: HloComputation, call: HloInstruction) -> Iterator[str]:
+        """A note if the compiler's stated trip count differs from the proved one."""
+        stated = stated_trip_count(call)
+        if stated is None or self.given_trip_count(call) is not None:
+            return
+        loop = Loop(self.evaluation, call, (), None)
+        part = Slice(self.evaluation, computation)
+        state = computation.operand(call, 0)
+        starts = [part.register(state, path) for path in loop.paths]
+        proved = loop.count(tuple(part.initial[register] for register in starts))
+        if proved is not None and proved != stated:
+            where = call.op_name or call.name
+            yield (
+                f"while {where}: the compiler states {stated:,} iterations, its condition ends it "
+                f"after {proved:,}; the compiler's number is used"
+            )
+
+
+def _devices(module: HloModule) -> tuple[int, str]:
+    """How many devices run a program, and the opcode that numbers them, if one does."""
+    partitions, replicas = (module.header_int(key) for key in ("num_partitions", "replica_count"))
+    if partitions > 1 and replicas > 1:
+        return partitions * replicas, ""
+    return max(partitions, replicas), "partition-id" if partitions > 1 else "replica-id"

@@ -1,0 +1,110 @@
+"""What the slices of one program share: its constants, its devices, and its step limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mfu_jax.flops.executed.control_flow.value_refs import Leaf
+from mfu_jax.flops.executed.hlo.dataflow import TuplePath
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.text import ELIDED
+from mfu_jax.flops.executed.integers.values import Value, constant_value
+
+MAX_STEPS = 2_000_000  # evaluated for one program: limits the time to seconds
+
+
+class StepLimitError(Exception):
+    """The program needs more steps than `MAX_STEPS`."""
+
+
+class LoopSlice(Protocol):
+    """The part of a ``while`` that some values of its state depend on."""
+
+    paths: list[TuplePath]
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether devices exchange integers in it."""
+
+    def is_invariant(self, path: TuplePath) -> bool:
+        """Whether the body passes a value on unchanged."""
+
+    def final(self, initial: Sequence[Value], path: TuplePath) -> Value:
+        """A value after the loop, given the values of `paths` before it."""
+
+
+class BranchSlice(Protocol):
+    """The part of a conditional's branch that one of its results depends on."""
+
+    inputs: dict[Leaf, int]
+    is_joint: bool
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        """The values of all registers, given values of `inputs`."""
+
+
+class Parts(Protocol):
+    """The slices of loops and branches, each made once."""
+
+    def branch(self, evaluation: Evaluation, name: str, path: TuplePath) -> tuple[BranchSlice, int]:
+        """The slice of a computation for its result at `path`; and that result's register."""
+
+    def loop(
+        self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
+    ) -> LoopSlice:
+        """The slice of a ``while``, for the wanted paths of its state."""
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What all slices of one program share.
+
+    Attributes:
+        module: the program.
+        full_module: returns the program with its large constants written out, or None.
+        parts: keeps the slices. It is a weak reference: they refer back to this, and a counted
+            program must not wait for the garbage collector.
+        devices: number of devices that run the program.
+        device_opcode: opcode of the instruction that gives the number of the running device.
+        steps_left: steps left of `MAX_STEPS`.
+        elided: whether a constant was needed that the text elides.
+        limited: whether a loop was too long to simulate.
+    """
+
+    module: HloModule
+    full_module: Callable[[], HloModule | None]
+    parts: Parts
+    devices: int = 1
+    device_opcode: str = ""
+    steps_left: int = field(default_factory=lambda: MAX_STEPS)
+    elided: bool = False
+    limited: bool = False
+    nesting: int = 0
+
+    def spend(self, steps: int) -> None:
+        """Accounts for evaluated steps.
+
+        Raises:
+            StepLimitError: there were too many.
+        """
+        self.steps_left -= steps
+        if self.steps_left < 0:
+            raise StepLimitError
+
+    def doubts(self) -> str:
+        """Reasons other than data why a value is unknown, as text."""
+        loop = ", or on a loop that is too long to be run"
+        return loop * self.limited + f", or on {ELIDED}" * self.elided
+
+    def constant(self, computation: HloComputation, instruction: HloInstruction) -> Value:
+        """The value of a constant, even if the program's text elides it."""
+        text = instruction.operand_text
+        if "..." in text:
+            full = self.full_module()
+            if full and computation.name in full.computations:
+                written = full[computation.name].instructions.get(instruction.name)
+                text = written.operand_text if written else text
+            self.elided |= "..." in text
+        return constant_value(text, instruction.shape)

@@ -1,0 +1,1 @@
+"""What one run of each computation costs: matmuls, kernels, bytes, collectives."""

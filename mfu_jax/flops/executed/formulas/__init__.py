@@ -1,0 +1,1 @@
+"""FLOPs of one HLO instruction or library routine, by formula."""

@@ -1,0 +1,1 @@
+"""HLO text as a program: computations, instructions, shapes, and where values come from."""

@@ -1,0 +1,62 @@
+"""What HLO instructions cost by their opcode alone."""
+
+from __future__ import annotations
+
+import functools
+
+from mfu_jax.flops.executed.hlo.module import CALLS
+
+ELEMENTWISE = frozenset(
+    "abs add and ceil clamp clz compare complex convert count-leading-zeros divide floor imag "
+    "is-finite maximum minimum multiply negate not or popcnt real reduce-precision remainder "
+    "round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
+    "shift-right-logical sign stochastic-convert subtract xor".split()
+)
+"""Opcodes that XLA counts as one FLOP per element of the result."""
+HAS_RULE = frozenset("reduce reduce-window select-and-scatter map scatter sort all-reduce".split())
+"""Opcodes that `formulas.elementwise` counts by a rule of their own."""
+
+# Instructions that neither compute nor move anything: most of a program.
+_FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
+_FREE_IN_FUSIONS = _FREE | frozenset("broadcast copy transpose reshape slice pad iota".split())
+# Every other opcode without a rule: none multiplies matrices.
+NO_MATMUL = _FREE_IN_FUSIONS | frozenset(
+    "abs acos acosh add add-dependency after-all and asin asinh atan2 atanh "
+    "batch-norm-grad batch-norm-inference batch-norm-training bitcast-convert cbrt ceil clamp "
+    "compare complex concatenate convert cosh cosine count-leading-zeros divide domain "
+    "dynamic-reshape dynamic-slice dynamic-update-slice erf exponential exponential-minus-one "
+    "floor gather get-dimension-size imag infeed is-finite log log-plus-one logistic map maximum "
+    "minimum multiply negate not opt-barrier optimization-barrier or outfeed partition-id popcnt "
+    "power real recv reduce reduce-precision reduce-window remainder replica-id reverse rng "
+    "rng-bit-generator rng-get-and-update-state round-nearest-afz round-nearest-even rsqrt scatter "
+    "select select-and-scatter send set-dimension-size shift-left shift-right-arithmetic "
+    "shift-right-logical sign sine sinh sort sqrt stochastic-convert subtract tan tanh topk "
+    "xor".split()
+)
+# Opcodes whose cost in a fusion is one FLOP per element, or none.
+ONLY_ELEMENTWISE = ELEMENTWISE | NO_MATMUL - HAS_RULE
+
+
+@functools.lru_cache(maxsize=1024)
+def is_free(opcode: str) -> bool:
+    """Whether an instruction costs nothing; asynchronous work is counted at its start."""
+    return opcode in _FREE or opcode.endswith(("-done", "-update"))
+
+
+# Opcodes that read or write part of an array.
+PARTS = frozenset({"dynamic-slice", "slice", "gather", "dynamic-update-slice"})
+# Opcodes that a count looks for in the whole program.
+INDEXED = PARTS.union(
+    CALLS,
+    ("fusion-start", "pad", "select", "and", "maximum", "concatenate"),
+    ("collective-permute", "collective-permute-start"),
+)
+# Opcodes whose results differ between devices, whatever their operands.
+DIFFER_BY_DEVICE = frozenset(
+    {"partition-id", "replica-id", "rng", "infeed", "recv", "ragged-all-to-all"}
+)
+# Opcodes whose results depend on their operands, and on nothing that differs between devices.
+MIXING = NO_MATMUL - DIFFER_BY_DEVICE - {"parameter", "tuple", "get-tuple-element"}
+
+MATMUL_NAME = "dot_general"
+"""The end of the op_name that JAX gives to a matmul."""

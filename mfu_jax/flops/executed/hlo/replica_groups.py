@@ -1,0 +1,66 @@
+"""Groups of devices in HLO text: which devices a collective connects."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+
+import numpy as np
+
+from mfu_jax.flops.executed.hlo.module import HloInstruction
+
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
+_MESH = re.compile(
+    r"mesh\[((?:'\w+'=\d+,?)+)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{((?:'\w+',?)*)\}$"
+)
+
+
+def groups_text(instruction: HloInstruction) -> str:
+    """The attribute that says which devices exchange data; empty if there is none.
+
+    ``mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`` has a comma and is two attributes.
+    """
+    text = instruction.attribute("replica_groups")
+    if " device_ids=" not in instruction.attribute_text:  # use_global_device_ids is another
+        return text
+    order = instruction.attributes.get("device_ids", "")
+    return f"{text}, device_ids={order}" if order else text
+
+
+@functools.lru_cache(maxsize=256)  # a program has few
+def replica_groups(text: str, devices: int) -> list[list[int]] | None:
+    """The groups of a collective; None if they do not cover every device once."""
+    if text == "{}":
+        return [list(range(devices))]
+    if text.startswith("{{"):
+        groups = [numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
+        is_whole = sorted(itertools.chain.from_iterable(groups)) == list(range(devices))
+        return groups if is_whole else None
+    if match := _IOTA.match(text):
+        ids = iota(*match.groups())
+    elif match := _MESH.match(text):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        shape = ",".join(map(str, sizes.values()))
+        ids = iota(shape, match[2] or shape, match[3])
+        chosen = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[4])]
+        others = [axis for axis in range(ids.ndim) if axis not in chosen]
+        width = math.prod(ids.shape[axis] for axis in chosen)
+        ids = ids.transpose(others + chosen).reshape(-1, width)
+    else:
+        return None
+    return ids.tolist() if ids.size == devices and ids.ndim == 2 else None  # each device once
+
+
+def iota(dims: str, source: str, order: str | None) -> np.ndarray:
+    """Device numbers in an array of `dims`, in the order that HLO's iota form gives."""
+    shape = numbers(source)
+    ids = np.arange(math.prod(shape)).reshape(shape)
+    return (ids.transpose(numbers(order)) if order else ids).reshape(numbers(dims))
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers separated by commas."""
+    return [int(number) for number in text.split(",")]

@@ -1,0 +1,124 @@
+"""Known zeros in front of and behind a matmul, in programs written by hand."""
+
+from __future__ import annotations
+
+import textwrap
+
+import jax
+import jax.numpy as jnp
+
+from mfu_jax.flops.executed.attribution.padding import WasteFinder
+from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.hlo.dataflow import Dataflow
+from mfu_jax.flops.executed.hlo.parsing import parse_hlo
+from mfu_jax.flops.lengths import NO_LENGTHS
+
+M, N, K = 8, 960, 100
+
+
+def count(body: str, parameters: str) -> ExecutedCount:
+    body = textwrap.indent(textwrap.dedent(body).strip(), "  ")
+    return executed_flops(f"HloModule m\nENTRY %main {parameters} {{\n{body}\n}}\n")
+
+
+DOT = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+OPERANDS = """
+    %x = f32[8,100] parameter(0)
+    %w = f32[100,960] parameter(1)
+    %zero = f32[] constant(0)
+    %one = f32[] constant(1)
+"""
+SIGNATURE = "(x: f32[8,100], w: f32[100,960]) -> f32[8,1024]"
+
+
+def test_a_width_padded_from_960_to_1024_and_cut_again() -> None:
+    for cut in ("", "\n    ROOT %y = f32[8,960] slice(%d), slice={[0:8], [0:960]}"):
+        body = f"""
+    %p = f32[100,1024] pad(%w, %zero), padding=0_0x0_64
+    {"" if cut else "ROOT "}%d = f32[8,1024] dot(%x, %p), {DOT}"""
+        executed = count(OPERANDS + body + cut, SIGNATURE)
+        assert executed.total == 2 * M * 1024 * K
+        assert executed.padding == 2 * M * (1024 - N) * K
+
+
+def test_results_that_are_cut_off_are_padding_too() -> None:
+    body = f"""
+    %d = f32[8,960] dot(%x, %w), {DOT}
+    ROOT %y = f32[8,900] slice(%d), slice={{[0:8], [0:900]}}"""
+    assert count(OPERANDS + body, SIGNATURE).padding == 2 * M * 60 * K
+
+
+def test_a_padded_contraction_that_is_split_in_two() -> None:
+    body = """
+    %px = f32[8,128] pad(%x, %zero), padding=0_0x0_28
+    %pw = f32[128,960] pad(%w, %zero), padding=0_28x0_0
+    %sx = f32[8,2,64] reshape(%px)
+    %sw = f32[2,64,960] reshape(%pw)
+    ROOT %d = f32[2,8,960] dot(%sx, %sw), lhs_batch_dims={1}, rhs_batch_dims={0}, """
+    body += "lhs_contracting_dims={2}, rhs_contracting_dims={1}"
+    executed = count(OPERANDS + body, SIGNATURE)
+    assert executed.total == 2 * M * N * 128
+    assert executed.padding == 2 * M * N * 28
+
+
+def test_padding_with_another_value_is_work() -> None:
+    body = f"""
+    %p = f32[100,1024] pad(%w, %one), padding=0_0x0_64
+    ROOT %d = f32[8,1024] dot(%x, %p), {DOT}"""
+    assert count(OPERANDS + body, SIGNATURE).padding == 0
+
+
+def test_results_that_something_else_reads_too_are_needed() -> None:
+    body = f"""
+    %d = f32[8,960] dot(%x, %w), {DOT}
+    %y = f32[8,900] slice(%d), slice={{[0:8], [0:900]}}
+    ROOT %both = (f32[8,900], f32[8,960]) tuple(%y, %d)"""
+    assert count(OPERANDS + body, SIGNATURE).padding == 0
+
+
+def test_masks_that_the_user_wrote_are_the_models() -> None:
+    """XLA's own masks have no op_name."""
+    for metadata, is_expansion in (("", True), (', metadata={op_name="jit(f)/x"}', False)):
+        body = f"""
+    %x = f32[8,4] parameter(0)
+    %w = f32[3] parameter(1)
+    %zero = f32[] constant(0)
+    %rows = s32[4,3] iota(), iota_dimension=0
+    %columns = s32[4,3] iota(), iota_dimension=1
+    %same = pred[4,3] compare(%rows, %columns), direction=EQ
+    %wide = f32[4,3] broadcast(%w), dimensions={{1}}
+    %zeros = f32[4,3] broadcast(%zero), dimensions={{}}
+    %kernel = f32[4,3] select(%same, %wide, %zeros){metadata}
+    ROOT %d = f32[8,3] dot(%x, %kernel), {DOT}"""
+        executed = count(body, "(x: f32[8,4], w: f32[3]) -> f32[8,3]")
+        assert executed.total == 2 * M * 4 * 3
+        assert executed.expansion == (2 * M * (4 - 1) * 3 if is_expansion else 0)
+
+
+def test_padded_indices_of_a_gather_are_no_sign_of_waste() -> None:
+    pad = "pad(%i, %zero), padding=0_3, metadata={op_name="
+    signs = {}
+    for name in ("jit(f)/gather", "jit(f)/dot_general"):
+        module = parse_hlo(
+            "HloModule m\nENTRY %main (i: s32[5]) -> s32[8] {\n"
+            "  %i = s32[5] parameter(0)\n  %zero = s32[] constant(0)\n"
+            f'  ROOT %p = s32[8] {pad}"{name}"}}\n}}\n'
+        )
+        signs[name] = WasteFinder(Dataflow(module), NO_LENGTHS).opcodes
+    assert signs == {"jit(f)/gather": set(), "jit(f)/dot_general": {"pad"}}
+
+
+def test_groups_of_a_ragged_product_whose_cotangent_is_one_number_repeated() -> None:
+    rows, groups, width = 64, 4, 32
+
+    def loss(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+        return jax.lax.ragged_dot(x, w, sizes).sum()
+
+    arguments = (
+        jax.ShapeDtypeStruct((rows, width), jnp.float32),
+        jax.ShapeDtypeStruct((groups, width, width), jnp.float32),
+        jax.ShapeDtypeStruct((groups,), jnp.int32),
+    )
+    executed = executed_flops(jax.jit(jax.grad(loss, (0, 1))).lower(*arguments).compile())
+    # Both gradients; CPUs multiply all rows by all groups.
+    assert executed.total - executed.expansion == 2 * (2 * rows * width * width)

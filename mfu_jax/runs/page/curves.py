@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mfu_jax.pages.charts import Curve, broken, curves, thinned
 from mfu_jax.pages.document import section
 from mfu_jax.pages.markup import Markup, tag
-from mfu_jax.runs.run_data import TIME, RunData
+from mfu_jax.runs.report.run_data import TIME, RunData
 from mfu_jax.util.formatting import loss_text, percent, seconds_text, short
 
 _CLOCK = "unix_seconds"

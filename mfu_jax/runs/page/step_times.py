@@ -11,7 +11,7 @@ from mfu_jax.pages.charts import Bin, histogram
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.runs.run_data import TIME, RunData
+from mfu_jax.runs.report.run_data import TIME, RunData
 from mfu_jax.util.formatting import seconds_text
 
 _BINS = 60

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from mfu_jax.errors import UserError
 from mfu_jax.runs.comparison.intervals import CONFIDENCE, Difference, compare_with_repeats
 from mfu_jax.runs.metrics.files import MetricsRun
-from mfu_jax.runs.metrics.lines import TIME
+from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.util.formatting import columns, percent, readable, seconds_text
 
 # Repeats of one run differ by this much, whatever their intervals say: other machines or clocks.
@@ -53,21 +53,21 @@ def _scalar(name: str) -> Read:
 
 def _rate(amount: str) -> Read:
     def read(columns: Columns) -> Sequence[float] | None:
-        amounts = columns.get(amount)
-        return None if amounts is None else list(map(operator.truediv, amounts, columns[TIME]))
+        amounts, seconds = columns.get(amount), columns[STEP_SECONDS]
+        return None if amounts is None else list(map(operator.truediv, amounts, seconds))
 
     return read
 
 
 def _with_waits(columns: Columns) -> Sequence[float] | None:
     waits = columns.get("goodput/data_wait_seconds")
-    return None if waits is None else list(map(operator.add, columns[TIME], waits))
+    return None if waits is None else list(map(operator.add, columns[STEP_SECONDS], waits))
 
 
 STEP_TIME = Metric(
     name="step_time_seconds",
     title="step time",
-    read=_scalar(TIME),
+    read=_scalar(STEP_SECONDS),
     text=seconds_text,
     less_is_better=True,
 )
@@ -305,7 +305,10 @@ def compare_with_runs(
     return RunComparison(
         a=", ".join(run.path for run in baselines),
         b=b.path,
-        steps=(sum(len(c[STEP_TIME.name]) for c in columns), len(of_b[STEP_TIME.name])),
+        steps=(
+            sum(len(c[STEP_TIME.name]) for c in columns),
+            len(of_b[STEP_TIME.name]),
+        ),
         rows=rows,
         decisive=decisive,
         notes=notes,
@@ -336,7 +339,7 @@ def _rounding(run: MetricsRun, columns: Mapping[str, Sequence[float]]) -> float:
 
 def _timed(columns: Columns) -> Columns:
     """The columns without steps of 0 s, an effect of rounding in logs."""
-    is_timed = [seconds > 0 for seconds in columns[TIME]]
+    is_timed = [seconds > 0 for seconds in columns[STEP_SECONDS]]
     if all(is_timed):
         return columns
     return {name: list(itertools.compress(v, is_timed)) for name, v in columns.items()}
@@ -381,7 +384,7 @@ def _of_a_step(run: MetricsRun, amount: str) -> float:
     """An amount of the longest step, in which a log's rounding matters least; 0 if unknown."""
     longest, found = -1.0, 0.0
     for segment in run.steps.segments():
-        seconds = segment.columns[TIME]
+        seconds = segment.columns[STEP_SECONDS]
         if (most := max(seconds)) > longest:
             amounts = segment.columns.get(amount)
             longest, found = most, amounts[seconds.index(most)] if amounts else 0.0

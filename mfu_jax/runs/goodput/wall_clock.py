@@ -6,6 +6,7 @@ import datetime
 import itertools
 import math
 import os
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +22,6 @@ from mfu_jax.runs.goodput.attribution import (
     no_times,
 )
 from mfu_jax.runs.goodput.journals import Life, metrics_file_of, read_journals
-from mfu_jax.runs.goodput.median import lower_median
 from mfu_jax.runs.goodput.run_time import (
     CATEGORIES,
     Attempt,
@@ -31,6 +31,7 @@ from mfu_jax.runs.goodput.run_time import (
     product,
 )
 from mfu_jax.runs.metrics.files import MetricsRun, read_metrics
+from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.storage.addresses import path_of
 
 # A process silent for longer is considered dead.
@@ -252,12 +253,12 @@ def _counted(placed: Placed) -> int:
 
 def _median(placed: Sequence[Placed]) -> int:
     """Median µs of the steps that counted, without compile and first steps; 0 if there are none."""
-    parts = []
+    counted: list[int] = []
     for attempt in placed:
         for index, block in enumerate(attempt.life.blocks):
             if block.kind != "compile":
-                parts.append(block.us[0 if index else 1 : attempt.counted(block)])
-    return lower_median(parts)
+                counted += block.us[0 if index else 1 : attempt.counted(block)]
+    return statistics.median_low(counted) if counted else 0
 
 
 def _attempt(placed: Placed, times: Times) -> Attempt:
@@ -289,7 +290,7 @@ def _add(total: Times, times: Times) -> None:
 def of_metrics(run: MetricsRun) -> RunTime:
     """What can be told from a metrics file alone."""
     summary = run.summary(warmup_steps=0)
-    trained = math.fsum(step.scalars["perf/step_time_seconds"] for step in run.steps)
+    trained = math.fsum(step.scalars[STEP_SECONDS] for step in run.steps)
     return RunTime(
         path=run.path,
         steps=len(set(run.steps.numbers)),

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mfu_jax.runs.metrics.foreign import Found
-from mfu_jax.runs.metrics.record_templates import Rows, Template
-from mfu_jax.runs.metrics.step_table import LoggedStep
+from mfu_jax.runs.metrics.foreign import ForeignStep
+from mfu_jax.runs.metrics.step_table import STEP_SECONDS, LoggedStep
 from mfu_jax.util.values import convert
 
-TIME = "perf/step_time_seconds"
 # Names in the log lines of MaxText (common/metric_logger.py, 0.2.5) and ours → metric names.
 _LOG_NAMES = {
-    "seconds": TIME,
+    "seconds": STEP_SECONDS,
     "TFLOP/s/device": "perf/per_device_tflops_per_sec",
     "Tokens/s/device": "perf/per_device_tokens_per_sec",
     "total_weights": "learning/total_weights",
@@ -37,7 +34,11 @@ NAMES = frozenset(
 # A step under a picosecond, or over 30 years, would poison every sum and quotient.
 _SECONDS = (1e-12, 1e9)
 _AMOUNTS = (1e-30, 1e30)
-_LARGEST = sys.float_info.max
+_LIMITS = {
+    name: _SECONDS if name == STEP_SECONDS else _AMOUNTS
+    for name in sorted(NAMES)
+    if name.startswith("perf/")
+}
 _LONGEST_NOTE = 500
 _LOG_LINE = re.compile(r"completed step: (?P<step>\d+)(?P<rest>[^\"\x1b\n]*)")
 _LOG_VALUE = re.compile(r", (?P<name>[A-Za-z/_ ]+): (?P<value>[-+.\w]+)(?P<percent>%?)")
@@ -93,38 +94,12 @@ def _read_json(values: Mapping[str, Any]) -> tuple[str, LoggedStep]:
     if not isinstance(kind, str | None):
         raise TypeError(kind)
     scalars = {k: float(v) for k, v in values.items() if k in NAMES}  # also parses "NaN"
-    return form_of(kind), LoggedStep(
+    return "maxtext" if kind is None else "jsonl", LoggedStep(
         number=_step(values["step"]), kind=kind, scalars=_complete(scalars)
     )
 
 
-def form_of(kind: str | None) -> str:
-    """The form of a JSON record whose step has this kind."""
-    return "maxtext" if kind is None else "jsonl"
-
-
-def is_special(record: Mapping[str, Any]) -> bool:
-    """Whether more than scalars is read from a record, or some scalars are computed."""
-    amounts = ("perf/per_device_tflops", "perf/per_device_tokens")
-    return not set(amounts) <= record.keys() or bool(
-        {"notes", "flags", "profile/mfu"} & record.keys()
-    )
-
-
-def are_sane(template: Template, rows: Rows) -> bool:
-    """Whether all values are finite, and times and amounts plausible; see `_complete`."""
-    width = len(template.names)
-    for place, name in enumerate(template.names):
-        least, most = -_LARGEST, _LARGEST
-        if name.startswith("perf/"):
-            least, most = _SECONDS if name == TIME else _AMOUNTS
-        known = list(filter(None, rows.values[place::width]))
-        if known and not (least <= min(known) and max(known) <= most):
-            return False
-    return True
-
-
-def foreign_step(found: Found) -> tuple[str, LoggedStep | None]:
+def foreign_step(found: ForeignStep) -> tuple[str, LoggedStep | None]:
     """The form and step of another trainer's record; no step if it is broken."""
     form, step, scalars = found
     try:
@@ -152,7 +127,7 @@ def _read_log(step: str, text: str) -> tuple[str, LoggedStep | None]:
 
 def _step(value: Any) -> int:
     """A step number: a whole, non-negative 64-bit number; MaxText writes 7.0."""
-    number: int = convert(value, int)
+    number: int = value if type(value) is int else convert(value, int)
     if not 0 <= number < 2**63:
         raise ValueError(number)
     return number
@@ -164,10 +139,10 @@ def _complete(scalars: dict[str, float]) -> dict[str, float]:
     Raises:
         ValueError: the step time or an amount is invalid: negative, not finite, or absurd.
     """
-    seconds = scalars.get(TIME, 0.0)
-    for name, value in scalars.items():
-        least, most = _SECONDS if name == TIME else _AMOUNTS
-        if name.startswith("perf/") and not (value == 0 or least <= value <= most):
+    seconds = scalars.get(STEP_SECONDS, 0.0)
+    for name, (least, most) in _LIMITS.items():
+        value = scalars.get(name, 0.0)
+        if not (value == 0 or least <= value <= most):
             raise ValueError(value)
     for amount in ("perf/per_device_tflops", "perf/per_device_tokens"):
         scalars.setdefault(amount, scalars.get(f"{amount}_per_sec", 0.0) * seconds)

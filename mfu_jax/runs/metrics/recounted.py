@@ -10,6 +10,7 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.totals import calculate_tokens_per_device
 from mfu_jax.runs.metrics.files import MetricsRun
+from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 
 _LOGGED = ("step_time_seconds", "per_device_tflops_per_sec")  # three decimals in a log
 _SMALLEST = 1e-9
@@ -43,7 +44,7 @@ def check_tokens(run: MetricsRun, config: Any, model: str) -> None:
         UserError: the run's steps have a different number of tokens.
     """
     tokens = float(calculate_tokens_per_device(config))
-    longest = max(run.steps, key=lambda step: step.scalars["perf/step_time_seconds"])
+    longest = max(run.steps, key=lambda step: step.scalars[STEP_SECONDS])
     logged, seconds = (
         longest.scalars[f"perf/{name}"] for name in ("per_device_tokens", "step_time_seconds")
     )
@@ -77,7 +78,7 @@ def with_peak(run: MetricsRun, peak: hardware.Peak) -> MetricsRun:
         new = dict(scalars)
         if not optimal:  # unknown, as for a growing batch
             return new
-        new["perf/mfu"] = optimal / max(scalars["perf/step_time_seconds"], _SMALLEST)
+        new["perf/mfu"] = optimal / max(scalars[STEP_SECONDS], _SMALLEST)
         if "perf/hfu" in scalars and scalars.get("perf/mfu"):
             new["perf/hfu"] = scalars["perf/hfu"] * new["perf/mfu"] / scalars["perf/mfu"]
         else:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import array
-import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
-Change = Callable[[Mapping[str, float]], Mapping[str, float]]
+STEP_SECONDS = "perf/step_time_seconds"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +26,7 @@ class LoggedStep:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
+class StepSegment:
     """Consecutive steps of one kind and with the same scalars.
 
     Attributes:
@@ -40,10 +39,10 @@ class Segment:
     numbers: array.array[int]
     columns: Mapping[str, array.array[float]]
 
-    def part(self, begin: int, end: int) -> Segment:
+    def part(self, begin: int, end: int) -> StepSegment:
         """A part of the steps."""
         columns = {name: column[begin:end] for name, column in self.columns.items()}
-        return Segment(kind=self.kind, numbers=self.numbers[begin:end], columns=columns)
+        return StepSegment(kind=self.kind, numbers=self.numbers[begin:end], columns=columns)
 
 
 class StepTable:
@@ -55,7 +54,6 @@ class StepTable:
         self._ends = array.array("q", [0])  # in `_values`; step i begins at the i-th entry
         self._shapes = array.array("L")  # of each step: index into `_known`
         self._known: dict[tuple[str | None, tuple[str, ...]], int] = {}
-        self._changes: tuple[Change, ...] = ()
 
     def append(self, step: LoggedStep) -> None:
         """Adds a step; its number must fit in 64 bits."""
@@ -65,54 +63,15 @@ class StepTable:
         self._values.extend(step.scalars.values())
         self._ends.append(len(self._values))
 
-    def extend(
-        self,
-        kind: str | None,
-        names: Sequence[str],
-        numbers: array.array[int],
-        values: array.array[float],
-    ) -> None:
-        """Adds steps of one kind and with the same scalars.
-
-        Args:
-            kind: as in `LoggedStep`.
-            names: of the scalars.
-            numbers: of the steps.
-            values: scalars of each step, one step after the other.
-        """
-        shape = self._known.setdefault((kind, tuple(names)), len(self._known))
-        self._shapes.extend(array.array("L", [shape]) * len(numbers))
-        self._numbers.extend(numbers)
-        end, width = len(self._values), len(names)
-        self._values.extend(values)
-        self._ends.extend([end + width * i for i in range(1, len(numbers) + 1)])
-
-    def extend_table(self, later: StepTable, *, skip: bool = False) -> None:
-        """Appends another table, read from the same file; `skip`: without its first step."""
-        known = [self._known.setdefault(shape, len(self._known)) for shape in later._known]
-        begin = int(skip)
-        first = later._ends[begin]
-        end = len(self._values)
-        self._shapes.extend(known[shape] for shape in later._shapes[begin:])
-        self._numbers.extend(later._numbers[begin:])
-        self._values.extend(later._values[first:])
-        self._ends.extend(end - first + place for place in later._ends[begin + 1 :])
-
-    def segments(self) -> Iterator[Segment]:
+    def segments(self) -> Iterator[StepSegment]:
         """The steps in order, in runs of one kind and the same scalars."""
-        if self._changes:
-            table = StepTable()
-            for step in self:
-                table.append(step)
-            yield from table.segments()
-            return
         shapes, begin = list(self._known), 0
         for shape, group in itertools.groupby(self._shapes):
             kind, names = shapes[shape]
             end = begin + sum(1 for _ in group)
             values, width = self._values[self._ends[begin] : self._ends[end]], len(names)
             columns = {name: values[place::width] for place, name in enumerate(names)}
-            yield Segment(kind=kind, numbers=self._numbers[begin:end], columns=columns)
+            yield StepSegment(kind=kind, numbers=self._numbers[begin:end], columns=columns)
             begin = end
 
     @property
@@ -120,10 +79,11 @@ class StepTable:
         """Whether every step has a kind."""
         return all(kind is not None for kind, _ in self._known)
 
-    def changed(self, change: Change) -> StepTable:
+    def changed(self, change: Callable[[Mapping[str, float]], Mapping[str, float]]) -> StepTable:
         """The same steps, with `change` applied to the scalars of each."""
-        table = copy.copy(self)
-        table._changes = (*self._changes, change)
+        table = StepTable()
+        for step in self:
+            table.append(dataclasses.replace(step, scalars=change(step.scalars)))
         return table
 
     @property
@@ -144,7 +104,5 @@ class StepTable:
         bounds = itertools.pairwise(self._ends)
         for number, shape, (begin, end) in zip(self._numbers, self._shapes, bounds, strict=True):
             kind, names = shapes[shape]
-            scalars: Mapping[str, float] = dict(zip(names, self._values[begin:end], strict=True))
-            for change in self._changes:
-                scalars = change(scalars)
+            scalars = dict(zip(names, self._values[begin:end], strict=True))
             yield LoggedStep(number=number, kind=kind, scalars=scalars)

@@ -22,8 +22,6 @@ from mfu_jax.runs.report.processes import Hosts, read_hosts
 from mfu_jax.runs.report.setup import ModelCount, Setup, count_logged_model, count_model, read_setup
 from mfu_jax.storage.addresses import path_of
 
-TIME = "perf/step_time_seconds"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.runs.metrics import lines as metrics_lines
-from mfu_jax.runs.metrics import pieces as metrics_pieces
-from mfu_jax.runs.metrics import reader as metrics_reader
-from mfu_jax.runs.metrics.files import MetricsRun, read_metrics
-from mfu_jax.runs.metrics.lines import read_line
-from mfu_jax.runs.metrics.record_templates import Templates
+from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.runs.metrics.recounted import with_peak
 from mfu_jax.runs.metrics.step_table import LoggedStep, StepTable
 
@@ -68,7 +61,7 @@ AMOUNTS = {"perf/per_device_tflops": 2.0, "perf/per_device_tokens": 8}
 
 
 @pytest.mark.parametrize("damaged", DAMAGED)
-def test_a_damaged_record_among_records_of_one_shape(damaged: str, tmp_path: Path) -> None:
+def test_a_damaged_record_with_other_fields_among_sound_ones(damaged: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     if damaged.startswith('{"step"') and '"kind": "step"' in damaged:
         more = json.dumps({name: n for name, n in AMOUNTS.items() if name not in damaged})
@@ -81,101 +74,12 @@ def test_a_damaged_record_among_records_of_one_shape(damaged: str, tmp_path: Pat
     assert run.summary(warmup_steps=0).tokens_per_sec_per_device == 8.0
 
 
-def records(chance: random.Random) -> list[str]:
-    """Lines of every kind that a metrics file may hold, in a random order."""
-    found = []
-    for n in range(300):
-        values = {"perf/mfu": chance.random(), "perf/executed_tflops": -1.5e-7, **AMOUNTS}
-        if chance.random() < 0.2:
-            values["eval/avg_loss"] = chance.choice(["NaN", 2.5])
-        if chance.random() < 0.2:
-            values["learning/loss"] = chance.choice(["NaN", "Infinity", 1e300, 3, 10**400])
-        if chance.random() < 0.1:
-            values["profile/mfu"] = 0.25
-        if chance.random() < 0.1:
-            values["notes"] = ["slow"]
-        kind = chance.choice(["step"] * 8 + ["compile", "warmup"])
-        text = line(step=n - chance.choice([0] * 9 + [1, 3]), kind=kind, **values)
-        found.append(chance.choice([text] * 30 + [text[:40], text[:-1] + "\r\n", "\n", "note\n"]))
-    return found
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_records_read_together_are_those_that_json_reads(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(records(random.Random(seed))))
-    together = read_metrics(path)
-    monkeypatch.setattr(Templates, "_MOST_LEARNED", 0)
-    alone = read_metrics(path)
-    assert together.restarts > 0
-    assert_same(together, alone)
-
-
-def assert_same(one: MetricsRun, other: MetricsRun) -> None:
-    assert repr(list(one.steps)) == repr(list(other.steps))  # NaN is not NaN
-    counts = ("form", "repeated", "unreadable", "other_records", "notes", "last_record", "profile")
-    for name in counts:
-        assert getattr(one, name) == getattr(other, name), name
-    assert one.restarts == other.restarts
-    for steps in (0, 5):
-        assert repr(one.summary(warmup_steps=steps)) == repr(other.summary(warmup_steps=steps))
-
-
-@pytest.mark.parametrize("python", [sys.executable, "/bin/false", ""])
-def test_a_large_file_is_read_in_pieces(
-    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By processes of their own; one that ends without an answer costs nothing but time."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(records(random.Random(7))))
-    whole = read_metrics(path)
-    monkeypatch.setattr(metrics_pieces, "_LEAST_BYTES", 100)
-    monkeypatch.setattr(metrics_pieces, "_cores", lambda: 3)
-    monkeypatch.setattr(sys, "executable", python)
-    with path.open("rb") as file:
-        pieces = metrics_pieces.pieces_of(file)
-    assert len(pieces) == 3
-    assert [piece.begin for piece in pieces[1:]] == [piece.end for piece in pieces[:-1]]
-    assert_same(read_metrics(path), whole)
-
-
-def test_a_step_repeated_where_two_pieces_meet_counts_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_repeated_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(step=1, **AMOUNTS) + 3 * line(step=2, **AMOUNTS))
-    monkeypatch.setattr(metrics_pieces, "_LEAST_BYTES", 100)
-    monkeypatch.setattr(metrics_pieces, "_cores", lambda: 2)
     run = read_metrics(path)
     assert list(run.steps.numbers) == [1, 2]
     assert run.repeated == 2
-
-
-def test_lines_that_belong_together_are_not_parted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics_pieces, "_LEAST_BYTES", 10)
-    monkeypatch.setattr(metrics_pieces, "_cores", lambda: 2)
-    path = tmp_path / "log"
-    path.write_text('{"tracker": "json_logger", "event": "log", "step": 1, "metrics": {}}\n' * 100)
-    with path.open("rb") as file:
-        assert metrics_pieces.pieces_of(file) == []
-        assert file.tell() == 0
-
-
-def test_records_of_one_shape_are_parsed_as_json_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, parsed = tmp_path / "metrics.jsonl", []
-    path.write_text("".join(line(step=n, **AMOUNTS) for n in range(1000)))
-    monkeypatch.setattr(
-        metrics_lines, "read_line", lambda text: (parsed.append(text), read_line(text))[1]
-    )
-    monkeypatch.setattr(metrics_reader, "read_line", metrics_lines.read_line)
-    assert len(read_metrics(path).steps) == 1000
-    assert len(parsed) == 1
 
 
 def test_kinds_of_steps_that_their_file_does_not_mark(tmp_path: Path) -> None:

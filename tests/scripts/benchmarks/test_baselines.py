@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 from scripts.benchmarks import run as benchmarking
 from scripts.benchmarks.baselines import Neighbour, beside_pytorch, predicted
 from scripts.benchmarks.configs import BENCHMARKS

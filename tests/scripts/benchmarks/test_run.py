@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.trainer import mesh_axes, pyconfig
+from mfu_jax.trainer.config import mesh_axes, pyconfig
 from scripts.benchmarks import platforms
 from scripts.benchmarks import run as benchmarking
 from tests.support.work import HANG_SECONDS

@@ -21,7 +21,7 @@ import statistics
 from pathlib import Path
 
 from mfu_jax import cli
-from mfu_jax.planning.compared_runs import compared_runs
+from mfu_jax.planning.step_time.compared_runs import compared_runs
 from scripts import results
 from scripts.ledger_picture import draw
 

@@ -47,11 +47,11 @@ from typing import Any
 
 from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.planning import cache
-from mfu_jax.planning.compiler_flags import compiler_flags
+from mfu_jax.planning.compilation import cache
+from mfu_jax.planning.compilation.compiler_flags import compiler_flags
 from mfu_jax.planning.dumped_program import check_dump
 from mfu_jax.planning.measured_runs import MeasuredRun, read_run
-from mfu_jax.planning.plan import Plan, Work, make_plan
+from mfu_jax.planning.result.plan import Plan, Work, make_plan
 from mfu_jax.planning.run_verdict import judged
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
 from mfu_jax.planning.targets import Target, parse_target
@@ -133,7 +133,7 @@ def _write_page(arguments: Arguments, page: Callable[[], str]) -> None:
 
 
 def _show(arguments: Arguments, plan: Plan) -> int:
-    from mfu_jax.planning.page.plan_page import plan_page
+    from mfu_jax.planning.result.page import plan_page
 
     values = arguments.values
     run = {key: _number(values, key) for key in _OWN_OF_RUN}
@@ -193,8 +193,8 @@ def _source_of_run(
     python = arguments.values.get("maxtext_python", "")
     if python or importlib.util.find_spec("maxtext"):
         return MaxTextStep(python), run.keys, ()
-    from mfu_jax.trainer.planned_run import reference_keys
-    from mfu_jax.trainer.planned_step import TrainerStep
+    from mfu_jax.trainer.planned.planned_run import reference_keys
+    from mfu_jax.trainer.planned.planned_step import TrainerStep
 
     source = TrainerStep(run.target)
     keys, notes = reference_keys(run)
@@ -206,7 +206,7 @@ def _source_of_run(
 def _source(arguments: Arguments, target: Target) -> StepSource:
     if "--maxtext" in arguments.flags:
         return MaxTextStep(arguments.values.get("maxtext_python", ""))
-    from mfu_jax.trainer.planned_step import TrainerStep
+    from mfu_jax.trainer.planned.planned_step import TrainerStep
 
     return TrainerStep(target, arguments.names)
 
@@ -227,8 +227,8 @@ def _compiled(
     flags: Sequence[str] = (),
     seconds: float | None = None,
 ) -> Plan:
-    from mfu_jax.planning.compiling import Limits, Request, TooLarge
-    from mfu_jax.planning.plan import refused
+    from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
+    from mfu_jax.planning.result.plan import refused
 
     values = arguments.values
     unknown: tuple[str, ...] = ()
@@ -269,7 +269,7 @@ def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[Work | None, tup
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:
-    from mfu_jax.planning.page.sweep_page import sweep_page
+    from mfu_jax.planning.sweep.page import sweep_page
     from mfu_jax.planning.sweep.rendering import render_sweep
     from mfu_jax.planning.sweep.running import Sweep, run
     from mfu_jax.planning.sweep.space import Point, seconds_of, split
@@ -312,7 +312,7 @@ def _state(
     points: Sequence[Any],
 ) -> Any:
     """The sweep's state file; None if neither a file nor a cache is set."""
-    from mfu_jax.planning.compiling import Request
+    from mfu_jax.planning.compilation.compiling import Request
     from mfu_jax.planning.sweep.state_file import StateFile
 
     values = arguments.values

@@ -11,20 +11,12 @@ import pytest
 import yaml
 
 from mfu_jax.errors import UserError
-<<<<<<< HEAD:tests/trainer/test_job.py
-from mfu_jax.trainer import job as job_module
-from mfu_jax.trainer.job import Job
-from mfu_jax.trainer.peers import Loss
-from mfu_jax.trainer.pyconfig import load
-from scripts.kill_processes import Pair, read_losses, run_with_kills
-from tests.support.paths import SCRIPTS
-=======
 from mfu_jax.trainer.config.pyconfig import load
 from mfu_jax.trainer.run import job as job_module
 from mfu_jax.trainer.run.job import Job
 from mfu_jax.trainer.run.peers import Loss
 from scripts.campaigns.kill_processes import Pair, read_losses, run_with_kills
->>>>>>> main:tests/trainer/run/test_job.py
+from tests.support.paths import SCRIPTS
 
 
 class EndedError(Exception):
@@ -108,15 +100,7 @@ def test_either_of_two_processes_dies_and_a_resume_gives_the_losses_of_an_uninte
     assert [step for step, _ in losses] == list(range(60))
 
 
-<<<<<<< HEAD:tests/trainer/test_job.py
 CLUSTER = SCRIPTS / "cluster"
-=======
-def documented(language: str, word: str) -> str:
-    """The block of the documentation of meshes that has a word."""
-    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text(encoding="utf-8")
-    blocks = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-    return next(block for block in blocks if word in block)
->>>>>>> main:tests/trainer/run/test_job.py
 
 
 def test_the_documented_slurm_job_is_a_script_whose_keys_are_known() -> None:

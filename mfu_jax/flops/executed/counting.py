@@ -24,12 +24,9 @@ from mfu_jax.flops.executed.attribution.value_graph import value_graph
 from mfu_jax.flops.executed.control_flow.call_graph import Planner
 from mfu_jax.flops.executed.control_flow.execution_counts import RunCounter
 from mfu_jax.flops.executed.costs.collectives import Collective
-from mfu_jax.flops.executed.costs.reader import (
-    ComputationCost,
-    CostReader,
-    KernelFlops,
-    unaccounted,
-)
+from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
+from mfu_jax.flops.executed.costs.reader import CostReader
+from mfu_jax.flops.executed.costs.types import ComputationCost, unaccounted
 from mfu_jax.flops.executed.hlo.large_constants import LargeConstants
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.parsing import parse_hlo

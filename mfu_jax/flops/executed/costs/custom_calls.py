@@ -12,7 +12,7 @@ from mfu_jax.flops.executed.costs.types import InstructionCost, MatmulCost, unac
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.text import ELIDED
-from mfu_jax.flops.executed.kernels import KernelCall, KernelCost, UnknownCost, kernel_cost
+from mfu_jax.flops.executed.kernels.registry import KernelCall, KernelCost, UnknownCost, kernel_cost
 from mfu_jax.flops.lengths import Lengths
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.validation import one_integer
+from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
 from mfu_jax.flops.executed.integers.instructions import compile_instruction
 from mfu_jax.flops.executed.integers.values import (
     Value,

@@ -23,8 +23,7 @@ from mfu_jax.flops.executed.costs.types import (
     unaccounted,
 )
 from mfu_jax.flops.executed.formulas.elementwise import elementwise_flops
-from mfu_jax.flops.executed.formulas.factorizations import FACTORIZATIONS
-from mfu_jax.flops.executed.formulas.iterations import Iterations
+from mfu_jax.flops.executed.formulas.factorizations import FACTORIZATIONS, Iterations
 from mfu_jax.flops.executed.formulas.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.formulas.tpu_factorizations import Expansions, Part
 from mfu_jax.flops.executed.formulas.vector_matmuls import VectorMatmuls

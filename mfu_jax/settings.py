@@ -1,4 +1,7 @@
-"""The switches of metrics logging: one list for flags, mappings and keyword arguments."""
+"""The switches of metrics logging: one list for flags, mappings and keyword arguments.
+
+Adding a setting: a field here; a logger's also in `logger.config`.
+"""
 
 from __future__ import annotations
 

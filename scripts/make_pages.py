@@ -21,7 +21,7 @@ import statistics
 from pathlib import Path
 
 from mfu_jax import cli
-from mfu_jax.planning.compared_runs import compared_runs
+from mfu_jax.planning.step_time.compared_runs import compared_runs
 from scripts import results
 from scripts.ledger_picture import draw
 
@@ -33,7 +33,7 @@ COMMAND = (
     "compare",
     "tests/programs/v5p_llama70b.hlo.xz",
     "convention=exact",
-    "model=7360126541365248",
+    "model_flops=7360126541365248",
     "attention=527830005841920",
     "xla=212843144151040",
 )

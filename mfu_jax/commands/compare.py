@@ -1,18 +1,20 @@
 """The ledger from model FLOPs to executed and XLA-reported FLOPs.
 
 usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
-       mfu-jax compare PROGRAM.mfu|PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N]
+       mfu-jax compare PROGRAM.mfu|PROGRAM.hlo[.gz|.xz] [model_flops=N] [dense=N]
+                       [attention=N] [xla=N]
                        [group_sizes=N,N,…] [sequence_lengths=N,N,…] [--json]
 
 Explains executed FLOPs in terms of model FLOPs, and XLA's own report in terms of executed FLOPs,
 line by line, for one step on one device.
 
-The first form compiles the reference model's train step for the attached devices; keys are those
-of configs/base.yml. The second reads any program: either a dump (see mfu-jax dump), which has XLA's
-FLOPs and possibly the model's, or compiled.as_text(), which lacks large constants:
-  model=N          model FLOPs of the step on one device, by convention=… (default maxtext)
+The first form compiles the reference model's train step for the attached devices; keys are
+model=NAME and those of configs/base.yml. The second reads any program: either a dump (see mfu-jax
+dump), which has XLA's FLOPs and possibly the model's, or compiled.as_text(), which lacks large
+constants:
+  model_flops=N    model FLOPs of the step on one device, by convention=… (default maxtext)
   dense=N          the same with every attention pair, if the program computes them all
-  attention=N      the attention FLOPs within model=, if the program runs attention in kernels
+  attention=N      the attention FLOPs among them, if the program runs attention in kernels
   xla=N            compiled.cost_analysis()["flops"]
   group_sizes=     rows per group (expert) in grouped matmuls, on one device
   sequence_lengths=  keys per sequence in paged attention
@@ -33,7 +35,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mfu_jax.dumps import SUFFIX, ModelFlops, ProgramDump, load
 from mfu_jax.errors import UserError
-from mfu_jax.util.arguments import Arguments, check_key, parse
+from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.user_files import opened, too_large, unreadable
 from mfu_jax.util.values import typed
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     import jax
 
     from mfu_jax.flops.ledger import Ledger
-    from mfu_jax.trainer.pyconfig import Config
+    from mfu_jax.trainer.config.pyconfig import Config
 
 _OPENERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".hlo": contextlib.nullcontext,
@@ -56,7 +58,7 @@ _EXPECTED = (
 )
 # Also once decompressed. A 70B model's scanned step is 0.4 MB; this is hundreds of times that.
 _MOST_BYTES = 256 * 2**20
-_NUMBERS = ("model", "dense", "attention", "xla")
+_NUMBERS = (MODEL_FLOPS, "dense", "attention", "xla")
 _LENGTHS = ("group_sizes", "sequence_lengths")
 
 
@@ -83,7 +85,7 @@ def ledger_of_config(
     Raises:
         UserError: the config is wrong, or does not fit the devices.
     """
-    from mfu_jax.trainer.run_logger import count_step
+    from mfu_jax.trainer.run.run_logger import count_step
 
     return count_step(*compiled_config(arguments, devices)).ledger
 
@@ -92,10 +94,10 @@ def compiled_config(
     arguments: Sequence[str], devices: Sequence[jax.Device] | None = None
 ) -> tuple[Config, jax.stages.Compiled]:
     """The config and the reference model's compiled train step; arguments as `ledger_of_config`."""
-    from mfu_jax.trainer.mesh import make_mesh, with_mesh_sizes
-    from mfu_jax.trainer.pyconfig import load
-    from mfu_jax.trainer.state import abstract_state, resolve_attention
-    from mfu_jax.trainer.step import compile_train_step
+    from mfu_jax.trainer.config.pyconfig import load
+    from mfu_jax.trainer.step.mesh import make_mesh, with_mesh_sizes
+    from mfu_jax.trainer.step.state import abstract_state, resolve_attention
+    from mfu_jax.trainer.step.train_step import compile_train_step
 
     config = load(arguments)
     _refuse_absurd(config)
@@ -136,10 +138,8 @@ def _of_program(arguments: Arguments) -> Ledger:
     from mfu_jax.flops.ledger import compare_flops
 
     name = arguments.one_name("file with HLO text")
-    values = arguments.values
-    for key in values:
-        usually = "; usually a config key, which belongs with a YAML file, not with HLO text"
-        check_key(key, (*_NUMBERS, *_LENGTHS, "convention"), usually=usually)
+    usually = "; usually a config key, which belongs with a YAML file, not with HLO text"
+    values = arguments.checked((*_NUMBERS, *_LENGTHS, "convention"), usually=usually).values
     numbers = {key: _flops(key, values[key]) for key in _NUMBERS if key in values}
     program = load(name) if name.endswith(SUFFIX) else ProgramDump(text=_read(Path(name)))
     with _paused_collector():
@@ -181,9 +181,9 @@ def _paused_collector() -> Iterator[None]:
 
 def _model(program: ProgramDump, numbers: Mapping[str, int], convention: str) -> ModelFlops:
     """The model FLOPs given on the command line, else those of the dump."""
-    model = program.model or ModelFlops(per_device=0, convention="none: pass model=…")
-    if "model" in numbers:
-        model = ModelFlops(per_device=numbers["model"], convention=convention)
+    model = program.model or ModelFlops(per_device=0, convention=f"none: pass {MODEL_FLOPS}=…")
+    if MODEL_FLOPS in numbers:
+        model = ModelFlops(per_device=numbers[MODEL_FLOPS], convention=convention)
     return dataclasses.replace(
         model,
         dense=numbers.get("dense", model.dense),

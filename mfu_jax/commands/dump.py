@@ -8,9 +8,10 @@ A dump has the optimised HLO with its large constants, XLA's cost and memory ana
 the versions, and the model FLOPs where known. mfu-jax compare FILE.mfu explains it. In your own
 program, call mfu_jax.dump(compiled, "step.mfu"), or set dump_program=step.mfu.
 
-The first form compiles the reference model's train step for the attached devices; keys are those
-of configs/base.yml. The second reads what XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_proto"
-wrote: …after_optimizations.hlo.pb, or .txt, in which XLA omits large constants:
+The first form compiles the reference model's train step for the attached devices; keys are
+model=NAME and those of configs/base.yml. The second reads what
+XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_proto" wrote: …after_optimizations.hlo.pb, or
+.txt, in which XLA omits large constants:
   module=NAME      part of the file name, if the folder has several programs
 The third shows a dump:
   --json           one JSON object on stdout, with everything but the HLO text"""
@@ -25,7 +26,7 @@ from typing import Any
 from mfu_jax.dumps import SUFFIX, ModelFlops, ProgramDump, load, record, write
 from mfu_jax.dumps.files import to_json
 from mfu_jax.errors import UserError
-from mfu_jax.util.arguments import Arguments, check_key, parse
+from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import columns, json_text
 
 _MEMORY = {
@@ -60,15 +61,14 @@ def _of_xla(arguments: Arguments) -> ProgramDump:
     from mfu_jax.dumps.xla_files import read_xla
 
     arguments.one_name("file to write")
-    for key in arguments.values:
-        check_key(key, ("xla", "module"))
-    return read_xla(Path(arguments.values["xla"]), arguments.values.get("module", ""))
+    values = arguments.checked(("xla", "module")).values
+    return read_xla(Path(values["xla"]), values.get("module", ""))
 
 
 def _of_config(words: Sequence[str]) -> ProgramDump:
     from mfu_jax.commands.compare import compiled_config
     from mfu_jax.instrumentation.dumping import model_flops
-    from mfu_jax.trainer.run_logger import model_of
+    from mfu_jax.trainer.run.run_logger import model_of
 
     config, compiled = compiled_config(words)
     return record(compiled, model=model_flops(model_of(config)))

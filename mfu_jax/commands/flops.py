@@ -4,7 +4,8 @@ usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
        mfu-jax flops config.json --trace [key=value …] [--json]
        mfu-jax flops --list
 
-NAME_OR_FILE  a bundled model (--list names them), a MaxText model YAML, or a config.json
+NAME_OR_FILE  a bundled model (--list names them), a MaxText model YAML, or a config.json; or
+              model=NAME_OR_FILE, as in the other commands
 key=value     any field of the model or the step, for example per_device_batch_size=4
               max_target_length=8192 gradient_accumulation_steps=2 num_decoder_layers=4
 convention=   maxtext (default), exact, dense, megatron, palm, 6n …: for the total and breakdown
@@ -16,6 +17,7 @@ mfu=          an MFU stated in that convention, to convert to all others
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import warnings
 from collections.abc import Sequence
@@ -38,7 +40,7 @@ from mfu_jax.flops.analytic.totals import (
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import PairCounting
-from mfu_jax.util.arguments import Arguments, parse
+from mfu_jax.util.arguments import MODEL, Arguments, parse
 from mfu_jax.util.formatting import columns, json_text
 from mfu_jax.util.values import convert
 from mfu_jax.util.yaml_files import model_names
@@ -53,14 +55,14 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         print(__doc__)
         return 2
-    keys = {*override_keys(), "convention", "mfu"}
+    keys = {*override_keys(), MODEL, "convention", "mfu"}
     arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list", "--trace"))
     if "--list" in arguments.flags:
         if len(argv) > 1:
             raise UserError("--list takes no other arguments; it prints the bundled models")
         print("\n".join(model_names()))
         return 0
-    name = arguments.one_name("model name or file")
+    name, arguments = _model(arguments)
     overrides, convention, mfu = _settings(arguments)
     if "--trace" in arguments.flags:
         if "--serving" in arguments.flags:
@@ -76,6 +78,15 @@ def main(argv: Sequence[str]) -> int:
     if "--serving" in arguments.flags:
         answer["serving"] = _serving(config)
     return _printed(answer, arguments)
+
+
+def _model(arguments: Arguments) -> tuple[str, Arguments]:
+    """The model, a bare word or ``model=``, and the other arguments."""
+    key = MODEL if MODEL in arguments.values or arguments.names else "model_name"
+    names = (*arguments.names, *(text for name, text in arguments.pairs if name == key))
+    others = tuple(pair for pair in arguments.pairs if pair[0] != key)
+    arguments = dataclasses.replace(arguments, names=names, pairs=others)
+    return arguments.one_name("model name or file"), arguments
 
 
 def _printed(answer: dict[str, Any], arguments: Arguments) -> int:

@@ -34,12 +34,7 @@ _THRESHOLD = "1%"
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    arguments = parse(
-        argv,
-        keys=_KEYS,
-        flags=("--json", "--github"),
-        options=("--baseline", "--threshold", "--junit"),
-    )
+    arguments = parse(argv, keys=_KEYS, flags=("--json", "--github"))
     gate = _gate(arguments)
     if "junit" in arguments.values:
         gate.write_junit(arguments.values["junit"])

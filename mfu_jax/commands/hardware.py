@@ -7,7 +7,7 @@ h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, per JAX device, in TFLOP/
 
   --list          every chip in the table
   --calibrate     measures a matmul peak on the attached device, now, and caches it
-  --dtype=bf16    dtype to measure (default: bf16)
+  dtype=bf16      dtype to measure (default: bf16)
   --json          one JSON object on stdout"""
 
 from __future__ import annotations

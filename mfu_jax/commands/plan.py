@@ -1,15 +1,16 @@
 """Predicts whether a step fits on chips you do not have, how long it takes, and what limits it.
 
 usage: mfu-jax plan [FILE.yml] topology=v5p:8x8x8 [key=value …] [--json]
-       mfu-jax plan PROGRAM.mfu topology=v5p:8x8x8 [model=N tokens_per_step=N] [--json]
-       mfu-jax plan --maxtext topology=v5p:8x8x8 model_name=… [key=value …] [--json]
+       mfu-jax plan PROGRAM.mfu topology=v5p:8x8x8 [model_flops=N tokens_per_step=N] [--json]
+       mfu-jax plan --maxtext topology=v5p:8x8x8 model=… [key=value …] [--json]
        mfu-jax plan --run RUN.json|- [--json]
        mfu-jax plan --sweep topology=v6e-8 remat_policy=none,full per_device_batch_size=1..8 …
 
 The first form compiles the reference model's train step for the chips in a child process; keys
-are those of configs/base.yml. Without a mesh, weights are split over all devices (fsdp). The second
-reads a dump written by mfu_jax.dump. The third compiles MaxText's own step, with MaxText's keys.
-The fourth reads a measured run: one JSON object with MaxText's keys, mesh, remat and XLA flags.
+are model=NAME and those of configs/base.yml. Without a mesh, weights are split over all devices
+(fsdp). The second reads a dump written by mfu_jax.dump. The third compiles MaxText's own step, with
+MaxText's keys. The fourth reads a measured run: one JSON object with MaxText's keys, mesh, remat
+and XLA flags.
 --sweep combines all values of keys that have several (a,b or 1..8): it compiles a few of the
 points, estimates the others, and prints the fastest one that fits as flags.
   maxtext_python=FILE  interpreter with MaxText installed (Python 3.12 or newer), if not this one
@@ -25,7 +26,7 @@ points, estimates the others, and prints the fastest one that fits as flags.
   cache=FOLDER         cache of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
   tokens=N             tokens to train on: prints how many days that takes
   price=N              price of one chip-hour; with tokens=, prints the total cost
-  model=N              model FLOPs of the dumped step on one device
+  model_flops=N        model FLOPs of the dumped step on one device
   tokens_per_step=N    tokens of the dumped step on one device
   budget=20min         for a sweep: starts no compile that would end later (s, min, h)
   compiles=N           for a sweep: maximum number of compiles (default: a third of the points)
@@ -46,29 +47,28 @@ from typing import Any
 
 from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.planning import cache
-from mfu_jax.planning.compiler_flags import compiler_flags
+from mfu_jax.planning.compilation import cache
+from mfu_jax.planning.compilation.compiler_flags import compiler_flags
 from mfu_jax.planning.dumped_program import check_dump
 from mfu_jax.planning.measured_runs import MeasuredRun, read_run
-from mfu_jax.planning.plan import Plan, Work, make_plan
+from mfu_jax.planning.result.plan import Plan, Work, make_plan
 from mfu_jax.planning.run_verdict import judged
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
 from mfu_jax.planning.targets import Target, parse_target
 from mfu_jax.storage.dump_names import SUFFIX
-from mfu_jax.util.arguments import Arguments, check_key, parse
+from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import typed
 
 _MOST_BYTES = 2**20
-_PAGES = (".html", ".htm")
 _CHIPS = ("topology", "slices", "hardware", "devices")
 _OWN = (
     *(*_CHIPS, "html", "cache", "maxtext_python"),
     *("xla_flags", "compile_seconds", "compile_gib", "code_seconds"),
 )
 _OWN_OF_RUN = ("tokens", "price")
-_OWN_OF_DUMP = ("model", "tokens_per_step")
+_OWN_OF_DUMP = (MODEL_FLOPS, "tokens_per_step")
 _OWN_OF_SWEEP = ("budget", "compiles", "state")
 _FORMS = ("--run", "--maxtext", "--sweep")
 _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code_seconds")
@@ -76,7 +76,7 @@ _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if the step does not fit."""
-    arguments = _parsed(argv)
+    arguments = parse(argv, flags=("--json", "--maxtext", "--run", "--sweep", "--html"))
     _check_forms(arguments)
     for key in _NUMBERS:
         _number(arguments.values, key)  # report a wrong number before compiling for a minute
@@ -99,17 +99,6 @@ def main(argv: Sequence[str]) -> int:
     if wrong := source.invalid(keys):
         raise UserError(wrong)
     return _show(arguments, _compiled(arguments, target, source, keys))
-
-
-def _parsed(argv: Sequence[str]) -> Arguments:
-    """The words without the page's file name, which goes to `values` under ``html``."""
-    found = parse(argv, flags=("--json", "--maxtext", "--run", "--sweep", "--html"))
-    pages = [name for name in found.names if name.endswith(_PAGES)]
-    if pages and ("--html" not in found.flags or len(pages) > 1):
-        raise UserError(f"{pages[0]!r}: expected a page once, after --html")
-    names = tuple(name for name in found.names if name not in pages)
-    page = (("html", (pages or ["plan.html"])[0]),) if "--html" in found.flags else ()
-    return Arguments(names=names, pairs=(*found.pairs, *page), flags=found.flags)
 
 
 def _check_forms(arguments: Arguments) -> None:
@@ -139,12 +128,12 @@ def _write_page(arguments: Arguments, page: Callable[[], str]) -> None:
     from mfu_jax.pages.document import write_page
 
     if "html" in arguments.values:
-        where = write_page(arguments.values["html"], page())
+        where = write_page(arguments.values["html"] or "plan.html", page())
         print(f"mfu-jax plan: wrote {where}", file=sys.stderr)
 
 
 def _show(arguments: Arguments, plan: Plan) -> int:
-    from mfu_jax.planning.page.plan_page import plan_page
+    from mfu_jax.planning.result.page import plan_page
 
     values = arguments.values
     run = {key: _number(values, key) for key in _OWN_OF_RUN}
@@ -158,13 +147,11 @@ def _show(arguments: Arguments, plan: Plan) -> int:
 
 
 def _of_dump(arguments: Arguments, target: Target) -> Plan:
-    values = arguments.values
-    for key in values:
-        check_key(key, (*_CHIPS, "html", *_OWN_OF_RUN, *_OWN_OF_DUMP))
+    values = arguments.checked((*_CHIPS, "html", *_OWN_OF_RUN, *_OWN_OF_DUMP)).values
     name = arguments.one_name("dump")
     program = load(name)
     notes = check_dump(name, program, target)
-    model = _number(values, "model") or (program.model.per_device if program.model else 0)
+    model = _number(values, MODEL_FLOPS) or (program.model.per_device if program.model else 0)
     work = Work(
         model_flops=round(model) or None,
         tokens=_number(values, "tokens_per_step"),
@@ -176,8 +163,7 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
 def _of_run(arguments: Arguments) -> Plan:
     limits = ("compile_seconds", "compile_gib", "code_seconds")
     own = ("maxtext_python", *limits, "cache", "html", *_OWN_OF_RUN)
-    for key in arguments.values:
-        check_key(key, own)
+    arguments = arguments.checked(own)
     name = arguments.one_name("file with a run, or -")
     expected = "one JSON object, as docs/plan.md describes it"
     text = sys.stdin.read(_MOST_BYTES) if name == "-" else read_text(name, expected, _MOST_BYTES)
@@ -207,8 +193,8 @@ def _source_of_run(
     python = arguments.values.get("maxtext_python", "")
     if python or importlib.util.find_spec("maxtext"):
         return MaxTextStep(python), run.keys, ()
-    from mfu_jax.trainer.planned_run import reference_keys
-    from mfu_jax.trainer.planned_step import TrainerStep
+    from mfu_jax.trainer.planned.planned_run import reference_keys
+    from mfu_jax.trainer.planned.planned_step import TrainerStep
 
     source = TrainerStep(run.target)
     keys, notes = reference_keys(run)
@@ -220,14 +206,15 @@ def _source_of_run(
 def _source(arguments: Arguments, target: Target) -> StepSource:
     if "--maxtext" in arguments.flags:
         return MaxTextStep(arguments.values.get("maxtext_python", ""))
-    from mfu_jax.trainer.planned_step import TrainerStep
+    from mfu_jax.trainer.planned.planned_step import TrainerStep
 
     return TrainerStep(target, arguments.names)
 
 
 def _step_keys(values: Mapping[str, str], own: Sequence[str]) -> dict[str, str]:
     """The keys that configure the step, not the plan."""
-    return {key: value for key, value in values.items() if key not in (*_OWN, *own)}
+    step = {key: value for key, value in values.items() if key not in (*_OWN, *own)}
+    return {own_key(key, ("model_name",)): value for key, value in step.items()}
 
 
 def _compiled(
@@ -240,8 +227,8 @@ def _compiled(
     flags: Sequence[str] = (),
     seconds: float | None = None,
 ) -> Plan:
-    from mfu_jax.planning.compiling import Limits, Request, TooLarge
-    from mfu_jax.planning.plan import refused
+    from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
+    from mfu_jax.planning.result.plan import refused
 
     values = arguments.values
     unknown: tuple[str, ...] = ()
@@ -282,7 +269,7 @@ def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[Work | None, tup
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:
-    from mfu_jax.planning.page.sweep_page import sweep_page
+    from mfu_jax.planning.sweep.page import sweep_page
     from mfu_jax.planning.sweep.rendering import render_sweep
     from mfu_jax.planning.sweep.running import Sweep, run
     from mfu_jax.planning.sweep.space import Point, seconds_of, split
@@ -325,7 +312,7 @@ def _state(
     points: Sequence[Any],
 ) -> Any:
     """The sweep's state file; None if neither a file nor a cache is set."""
-    from mfu_jax.planning.compiling import Request
+    from mfu_jax.planning.compilation.compiling import Request
     from mfu_jax.planning.sweep.state_file import StateFile
 
     values = arguments.values

@@ -11,10 +11,10 @@ Two folders are compared: what got slower, in seconds per step, and why.
   depth=N          groups scopes by their first N parts
   sort=COLUMN      sorts, largest first: time (default), runs, flops, mfu, hfu, bytes, bandwidth
   top=N            rows of each table (default 15; 0: all)
-  model=N          model FLOPs of one run of the program on one device; by default those stored with
+  model_flops=N    model FLOPs of one run of the program on one device; by default those stored with
                    the trace, else the program's own forward and backward matmuls
   hardware=NAME    the chip, if the trace does not name it; or calibrate
-  peak_tflops=N    dense peak of one JAX device, instead of the table's; CPUs are calibrated
+  peak_tflops_per_device=N  dense peak, instead of the table's; CPUs are calibrated
   tensorboard=LOGS writes the numbers as scalars, profile/…, in run "profile" of this log directory
   --json           one JSON object on stdout
   --html           one page that needs no network, in OUT.html (default DIR/profile.html; for two
@@ -30,26 +30,24 @@ from typing import TYPE_CHECKING
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware import CALIBRATE
-from mfu_jax.util.arguments import Arguments, parse
+from mfu_jax.util.arguments import MODEL_FLOPS, PEAK, Arguments, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import typed
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
 
-_KEYS = ("by", "depth", "sort", "top", "model", "hardware", "peak_tflops", "tensorboard")
-_PAGES = (".html", ".htm")
+_KEYS = ("by", "depth", "sort", "top", MODEL_FLOPS, "hardware", PEAK, "tensorboard")
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    options = [f"--{key}" for key in _KEYS]
-    arguments = parse(argv, keys=_KEYS, flags=("--json", "--html"), options=options)
+    arguments = parse(argv, keys=_KEYS, flags=("--json", "--html"))
     if arguments.values.get("hardware") != CALIBRATE:
         # Only files are read: this machine's accelerator may be in use by the run itself.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    folders, page = _names(arguments)
-    if arguments.flags == {"--json", "--html"}:
+    folders, page = _folders(arguments), arguments.values.get("html")
+    if "--json" in arguments.flags and page is not None:
         raise UserError("--json and --html: expected one of them; run the command twice")
     if len(folders) == 2:
         return _two(folders, page, arguments)
@@ -63,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         write_scalars(values["tensorboard"], "profile", profile.last_step, profile.scalars())
     if "--json" in arguments.flags:
         print(json_text(profile.to_json(depth=depth, sort=sort)))
-    elif "--html" in arguments.flags:
+    elif page is not None:
         from mfu_jax.profiling.page import page as page_of
 
         print(_write_page(page_of(profile), page or _page_in(folders[0], "profile.html")))
@@ -74,46 +72,43 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _names(arguments: Arguments) -> tuple[list[str], str]:
-    """The folders, and the page's file if given."""
-    pages = [name for name in arguments.names if name.endswith(_PAGES)]
-    folders = [name for name in arguments.names if name not in pages]
-    if pages and "--html" not in arguments.flags:
-        raise UserError(f"{pages[0]!r} without --html: expected a folder with a trace; add --html")
-    if len(pages) > 1 or not 1 <= len(folders) <= 2:
+def _folders(arguments: Arguments) -> list[str]:
+    """The one folder, or the two to compare."""
+    folders = list(arguments.names)
+    if not 1 <= len(folders) <= 2:
         raise UserError(
             f"expected a folder with a trace, or two to compare, got "
             f"{' '.join(arguments.names) or 'none'}"
         )
-    return folders, "".join(pages)
+    return folders
 
 
 def _read(folder: str, values: Mapping[str, str]) -> Profile:
     from mfu_jax.profiling.profile import read_profile
 
-    peak = values.get("peak_tflops")
+    peak = values.get(PEAK)
     return read_profile(
         folder,
-        peak_tflops_per_device=None if peak is None else float(typed("peak_tflops", peak, float)),
+        peak_tflops_per_device=None if peak is None else float(typed(PEAK, peak, float)),
         hardware=values.get("hardware", ""),
         model_flops=_model(values),
     )
 
 
 def _model(values: Mapping[str, str]) -> int | None:
-    text = values.get("model")
+    text = values.get(MODEL_FLOPS)
     if text is None:
         return None
-    flops = int(typed("model", text, int | Fraction))
+    flops = int(typed(MODEL_FLOPS, text, int | Fraction))
     if flops <= 0:
         raise UserError(
-            f"model={text}: expected the FLOPs of one run of the program on one device, above 0; "
-            f"leave it out for those stored with the trace"
+            f"{MODEL_FLOPS}={text}: expected the FLOPs of one run of the program on one device, "
+            f"above 0; leave it out for those stored with the trace"
         )
     return flops
 
 
-def _two(folders: Sequence[str], page: str, arguments: Arguments) -> int:
+def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
     from mfu_jax.profiling.report.comparison import compare
 
     values = arguments.values
@@ -124,7 +119,7 @@ def _two(folders: Sequence[str], page: str, arguments: Arguments) -> int:
     comparison = compare(*(_read(folder, values) for folder in folders))
     if "--json" in arguments.flags:
         print(json_text(comparison.to_json()))
-    elif "--html" in arguments.flags:
+    elif page is not None:
         from mfu_jax.profiling.page import page_of_two
 
         name = page or _page_in(folders[1], "comparison.html")

@@ -25,7 +25,7 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.runs.projection import Projection, as_json, project
-from mfu_jax.util.arguments import parse
+from mfu_jax.util.arguments import MODEL, PEAK, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import convert
 
@@ -41,11 +41,11 @@ _NUMBERS = (
     "tokens_per_step",
     "params",
     "max_target_length",
-    "peak_tflops_per_device",
+    PEAK,
     "price",
     "budget",
 )
-_WORDS = ("model", "convention", "hardware", "dtype")
+_WORDS = (MODEL, "convention", "hardware", "dtype")
 _EACH = "every 1e9 parameters"  # in place of a model
 _SECONDS = {"days": 86400, "hours": 3600, "seconds": 1}
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}

@@ -1,6 +1,6 @@
 """Summarises a run across all its restarts, and compares runs: as text, JSON or an HTML page.
 
-usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html[=FILE]]
+usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html [FILE]]
        mfu-jax report RUN FILE --export=ml_goodput
 
 RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
@@ -14,11 +14,11 @@ model=NAME_OR_FILE key=value …   counts the FLOPs of a step from a config, as 
                 by convention=maxtext, and shows them in the other conventions too
 price=2.5       of one device-hour: the page shows what the run cost; devices=N for the job, if its
                 set-up does not say
---profile DIR   a profile of several hosts: how long each waits in collectives, and for whom; by
+profile=DIR     a profile of several hosts: how long each waits in collectives, and for whom; by
                 default the one in the run's folder
---plan FILE     compares the prediction of mfu-jax plan … --json with what the (first) run measured
+plan=FILE       compares the prediction of mfu-jax plan … --json with what the (first) run measured
 --json          one JSON object on stdout
---html          one page that needs no network, in FILE (default RUN/report.html)
+--html          one page that needs no network, in FILE.html (default RUN/report.html)
 --export=ml_goodput   writes the journal's events to FILE, one per line, in the log format of
                 ml-goodput-measurement"""
 
@@ -42,14 +42,14 @@ from mfu_jax.runs.run_data import Options, RunData, answer_without_steps, read_r
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import trace_files
-from mfu_jax.util.arguments import Arguments, check_key, parse
+from mfu_jax.util.arguments import MODEL, PEAK, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text, percent, readable
 from mfu_jax.util.values import typed
 
-_OF_HARDWARE = ("hardware", "dtype", "peak_tflops_per_device")
+_OF_HARDWARE = ("hardware", "dtype", PEAK)
 _KEYS = (
     *_OF_HARDWARE,
-    "model",
+    MODEL,
     "convention",
     "warmup_steps",
     "price",
@@ -66,7 +66,6 @@ _FORMS = {
     "levanter": "levanter metrics",
     "torchtitan": "torchtitan metrics",
 }
-_PAGES = (".html", ".htm")
 _PLACES = (".", "profile", "tensorboard")  # where a profile may be in a run's folder
 # Larger traces take minutes: they are read only on request.
 _MOST_BYTES = 10**9
@@ -81,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         print(__doc__)
         return 2
-    arguments = parse(argv, flags=("--json", "--html="), options=("--plan", "--profile"))
+    arguments = parse(argv, flags=("--json", "--html"))
     if "export" in arguments.values:
         return _export(arguments)
     names, file = _names(arguments)
@@ -112,18 +111,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _names(arguments: Arguments) -> tuple[list[str], str]:
     """The runs, and the page's file; empty without --html."""
-    pages = [name for name in arguments.names if name.endswith(_PAGES)]
-    runs = [name for name in arguments.names if name not in pages]
-    is_page = "--html" in arguments.flags or "html" in arguments.values
+    runs = list(arguments.names)
     if not runs:
         raise UserError("expected one file, got none; pass the run's folder or its metrics file")
-    if pages and not is_page:
-        raise UserError(f"{pages[0]!r} without --html: expected a run; add --html")
-    if is_page and "--json" in arguments.flags:
-        raise UserError("--json and --html: expected one of them; run the command twice")
-    if not is_page:
+    if "html" not in arguments.values:
         return runs, ""
-    return runs, arguments.values.get("html") or (pages[0] if pages else _page_of(runs[0]))
+    if "--json" in arguments.flags:
+        raise UserError("--json and --html: expected one of them; run the command twice")
+    return runs, arguments.values["html"] or _page_of(runs[0])
 
 
 def _page_of(run: str) -> str:
@@ -250,16 +245,15 @@ def _export(arguments: Arguments) -> int:
 
 def _options(arguments: Arguments) -> Options:
     """The command's own options, and the model's fields."""
-    values = arguments.values
-    if "model" not in values:
+    values = {own_key(key, _KEYS): text for key, text in arguments.pairs}
+    if MODEL not in values:
         known = [key for key in _KEYS if key != "convention"]
         usually = "; usually a key for counting the model, which needs model=NAME_OR_FILE"
-        for key in values:
-            check_key(key, known, usually=usually)
+        arguments.checked(known, usually=usually)
     return Options(
         peak=_peak(values),
         warmup_steps=_warmup_steps(values),
-        model=values.get("model", ""),
+        model=values.get(MODEL, ""),
         fields={key: text for key, text in values.items() if key not in _KEYS},
         convention=values.get("convention", "maxtext"),
         price=_positive(values, "price", float),
@@ -286,7 +280,7 @@ def _warmup_steps(options: Mapping[str, str]) -> int:
 
 
 def _peak(options: Mapping[str, str]) -> hardware.Peak | None:
-    flag, name = options.get("peak_tflops_per_device"), options.get("hardware")
+    flag, name = options.get(PEAK), options.get("hardware")
     if flag is None and name is None:
         return None
     return hardware.resolve_peak(

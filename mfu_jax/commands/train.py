@@ -3,7 +3,7 @@
 usage: mfu-jax train [FILE.yml] [key=value …]
 
 The same as python -m mfu_jax.train. Without a file it trains configs/demo.yml; configs/base.yml
-lists every key with its default."""
+lists every key with its default; model=NAME is short for model_name=NAME."""
 
 from __future__ import annotations
 

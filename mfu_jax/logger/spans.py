@@ -143,7 +143,7 @@ class LoopSpans:
     def hold_last(self) -> None:
         """Waits for the step in flight and holds it."""
         try:
-            last = self._timer.drain()
+            last = self._timer.drain(is_last=True)
         except jax.errors.JaxRuntimeError as error:  # earlier measurements are still written
             _log.warning("the step in flight did not end: %s", error)
             return

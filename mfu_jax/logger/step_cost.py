@@ -1,4 +1,8 @@
-"""The cost of one optimizer step on one device, and the rates that follow from its time."""
+"""The cost of one optimizer step on one device, and the rates that follow from its time.
+
+Adding a metric: `StepCost.rates`; for the console `sinks.console`, for the summary `summary`, and a
+row in docs/metrics.md. One that does not follow from cost and time belongs in `records`.
+"""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.planning import cache
-from mfu_jax.planning.compiler_flags import compiler_flags
-from mfu_jax.planning.compiling import Limits, Request, TooLarge
-from mfu_jax.planning.plan import Plan, Work, make_plan, refused
+from mfu_jax.planning.compilation import cache
+from mfu_jax.planning.compilation.compiler_flags import compiler_flags
+from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
+from mfu_jax.planning.result.plan import Plan, Work, make_plan, refused
 from mfu_jax.planning.targets import Target, parse_target
 
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
@@ -81,7 +81,7 @@ def plan(
     text, axes, abstract, notes = _lowered(step, args, target)
     program, compiled_notes, _ = cache.compile_cached(
         Request(
-            module="mfu_jax.planning.lowered_step",
+            module="mfu_jax.planning.compilation.lowered_step",
             target=target,
             config={"text": text, "mesh": dict(axes)},
             flags=flags,

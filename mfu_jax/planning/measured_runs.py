@@ -16,7 +16,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs import as_model_config, parse_override
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
-from mfu_jax.planning.kernel_tiles import KernelTiles, tiles_of_run
+from mfu_jax.planning.step_time.kernel_tiles import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target
 from mfu_jax.util.values import typed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mfu_jax.planning.measured_runs import MeasuredRun
-from mfu_jax.planning.plan import Plan
+from mfu_jax.planning.result.plan import Plan
 
 _WORTH_SAYING = 0.05  # of the peak
 

@@ -1,4 +1,8 @@
-"""Sources of planned steps: the module that compiles one, its arguments, its config's figures."""
+"""Sources of planned steps: the module that compiles one, its arguments, its config's figures.
+
+Adding another trainer's: a `StepSource` (the reference trainer's is `trainer.planned_step`) and the
+module that compiles it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,8 @@ from mfu_jax.flops.analytic.totals import (
     model_flops_per_device,
 )
 from mfu_jax.planning.measured_runs import DEFAULT_STEP, FIXED, model_of
-from mfu_jax.planning.plan import Work
-from mfu_jax.planning.schedule import Turns
+from mfu_jax.planning.result.plan import Work
+from mfu_jax.planning.step_time.schedule import Turns
 from mfu_jax.planning.sweep.search import REMAT, Analytic
 
 # What each policy recomputes of the forward pass: everything in the layers, or attention only.
@@ -68,7 +72,7 @@ class MaxTextStep:
         python: the interpreter that has MaxText; empty: this one.
     """
 
-    module = "mfu_jax.planning.maxtext_step"
+    module = "mfu_jax.planning.compilation.maxtext_step"
 
     def __init__(self, python: str = "") -> None:
         self.python = python or sys.executable

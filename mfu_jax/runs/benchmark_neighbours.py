@@ -18,7 +18,7 @@ from mfu_jax.hardware.naming import lookup
 from mfu_jax.runs.platforms import Device, performance_flags
 
 _PLANNER = (sys.executable, "-m", "mfu_jax.cli", "plan")
-_PYTORCH = (sys.executable, "-m", "mfu_jax.trainer.pytorch_step")
+_PYTORCH = (sys.executable, "-m", "scripts.comparisons.pytorch_step")
 _PLANNED = ("step_time_seconds", "mfu", "hfu", "memory_peak_bytes", "fits")
 # Chip → the prefix of its slice names, and what the name counts per JAX device.
 _SLICES = {

@@ -1,4 +1,8 @@
-"""Where a run's wall clock went over all restarts: the result of `mfu_jax.runs.goodput`."""
+"""Where a run's wall clock went over all restarts: the result of `mfu_jax.runs.goodput`.
+
+Adding a category: `CATEGORIES` here, `time_division` beside it; ``python -m
+tests.support.kill_campaign kind=loop kills=5`` checks it.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,30 @@
-"""Parses the words of a command line: names, ``key=value`` and ``--flags``."""
+"""Parses the words of a command line: names, keys with values, and flags.
+
+All commands take a key's value in three spellings, ``key=value``, ``--key=value`` and
+``--key value``, and mean the same by ``model``, ``model_flops`` and ``peak_tflops_per_device``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from mfu_jax.errors import UserError, nearest
 
+MODEL = "model"  # the name or file of a model
+MODEL_FLOPS = "model_flops"  # model FLOPs of one step on one device
+PEAK = "peak_tflops_per_device"  # dense peak of one JAX device in TFLOP/s
+# What else a key may be called, where the command has no key of that name. `model_name` is
+# MaxText's word in configs; the others are spellings of 0.1.0's first drafts, accepted for one
+# release.
+_SYNONYMS = {
+    MODEL: ("model_name", MODEL_FLOPS),
+    "model_name": (MODEL,),
+    "peak_tflops": (PEAK,),
+}
+_PAGE = "html"  # the key of --html, whose value may be left out
+_PAGE_SUFFIXES = (".html", ".htm")
 _MOST_LISTED = 25  # the most keys that an error message lists; a model has more fields than this
 
 
@@ -16,7 +34,7 @@ class Arguments:
 
     Attributes:
         names: words that are neither pairs nor flags: models, files, chips.
-        pairs: key and text of each ``key=value`` or ``--key=value``, in the order given.
+        pairs: key and text of each value, in the order given.
         flags: such as ``--json``.
     """
 
@@ -42,64 +60,95 @@ class Arguments:
             raise UserError(f"expected one {what}, got {' '.join(self.names) or 'none'}")
         return self.names[0]
 
+    def checked(self, keys: Collection[str], *, usually: str = "") -> Arguments:
+        """The same, with the command's own key in place of a synonym.
+
+        Args:
+            keys: all keys accepted here.
+            usually: the usual cause of an unknown key and the fix, for the error message.
+
+        Raises:
+            UserError: a key is unknown.
+        """
+        pairs = [(own_key(key, keys), text) for key, text in self.pairs]
+        for key, _ in pairs:
+            check_key(key, keys, usually=usually)
+        return dataclasses.replace(self, pairs=tuple(pairs))
+
 
 def parse(
-    words: Iterable[str],
-    *,
-    keys: Collection[str] | None = None,
-    flags: Collection[str] = (),
-    options: Collection[str] = (),
+    words: Iterable[str], *, keys: Collection[str] | None = None, flags: Collection[str] = ()
 ) -> Arguments:
     """Sorts the words of a command line.
 
     Args:
         words: as split by the shell, without the command.
         keys: all keys of the command; None accepts any, for commands that check them later.
-        flags: all flags of the command, with their dashes; ``--help`` never gets here. A flag that
-            ends in ``=`` may have a value: ``--html`` or ``--html=FILE``.
-        options: flags that take a value, ``--junit=FILE`` or ``--junit FILE``, with their dashes.
+        flags: all flags of the command, with their dashes; ``--help`` never gets here. ``--html``
+            becomes a key: its value is the page's file, empty if no name ends in ``.html``.
 
     Raises:
         UserError: an unknown key or flag, a key without a value, or a flag with one.
 
-    >>> parse(["h100", "--dtype=fp8", "--json"], keys=["dtype"], flags=["--json"]).values
+    >>> parse(["h100", "--dtype", "fp8", "--json"], keys=["dtype"], flags=["--json"]).values
     {'dtype': 'fp8'}
     """
     names, pairs, given = [], [], set()
-    optional = {flag[:-1] for flag in flags if flag.endswith("=")}
-    flags = [flag.rstrip("=") for flag in flags]
+    if f"--{_PAGE}" in flags and keys is not None:
+        keys = (*keys, _PAGE)
     rest = iter(words)
     for word in rest:
         name, equals, text = word.partition("=")
-        if "/" in name:  # keys have no slash: this is a file such as runs/lr=0.1/metrics.jsonl
-            names.append(word)
-            continue
         key = name.lstrip("-").strip()
-        if word in options:
-            pairs.append((key, _value_of(word, next(rest, None))))
-            continue
-        if name in options or (equals and name in optional):
-            pairs.append((key, text))
-            continue
-        if equals and name in flags:
+        if "/" in name or word == "-":
+            # Keys have no slash: this is a file such as runs/lr=0.1/metrics.jsonl. "-" is stdin.
+            names.append(word)
+        elif equals and name in flags and key != _PAGE:
             raise UserError(f"{name} takes no value; expected {name} alone, got {word!r}")
-        if equals:
-            if keys is not None:
-                check_key(key, keys)
+        elif equals:
             pairs.append((key, text))
         elif word in flags:
             given.add(word)
-        elif word.startswith("-") and word != "-":  # by convention, "-" is stdin
-            raise _unknown_flag(word, keys, flags)
+        elif word.startswith("--") and (keys is None or own_key(key, keys) in keys):
+            value = next(rest, None)
+            if value is None or value.startswith("--"):
+                raise _without_value(word, flags if keys is None else ())
+            pairs.append((key, value))
+        elif word.startswith("-"):
+            raise _unknown_flag(word, flags)
         else:
             names.append(word)
-    return Arguments(names=tuple(names), pairs=tuple(pairs), flags=frozenset(given))
+    found = Arguments(names=tuple(names), pairs=tuple(pairs), flags=frozenset(given))
+    found = _with_page(found) if f"--{_PAGE}" in flags else found
+    return found if keys is None else found.checked(keys)
 
 
-def _value_of(option: str, word: str | None) -> str:
-    if word is None or word.startswith("--"):
-        raise UserError(f"{option} has no value; expected {option} VALUE or {option}=VALUE")
-    return word
+def _with_page(arguments: Arguments) -> Arguments:
+    """``--html`` and the page's name, which may stand anywhere, as one pair."""
+    flag = f"--{_PAGE}"
+    pages = [name for name in arguments.names if name.endswith(_PAGE_SUFFIXES)]
+    given = [_PAGE] * (flag in arguments.flags) + [k for k, _ in arguments.pairs if k == _PAGE]
+    if pages and (len(pages) > 1 or not given or arguments.values.get(_PAGE)):
+        missing = "" if given else f" without {flag}"
+        raise UserError(f"{pages[0]!r}{missing}: expected a page once, after {flag}")
+    if not given:
+        return arguments
+    page = (_PAGE, "".join(pages) or arguments.values.get(_PAGE, ""))
+    return Arguments(
+        names=tuple(name for name in arguments.names if name not in pages),
+        pairs=(*(pair for pair in arguments.pairs if pair[0] != _PAGE), page),
+        flags=arguments.flags - {flag},
+    )
+
+
+def own_key(key: str, keys: Collection[str]) -> str:
+    """The command's word for a key: itself, or that of which it is a synonym.
+
+    >>> own_key("model", ("model", "dtype")), own_key("model", ("model_flops", "dense"))
+    ('model', 'model_flops')
+    """
+    known = (name for name in _SYNONYMS.get(key, ()) if name in keys)
+    return key if key in keys else next(known, key)
 
 
 def check_key(key: str, known: Collection[str], *, usually: str = "") -> None:
@@ -121,12 +170,14 @@ def check_key(key: str, known: Collection[str], *, usually: str = "") -> None:
     raise UserError(f"unknown key {key!r}{nearest(key, known)}{listed}{usually}")
 
 
-def _unknown_flag(word: str, keys: Collection[str] | None, flags: Collection[str]) -> UserError:
-    if word.lstrip("-") in (keys or ()):
-        return UserError(f"{word} has no value; expected {word}=…, with an equals sign")
-    if keys is None:
-        expected = _listed((f"{word}=…, with an equals sign", *flags, "--help"))
-        return UserError(f"unknown flag {word!r}{nearest(word, flags)}; expected {expected}")
+def _without_value(word: str, flags: Collection[str]) -> UserError:
+    """The error for ``--key`` alone; it may be a misspelt one of `flags`."""
+    if nearest(word, flags):
+        return _unknown_flag(word, flags)
+    return UserError(f"{word} has no value; expected {word} VALUE or {word}=VALUE")
+
+
+def _unknown_flag(word: str, flags: Collection[str]) -> UserError:
     return UserError(
         f"unknown flag {word!r}{nearest(word, flags)}; expected {_listed((*flags, '--help'))}"
     )

@@ -40,7 +40,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_the_ledger_of_a_text_as_json(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    numbers = ["model=1e3", "--dense=1010", "xla=2048"]
+    numbers = ["model_flops=1e3", "--dense=1010", "xla=2048"]
     assert main(["compare", str(program), *numbers, "convention=exact", "--json"]) == 0
     ledger = json.loads(capsys.readouterr().out)
     assert (ledger["executed"], ledger["model"], ledger["xla_reported"]) == (1024, 1000, 2048)
@@ -70,7 +70,7 @@ def test_without_model_flops_the_convention_says_so(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", str(program)]) == 0
-    assert "none: pass model=…" in capsys.readouterr().out
+    assert "none: pass model_flops=…" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("was_on", [True, False])
@@ -105,9 +105,9 @@ def test_compressed_texts_are_read(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["program.hlo", "modle=3"], "did you mean 'model'?"),
+        (["program.hlo", "modle_flops=3"], "did you mean 'model_flops'?"),
         (["program.hlo", "emb_dim=3"], "belongs with a YAML file, not with HLO text"),
-        (["program.hlo", "model=2GFLOP"], "usually a unit was left on it"),
+        (["program.hlo", "model_flops=2GFLOP"], "usually a unit was left on it"),
         (["program.hlo", "other.hlo"], "expected one file with HLO text"),
         (["torn.hlo.xz"], "cannot be read"),
         (["nowhere.hlo"], "cannot be read"),

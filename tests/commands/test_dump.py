@@ -46,7 +46,7 @@ def test_compare_takes_the_numbers_of_a_dump(dump: str, capsys: pytest.CaptureFi
 
 
 def test_numbers_that_are_given_win(dump: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ledger = printed(capsys, "compare", dump, "model=900", "xla=5")
+    ledger = printed(capsys, "compare", dump, "model_flops=900", "xla=5")
     assert (ledger["model"], ledger["convention"], ledger["xla_reported"]) == (900, "maxtext", 5)
     assert [line["label"] for line in ledger["lines"]][1] != "masked pairs"
 

@@ -10,9 +10,9 @@ import pytest
 from mfu_jax.cli import main
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ProgramDump, Topology
-from mfu_jax.planning.compiling import Compiled, TooLarge
+from mfu_jax.planning.compilation.compiling import Compiled, TooLarge
 from mfu_jax.planning.step_sources import MaxTextStep
-from mfu_jax.trainer.planned_step import TrainerStep
+from mfu_jax.trainer.planned.planned_step import TrainerStep
 from tests.support.fake_compiler import TEXT
 
 FLOPS = 2 * 8**3  # of TEXT
@@ -54,7 +54,7 @@ def _plan(capsys, *words):
 
 
 def test_a_dump(capsys, dump):
-    code, shown = _plan(capsys, dump, "topology=v5e:1x1", f"model={FLOPS // 2}", "--json")
+    code, shown = _plan(capsys, dump, "topology=v5e:1x1", f"model_flops={FLOPS // 2}", "--json")
     plan = json.loads(shown.out)
     assert code == 0
     assert plan.keys() >= KEYS
@@ -118,7 +118,7 @@ def test_a_dump_for_other_chips_is_one_line(capsys, tmp_path):
 
 
 def test_one_screen_with_days_and_cost(capsys, dump):
-    words = (dump, "topology=v5e:1x1", f"model={FLOPS}", "tokens_per_step=8", "tokens=1e18")
+    words = (dump, "topology=v5e:1x1", f"model_flops={FLOPS}", "tokens_per_step=8", "tokens=1e18")
     _, shown = _plan(capsys, *words, "price=1.2")
     assert "fits" in shown.out
     assert "days for 1e+18 tokens" in shown.out
@@ -127,7 +127,7 @@ def test_one_screen_with_days_and_cost(capsys, dump):
 
 
 def test_days_and_cost_are_in_the_json(capsys, dump):
-    words = (dump, "topology=v5e:1x1", f"model={FLOPS}", "tokens_per_step=8", "tokens=1e18")
+    words = (dump, "topology=v5e:1x1", f"model_flops={FLOPS}", "tokens_per_step=8", "tokens=1e18")
     _, shown = _plan(capsys, *words, "price=1.2", "--json")
     plan = json.loads(shown.out)
     seconds = 1e18 / 8 * plan["step_time_seconds"]
@@ -208,7 +208,7 @@ def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_co
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
     refusal = TooLarge(used_bytes=2**35, limit_bytes=2**34, message="too large")
-    compiled = "mfu_jax.planning.cache.compile_known_flags"
+    compiled = "mfu_jax.planning.compilation.cache.compile_known_flags"
     monkeypatch.setattr(compiled, lambda *_, **__: Compiled(refusal))
     code, shown = _plan(capsys, "topology=v6e-8")
     assert code == 1
@@ -244,7 +244,8 @@ def test_a_run_that_is_no_run_is_not_called_wrong_json(capsys, tmp_path):
         (("topology=v6e-8", "compile_gib=x"), "compile_gib='x'"),
         (("hardware=rtx9999",), "pass one of A100"),
         (("topology=v6e-8", "budget=20min"), "budget= is a key of --sweep"),
-        (("topology=v6e-8", "model=3"), "model= is a key of a dump"),
+        (("topology=v6e-8", "model_flops=3"), "model_flops= is a key of a dump"),
+        (("topology=v6e-8", "model=3"), "unknown model '3'"),
         (("topology=v6e-8", "maxtext_python=x"), "is a key of --maxtext or --run"),
         (("topology=v6e-8", "--sweep", "remat_policy=full,none", "tokens=1e9"), "a single plan"),
         (("topology=v6e-8", "a.yml", "--maxtext"), "--maxtext reads no file"),

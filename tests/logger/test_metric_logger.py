@@ -37,6 +37,16 @@ def test_rates_are_flops_and_tokens_over_the_measured_time() -> None:
     assert run.sink.scalar("perf/mfu") == [0.8, 0.4]
 
 
+def test_whatever_comes_after_the_last_step_is_no_part_of_it() -> None:
+    run = Run()
+    run.steps(1.0, 1.0, 1.0)
+    run.clock.advance(17.0)  # the last step ends after one second of these
+    summary = run.logger.close()
+    assert run.sink.scalar("perf/step_time_seconds") == [1.0, 1.0, 1.0]
+    assert run.sink.scalar("perf/mfu") == [0.4, 0.4, 0.4]
+    assert summary.seconds_by_use == {"train": 3.0, "other": 16.0}
+
+
 def test_without_a_peak_there_is_no_utilisation_but_all_else() -> None:
     run = Run(peak_flops_per_sec=None)
     run.steps(0.5)

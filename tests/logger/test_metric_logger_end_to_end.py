@@ -5,14 +5,17 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from mfu_jax.instrumentation.instrumented_step import instrument
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import ConsoleSink, CsvSink, JsonlSink, Sink, TensorBoardSink
+from tests.support.sinks import ListSink
 from tests.support.work import HANG_SECONDS
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -98,6 +101,74 @@ def test_times_and_utilisation_of_real_steps_are_possible(tmp_path: Path) -> Non
             768 / (line["perf/step_time_seconds"] * 1e12), rel=1e-9
         )
         assert line["perf/logger_overhead_us"] > 0
+
+
+@jax.jit
+def slow_step(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    weights = jax.lax.fori_loop(0, 100, lambda _, w: jnp.tanh(w @ w), weights)
+    return weights, jnp.sum(weights)
+
+
+def linger(seconds: float = 2.0) -> None:
+    """What a loop does after its last step, such as an evaluation."""
+    threading.Event().wait(seconds)
+
+
+@pytest.mark.parametrize("reads", ["nothing", "after", "before"])
+def test_the_last_real_step_ends_when_its_outputs_are_ready(reads: str) -> None:
+    sink = ListSink()
+    logger = MetricLogger(peak_flops_per_sec=1e12, warmup_steps=0, sinks=[sink])
+    weights = jnp.eye(128)
+    for step in range(10):
+        weights, loss = slow_step(weights)
+        if reads == "before":
+            float(loss)
+        logger.record(step, {"loss": loss})
+        if reads == "after":
+            float(loss)
+    linger()
+    summary = logger.close()
+    assert 0 < sink.records[-1].scalars["perf/step_time_seconds"] < 1.0
+    assert summary.seconds_by_use["other"] > 1.0
+
+
+def test_the_last_instrumented_step_ends_when_its_outputs_are_ready() -> None:
+    sink = ListSink()
+    step = instrument(slow_step, peak_tflops_per_device=1.0, warmup_steps=0, sinks=[sink])
+    weights = jnp.eye(128)
+    for _ in range(10):
+        weights, _ = step(weights)
+    linger()
+    step.close()
+    assert 0 < sink.records[-1].scalars["perf/step_time_seconds"] < 1.0
+
+
+LINGERING_RUN = """
+import sys
+import jax
+import jax.numpy as jnp
+import mfu_jax
+from tests.logger.test_metric_logger_end_to_end import linger, slow_step
+
+step = mfu_jax.instrument(slow_step, metrics_file=sys.argv[1], peak_tflops_per_device=1.0)
+weights = jnp.eye(128)
+for _ in range(10):
+    weights, _ = step(weights)
+linger()
+"""
+
+
+def test_the_last_step_of_a_process_that_closes_nothing_ends_with_its_outputs(
+    tmp_path: Path,
+) -> None:
+    subprocess.run(
+        [sys.executable, "-c", LINGERING_RUN, str(tmp_path / "metrics.jsonl")],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        timeout=HANG_SECONDS,
+        check=True,
+    )
+    assert 0 < records(tmp_path)[-1]["perf/step_time_seconds"] < 1.0
 
 
 CRASHING_RUN = """

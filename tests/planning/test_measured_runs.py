@@ -5,7 +5,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.planning.measured_runs import read_run
-from mfu_jax.planning.plan import Plan
+from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.run_verdict import judged
 
 RUN = {

@@ -92,14 +92,15 @@ def test_another_version_of_the_program_is_not_taken(cpu_folder: Path, tmp_path:
 
 
 def test_the_command(cpu_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["profile", str(cpu_folder), f"peak_tflops={PEAK}", "--json"]) == 0
+    peak = f"peak_tflops_per_device={PEAK}"
+    assert cli.main(["profile", str(cpu_folder), peak, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     keys = {"coverage", "step_time_seconds", "waterfall", "by_scope", "by_op", "advice"}
     assert keys <= set(answer)
     assert {"name", "seconds", "mfu_points", "scopes"} == set(answer["waterfall"][0])
     total = sum(bar["seconds"] for bar in answer["waterfall"])
     assert total == pytest.approx(answer["step_time_seconds"])
-    words = ["profile", str(cpu_folder), f"peak_tflops={PEAK}", "by=phase", "top=1", "depth=1"]
+    words = ["profile", str(cpu_folder), peak, "by=phase", "top=1", "depth=1"]
     assert cli.main(words) == 0
     text = capsys.readouterr().out
     assert "- exposed communication: all-gather over data" in text
@@ -109,10 +110,10 @@ def test_the_command(cpu_folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         "by=color",
         "sort=size",
         "top=-1",
-        "peak_tflops=0",
-        "model=many",
-        "model=0",
-        "model=-5",
+        "peak_tflops_per_device=0",
+        "model_flops=many",
+        "model_flops=0",
+        "model_flops=-5",
     )
     for word in wrong:
         assert cli.main(["profile", str(cpu_folder), word]) == 2

@@ -12,7 +12,7 @@ from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.runs import benchmarking
 from mfu_jax.runs.benchmark_configs import BENCHMARKS
 from mfu_jax.runs.benchmark_neighbours import Neighbour, beside_pytorch, predicted
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 from tests.runs.test_benchmarking import CPU, H100, V5E
 from tests.support.work import HANG_SECONDS
 

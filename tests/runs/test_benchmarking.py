@@ -11,7 +11,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.runs import benchmarking, platforms
-from mfu_jax.trainer import mesh_axes, pyconfig
+from mfu_jax.trainer.config import mesh_axes, pyconfig
 from tests.support.work import HANG_SECONDS
 
 CPU = platforms.Device(platform="cpu", kind="cpu", count=1, memory_bytes=None, jax_version="0.10.2")

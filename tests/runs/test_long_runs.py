@@ -1,4 +1,4 @@
-"""The files that ``scripts/bench_report.py`` asks about are those of a run."""
+"""The files that ``scripts/benchmarks/report.py`` asks about are those of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from mfu_jax.runs.goodput import read_run
 from mfu_jax.runs.metrics_files import read_metrics
-from scripts.bench_report import write_run
+from scripts.benchmarks.report import write_run
 
 
 def test_the_run_of_the_benchmark_is_a_run(tmp_path: Path) -> None:

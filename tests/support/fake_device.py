@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mfu_jax.logger.timing.readiness import is_ready
-from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 
 
 class FakeClock:
@@ -74,7 +74,16 @@ class FakeWatcher:
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.watched: list[TimedStep] = []
+        self.followed: TimedStep | None = None
         clock.on_advance.append(self.look)
+
+    def follow(self, step: TimedStep) -> None:
+        self.followed = step
+        if is_ready(step.metrics):
+            now = self.clock.wall(), self.clock.now
+            step.seen = now, now
+        else:
+            self.begun = self.clock.wall(), self.clock.now
 
     def watch(self, step: TimedStep) -> None:
         self.watched.append(step)
@@ -83,8 +92,17 @@ class FakeWatcher:
 
     def look(self) -> None:
         for step in self.watched:
-            ready_at = max(getattr(value, "ready_at", 0.0) for value in step.metrics.values())
-            if step.completed is None and ready_at <= self.clock.now:
-                step.completed = (ready_at + self.clock.wall_offset, ready_at)
+            if step.completed is None and (ready := self.ready(step)):
+                step.completed = ready
+        step = self.followed
+        if step is not None and step.seen is None and (ready := self.ready(step)):
+            step.seen = self.begun, ready
+
+    def ready(self, step: TimedStep) -> Reading | None:
+        """Both clocks when the step ended, if it has."""
+        ready_at = max(getattr(value, "ready_at", 0.0) for value in step.metrics.values())
+        if ready_at > self.clock.now:
+            return None
+        return ready_at + self.clock.wall_offset, ready_at
 
     def close(self) -> None: ...

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from mfu_jax.planning.plan import Plan
+from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.sweep.search import Analytic
 from mfu_jax.planning.sweep.space import Point
 

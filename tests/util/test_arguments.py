@@ -25,12 +25,40 @@ def test_text_after_the_first_equals_sign_is_kept() -> None:
     assert parse(["model_config=llama3-8b steps=2"]).values == {"model_config": "llama3-8b steps=2"}
 
 
-def test_a_key_without_its_equals_sign_is_shown_with_one_where_any_key_may_be_meant() -> None:
+def test_a_value_stands_after_an_equals_sign_or_is_the_next_word() -> None:
+    for keys in (None, ("junit",)):
+        for words in (["--junit", "a.xml"], ["--junit=a.xml"], ["junit=a.xml"]):
+            arguments = parse(["run", *words], keys=keys)
+            assert arguments.names == ("run",)
+            assert arguments.values == {"junit": "a.xml"}
+        for words in (["--junit"], ["--junit", "--json"]):
+            with pytest.raises(UserError, match="--junit has no value; expected --junit VALUE or"):
+                parse(words, keys=keys, flags=("--json",) if keys else ())
+    assert parse(["--profile", "runs/lr=0.1/trace"]).values == {"profile": "runs/lr=0.1/trace"}
+    assert parse(["--baseline", "-"]).values == {"baseline": "-"}
+
+
+def test_where_any_key_may_be_meant_a_misspelt_flag_at_the_end_is_still_seen() -> None:
     with pytest.raises(UserError) as error:
-        parse(["--steps", "5"])
+        parse(["a.hlo", "--jsno"], flags=("--json",))
     assert str(error.value) == (
-        "unknown flag '--steps'; expected --steps=…, with an equals sign or --help"
+        "unknown flag '--jsno'; did you mean '--json'?; expected --json or --help"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "keys", "means"),
+    [
+        ("model", ("model", "dtype"), "model"),
+        ("model_name", ("model", "dtype"), "model"),
+        ("model", ("model_name", "steps"), "model_name"),
+        ("model", ("model_flops", "dense"), "model_flops"),
+        ("peak_tflops", ("peak_tflops_per_device",), "peak_tflops_per_device"),
+    ],
+)
+def test_a_synonym_means_the_key_of_the_command(key: str, keys: tuple[str], means: str) -> None:
+    assert parse([f"{key}=7"], keys=keys).values == {means: "7"}
+    assert parse([f"{key}=7"]).checked(keys).values == {means: "7"}
 
 
 def test_a_single_dash_is_a_name_because_it_stands_for_stdin() -> None:
@@ -48,7 +76,7 @@ def test_a_path_with_an_equals_sign_is_a_name() -> None:
     [
         (["tokns=1"], "unknown key 'tokns'; did you mean 'tokens'?; expected tokens or chips"),
         (["--jsno"], "unknown flag '--jsno'; did you mean '--json'?; expected --json or --help"),
-        (["--tokens"], "--tokens has no value; expected --tokens=…, with an equals sign"),
+        (["--tokens"], "--tokens has no value; expected --tokens VALUE or --tokens=VALUE"),
         (["--json=1"], "--json takes no value; expected --json alone, got '--json=1'"),
     ],
 )
@@ -74,17 +102,20 @@ def test_one_name_is_exactly_one(words: list[str], got: str) -> None:
         parse(words).one_name("file")
 
 
-def test_an_option_takes_the_next_word_or_what_follows_its_equals_sign() -> None:
-    for words in (["--junit", "a.xml"], ["--junit=a.xml"]):
-        arguments = parse(["run", *words], keys=("junit",), options=("--junit",))
+@pytest.mark.parametrize("keys", [None, ()])
+def test_a_page_may_have_a_name(keys: tuple[str, ...] | None) -> None:
+    for words, page in [
+        (["--html"], ""),
+        (["--html=a.html"], "a.html"),
+        (["html=a.html"], "a.html"),
+        (["--html", "a.html"], "a.html"),
+        (["--html", "--json"], ""),
+    ]:
+        arguments = parse(["run", *words], keys=keys, flags=("--html", "--json"))
         assert arguments.names == ("run",)
-        assert arguments.values == {"junit": "a.xml"}
-    for words in (["--junit"], ["--junit", "--json"]):
-        with pytest.raises(UserError, match="--junit has no value; expected --junit VALUE or"):
-            parse(words, options=("--junit",), flags=("--json",))
-
-
-def test_a_flag_may_have_a_value() -> None:
-    assert parse(["--html"], flags=("--html=",)).flags == {"--html"}
-    arguments = parse(["--html=a.html"], flags=("--html=",))
-    assert (arguments.flags, arguments.values) == (frozenset(), {"html": "a.html"})
+        assert arguments.values == {"html": page}
+        assert "--html" not in arguments.flags
+    assert parse(["run"], keys=keys, flags=("--html",)).values == {}
+    for words in (["a.html"], ["--html", "a.html", "b.htm"], ["--html=a.html", "b.html"]):
+        with pytest.raises(UserError, match="expected a page once, after --html"):
+            parse(words, keys=keys, flags=("--html",))

@@ -7,6 +7,9 @@ of your own primitive in the same way:
     def _(eqn) -> int:
         (m, k), (_, n) = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
         return 2 * m * n * k
+
+Linear algebra is in `linalg`, control flow in `walk`, primitives without FLOPs in
+`primitive_kinds`, integers in `integers.arithmetic`.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ class TimedStep:
         refused_seconds: the text of an invalid `step_time_seconds`, else None.
         overhead_seconds: time that the logger spent on it on the training thread.
         completed: both clocks when its outputs became ready, if observed.
-        watched: the watcher was asked to observe it.
+        watched: the watcher was asked to set `completed`.
+        seen: both clocks when the watcher began to wait for its outputs, and when they were ready.
         extra: scalars of the same step that came later, such as those of an eval.
         cost: the cost passed to `record`, if it differs from that of the run.
         loop: what the training thread did in its interval; None around a pause.
@@ -91,6 +92,7 @@ class TimedStep:
     overhead_seconds: float = 0.0
     completed: Reading | None = None
     watched: bool = False
+    seen: tuple[Reading, Reading] | None = None
     extra: Mapping[str, Any] = NOTHING
     cost: StepCost | Callable[[], StepCost] | None = None
     loop: LoopTimes | None = None

@@ -2,9 +2,10 @@
 
 Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks. The
 difference between two such readings is the time of step N−1. If the host is slower than the device,
-the timer ends a step when the host comes back to dispatch the next one; a thread watches the device
-only during declared waits and while JAX compiles. Spans outside training (eval, checkpoints,
-exposed waits for data) are cut out of the interval that contains them.
+the timer ends a step when the host comes back to dispatch the next one. Where nobody comes back, a
+step ends when its outputs are ready, as seen by a thread: during declared waits, while JAX
+compiles, and after the last step. Spans outside training (eval, checkpoints, exposed waits for
+data) are cut out of the interval that contains them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from mfu_jax.util.failsafe import is_interrupt
 # below this time, as with a loader that has the next batch ready, it is no longer woken.
 SHORT_WAIT_SECONDS = 1e-3
 SHORT_WAITS = 10
+# The watcher returns this soon from a step that was ready before it began to wait.
+_AT_ONCE_SECONDS = 1e-3
 
 
 def suspended_seconds() -> float:
@@ -63,6 +66,7 @@ class StepTimer:
         self._clock = clock
         self._monotonic = monotonic
         self._watcher = watcher or ThreadWatcher(self.read)
+        self._follow = self._watcher.follow
         self._suspended = suspended
         self._suspended_seconds = suspended()
         self._short_waits = 0
@@ -109,6 +113,7 @@ class StepTimer:
         """
         previous = self._pending
         self.waited_seconds = 0.0
+        self._follow(step)
         before = left_at = self._monotonic()
         if previous is not None:
             self._pending = None  # a device error is raised only once
@@ -121,7 +126,7 @@ class StepTimer:
             left_at = now[1]
             self.waited_seconds = left_at - before
             begin, self._mark = self._mark, previous.completed or now
-            self._last_seconds = self._mark[1] - begin[1]
+            self._last_seconds = 0.0 if previous.is_compile else self._mark[1] - begin[1]
             previous.readings = begin, self._mark, self._take_suspension
         gc_seconds = self._gc.seconds
         if self._left_at is not None:
@@ -152,11 +157,16 @@ class StepTimer:
         step.clock_jump_seconds, step.slept_seconds = None, 0.0
         return previous
 
-    def drain(self) -> TimedStep | None:
-        """Waits for the step in flight and returns it, timed; None if there is none."""
+    def drain(self, *, is_last: bool = False) -> TimedStep | None:
+        """Waits for the step in flight and returns it, timed; None if there is none.
+
+        Args:
+            is_last: no step comes after it, so what the loop did since is not part of its time.
+        """
         step, self._pending = self._pending, None
         if step is None:
             return None
+        was_ready = is_ready(step.metrics)
         try:
             block_until_ready(step.metrics)
         except BaseException as error:
@@ -164,8 +174,25 @@ class StepTimer:
                 self._pending = step  # keep it for the end of the run
             raise
         now = self.read()
+        if is_last and was_ready and step.completed is None:
+            self._end_last(step, now)
         self._finish(step, step.completed or now)
         return step
+
+    def _end_last(self, step: TimedStep, now: Reading) -> None:
+        """Sets when the last step ended, which was before `now`."""
+        begun, ready = step.seen or (now, now)
+        if ready[1] - begun[1] > _AT_ONCE_SECONDS or not self._last_seconds:
+            step.completed = ready
+            return
+        # It ended between two looks, or before it was recorded, as where the loop had read its
+        # loss: assume the duration of the step before.
+        early = max(0.0, begun[1] - self._mark[1] - self._last_seconds)
+        step.completed = begun[0] - early, begun[1] - early
+        self._mark = (
+            step.completed[0] - self._last_seconds,
+            step.completed[1] - self._last_seconds,
+        )
 
     def cut(self, name: str, start: Reading, end: Reading) -> None:
         """Cuts a span outside the loop out of the step whose interval contains it."""
@@ -268,7 +295,7 @@ class StepTimer:
 
     def _finish(self, step: TimedStep, end: Reading) -> None:
         begin, self._mark = self._mark, end
-        self._last_seconds = end[1] - begin[1]
+        self._last_seconds = 0.0 if step.is_compile else end[1] - begin[1]
         step.readings = begin, end, self._take_suspension
         step.measure()
 

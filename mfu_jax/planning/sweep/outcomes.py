@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mfu_jax.planning.plan import Plan
+from mfu_jax.planning.result.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

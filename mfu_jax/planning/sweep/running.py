@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError
-from mfu_jax.planning.compiling import NoCompilerError
-from mfu_jax.planning.plan import Plan
+from mfu_jax.planning.compilation.compiling import NoCompilerError
+from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.sweep.outcomes import Outcome, outcome_of
 from mfu_jax.planning.sweep.search import Analytic, Search, same_but_remat
 from mfu_jax.planning.sweep.space import Point

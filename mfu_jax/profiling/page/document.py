@@ -1,4 +1,7 @@
-"""The page: headline numbers, waterfall, advice, tables, roofline, timeline and ledger."""
+"""The page: headline numbers, waterfall, advice, tables, roofline, timeline and ledger.
+
+Adding a section: a file beside this one, a section here; only `mfu_jax.pages` makes HTML.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The timelines of a trace's devices, on any platform."""
+"""The timelines of a trace's devices, on any platform.
+
+Adding one: a file beside this one that builds `Timeline`s, listed here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The page: headline numbers, comparison, time and FLOPs ledgers, curves, configuration."""
+"""The page: headline numbers, comparison, time and FLOPs ledgers, curves, configuration.
+
+Adding a section: a file beside this one, a section here; only `mfu_jax.pages` makes HTML.
+"""
 
 from __future__ import annotations
 

@@ -249,6 +249,131 @@ def test_a_metric_in_the_donated_state_is_not_waited_for() -> None:
     assert len(loop.seconds()) == 2
 
 
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 8.0])
+def test_the_last_step_ends_when_its_outputs_are_ready(seconds: float) -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.step(2.0)
+    last = loop.step(seconds)
+    loop.clock.advance(3600.0)  # an evaluation, a save
+    loop.clock.wall_offset += 60.0
+    assert loop.timer.drain(is_last=True) is last
+    assert (last.seconds, last.ended_monotonic) == (seconds, 6.0 + seconds)
+    assert (last.ended_at, last.clock_jump_seconds) == (1_000_006.0 + seconds, None)
+
+
+def test_a_last_step_that_is_not_done_is_waited_for() -> None:
+    loop = Loop()
+    loop.step(2.0)
+    last = loop.step(4.0)
+    loop.timer.drain(is_last=True)
+    assert (last.seconds, last.ended_monotonic) == (4.0, 6.0)
+
+
+def test_a_step_before_a_pause_is_timed_until_the_pause() -> None:
+    loop = Loop()
+    loop.step(2.0)
+    loop.clock.advance(3.0)
+    loop.pause(10.0)
+    loop.step(2.0)
+    assert loop.seconds() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize("late", [0.0, 1.0, 3600.0])
+def test_a_last_step_that_ended_before_it_was_recorded_takes_the_time_of_the_one_before(
+    late: float,
+) -> None:
+    loop = Loop()
+    for _ in range(4):
+        metrics = loop.device.run(2.0)
+        metrics["loss"].block_until_ready()
+        last = loop.take(metrics)
+    loop.clock.advance(late)
+    loop.timer.drain(is_last=True)
+    assert (last.seconds, last.ended_monotonic) == (2.0, 8.0)
+
+
+def test_a_compilation_is_no_measure_of_the_last_step() -> None:
+    loop = Loop()
+    metrics = loop.device.run(2.0)
+    loop.compile(60.0)
+    loop.take(metrics)
+    metrics = loop.device.run(2.0)
+    metrics["loss"].block_until_ready()
+    last = loop.take(metrics)
+    loop.clock.advance(5.0)
+    loop.timer.drain(is_last=True)
+    assert (last.seconds, last.ended_monotonic) == (0.0, 62.0)
+
+
+def test_a_last_step_seen_late_takes_the_time_of_the_one_before() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.step(2.0)
+    last = loop.take(loop.device.run(2.0))
+    last.seen = ((1_000_010.0, 10.0), (1_000_010.0, 10.0))
+    loop.clock.advance(60.0)
+    loop.timer.drain(is_last=True)
+    assert (last.seconds, last.ended_monotonic) == (2.0, 8.0)
+
+
+class Gated(FakeArray):
+    """An array that is ready when its event is set."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeClock(), 0.0, 1.0)
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def block_until_ready(self) -> FakeArray:
+        self.begun.set()
+        assert self.ended.wait(HANG_SECONDS)
+        return self
+
+
+def gated_steps(count: int) -> tuple[list[TimedStep], list[Gated]]:
+    gates = [Gated() for _ in range(count)]
+    steps = []
+    for gate in gates:
+        steps.append(step := TimedStep())
+        step.step, step.metrics = 0, {"loss": gate}
+    return steps, gates
+
+
+def test_the_watchers_thread_sees_the_newest_step_end() -> None:
+    clock = FakeClock()
+    watcher = ThreadWatcher(lambda: (clock.wall(), clock.now))
+    steps, gates = gated_steps(3)
+    watcher.follow(steps[0])
+    assert gates[0].begun.wait(HANG_SECONDS)
+    watcher.follow(steps[1])  # while it waits for the one before
+    watcher.follow(steps[2])
+    clock.advance(7.0)
+    gates[0].ended.set()
+    assert gates[2].begun.wait(HANG_SECONDS)
+    clock.advance(1.0)
+    gates[2].ended.set()
+    watcher.close()
+    begun, first, last = ((1_000_000.0 + now, now) for now in (0.0, 7.0, 8.0))
+    assert [step.seen for step in steps] == [(begun, first), None, (first, last)]
+    assert [step.completed for step in steps] == [None] * 3
+
+
+def test_the_watchers_thread_falls_asleep_and_is_woken_by_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.timing.watcher.LOOK_SECONDS", 0.0)
+    watcher = ThreadWatcher(lambda: (0.0, 0.0))
+    steps, gates = gated_steps(2)
+    for step, gate in zip(steps, gates, strict=True):
+        watcher.follow(step)
+        assert gate.begun.wait(HANG_SECONDS)
+        gate.ended.set()
+        while not watcher._sleeps:
+            pass
+    watcher.close()
+    assert all(step.seen for step in steps)
+
+
 def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:
     clock = FakeClock()
     begun, ended, stamped = threading.Event(), threading.Event(), threading.Event()
@@ -265,7 +390,7 @@ def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:
 
     watcher = ThreadWatcher(read)
     step = TimedStep()
-    step.step, step.metrics = 0, {"loss": Gate(clock, 0.0, 1.0)}
+    step.step, step.metrics, step.watched = 0, {"loss": Gate(clock, 0.0, 1.0)}, True
     watcher.watch(step)
     assert begun.wait(HANG_SECONDS)
     assert step.completed is None

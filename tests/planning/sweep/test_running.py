@@ -6,7 +6,7 @@ import random
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.planning.compiling import NoCompilerError
+from mfu_jax.planning.compilation.compiling import NoCompilerError
 from mfu_jax.planning.sweep.running import Sweep, run
 from mfu_jax.planning.sweep.space import Point, split
 from mfu_jax.planning.sweep.state_file import StateFile

@@ -4,6 +4,9 @@ A family is registered under the `decoder_block` names that it handles:
 
     @architecture("llama2", "mistral")
     def dense_decoder(config: ModelConfig) -> Model: ...
+
+Adding one: its file is imported below; an entry of `FAMILIES` in
+tests/flops/analytic/test_architectures_traced.py compares it with layers/families/.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ A family is registered under the `model_type`s that it translates:
 
 Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).
+
+Adding one: its file is imported below, its defaults come from ``python -m
+scripts.records.hugging_face_defaults NAME``, the real model's counts from ``python -m
+scripts.records.count_hugging_face NAME`` (tests/data/hf_defaults.json), and docs/huggingface.md
+lists its name.
 """
 
 from __future__ import annotations

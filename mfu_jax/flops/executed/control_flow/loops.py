@@ -4,6 +4,9 @@ CPU and GPU programs state trip counts that do not depend on an outer loop; TPU 
 If a counter changes by a constant, the number of iterations is proved. Other loops are simulated:
 their condition and the few integers that it depends on, with exact arithmetic, for up to
 `MAX_TRIPS` iterations. Nothing is extrapolated.
+
+The traced count decides its loops in `traced.integers`, which shares no code; instructions on
+integers are in `executed.integers`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Integers that devices exchange in all-reduces, all-gathers and collective permutes."""
+"""Integers that devices exchange in all-reduces, all-gathers and collective permutes.
+
+The traced count has its own, `traced.integers.exchanges`. Programs: tests/support/program_rings.py.
+"""
 
 from __future__ import annotations
 

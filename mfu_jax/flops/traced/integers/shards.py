@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfu_jax.flops.traced.known_values import ConstantTable, Known
-from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
+from mfu_jax.flops.traced.jaxprs import inner_jaxprs
 
 _MOST_SHARES = 64  # the body is walked for each of them
 _MOST_ELEMENTS = 2**26  # the most that are compared
 
-Place = Mapping[str, int]  # mesh coordinates of a device, by axis
+MeshCoordinates = Mapping[str, int]  # mesh coordinates of a device, by axis
 
 
-class Share(NamedTuple):
+class DeviceShare(NamedTuple):
     """Devices that know the same values.
 
     Attributes:
@@ -33,8 +33,8 @@ class Share(NamedTuple):
     """
 
     values: list[Known]
-    place: Place
-    places: list[Place]
+    place: MeshCoordinates
+    places: list[MeshCoordinates]
     devices: int
 
 
@@ -47,7 +47,7 @@ def manual_axes(eqn: Any) -> dict[str, int]:
 
 def shares(
     eqn: Any, known: Sequence[Known], asked: Collection[str], *, merged: bool
-) -> list[Share]:
+) -> list[DeviceShare]:
     """The known operands of a `shard_map`'s body, for all devices.
 
     Args:
@@ -72,7 +72,7 @@ def shares(
     others = math.prod(sizes.values()) // math.prod(matter.values())
     if math.prod(matter.values()) * max(1, elements) > _MOST_ELEMENTS:
         matter, splits, others = {}, [None] * len(splits), math.prod(sizes.values())
-    found: dict[Any, Share] = {}
+    found: dict[Any, DeviceShare] = {}
     for place in all_places(matter):
         values = [
             _part(value, split, place, sizes) if split else None if cut else value
@@ -83,20 +83,20 @@ def shares(
         key = (*chosen.values(), *parts)
         places = found[key].places if key in found else []
         places.append(place)
-        found[key] = Share(values, chosen, places, others * len(places))
+        found[key] = DeviceShare(values, chosen, places, others * len(places))
     if len(found) > _MOST_SHARES:
         values = [None if cut else value for value, cut in zip(known, is_cut, strict=True)]
-        return [Share(values, {}, [{}], math.prod(sizes.values()))]
+        return [DeviceShare(values, {}, [{}], math.prod(sizes.values()))]
     return list(found.values())
 
 
-def all_places(sizes: Mapping[str, int]) -> Iterator[Place]:
+def all_places(sizes: Mapping[str, int]) -> Iterator[MeshCoordinates]:
     """All places of a mesh with these axes."""
     for place in itertools.product(*map(range, sizes.values())):
         yield dict(zip(sizes, place, strict=True))
 
 
-def joined(eqn: Any, result: int, parts: Sequence[tuple[Share, Known]]) -> Known:
+def joined(eqn: Any, result: int, parts: Sequence[tuple[DeviceShare, Known]]) -> Known:
     """A result of a `shard_map`, assembled from the part that each device computes.
 
     Args:
@@ -128,7 +128,7 @@ def _array(value: Known) -> np.ndarray:
 
 
 def _part(
-    value: Known, split: Sequence[tuple[str, ...]], at: Place, sizes: Mapping[str, int]
+    value: Known, split: Sequence[tuple[str, ...]], at: MeshCoordinates, sizes: Mapping[str, int]
 ) -> Known:
     """A device's part of an array."""
     array = _array(value)
@@ -137,7 +137,10 @@ def _part(
 
 
 def _block(
-    shape: Sequence[int], split: Sequence[tuple[str, ...]], at: Place, sizes: Mapping[str, int]
+    shape: Sequence[int],
+    split: Sequence[tuple[str, ...]],
+    at: MeshCoordinates,
+    sizes: Mapping[str, int],
 ) -> tuple[slice, ...]:
     """The slices of an array that a device holds."""
     block = []

@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.flops.traced.flow import short_dtype
+from mfu_jax.flops.traced.jaxprs import short_dtype
 
 # Instructions on references, whose parameters say which part of each operand they read.
 _ON_REFERENCES = ("wgmma", "wgmma_ref", "tcgen05_mma")
 INSTRUCTIONS = frozenset({*_ON_REFERENCES, "mma"})
-# These run a kernel's body once per position of their mesh.
-MESH_KERNELS = frozenset({"core_map", "mpmd_map"})
 
 
 def instruction_flops(eqn: Any) -> tuple[str, int]:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from mfu_jax.flops.traced import mosaic_gpu
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
+from mfu_jax.flops.traced.kernels import mosaic_gpu
 from tests.support import program_kernel_bodies as programs
 from tests.support.jax_versions import VERSION
 from tests.support.small_functions import shape

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,32 +17,29 @@ import numpy as np
 
 from mfu_jax.flops.attention_kernels import AttentionKernel
 from mfu_jax.flops.lengths import Lengths
-from mfu_jax.flops.traced.flow import operand_dtype
-from mfu_jax.flops.traced.integers.arithmetic import evaluate
-from mfu_jax.flops.traced.integers.evaluation import where
-from mfu_jax.flops.traced.integers.needs import While, while_of
-from mfu_jax.flops.traced.known_values import ConstantTable, Known, scalar
-from mfu_jax.flops.traced.loops import jaxpr_trip_count
-from mfu_jax.flops.traced.mosaic_gpu import (
+from mfu_jax.flops.traced.integers.arithmetic import evaluate, where
+from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known, scalar
+from mfu_jax.flops.traced.jaxprs import MESH_KERNELS, While, inner_jaxprs, operand_dtype, while_of
+from mfu_jax.flops.traced.kernels.mosaic_gpu import (
     INSTRUCTIONS,
-    MESH_KERNELS,
     instruction_flops,
     meshes,
 )
-from mfu_jax.flops.traced.pallas_attention import (
+from mfu_jax.flops.traced.kernels.pallas_attention import (
     attention_kernel,
     flops_of_all_pairs,
     pallas_name,
 )
-from mfu_jax.flops.traced.ragged import (
+from mfu_jax.flops.traced.kernels.ragged import (
     grouped_on_gpu,
     is_grouped,
     paged_lengths,
     share_of_rows,
 )
 from mfu_jax.flops.traced.rules import RULES
-from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.util.jax_internals import Literal, scan_groups
+
+TripCount = Callable[[While, Sequence[Known]], Known]
 
 # Loops are unrolled if a condition may depend on their counter, up to this length to bound
 # the time.
@@ -68,13 +65,16 @@ class PallasCost:
     is_estimate: bool = False
 
 
-def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> PallasCost:
+def pallas_cost(
+    eqn: Any, operands: Sequence[Known], lengths: Lengths, trip_count: TripCount
+) -> PallasCost:
     """Counts a `pallas_call`.
 
     Args:
         eqn: the equation.
         operands: known values of its operands; a `ConstantTable` for a constant.
         lengths: lengths given by the user.
+        trip_count: iterations of a while loop, given its operands.
     """
     mapping, name = eqn.params["grid_mapping"], pallas_name(eqn)
     first = mapping.num_dynamic_grid_bounds
@@ -86,7 +86,8 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
     programs = np.ones(grid, np.int64)
     # The kernel does not see the grid dimensions that vmap added.
     axes = tuple(d for d in range(len(grid)) if d not in mapping.vmapped_dims)
-    exact, unskipped = _Programs(grid, axes), _Programs(grid, axes, skips=False)
+    exact = _KernelPrograms(grid, axes, trip_count)
+    unskipped = _KernelPrograms(grid, axes, trip_count, skips=False)
     if tables and tables[0] is None:
         refs[0], note = paged_lengths(eqn, name, lengths)
         exact.unknown.update([note] if note else [])
@@ -134,6 +135,7 @@ def mesh_kernel_cost(
     eqn: Any,
     operands: Sequence[Known],
     lengths: Lengths,
+    trip_count: TripCount,
     attention: AttentionKernel | None = None,
 ) -> PallasCost:
     """Counts a kernel that runs on a mesh: of blocks and warp groups (Mosaic GPU), or of cores.
@@ -142,6 +144,7 @@ def mesh_kernel_cost(
         eqn: the equation.
         operands: known values of its operands.
         lengths: lengths given by the user.
+        trip_count: iterations of a while loop, given its operands.
         attention: which attention kernel it is; None if it is not one.
     """
     exact: Counter[str] = Counter()
@@ -151,7 +154,7 @@ def mesh_kernel_cost(
     for jaxpr, mesh in zip(bodies, meshes(eqn.params), strict=True):
         grid = tuple(mesh.values())
         for skips, total in ((True, exact), (False, unskipped)):
-            run = _Programs(grid, tuple(range(len(grid))), skips=skips)
+            run = _KernelPrograms(grid, tuple(range(len(grid))), trip_count, skips=skips)
             run.named = {name: run.position(axis) for axis, name in enumerate(mesh)}
             run.scoped(jaxpr, operands, np.ones(grid, np.int64))
             total.update(run.flops)
@@ -168,11 +171,12 @@ def mesh_kernel_cost(
 
 
 @dataclass
-class _Programs:
+class _KernelPrograms:
     """All programs of a grid, run at once on their known integers."""
 
     grid: tuple[int, ...]
     axes: tuple[int, ...]
+    trip_count: TripCount
     skips: bool = True
     named: dict[Any, Known] = field(default_factory=dict)  # positions along the axes of a mesh
     flops: Counter[str] = field(default_factory=Counter)
@@ -265,7 +269,7 @@ class _Programs:
         if index is None or not self.skips:
             tried = []
             for branch in branches:
-                attempt = _Programs(self.grid, self.axes, self.skips, self.named)
+                attempt = dataclasses.replace(self, flops=Counter(), unknown=set())
                 attempt.walk(branch, operands, times)
                 tried.append(attempt)
             costliest = max(tried, key=lambda attempt: attempt.flops.total())
@@ -306,7 +310,7 @@ class _Programs:
         if carried is not None:
             return carried
         body, body_consts = loop.body, loop.body_consts
-        trips = jaxpr_trip_count(loop, known)
+        trips = self.trip_count(loop, known)
         if trips is not None and not self.skips:
             trips = np.max(trips)  # an upper bound: the maximum over all grid steps
         before = self.flops.total()

@@ -1,4 +1,4 @@
-"""HBM traffic of instructions that are not fused into others.
+"""Traffic of instructions that are not fused into others: with HBM, and with the host's memory.
 
 Operands are read once and results written once, but slices and in-place updates touch only part of
 their operand, arrays in faster memory (TPU memory space S(1) and others) cause no HBM traffic, and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mfu_jax.flops.executed.costs.collectives import carried_along
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
@@ -22,6 +22,7 @@ _FREE = frozenset(
 )
 _SLICES = PARTS - {"dynamic-update-slice"}
 _ALIASES = "output_to_operand_aliasing"
+_HOST_MEMORY = "S(5)"  # in an array's layout
 _DEEPEST = 8  # nested bitcasts and fusions that are followed
 
 
@@ -195,3 +196,31 @@ def _bytes(shapes: Sequence[Shape]) -> int:
 def _in_hbm(place: Shape, part: Shape) -> int:
     """Bytes of `part` if `place`, the array that it is part of, is in HBM."""
     return 0 if place.is_in_fast_memory else part.bytes
+
+
+def host_bytes(
+    computation: HloComputation, instruction: HloInstruction, inside: Iterable[HloInstruction]
+) -> int:
+    """Bytes of a copy or slice whose source or destination is in the host's memory; else 0.
+
+    Args:
+        computation: the computation that it is in.
+        instruction: the launched one.
+        inside: it, and the instructions of the computations that it consists of.
+    """
+    if not instruction.opcode.endswith("-start") or _HOST_MEMORY not in instruction.shape_text:
+        return 0
+    sizes = [shape.bytes for shape in computation.operand_shapes(instruction)]
+    if any(i.opcode.startswith("dynamic-update-slice") for i in inside):
+        return sizes[1]
+    results = [shape.bytes for shape in instruction.shape.elements if shape.bytes]
+    return min(max(sizes, default=0), *results[:2]) if results else 0
+
+
+def is_to_host(instruction: HloInstruction) -> bool:
+    """Whether an asynchronous copy or slice writes to the host's memory."""
+    elements = instruction.shape.elements
+    if not instruction.opcode.endswith("-start") or len(elements) < 2:
+        return False
+    written = elements[1] if elements[0].dtype == "tuple" else elements[0]
+    return _HOST_MEMORY in written.layout

@@ -12,6 +12,7 @@ from mfu_jax.flops.attention_kernels import (
     kernel_in_scope,
     kernels_named,
 )
+from mfu_jax.flops.traced.jaxprs import first_array
 
 _TPU_SEQUENCES = -2  # dimension of Q and K that holds positions: [..., heads, positions, width]
 
@@ -35,14 +36,6 @@ def mesh_attention_kernel(eqn: Any, stack: str) -> AttentionKernel | None:
     if len(eqn.invars) < 3:
         return None
     return kernel_in_scope(stack, tuple(v.aval.shape for v in eqn.outvars))
-
-
-def first_array(eqn: Any) -> int:
-    """The index of a kernel's first array, after its grid's bounds and tables."""
-    mapping = eqn.params.get("grid_mapping")
-    if mapping is None:  # it runs on a mesh
-        return 0
-    return int(mapping.num_dynamic_grid_bounds + mapping.num_index_operands)
 
 
 def sequence_sizes(eqn: Any, kernel: AttentionKernel) -> tuple[int, int]:

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from mfu_jax.flops.traced.integers.evaluation import Integers, TooLongError, Values, Visit
-from mfu_jax.flops.traced.integers.needs import Need, Scan, While
+from mfu_jax.flops.traced.control_flow.iterations import Decided, IterationGroup
+from mfu_jax.flops.traced.integers.evaluation import (
+    IntegerEvaluator,
+    IntegerValues,
+    TooLongError,
+    Visit,
+)
+from mfu_jax.flops.traced.integers.known_values import Known
+from mfu_jax.flops.traced.integers.needs import Need
 from mfu_jax.flops.traced.integers.places import ByPlace, at_each, content
-from mfu_jax.flops.traced.known_values import Known
-from mfu_jax.flops.traced.shards import Share
+from mfu_jax.flops.traced.integers.shards import DeviceShare
+from mfu_jax.flops.traced.jaxprs import Scan, While
 
 _LARGEST_KEY = 4096  # elements; a larger array is compared by identity, not by contents
-
-
-class Decided(NamedTuple):
-    """The known values that settle the decisions in one jaxpr.
-
-    Attributes:
-        key: equal for runs that take the same decisions.
-        values: the known values, by variable.
-    """
-
-    key: tuple[Any, ...] = ()
-    values: Mapping[Any, Known] = {}
-
-
-class Runs(NamedTuple):
-    """Iterations of a loop that take the same decisions.
-
-    Attributes:
-        decided: the decisions.
-        times: number of these iterations.
-        running: whether the loop still runs then; by place if devices leave it at different times.
-    """
-
-    decided: Decided
-    times: int
-    running: Known = True
 
 
 class Decisions:
@@ -50,7 +31,7 @@ class Decisions:
     """
 
     def __init__(self, constants: Mapping[Any, Known]) -> None:
-        self._integers = Integers(constants)
+        self._integers = IntegerEvaluator(constants)
         self._devices = self._integers.devices
         self._joint: dict[Any, tuple[Sequence[Known], Any]] = {}  # keeps what the keys identify
 
@@ -61,7 +42,7 @@ class Decisions:
 
     def by_place(
         self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
-    ) -> list[tuple[Share, Any]]:
+    ) -> list[tuple[DeviceShare, Any]]:
         """Results of `run` on a `shard_map`'s operands, for devices that decide differently."""
         return self._devices.by_place(eqn, known, run)
 
@@ -105,7 +86,7 @@ class Decisions:
             self._joint[key] = (*what, *known), decide(known)
         return self._joint[key][1]
 
-    def of_scan(self, scan: Scan, operands: Sequence[Known]) -> list[Runs]:
+    def of_scan(self, scan: Scan, operands: Sequence[Known]) -> list[IterationGroup]:
         """The iterations of a scan, grouped by their decisions."""
         if not scan.length:
             return []
@@ -114,10 +95,10 @@ class Decisions:
             scan, need.is_joint, operands, lambda values: self._of_scan(scan, values)
         )
 
-    def _of_scan(self, scan: Scan, operands: Sequence[Known]) -> list[Runs]:
+    def _of_scan(self, scan: Scan, operands: Sequence[Known]) -> list[IterationGroup]:
         need = self._integers.needs.of(scan.body, decides=True)
         if all(i < scan.consts for i in need.inputs):
-            return [Runs(self._steady(scan.body, scan.consts, operands, {}), scan.length)]
+            return [IterationGroup(self._steady(scan.body, scan.consts, operands, {}), scan.length)]
         try:
             return self._collect(
                 lambda visit: self._integers.scan(scan, operands, (), visit),
@@ -125,9 +106,13 @@ class Decisions:
             )
         except TooLongError:
             carry = dict(enumerate(operands[scan.consts : scan.consts + scan.carries]))
-            return [Runs(self._steady(scan.body, scan.consts, operands, carry), scan.length)]
+            return [
+                IterationGroup(self._steady(scan.body, scan.consts, operands, carry), scan.length)
+            ]
 
-    def of_while(self, loop: While, operands: Sequence[Known]) -> tuple[int | None, list[Runs]]:
+    def of_while(
+        self, loop: While, operands: Sequence[Known]
+    ) -> tuple[int | None, list[IterationGroup]]:
         """Trip count of a while loop (None if data-dependent), and its iterations by decision."""
         needs = self._integers.needs
         body = needs.while_body(loop, (), decides=True)
@@ -139,7 +124,9 @@ class Decisions:
         own = [run._replace(times=here(run.times)) for run in runs if here(run.running)]
         return here(trips), own
 
-    def _of_while(self, loop: While, operands: Sequence[Known]) -> tuple[Known, list[Runs]]:
+    def _of_while(
+        self, loop: While, operands: Sequence[Known]
+    ) -> tuple[Known, list[IterationGroup]]:
         _, consts, start = loop.split(operands)
         need = self._integers.needs.of(loop.body, decides=True)
         carry: dict[int, Known] = {}
@@ -160,7 +147,7 @@ class Decisions:
         if trips == 0:  # evaluating a body that never runs might never end
             return 0, []
         decided = self._steady(loop.body, loop.body_consts, consts, carry)
-        return trips, [Runs(decided, at_each(lambda n: 1 if n is None else n, trips))]
+        return trips, [IterationGroup(decided, at_each(lambda n: 1 if n is None else n, trips))]
 
     def _steady(
         self, body: Any, consts: int, operands: Sequence[Known], carry: dict[int, Known]
@@ -173,32 +160,21 @@ class Decisions:
         decides = self._integers.needs.of(body, decides=True)
         return self._inside(decides, [*fixed, *carry.values(), *[None] * rest])
 
-    def _collect(self, run: Callable[[Visit], Any], need: Need) -> list[Runs]:
-        found: dict[Any, Runs] = {}
+    def _collect(self, run: Callable[[Visit], Any], need: Need) -> list[IterationGroup]:
+        found: dict[Any, IterationGroup] = {}
 
-        def visit(values: Values, running: Known) -> None:
+        def visit(values: IntegerValues, running: Known) -> None:
             decided = self._decided(need, values)
             key = decided.key, content(running)
-            before = found.get(key, Runs(decided, 0, running))
+            before = found.get(key, IterationGroup(decided, 0, running))
             found[key] = before._replace(times=before.times + 1)
 
         run(visit)
         return list(found.values())
 
-    def _decided(self, need: Need, values: Values) -> Decided:
+    def _decided(self, need: Need, values: IntegerValues) -> Decided:
         known = {v: self._integers.read(values, v) for v in need.decisive}
         return Decided(tuple(map(_key, known.values())), known)
-
-
-def jaxpr_trip_count(loop: While, operands: Sequence[Known]) -> Known:
-    """Iterations of a `while` without constants of its own: a number, an array, or None.
-
-    Args:
-        loop: the parts of the loop.
-        operands: values of its operands; a scalar may have one per program of a grid.
-    """
-    trips, _ = Integers().while_loop(loop, operands, ())
-    return trips if trips is None or np.ndim(trips) else int(trips)
 
 
 def _key(value: Known) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mfu_jax.flops.traced.flow import Flow, Origin, Score
+from mfu_jax.flops.traced.abstract_values import AbstractValue, Origin, Score
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.declared import declared_around, declared_mask
 from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs, kept_pairs
@@ -17,7 +17,7 @@ _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
 _PRODUCTS = {"dot_general", "scaled_dot", "scaled_matmul", "scaled_matmul_wrapper"}
 
 
-class Scores:
+class ScoreMasks:
     """The matmuls that may be attention scores, by number, and their masks.
 
     Attributes:
@@ -30,16 +30,16 @@ class Scores:
         self._made = 0
 
     def of_matmul(
-        self, eqn: Any, operands: Sequence[Flow], stack: str
+        self, eqn: Any, operands: Sequence[AbstractValue], stack: str
     ) -> tuple[tuple[int, ...], frozenset[Score]]:
         """Numbers of the masked scores that a matmul uses or, if none, of those that it makes."""
         if eqn.primitive.name not in _PRODUCTS:
             return (), frozenset()
-        numbers = {s.number for flow in operands for s in flow.scores}
+        numbers = {s.number for value in operands for s in value.scores}
         used = tuple(sorted(numbers & self.masks.keys()))
         if used:
             return used, frozenset()
-        origins = {flow.origin for flow in operands}
+        origins = {value.origin for value in operands}
         # Queries, keys and values are activations, or arguments of a function that computes only
         # attention. A declared mask applies only to these: projections share its scope.
         is_activations = origins <= _NO_PARAMETERS
@@ -50,8 +50,14 @@ class Scores:
         number = self.new(stack, _pair_sizes(eqn) if is_attention else None)
         return (number,), frozenset({Score(number, eqn.outvars[0].aval.size)})
 
-    def new(self, stack: str, sizes: tuple[int, int] | None) -> int:
-        """Numbers a new matmul; `sizes` are (queries, keys) if it is attention."""
+    def new(self, stack: str, sizes: tuple[int, int] | None, kept: KeptPairs | None = None) -> int:
+        """Numbers a new matmul.
+
+        Args:
+            stack: the name stack around it.
+            sizes: (queries, keys) if it is attention.
+            kept: the pairs that it keeps, if no mask is declared for it or around it.
+        """
         number = self._made
         self._made += 1
         if sizes is not None:
@@ -59,6 +65,8 @@ class Scores:
                 self.masks[number] = declared.kept(*sizes)
             elif declared := declared_around():  # masks recognised in the function override it
                 self.masks[number] = declared.kept(*sizes)._replace(declared=False)
+        if kept is not None:
+            self.masks.setdefault(number, kept)
         return number
 
     def mask(self, number: int, band: Band, queries: int, keys: int) -> None:
@@ -69,12 +77,12 @@ class Scores:
         self._bands[number] = (before & band, queries, keys)
         self.masks[number] = kept_pairs(before & band, queries, keys)
 
-    def follow(self, eqn: Any, flows: Sequence[Flow], result: Flow) -> None:
+    def follow(self, eqn: Any, values: Sequence[AbstractValue], result: AbstractValue) -> None:
         """Records the masks that an elementwise equation applies to the scores in its result."""
         if not result.scores:
             return
-        for flow, variable in zip(flows, eqn.invars, strict=True):
-            mask = flow.pattern and _kept(eqn, flow.pattern, flows, result)
+        for value, variable in zip(values, eqn.invars, strict=True):
+            mask = value.pattern and _kept(eqn, value.pattern, values, result)
             if mask and mask.terms:
                 (a, _), (b, _) = mask.terms
                 shape = variable.aval.shape
@@ -91,19 +99,21 @@ class Scores:
                 self.masks.setdefault(number, known[0])
 
 
-def _kept(eqn: Any, pattern: Pattern, flows: Sequence[Flow], result: Flow) -> Pattern | None:
+def _kept(
+    eqn: Any, pattern: Pattern, values: Sequence[AbstractValue], result: AbstractValue
+) -> Pattern | None:
     """The pairs that remain scores under this operand pattern; None if it removes none."""
     name = eqn.primitive.name
     if name == "add":
         return pattern if pattern.kind == "bias" else None
     if name == "mul":
         return mask_patterns.kept_where(pattern, True)
-    if name == "select_n" and len(flows) == 3 and pattern is flows[0].pattern:
-        with_scores = [bool(flow.scores & result.scores) for flow in flows[1:]]
+    if name == "select_n" and len(values) == 3 and pattern is values[0].pattern:
+        with_scores = [bool(value.scores & result.scores) for value in values[1:]]
         if with_scores.count(True) != 1:
             return None  # a choice between scores that are all needed
         value = with_scores.index(True) == 1
-        other = flows[1 if value else 2]
+        other = values[1 if value else 2]
         is_filled = other.origin != Origin.ACTIVATION
         return mask_patterns.kept_where(pattern, value) if is_filled else None
     return None

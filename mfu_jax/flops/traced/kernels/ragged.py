@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mfu_jax.flops.lengths import Lengths
-from mfu_jax.flops.traced.known_values import ConstantTable
+from mfu_jax.flops.traced.integers.known_values import ConstantTable
 
 RAGGED_DOTS = frozenset({"ragged_dot_general", "ragged_dot"})
 _PAGED = re.compile(r"paged_(flash_)?attention")

@@ -23,7 +23,7 @@ from mfu_jax.flops.executed.kernels.bodies.body import (
     ScalarTable,
     UnknownBodyError,
 )
-from mfu_jax.flops.executed.kernels.bodies.carried import Carried, loop_arguments
+from mfu_jax.flops.executed.kernels.bodies.loop_carried import Carried, loop_arguments
 
 TableOf = Callable[[int], ScalarTable]
 

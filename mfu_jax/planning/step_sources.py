@@ -1,6 +1,6 @@
 """Sources of planned steps: the module that compiles one, its arguments, its config's figures.
 
-Adding another trainer's: a `StepSource` (the reference trainer's is `trainer.planned_step`) and the
+Adding another trainer's: a `StepSource` (the reference trainer's is `trainer.planned.planned_step`) and the
 module that compiles it.
 """
 

@@ -1,7 +1,7 @@
 """Sources of planned steps: the module that compiles one, its arguments, its config's figures.
 
-Adding another trainer's: a `StepSource` (the reference trainer's is `trainer.planned_step`) and the
-module that compiles it.
+Adding another trainer's: a `StepSource` (the reference trainer's is `trainer.planned.planned_step`)
+and the module that compiles it.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from mfu_jax.instrumentation.counts import (
 from mfu_jax.instrumentation.dumping import dump_paths, dump_step
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.settings import Settings
+from mfu_jax.util import jax_internals
 from mfu_jax.util.failsafe import Boundary
 
 _log = logging.getLogger("mfu_jax")
@@ -90,7 +91,7 @@ class ProgramAnalysis:
         self._settings = settings
         self._trip_counts = trip_counts
         self._lengths = lengths
-        lowered = lowered or step.lower(*args, **kwargs)
+        lowered = lowered or jax_internals.lowered(step, args, kwargs)
         inputs = jax.tree.leaves(getattr(lowered, "args_info", None))
         self.takes_all_leaves = len(inputs) == len(jax.tree.leaves((args, kwargs)))
         self.compiled: jax.stages.Compiled | None = unwrap_compiled(lowered.compile())

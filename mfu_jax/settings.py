@@ -45,7 +45,7 @@ class MetricsKeys(LoggerKeys):
         "", "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
     )
     fsync_seconds: float = setting(
-        30.0, "seconds between fsyncs of the files; 0: after every write; -1: only at checkpoints"
+        30.0, "seconds between fsyncs (0: every write; -1: only at checkpoints)"
     )
     profile_steps: str = setting("", "steps to trace on the device, such as 10-12; empty: none")
     profile_dir: str = setting("", "folder for device traces; empty: tensorboard_dir")

@@ -32,13 +32,13 @@ from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.runs import ml_goodput, time_table
-from mfu_jax.runs.collective_waits import CollectiveWait, CollectiveWaits
-from mfu_jax.runs.goodput import read_attempts
-from mfu_jax.runs.metrics_files import WARMUP_STEPS
-from mfu_jax.runs.planned import PlanComparison, compare_with_plan, read_plan
-from mfu_jax.runs.run_comparison import RunComparison, compare_runs
-from mfu_jax.runs.run_data import Options, RunData, answer_without_steps, read_run_data
+from mfu_jax.runs.comparison.runs import RunComparison, compare_runs
+from mfu_jax.runs.goodput import ml_goodput, time_table
+from mfu_jax.runs.goodput.wall_clock import read_attempts
+from mfu_jax.runs.metrics.files import WARMUP_STEPS
+from mfu_jax.runs.report.collective_waits import CollectiveWait, CollectiveWaits
+from mfu_jax.runs.report.plan_comparison import PlanComparison, compare_with_plan, read_plan
+from mfu_jax.runs.report.run_data import Options, RunData, answer_without_steps, read_run_data
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import trace_files

@@ -55,14 +55,13 @@ class LoggerKeys:
     warmup_steps: int = setting(2, "first steps, shown but excluded from summaries")
     write_period_seconds: float = setting(
         _PERIOD_SECONDS,
-        "steps shorter than this are written in batches, and a kill loses at most this much; 0: "
-        "write each step at once",
+        "batch interval in seconds; a kill loses at most this much (0: write every step)",
     )
     heartbeat_file: str = setting(
         "", "file rewritten every 10 s with the state and the last step; empty: none"
     )
     hang_factor: float = setting(
-        50.0, "median step times without a step that count as a hang, which is reported; 0: none"
+        50.0, "report a hang after this many median step times without a step; 0: never"
     )
     hang_seconds: float = setting(30.0, "shortest time that counts as a hang")
     abort_on_hang: bool = setting(

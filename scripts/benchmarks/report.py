@@ -28,7 +28,7 @@ _AGAIN = 5  # steps repeated after a restart
 _QUERY = """
 import time
 begin = time.perf_counter()
-from mfu_jax.runs.goodput import read_run
+from mfu_jax.runs.goodput.wall_clock import read_run
 imported = time.perf_counter()
 run = read_run({folder!r})
 print(time.perf_counter() - imported, time.perf_counter() - begin)

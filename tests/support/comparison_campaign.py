@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mfu_jax.runs.comparison import Difference, compare
-from mfu_jax.runs.gate import Check
-from mfu_jax.runs.run_comparison import STEP_TIME, WITH_WAITS, Metric, Row, result
+from mfu_jax.runs.comparison.gate import Check
+from mfu_jax.runs.comparison.intervals import Difference, compare
+from mfu_jax.runs.comparison.runs import STEP_TIME, WITH_WAITS, Metric, Row, result
 from tests.support.run_noise import KINDS, UNSEEN_KINDS, Noise, step_times
 
 _WAIT_SECONDS = 0.01  # mean of an exponential law

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.costs.collectives import Collective
-from mfu_jax.flops.executed.costs.host_copies import host_bytes, is_to_host
-from mfu_jax.flops.executed.costs.reader import CostReader, InstructionCost, KernelFlops
-from mfu_jax.flops.executed.counting import ExecutedCount, HasText, ProgramCounter, counter_of
+from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
+from mfu_jax.flops.executed.costs.memory_traffic import host_bytes, is_to_host
+from mfu_jax.flops.executed.costs.reader import CostReader
+from mfu_jax.flops.executed.costs.types import InstructionCost
+from mfu_jax.flops.executed.counting import HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.replica_groups import groups_text, replica_groups
 from mfu_jax.flops.executed.instruction_shapes import (
@@ -26,6 +28,7 @@ from mfu_jax.flops.executed.instruction_shapes import (
     shape_of,
     state_of,
 )
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
 

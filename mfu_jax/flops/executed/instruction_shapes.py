@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.costs.reader import MatmulCost
+from mfu_jax.flops.executed.costs.types import MatmulCost
 from mfu_jax.flops.executed.formulas.matmuls import (
     flops_per_multiply_add,
     is_full_float32,

@@ -12,7 +12,7 @@ from collections import Counter
 from mfu_jax.flops.attention_kernels import OF_VALUE_WIDTH, AttentionKernel, kernels_named
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
 from mfu_jax.flops.executed.instruction_shapes import Array
-from mfu_jax.flops.executed.kernels import kernel_name
+from mfu_jax.flops.executed.kernels.registry import kernel_name
 
 _FEWEST_DIMS = 3  # heads, positions, width
 _QKV = 3

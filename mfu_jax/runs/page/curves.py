@@ -10,7 +10,8 @@ from typing import NamedTuple
 from mfu_jax.pages.charts import Curve, broken, curves, thinned
 from mfu_jax.pages.document import section
 from mfu_jax.pages.markup import Markup, tag
-from mfu_jax.runs.run_data import TIME, RunData
+from mfu_jax.runs.metrics.step_table import STEP_SECONDS
+from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import loss_text, percent, seconds_text, short
 
 _CLOCK = "unix_seconds"
@@ -34,7 +35,7 @@ def _tick(seconds: float) -> str:
 _METRICS = (
     _Metric("perf/mfu", "MFU", percent, has_zero=True),
     _Metric("perf/hfu", "HFU", percent, has_zero=True),
-    _Metric(TIME, "step time", _tick),
+    _Metric(STEP_SECONDS, "step time", _tick),
     _Metric("perf/per_device_tokens_per_sec", "tokens/s/device", lambda v: f"{v:,.6g}"),
     _Metric("learning/loss", "loss", loss_text, measured_only=False, is_unknown_at_zero=False),
     _Metric("goodput/data_wait_seconds", "wait for data", _tick, has_zero=True),

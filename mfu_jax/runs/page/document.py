@@ -11,17 +11,17 @@ from pathlib import PurePath
 from mfu_jax.pages.document import document, headlines, notes, quiet, section
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.runs.comparison import CONFIDENCE
+from mfu_jax.runs.comparison.intervals import CONFIDENCE
+from mfu_jax.runs.comparison.runs import Row, RunComparison, change_text, interval
+from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.page import curves
 from mfu_jax.runs.page.configuration import configuration, last_gpus, last_record, record_notes
 from mfu_jax.runs.page.hosts import collectives, hosts
 from mfu_jax.runs.page.ledgers import flops, time_ledger
 from mfu_jax.runs.page.planned import planned
 from mfu_jax.runs.page.step_times import step_times
-from mfu_jax.runs.planned import PlanComparison
-from mfu_jax.runs.run_comparison import Row, RunComparison, change_text, interval
-from mfu_jax.runs.run_data import RunData
-from mfu_jax.runs.time_table import span
+from mfu_jax.runs.report.plan_comparison import PlanComparison
+from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
 _STYLE = """

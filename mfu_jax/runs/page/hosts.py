@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from mfu_jax.pages.document import notes, quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.runs.collective_waits import CollectiveWait
-from mfu_jax.runs.hosts import Host
-from mfu_jax.runs.run_data import RunData
+from mfu_jax.runs.report.collective_waits import CollectiveWait
+from mfu_jax.runs.report.processes import Host
+from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import seconds_text, short
 
 _TIMES = {

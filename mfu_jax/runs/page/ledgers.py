@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup, number, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.runs.run_data import RunData
-from mfu_jax.runs.run_time import MEANING, Attempt, Part
-from mfu_jax.runs.setups import ComponentRow, LedgerRow
-from mfu_jax.runs.time_table import span
+from mfu_jax.runs.goodput.run_time import MEANING, Attempt, Part
+from mfu_jax.runs.goodput.time_table import span
+from mfu_jax.runs.report.run_data import RunData
+from mfu_jax.runs.report.setup import ComponentRow, LedgerRow
 from mfu_jax.util.formatting import percent, readable
 
 _KINDS = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mfu_jax.pages.document import notes, quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, table, wide
-from mfu_jax.runs.planned import PlanComparison, PlannedRow
+from mfu_jax.runs.report.plan_comparison import PlanComparison, PlannedRow
 from mfu_jax.util.formatting import short
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mfu_jax.flops.executed.counting import ExecutedCount
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
 from mfu_jax.flops.executed.instruction_shapes import Array, InstructionShape
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import visited_share, without_skipped_rows
 from mfu_jax.planning.targets import parse_target

@@ -11,8 +11,9 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 
-from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
 
 _NOT_THE_VALUE = {"metadata", "backend_config", "sharding", "frontend_attributes", "calls"}
 _SAME_VALUE = {"bitcast", "copy", "copy-done", "copy-start"}

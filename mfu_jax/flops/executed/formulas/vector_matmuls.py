@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping, Set
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.formulas.matmuls import flops_per_multiply_add
-from mfu_jax.flops.executed.hlo.dataflow import Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.opcodes import MATMUL_NAME
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
+from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
 
 _PARTS = ("multiply", "reduce", "reduce-window")
 # Between a product and its sum, with the operands that lead there: bf16_x3 adds three products.

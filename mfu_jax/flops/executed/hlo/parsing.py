@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule, Index
 from mfu_jax.flops.executed.hlo.opcodes import (
@@ -48,6 +49,24 @@ def parse_hlo(text: str) -> HloModule:
         HloParseError: a line cannot be parsed; the error shows it.
     """
     return _Parser(text).module()
+
+
+class LargeConstants:
+    """The program with its large constants written out; parsed only if one is needed."""
+
+    def __init__(self, program: Any) -> None:
+        self.program = program
+        self.made: HloModule | None = None
+        self.tried = False
+
+    def module(self) -> HloModule | None:
+        if not self.tried and hasattr(self.program, "runtime_executable"):
+            from mfu_jax.util.jax_internals import text_with_large_constants  # text needs no JAX
+
+            self.tried = True
+            text = text_with_large_constants(self.program)
+            self.made = parse_hlo(text) if text else None
+        return self.made
 
 
 class _Parser:

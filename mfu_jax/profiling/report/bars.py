@@ -29,18 +29,7 @@ def waterfall_bars(bars: Sequence[Bar], title: str) -> Markup:
         bars: as returned by `waterfall`.
         title: for screen readers.
     """
-    rows = [_row("peak", "peak", 0.0, 100.0, None, "")]
-    rows += _rows(bars)
-    return bar_chart(rows, title)
-
-
-def bar_chart(rows: Sequence[Markup], title: str) -> Markup:
-    """A chart of rows made by `bar_row`.
-
-    Args:
-        rows: from top to bottom.
-        title: for screen readers.
-    """
+    rows = [_row("peak", "peak", 0.0, 100.0, None, ""), *_rows(bars)]
     return tag("div", *rows, class_="waterfall", role="table", aria_label=title)
 
 
@@ -48,11 +37,11 @@ def _rows(bars: Sequence[Bar]) -> Iterator[Markup]:
     done = 0.0
     for bar in bars:
         most = ", ".join(f"{short(s)} {seconds_text(t)}" for s, t in bar.scopes.items())
-        yield _row(bar.name, kind_of(bar.name), done, bar.mfu_points, bar.seconds, most)
+        yield _row(bar.name, _kind_of(bar.name), done, bar.mfu_points, bar.seconds, most)
         done += bar.mfu_points
 
 
-def kind_of(name: str) -> str:
+def _kind_of(name: str) -> str:
     """A bar's style-sheet class."""
     return next((kind for start, kind in _KINDS if name.startswith(start)), "other")
 
@@ -60,37 +49,14 @@ def kind_of(name: str) -> str:
 def _row(
     name: str, kind: str, start: float, points: float, seconds: float | None, most: str
 ) -> Markup:
+    """A row: its name, its track, and its numbers, with a remark below."""
     time = "" if seconds is None else seconds_text(seconds)
-    cells = [
-        tag("span", time, class_="n", role="cell", data_seconds=seconds),
-        tag("span", f"{points:.2f}", class_="n", role="cell", data_points=points),
-    ]
-    return bar_row(name, [(kind, start, start + points)], cells, most)
-
-
-Part = tuple[str, float, float]
-"""Style-sheet class, and the two ends, as percentages."""
-
-
-def bar_row(
-    name: str, parts: Sequence[Part | None], cells: Sequence[Markup], most: str = ""
-) -> Markup:
-    """A row: its name, a track for each of its parts, and its numbers.
-
-    Args:
-        name: the row's name.
-        parts: one per track; None for an empty track.
-        cells: the numbers.
-        most: a remark below the row.
-    """
-    marks = [_part(*part) if part else None for part in parts]
-    tracks = [tag("span", mark, class_="track", aria_hidden="true") for mark in marks]
-    track = tracks[0] if len(tracks) == 1 else tag("span", *tracks, class_="tracks")
     return tag(
         "div",
         tag("span", name, class_="name", role="cell"),
-        track,
-        *cells,
+        tag("span", _mark(kind, start, start + points), class_="track", aria_hidden="true"),
+        tag("span", time, class_="n", role="cell", data_seconds=seconds),
+        tag("span", f"{points:.2f}", class_="n", role="cell", data_points=points),
         tag("small", most, role="cell", class_="most") if most else None,
         class_="bar",
         role="row",
@@ -98,7 +64,8 @@ def bar_row(
     )
 
 
-def _part(kind: str, start: float, end: float) -> Markup:
+def _mark(kind: str, start: float, end: float) -> Markup:
+    """A bar between its two ends, which are percentages of the track."""
     left, right = sorted((max(0.0, min(100.0, start)), max(0.0, min(100.0, end))))
     return tag("i", class_=kind, style=f"left:{number(left)}%;width:{number(right - left)}%")
 

@@ -17,8 +17,8 @@ from mfu_jax.flops.executed.attribution.duplicates import duplicates, is_recompu
 from mfu_jax.flops.executed.attribution.image_pieces import ImagePieces
 from mfu_jax.flops.executed.attribution.op_names import inferred_op_name, unfolded_op_name
 from mfu_jax.flops.executed.attribution.padding import WasteFinder
-from mfu_jax.flops.executed.attribution.replication import holders
-from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, Found, Sums, whole
+from mfu_jax.flops.executed.attribution.replication import replicas_of
+from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, FoundMatmul, MatmulSums, whole
 from mfu_jax.flops.executed.attribution.value_graph import value_graph
 from mfu_jax.flops.executed.control_flow.call_graph import CallGraph
 from mfu_jax.flops.executed.control_flow.execution_counts import ExecutionCounter
@@ -130,7 +130,7 @@ class ProgramCounter:
         self.runs = ExecutionCounter(graph, self.order, flops)
         self.runs.count()
 
-    def matmuls(self) -> list[tuple[Found, Scope]]:
+    def matmuls(self) -> list[tuple[FoundMatmul, Scope]]:
         """Every matmul that runs, with its scope and phase."""
         numbers = (id(m.instruction) for n in reversed(self.order) for m in self.costs[n].matmuls)
         found = [self._found[number] for number in numbers if number in self._found]
@@ -209,11 +209,11 @@ class ProgramCounter:
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
     @functools.cached_property
-    def _found(self) -> dict[int, Found]:
+    def _found(self) -> dict[int, FoundMatmul]:
         """The matmuls that run, by ``id`` of the instruction, callers before callees."""
         times, once = self.runs.times, self.runs.once
         return {
-            id(m.instruction): Found(
+            id(m.instruction): FoundMatmul(
                 self.module[n], m, self._op_name(n, m.instruction), times[n], once[n]
             )
             for n, cost in self.costs.items()
@@ -221,11 +221,11 @@ class ProgramCounter:
             for m in cost.matmuls
         }
 
-    def _sums(self, matmuls: list[tuple[Found, Scope]]) -> Sums:
+    def _sums(self, matmuls: list[tuple[FoundMatmul, Scope]]) -> MatmulSums:
         """The matmuls by phase, scope, dtype and kernel."""
-        sums = Sums()
+        sums = MatmulSums()
         ids = {id(item.matmul.instruction) for item, _ in matmuls}
-        held = holders(self.module, self.program, ids)
+        replicas = replicas_of(self.module, self.program, ids)
         for item, scope in matmuls:
             number = id(item.matmul.instruction)
             sums.add(item.matmul, scope, item.runs, item.once)
@@ -236,11 +236,11 @@ class ProgramCounter:
                 continue
             zeros = self.waste.wasted(item.computation, *item.matmul.spent)
             sums.add_model(item, scope, zeros, self.pieces.label(item.op_name))
-            if number in held:
-                sums.add_repeated(item, held[number], sum(zeros))
+            if number in replicas:
+                sums.add_repeated(item, replicas[number], sum(zeros))
         return sums
 
-    def _scopes(self, found: list[Found]) -> list[Scope]:
+    def _scopes(self, found: list[FoundMatmul]) -> list[Scope]:
         """The phase and scope of each matmul."""
         scopes = [read_scope(item.op_name) for item in found]
         pairs = functools.partial(zip, found, scopes, strict=True)
@@ -280,11 +280,11 @@ class ProgramCounter:
         return order
 
     @functools.cached_property
-    def _duplicates(self) -> dict[int, Found]:
+    def _duplicates(self) -> dict[int, FoundMatmul]:
         """Matmuls that repeat what another one computes, by ``id``."""
         first = (item for n, item in self._running() if n not in self._recomputed)
-        places = ((item.computation, item.matmul.instruction) for item in first)
-        return {id(i): self._found[id(i)] for i in duplicates(self.reader.dataflow, places)}
+        refs = ((item.computation, item.matmul.instruction) for item in first)
+        return {id(i): self._found[id(i)] for i in duplicates(self.reader.dataflow, refs)}
 
     @functools.cached_property
     def _recomputed(self) -> set[int]:
@@ -295,7 +295,7 @@ class ProgramCounter:
             if is_recomputed(self.module, item.computation, item.matmul.instruction)
         }
 
-    def _running(self) -> Iterator[tuple[int, Found]]:
+    def _running(self) -> Iterator[tuple[int, FoundMatmul]]:
         """Those of `_found` that run at all; the others count only with loops counted once."""
         return (pair for pair in self._found.items() if pair[1].runs)
 

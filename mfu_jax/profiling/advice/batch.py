@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_shapes import Array
+from mfu_jax.flops.executed.instruction_shapes import ArrayShape
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     idle_time,
@@ -107,7 +107,7 @@ def _weights(stats: ProfileStats) -> Weights:
     return {key: set() for key in as_bytes} | found
 
 
-def _is_like(array: Array, weights: Weights) -> bool:
+def _is_like(array: ArrayShape, weights: Weights) -> bool:
     """Whether an array may be a weight, possibly transposed or with split or merged dimensions.
 
     An activation may have as many elements by chance: [64, 256] is not a [128, 128] weight.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import Array
+from mfu_jax.flops.executed.instruction_shapes import ArrayShape
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,
@@ -159,5 +159,5 @@ def _size(dims: tuple[int, ...]) -> int:
     return product
 
 
-def _bytes(array: Array) -> int:
+def _bytes(array: ArrayShape) -> int:
     return _size(array.dims) * dtype_bits(array.dtype) // 8

@@ -1,6 +1,7 @@
 """The closed list of causes, and the resulting advice.
 
-Adding a cause: a rule in a file beside this one, listed here, and a fault in scripts/faults/.
+Adding a cause: a rule in a file beside this one, listed here, and a fault in
+scripts/campaigns/faults/.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from mfu_jax.flops.executed.integers.instructions import branch_index, compile_i
 from mfu_jax.flops.executed.integers.values import (
     ByDevice,
     Compute,
-    Table,
+    IntegerTable,
     Value,
     is_small_integer,
 )
@@ -120,7 +120,8 @@ class ScalarProgram:
             else:
                 alone = value.values if isinstance(value, ByDevice) else (value,)
                 fits = all(
-                    len(v.elements) == size if isinstance(v, Table) else size == 1 for v in alone
+                    len(v.elements) == size if isinstance(v, IntegerTable) else size == 1
+                    for v in alone
                 )
             if fits:
                 values[register] = value
@@ -212,7 +213,7 @@ class ScalarProgram:
         return register
 
     def _sources(self, ref: ValueRef, shape: Shape | None) -> _Sources:
-        """The places that a ref's value comes from, and how to make its register from theirs."""
+        """The values that a ref's value comes from, and how to make its register from theirs."""
         frame, instruction, path = ref
         if shape is None or not is_small_integer(shape):
             return _NOT_KNOWN

@@ -71,13 +71,13 @@ class Traffic:
     @functools.cached_property
     def _cut(self) -> set[str]:
         """Computations with a slice or an update, or with a fusion that has one."""
-        places = self.module.places
+        with_opcode = self.module.with_opcode
         callers: dict[str, list[str]] = defaultdict(list)
-        for computation, fusion in (*places("fusion"), *places("fusion-start")):
+        for computation, fusion in (*with_opcode("fusion"), *with_opcode("fusion-start")):
             for name in fusion.callees:
                 callers[name].append(computation.name)
         found: set[str] = set()
-        stack = [computation.name for opcode in PARTS for computation, _ in places(opcode)]
+        stack = [computation.name for opcode in PARTS for computation, _ in with_opcode(opcode)]
         while stack:
             name = stack.pop()
             if name not in found:

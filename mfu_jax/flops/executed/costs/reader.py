@@ -25,7 +25,7 @@ from mfu_jax.flops.executed.costs.types import (
 from mfu_jax.flops.executed.formulas.elementwise import elementwise_flops
 from mfu_jax.flops.executed.formulas.factorizations import FACTORIZATIONS, Iterations
 from mfu_jax.flops.executed.formulas.matmuls import MATMULS, hardware_passes, operand_dtype
-from mfu_jax.flops.executed.formulas.tpu_factorizations import Expansions, Part
+from mfu_jax.flops.executed.formulas.tpu_factorizations import FactorizationPart, TpuFactorizations
 from mfu_jax.flops.executed.formulas.vector_matmuls import VectorMatmuls
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import CALLEE_KEYS, HloComputation, HloInstruction, HloModule
@@ -87,7 +87,7 @@ class CostReader:
         self.dataflow = Dataflow(module)
         self.traffic = Traffic(module)
         self.vector_matmuls = VectorMatmuls(self.dataflow)
-        self.expansions = Expansions(module)
+        self.tpu_factorizations = TpuFactorizations(module)
         self.iterations = Iterations(module)
         self.custom_calls = CustomCalls(self.dataflow, kernel_flops, constants, lengths)
         self.trip_counts = trip_counts
@@ -121,12 +121,12 @@ class CostReader:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
         rule = _RULES.get(instruction.opcode)
         has_part = rule or instruction.opcode in _SUMS
-        expansion = self.expansions.part(instruction) if has_part else None
+        block = self.tpu_factorizations.part(instruction) if has_part else None
         is_iterated = self.iterations.any and self.iterations.contains(instruction)
         if is_iterated and rule not in (None, CostReader._call):
             cost = NOTHING
-        elif expansion is not None:
-            cost = self._expansion(computation, instruction, expansion)
+        elif block is not None:
+            cost = self._tpu_factorization(computation, instruction, block)
         elif rule is not None:
             cost = rule(self, computation, instruction)
         else:
@@ -196,8 +196,8 @@ class CostReader:
         dtype = computation.operand(instruction, 0).shape.dtype
         return InstructionCost(MatmulCost(instruction, flops, dtype, kernel=instruction.opcode))
 
-    def _expansion(
-        self, computation: HloComputation, instruction: HloInstruction, part: Part
+    def _tpu_factorization(
+        self, computation: HloComputation, instruction: HloInstruction, part: FactorizationPart
     ) -> InstructionCost:
         if part.flops is None:
             reason = "the sizes of its blocks do not say the matrix's"
@@ -232,8 +232,8 @@ class CostReader:
         return self.reducers[name]
 
 
-_Rule = Callable[[CostReader, HloComputation, HloInstruction], InstructionCost]
-_OF_OPCODES: dict[str, _Rule] = {
+_CostRule = Callable[[CostReader, HloComputation, HloInstruction], InstructionCost]
+_OF_OPCODES: dict[str, _CostRule] = {
     **dict.fromkeys(MATMULS, CostReader._matmul),
     **dict.fromkeys(CALLEE_KEYS, CostReader._call),
     **dict.fromkeys(KINDS, CostReader._collective),

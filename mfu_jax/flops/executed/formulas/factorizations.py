@@ -75,12 +75,12 @@ class Iterations:
 
     def __init__(self, module: HloModule) -> None:
         self._outermost: Mapping[int, Iterated] = {}
-        loops = [loop for _, loop in module.places("while") if _marked(loop)]
+        loops = [loop for _, loop in module.with_opcode("while") if _marked(loop)]
         names = {_function(loop.op_name) for loop in loops}
         nested = {a for a in names for b in names if a.startswith(f"{b}/")}
         found = {
             id(loop): (loop.op_name.removesuffix("/while"), _iterated(loop))
-            for _, loop in module.places("while")
+            for _, loop in module.with_opcode("while")
             if loops and loop.op_name.removesuffix("/while") in names - nested
         }
         self._outermost = {n: iterated for n, (_, iterated) in found.items() if iterated}

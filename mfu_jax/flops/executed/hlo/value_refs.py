@@ -47,6 +47,10 @@ class Frame:
         return outer, outer.computation[call.operands[int(text)]]
 
 
+FramedInstruction = tuple[Frame, HloInstruction]
+"""An instruction, and the frame of its computation."""
+
+
 class ParameterRef(NamedTuple):
     """An array among a computation's arguments: a parameter, or the one at `path` of its tuple."""
 

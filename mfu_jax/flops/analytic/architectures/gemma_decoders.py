@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from mfu_jax.flops.analytic import formulas
-from mfu_jax.flops.analytic.architectures import parts
+from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.architectures.generic_decoder import (
     frame,
     kinds_of_layers,
     mask_of_layer,
     norms,
 )
-from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Component, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import FULL
@@ -27,33 +26,31 @@ _INTERVAL = 6
 _SMALL_INTERVALS = {False: _INTERVAL, True: 5}
 
 
-@architecture("gemma4")
 def gemma4(config: ModelConfig) -> Model:
     """Five local layers, then a global one with its own heads; a dense MLP, or also experts."""
-    masks = {False: parts.window_mask(config), True: parts.global_mask(config)}
+    masks = {False: blocks.window_mask(config), True: blocks.global_mask(config)}
     if config.experts.num_experts > 1:
         # The shared expert is as wide as a dense MLP would be.
-        routed = parts.moe(config, shared_dim=config.feed_forward.mlp_dim)
+        routed = blocks.moe(config, shared_dim=config.feed_forward.mlp_dim)
         feed_forward = (*routed, *_expert_scales(config))
     else:
-        feed_forward = parts.mlp(config)
+        feed_forward = blocks.mlp(config)
 
     def block(is_global: bool) -> tuple[str, Components]:
         return "global_layers" if is_global else "local_layers", (
-            *parts.norms(config, 4),
+            *blocks.norms(config, 4),
             formulas.vector("layer_scale", 1),
             *_attention(config, masks[is_global], is_global=is_global),
             *feed_forward,
         )
 
     kinds = ((i + 1) % _INTERVAL == 0 for i in range(config.num_decoder_layers))
-    return parts.decoder(config, layers_of(kinds, block))
+    return blocks.decoder(config, layers_of(kinds, block))
 
 
-@architecture("gemma4_small")
 def gemma4_small(config: ModelConfig) -> Model:
     """E2B and E4B: the last layers reuse keys and values; each layer has its own inputs."""
-    masks = {False: parts.window_mask(config), True: parts.global_mask(config)}
+    masks = {False: blocks.window_mask(config), True: blocks.global_mask(config)}
     is_wide = config.feed_forward.use_double_wide_mlp
     interval = config.attention.sliding_window_pattern or _SMALL_INTERVALS[is_wide]
     first_shared = config.num_decoder_layers - config.attention.num_kv_shared_layers
@@ -64,10 +61,10 @@ def gemma4_small(config: ModelConfig) -> Model:
         name = "global_layers" if is_global else "local_layers"
         wide = borrowed and config.feed_forward.use_double_wide_mlp
         return f"{name}_shared_kv" if borrowed else name, (
-            *parts.norms(config, 5 if ple else 4),
+            *blocks.norms(config, 5 if ple else 4),
             formulas.vector("layer_scale", 1),
             *_attention(config, masks[is_global], is_global=is_global, borrowed_kv=borrowed),
-            *parts.mlp(config, (1 + wide) * config.feed_forward.mlp_dim),
+            *blocks.mlp(config, (1 + wide) * config.feed_forward.mlp_dim),
             *_per_layer_input(width, ple),
         )
 
@@ -75,10 +72,9 @@ def gemma4_small(config: ModelConfig) -> Model:
         ((i + 1) % interval == 0, 0 < first_shared <= i) for i in range(config.num_decoder_layers)
     )
     layers = layers_of(kinds, block)
-    return parts.decoder(config, layers, embedding=_per_layer_embedding(config))
+    return blocks.decoder(config, layers, embedding=_per_layer_embedding(config))
 
 
-@architecture("hf_gemma")
 def gemma_by_layer(config: ModelConfig) -> Model:
     """Gemma 3n and 4 from a config.json, which lists the kind and MLP width of each layer."""
     sizes = config.feed_forward
@@ -94,7 +90,7 @@ def gemma_by_layer(config: ModelConfig) -> Model:
         mask, bias = mask_of_layer(config, mixer), config.attention.attention_bias
         return f"{mixer}_layers{'_shared_kv' if borrowed else ''}", (
             *_attention(config, mask, is_global=mixer == FULL, borrowed_kv=borrowed, bias=bias),
-            *parts.mlp(config, (1 + wide) * hidden),
+            *blocks.mlp(config, (1 + wide) * hidden),
             *_extras(config),
         )
 
@@ -115,13 +111,13 @@ def _attention(config: ModelConfig, mask: Mask, *, is_global: bool, **changes: A
         changes["head_dim"] = sizes.global_head_dim or sizes.head_dim
     else:
         changes["shared_kv"] = False
-    return parts.attention(config, mask, qk_norm=True, **changes)
+    return blocks.attention(config, mask, qk_norm=True, **changes)
 
 
 def _expert_scales(config: ModelConfig) -> Components:
     """Norms around the experts, and scales of the router's input and of each expert."""
     return (
-        *parts.norms(config, 3, "moe/norms"),
+        *blocks.norms(config, 3, "moe/norms"),
         formulas.vector("moe/router_scale", config.emb_dim),
         formulas.vector("moe/expert_scale", config.experts.num_experts),
     )
@@ -133,7 +129,7 @@ def _extras(config: ModelConfig) -> Components:
     rank, streams = config.stack.laurel_rank, config.stack.altup_inputs
     extras: list[Component] = [*norms(config, 4 + bool(ple), "norms")]
     if config.experts.moe_beside_mlp:
-        extras.extend((*parts.moe(config), *_expert_scales(config)))
+        extras.extend((*blocks.moe(config), *_expert_scales(config)))
     extras.extend(_per_layer_input(width, ple))
     if rank:
         extras.append(formulas.projection("laurel/left", width, rank))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from mfu_jax.flops.executed.kernels.bodies.body import Block, KernelBody, Op
+from mfu_jax.flops.executed.kernels.bodies.body import BodyBlock, BodyOp, KernelBody
 
 
 class Carried:
@@ -19,7 +19,7 @@ class Carried:
         self._found: dict[int, tuple[int, ...]] = {}
         self._sources: dict[int, set[int]] = {}
 
-    def deciding(self, loop: Op, result: int | None = None) -> tuple[int, ...]:
+    def deciding(self, loop: BodyOp, result: int | None = None) -> tuple[int, ...]:
         """Indices of the carried values on which branches, bounds or the result depend.
 
         Args:
@@ -32,12 +32,12 @@ class Carried:
             self._found[id(loop)] = self._deciding(loop, set())
         return self._found[id(loop)]
 
-    def sources(self, loop: Op) -> set[int]:
+    def sources(self, loop: BodyOp) -> set[int]:
         """Everything that the loop's branches and bounds are computed from."""
         self.deciding(loop)
         return self._sources[id(loop)]
 
-    def _deciding(self, loop: Op, wanted: set[int]) -> tuple[int, ...]:
+    def _deciding(self, loop: BodyOp, wanted: set[int]) -> tuple[int, ...]:
         *_, last = loop.regions
         arguments, yields = loop_arguments(loop), last.ops[-1].operands
         always = [v for region in loop.regions for v in self._deciders_inside(region)]
@@ -55,14 +55,14 @@ class Carried:
                 return tuple(sorted(wanted))
             wanted |= found
 
-    def _deciders_inside(self, block: Block) -> Iterator[int]:
+    def _deciders_inside(self, block: BodyBlock) -> Iterator[int]:
         for op in block.ops:
             if op.has_matmul and op.regions:
                 yield from self._deciders(op)
                 for region in op.regions:
                     yield from self._deciders_inside(region)
 
-    def _deciders(self, op: Op) -> Iterable[int]:
+    def _deciders(self, op: BodyOp) -> Iterable[int]:
         if op.name in ("scf.if", "scf.index_switch"):
             return op.operands[:1]
         if op.name == "scf.for":
@@ -87,13 +87,13 @@ class Carried:
         return reached
 
 
-def loop_arguments(loop: Op) -> tuple[int, ...]:
+def loop_arguments(loop: BodyOp) -> tuple[int, ...]:
     """Numbers of the block arguments that hold the loop-carried values."""
     first = 1 if loop.name == "scf.for" else 0  # after the counter
     return loop.regions[0].arguments[first:]
 
 
-def _sources(maker: Op, value: int) -> Iterator[int]:
+def _sources(maker: BodyOp, value: int) -> Iterator[int]:
     if maker.name == "scf.if":
         yield maker.operands[0]
         position = maker.results.index(value)

@@ -13,7 +13,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.formulas import Components, norm, projection, vector
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.encoder import Tower, frozen_tower
-from mfu_jax.flops.analytic.towers.gemma4 import gemma3n_towers, gemma4_towers
+from mfu_jax.flops.analytic.towers.gemma_towers import gemma3n_towers, gemma4_towers
 from mfu_jax.flops.analytic.towers.vision import llama4_vision, qwen3_vision, siglip
 
 

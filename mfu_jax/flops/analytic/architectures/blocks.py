@@ -8,7 +8,7 @@ from mfu_jax.flops.analytic import formulas, mixers
 from mfu_jax.flops.analytic.components import Layer, Model
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.maxtext import maxtext_towers
+from mfu_jax.flops.analytic.towers.maxtext_towers import maxtext_towers
 from mfu_jax.flops.masks import (
     BlockDiffusion,
     Causal,

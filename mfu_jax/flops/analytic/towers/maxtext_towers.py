@@ -1,16 +1,13 @@
-"""The towers of MaxText's families, selected by decoder block."""
+"""The towers of MaxText's families, selected by decoder block, and loaded if a step uses them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.components import Layer
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.audio import qwen3_audio
 from mfu_jax.flops.analytic.towers.encoder import Tower, frozen_tower
-from mfu_jax.flops.analytic.towers.gemma4 import gemma4_vision
-from mfu_jax.flops.analytic.towers.vision import llama4_vision, qwen3_vision, siglip
 
 _VIT = (
     "patch_size_for_vit",
@@ -33,9 +30,9 @@ _QWEN3 = (
     "spatial_merge_size_for_vit",
     "num_position_embeddings_for_vit",
 )
-# decoder_block → the fields that its vision tower needs, and its layers
-_TOWERS: dict[str, tuple[tuple[str, ...], Callable[[ModelConfig], Tower]]] = {
-    "gemma3": ((*_VIT, "image_size_for_vit"), siglip),
+# decoder_block → the fields that its vision tower needs, and module.function in this folder
+_TOWERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "gemma3": ((*_VIT, "image_size_for_vit"), "vision.siglip"),
     "gemma4": (
         (
             *_VIT,
@@ -43,7 +40,7 @@ _TOWERS: dict[str, tuple[tuple[str, ...], Callable[[ModelConfig], Tower]]] = {
             "num_attention_heads_for_vit",
             "num_position_embeddings_for_vit",
         ),
-        gemma4_vision,
+        "gemma_towers.gemma4_vision",
     ),
     "llama4": (
         (
@@ -52,9 +49,9 @@ _TOWERS: dict[str, tuple[tuple[str, ...], Callable[[ModelConfig], Tower]]] = {
             "projector_input_dim_for_vit",
             "projector_output_dim_for_vit",
         ),
-        llama4_vision,
+        "vision.llama4_vision",
     ),
-    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_5"), (_QWEN3, qwen3_vision)),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_5"), (_QWEN3, "vision.qwen3_vision")),
 }
 
 
@@ -71,12 +68,19 @@ def maxtext_towers(config: ModelConfig) -> Tower:
     step, training = config.step, config.training
     if step.images_per_sequence or (config.vision.use_multimodal and _has_vision(config)):
         require_towers(config)
-        vision = _TOWERS[config.decoder_block][1](config)
+        vision = _tower(_TOWERS[config.decoder_block][1], config)
         layers += frozen_tower(vision, frozen=training.freeze_vision_encoder_params)
     if step.audio_frames_per_sequence or (config.audio.use_audio and not config.missing(_AUDIO)):
         require_towers(config)
-        audio = qwen3_audio(config)
+        audio = _tower("audio.qwen3_audio", config)
         layers += frozen_tower(audio, frozen=training.freeze_audio_encoder_params)
+    return layers
+
+
+def _tower(name: str, config: ModelConfig) -> Tower:
+    module, function = name.split(".")
+    towers = importlib.import_module(f"mfu_jax.flops.analytic.towers.{module}")
+    layers: Tower = getattr(towers, function)(config)
     return layers
 
 

@@ -1,22 +1,18 @@
-"""Converts a model's name, file, mapping or object to a `ModelConfig`; reads MaxText's names."""
+"""MaxText's keys: what a training YAML and a model file say together becomes a `ModelConfig`."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
-from fractions import Fraction
-from pathlib import Path, PurePath
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic.config_files import model_name_of, read_source, with_defaults
+from mfu_jax.flops.analytic.config_files import with_defaults
 from mfu_jax.flops.analytic.model_configs.model import (
     MAXTEXT_FIELDS,
     REQUIRED,
     ModelConfig,
     field_type,
 )
-from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.util.values import shown, typed
 from mfu_jax.util.yaml_files import model_file, model_names, read_mapping
 
@@ -54,123 +50,26 @@ _SCALED = {
 }
 
 
-def as_model_config(config: Any) -> ModelConfig:
-    """Converts any description of a model to a `ModelConfig`.
+def config_from_keys(
+    values: dict[str, Any], inherited: dict[str, Any], overrides: dict[str, Any]
+) -> ModelConfig:
+    """The config that MaxText would build.
 
     Args:
-        config: a `ModelConfig`, a source that `load_model_config` accepts (bundled name, file,
-            mapping), a transformers configuration object, or an object with MaxText's field
-            names. Fields that are not about the architecture or the step are ignored.
+        values: the keys of a model file or a training YAML.
+        inherited: what its ``base_config`` adds.
+        overrides: keys that override both.
 
     Raises:
-        UserError: a field is missing, has the wrong type, or is out of range.
+        UserError: keys contradict each other, are missing or unknown.
     """
-    if isinstance(config, ModelConfig):
-        return config
-    if isinstance(config, Mapping | str | PurePath):
-        return load_model_config(config)
-    if callable(to_dict := _attribute(config, "to_dict")) and _attribute(config, "model_type"):
-        return as_model_config(to_dict())  # a transformers configuration object
-    values = {
-        name: value for name in MAXTEXT_FIELDS if (value := _attribute(config, name)) is not None
-    }
-    return ModelConfig.from_mapping(values, f"a {type(config).__name__}")
-
-
-def _attribute(config: Any, name: str) -> Any:
-    """The attribute, or None; older MaxText configs raise a mapping's errors instead."""
-    try:
-        return getattr(config, name, None)
-    except (KeyError, ValueError):
-        return None
-
-
-def load_model_config(source: Any, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Loads the config named by `source` and applies `overrides` (field → value).
-
-    Args:
-        source: a bundled model's name, the path of a MaxText model YAML or of a config.json (or its
-            folder), a mapping with the content of either, or an object with MaxText's field
-            names.
-        overrides: fields of `ModelConfig` or MaxText's ``base_*`` names; they override the source.
-
-    Raises:
-        UserError: the source is not found, not readable or not recognised, or a field is wrong.
-
-    Warns:
-        UserWarning: an override has no effect, because this model has no such part.
-
-    >>> load_model_config("llama3-8b", {"num_decoder_layers": 2}).num_decoder_layers
-    2
-    """
-    overrides = dict(overrides or {})
-    config = _loaded(source, overrides)
-    for key in overrides:
-        if key not in _OF_THE_STEP and not _changes(key, source, overrides, config):
-            warnings.warn(
-                f"{key}={_as_written(overrides[key])} changes nothing: a model with decoder_block="
-                f"{config.decoder_block!r} and its other fields has no such part",
-                stacklevel=2,
-            )
-    return config
-
-
-def _as_written(value: Any) -> str:
-    """A value for a message, in YAML's notation: a list, a decimal."""
-    if isinstance(value, tuple):
-        return shown(list(value))
-    return shown(float(value) if isinstance(value, Fraction) else value)
-
-
-_OF_THE_STEP = frozenset(
-    {
-        *("model_name", "override_model_config", "per_device_batch_size", "max_target_length"),
-        *("gradient_accumulation_steps", "use_multimodal", "use_audio"),
-        "make_vocab_size_divisible_by",
-    }
-)
-
-
-def _changes(key: str, source: Any, overrides: dict[str, Any], config: ModelConfig) -> bool:
-    """Whether an override has an effect: the model would differ, or not build, without it.
-
-    An override equal to the current value is not reported.
-    """
-    try:
-        without = _loaded(source, {k: v for k, v in overrides.items() if k != key})
-        return without == config or training_model(without) != training_model(config)
-    except UserError:
-        return True
-
-
-def _loaded(source: Any, overrides: dict[str, Any]) -> ModelConfig:
-    inherited: dict[str, Any] = {}
-    if isinstance(source, str | Path):
-        values, inherited = read_source(str(source))
-        values.setdefault("model_name", model_name_of(str(source)))
-    elif isinstance(source, Mapping):
-        values = dict(source)
-    else:
-        config = as_model_config(source)
-        return config.replace(**overrides) if overrides else config
-    if "model_type" in values or "architectures" in values:
-        return _from_hugging_face(values, overrides)
     values |= {key: overrides[key] for key in ("override_model_config",) if key in overrides}
     values = with_defaults(_with_named_model(values), inherited)
     if "global_parameter_scale" in overrides and not any(key in values for key in _SCALED):
         values = _as_base(values)
     for key in overrides:
         values.pop(_other_spelling(key), None)
-    return _from_maxtext({**values, **overrides}, overrides)
-
-
-def _from_hugging_face(values: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
-    # Nine translation modules that a bundled model never needs: 5 ms of a 70 ms answer.
-    from mfu_jax.flops.analytic.huggingface import from_hf_config
-
-    name = values.pop("model_name", "")
-    config = from_hf_config(values)
-    return config.replace(**{"model_name": config.model_name or name, **overrides})
+    return _resolved({**values, **overrides}, overrides)
 
 
 def _as_base(values: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +107,7 @@ def _other_spelling(key: str) -> str:
     return key.removeprefix("base_") if key.startswith("base_") else f"base_{key}"
 
 
-def _from_maxtext(values: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
+def _resolved(values: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
     """Resolved names are used unchanged; ``base_*`` names scaled by ``global_parameter_scale``."""
     resolved = {k: v for k, v in values.items() if not k.startswith("base_")}
     base = {k: v for k, v in values.items() if k in _SCALED}

@@ -99,5 +99,5 @@ def test_a_config_shows_what_differs_from_the_defaults() -> None:
     )
     assert repr(config) == (
         "ModelConfig(vocab_size=10, num_decoder_layers=2, emb_dim=4, "
-        "attention=Attention(head_dim=8))"
+        "attention=AttentionConfig(head_dim=8))"
     )

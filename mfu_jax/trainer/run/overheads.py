@@ -19,7 +19,6 @@ from mfu_jax.trainer.config.pyconfig import Config
 # Halves of experts' adapters that `tensor` does not split: layers/feed_forward/experts.py.
 _WHOLE_HALVES = ("wi_0/lora_a", "wi_1/lora_a", "wo/lora_b")
 _FIRST = "layers/first"
-_Rows = Sequence[FlopsRow]
 
 
 def pipeline_schedule(config: Config) -> PipelineSchedule | None:
@@ -89,15 +88,15 @@ def _executed_rows(config: Config) -> list[FlopsRow]:
     return [as_it_runs(row) for row in flops_breakdown(sizes, "dense")]
 
 
-def _training_flops(rows: _Rows, counts: Callable[[FlopsRow], bool]) -> Fraction:
+def _training_flops(rows: Sequence[FlopsRow], counts: Callable[[FlopsRow], bool]) -> Fraction:
     return sum((Fraction(row.training_flops) for row in rows if counts(row)), Fraction(0))
 
 
-def _sum(rows: _Rows) -> Fraction:
+def _sum(rows: Sequence[FlopsRow]) -> Fraction:
     return _training_flops(rows, lambda row: True)
 
 
-def _below_the_first_layer(rows: _Rows) -> tuple[Fraction, Fraction]:
+def _below_the_first_layer(rows: Sequence[FlopsRow]) -> tuple[Fraction, Fraction]:
     """FLOPs that a later layer has and the first layer lacks, and attention's part of them."""
     later = {row.component: row for row in rows if row.layer != _FIRST and row.forward_flops}
     lacking = {

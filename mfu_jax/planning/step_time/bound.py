@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts
+from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.step_time import links
 from mfu_jax.planning.step_time.uncounted_attention import executed_by_dtype
 from mfu_jax.planning.targets import Target

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 
 _ROWS, _LIST = 2, 1  # dimensions
 

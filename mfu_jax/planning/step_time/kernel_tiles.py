@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.planning.step_time.grouped_matmuls import grouped_rows
 from mfu_jax.util.values import typed
 

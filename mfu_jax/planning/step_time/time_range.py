@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts
+from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.step_time.durations import (
     FAST,
     HOST,

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.profiling.attribution.host_time import HostTime
 from mfu_jax.profiling.attribution.host_work import HostWork

@@ -320,9 +320,9 @@ def _render(data: RunData) -> str:
             )
     if run.gpu:
         lines.append(f"  GPUs         {_gpus(run.gpu)}")
-    hosts = data.hosts.render() if data.hosts else ""
+    processes = data.processes.render() if data.processes else ""
     waits = data.waits.render() if data.waits else ""
-    return "\n".join([*lines, *filter(None, [time_table.render(data.time), hosts, waits])])
+    return "\n".join([*lines, *filter(None, [time_table.render(data.time), processes, waits])])
 
 
 def _gpus(reading: Mapping[str, float]) -> str:

@@ -14,12 +14,18 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import Summary
 from mfu_jax.runs.goodput.journals import metrics_file_of
-from mfu_jax.runs.goodput.run_time import CATEGORIES, Part, RunTime
+from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
 from mfu_jax.runs.goodput.wall_clock import of_metrics, read_journaled, read_run
 from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
-from mfu_jax.runs.report.processes import Hosts, read_hosts
-from mfu_jax.runs.report.setup import ModelCount, Setup, count_logged_model, count_model, read_setup
+from mfu_jax.runs.report.processes import JobProcesses, read_processes
+from mfu_jax.runs.report.setup import (
+    ModelBreakdown,
+    Setup,
+    count_logged_model,
+    count_model,
+    read_setup,
+)
 from mfu_jax.storage.addresses import path_of
 
 
@@ -55,7 +61,7 @@ class RunData:
         time: where its wall clock went.
         summary: of its measured steps.
         setup: its logged set-up.
-        hosts: its processes at their last exchange; None: one process, or unknown.
+        processes: its processes at their last exchange; None: one process, or unknown.
         counted: the FLOPs of the model named in the options.
         answer: the output of ``mfu-jax report --json``.
         options: how it was read.
@@ -66,8 +72,8 @@ class RunData:
     time: RunTime
     summary: Summary
     setup: Setup
-    hosts: Hosts | None
-    counted: ModelCount
+    processes: JobProcesses | None
+    counted: ModelBreakdown
     answer: Mapping[str, Any]
     options: Options
     waits: CollectiveWaits | None = None
@@ -82,7 +88,7 @@ class RunData:
         return price * devices * wall / 3600
 
     @cached_property
-    def model(self) -> ModelCount:
+    def model(self) -> ModelBreakdown:
         """The model's FLOPs: from the options, else from the logged settings."""
         return self.counted if self.options.model else count_logged_model(self.setup)
 
@@ -97,13 +103,13 @@ class RunData:
         }
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> StepColumns:
         """The steps, as columns by metric."""
-        return Columns.of(self.metrics, self.options.warmup_steps)
+        return StepColumns.of(self.metrics, self.options.warmup_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class StepColumns:
     """The steps of a run, with one column per metric.
 
     Attributes:
@@ -117,7 +123,7 @@ class Columns:
     values: Mapping[str, array.array[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: MetricsRun, warmup_steps: int) -> Columns:
+    def of(cls, run: MetricsRun, warmup_steps: int) -> StepColumns:
         """The columns of a run."""
         values: dict[str, array.array[float]] = {}
         is_measured = bytearray()
@@ -193,26 +199,26 @@ def read_run_data(run: str, options: Options) -> RunData:
         )
     time = time.with_utilization(summary.mfu, summary.hfu)
     answer = _answer(metrics, summary, options.peak, reported, model.conventions)
-    setup, hosts = read_setup(metrics.path), read_hosts(metrics.path)
+    setup, processes = read_setup(metrics.path), read_processes(metrics.path)
     return RunData(
         metrics=metrics,
         time=time,
         summary=summary,
         setup=setup,
-        hosts=hosts,
+        processes=processes,
         counted=model,
         answer=answer
         | _time(time, summary)
-        | {"hosts": hosts.answer if hosts else None, "collective_waits": None},
+        | {"hosts": processes.answer if processes else None, "collective_waits": None},
         options=options,
     )
 
 
-def _recounted(run: MetricsRun, options: Options) -> tuple[MetricsRun, float, ModelCount]:
+def _recounted(run: MetricsRun, options: Options) -> tuple[MetricsRun, float, ModelBreakdown]:
     """The run with the options' model and peak, its own TFLOPs per step, and the model's."""
     from mfu_jax.runs.metrics.recounted import check_tokens, tflops_of_a_step, with_flops, with_peak
 
-    reported, model = tflops_of_a_step(run), ModelCount()
+    reported, model = tflops_of_a_step(run), ModelBreakdown()
     if options.model:
         from mfu_jax.flops.analytic.conventions import find_convention
         from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
@@ -276,6 +282,6 @@ def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
     return known | ({"steps": run.steps} if run.has_journal else {})
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: TimeSlice) -> dict[str, Any]:
     names = ("name", "wall_seconds", "goodput", "effective_mfu", "time")
     return {name: getattr(part, name) for name in names}

@@ -61,7 +61,7 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_the_table_has_the_plan_and_pytorchs_mfu_in_the_same_flops() -> None:
-    result = benchmarking.Result(
+    result = benchmarking.BenchmarkResult(
         name="llama3-8b",
         status="ok",
         metrics={"median_seconds": 0.6, "mfu": 0.5},
@@ -83,5 +83,7 @@ def test_parameters_are_those_of_the_model(name: str) -> None:
 
 
 def test_results_are_json() -> None:
-    result = benchmarking.Result(name="tiny", status="ok", plan=Baseline(values={"fits": True}))
+    result = benchmarking.BenchmarkResult(
+        name="tiny", status="ok", plan=Baseline(values={"fits": True})
+    )
     assert json.loads(json.dumps(dataclasses.asdict(result)))["plan"]["values"] == {"fits": True}

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mfu_jax.errors import UserError
 from mfu_jax.logger.journal.lines import VERSION, journal_name
 from mfu_jax.storage.addresses import Address, filesystem_of, open_object
 from mfu_jax.util.user_files import opened
@@ -337,31 +336,3 @@ def _whole(values: Any) -> list[int]:
     if least < 0 or not is_whole:
         raise ValueError(found)
     return found
-
-
-def metrics_file_of(run: Path | Address) -> Path | Address:
-    """The metrics file of a run, given by its folder or by the file itself.
-
-    Raises:
-        UserError: the folder holds none, or several.
-    """
-    if isinstance(run, Address):
-        return run if run.name.endswith(".jsonl") else run / "metrics.jsonl"
-    if not run.is_dir():
-        return run
-    marker = journal_name("", 0)
-    names = {p.name.partition(marker.partition("0")[0])[0] for p in run.glob(f"*{marker}")}
-    names |= {p.name for p in run.glob("*.jsonl") if ".journal." not in p.name}
-    if "metrics.jsonl" in names:
-        names = {"metrics.jsonl"}
-    if not names:
-        raise UserError(
-            f"the folder {str(run)!r} holds no metrics file; expected one, such as metrics.jsonl; "
-            f"usually the folder above a run's own was meant; pass the run's folder, or its file"
-        )
-    if len(names) > 1:
-        raise UserError(
-            f"the folder {str(run)!r} holds several metrics files: {', '.join(sorted(names)[:5])}; "
-            f"expected metrics.jsonl, or one; usually several runs share it; pass one of them"
-        )
-    return run / names.pop()

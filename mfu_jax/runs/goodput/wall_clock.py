@@ -21,7 +21,7 @@ from mfu_jax.runs.goodput.attribution import (
     in_seconds,
     no_times,
 )
-from mfu_jax.runs.goodput.journals import JournaledAttempt, metrics_file_of, read_journals
+from mfu_jax.runs.goodput.journals import JournaledAttempt, read_journals
 from mfu_jax.runs.goodput.run_time import (
     CATEGORIES,
     Attempt,
@@ -31,6 +31,7 @@ from mfu_jax.runs.goodput.run_time import (
     product,
 )
 from mfu_jax.runs.metrics.files import MetricsRun, read_metrics
+from mfu_jax.runs.metrics.run_files import metrics_file_of
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.storage.addresses import path_of
 

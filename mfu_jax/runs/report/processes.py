@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mfu_jax.runs.report.sidecars import read_beside
+from mfu_jax.runs.metrics.run_files import read_beside
 
 _MOST_SHOWN = 5
 

@@ -13,10 +13,10 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import Summary
-from mfu_jax.runs.goodput.journals import metrics_file_of
 from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
 from mfu_jax.runs.goodput.wall_clock import of_metrics, read_journaled, read_run
 from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
+from mfu_jax.runs.metrics.run_files import metrics_file_of
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
 from mfu_jax.runs.report.processes import JobProcesses, read_processes
 from mfu_jax.runs.report.setup import (

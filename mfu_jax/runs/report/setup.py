@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.report.sidecars import read_beside
+from mfu_jax.runs.metrics.run_files import read_beside
 
 _DEVICES = re.compile(r"(\d+) × (.*)")
 _CONVENTION = re.compile(r"\((\w+)[:;)]")

@@ -13,6 +13,7 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import Summary
+from mfu_jax.runs.goodput import time_table
 from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
 from mfu_jax.runs.goodput.wall_clock import of_metrics, read_journaled, read_run
 from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
@@ -27,6 +28,16 @@ from mfu_jax.runs.report.setup import (
     read_setup,
 )
 from mfu_jax.storage.addresses import path_of
+from mfu_jax.util.formatting import percent, readable
+
+_SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
+_FORMS = {
+    "jsonl": "mfu_jax metrics",
+    "maxtext": "MaxText metrics_file",
+    "log": "log lines",
+    "levanter": "levanter metrics",
+    "torchtitan": "torchtitan metrics",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +117,10 @@ class RunData:
     def columns(self) -> StepColumns:
         """The steps, as columns by metric."""
         return StepColumns.of(self.metrics, self.options.warmup_steps)
+
+    def render(self) -> str:
+        """The run for a terminal."""
+        return _text(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,3 +300,52 @@ def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
 def _part(part: TimeSlice) -> dict[str, Any]:
     names = ("name", "wall_seconds", "goodput", "effective_mfu", "time")
     return {name: getattr(part, name) for name in names}
+
+
+def _text(data: RunData) -> str:
+    """The run's steps, MFU in several conventions, and where its time went."""
+    run, answer = data.metrics, data.answer
+    asides = [
+        f"{count} {text}"
+        for count, text in (
+            (data.time.restarts, "restart" if data.time.restarts == 1 else "restarts"),
+            (run.other_records, "records that are not steps"),
+            (run.repeated, "lines that repeat a step"),
+            (run.unreadable, "unreadable lines"),
+        )
+        if count
+    ]
+    lines = [
+        f"{_FORMS[run.form]}, steps {answer['first_step']} to {answer['last_step']}"
+        + (f" ({', '.join(asides)})" if asides else ""),
+        data.summary.render(),
+    ]
+    if answer["peak"]:
+        lines.append(f"  peak         {answer['peak']}")
+    if reported := answer["reported_tflops"]:
+        lines.append(f"  model        {readable(reported)} TFLOP per step and device, as reported")
+    for name in _SHOWN:
+        if name in answer["conventions"]:
+            row = answer["conventions"][name]
+            lines.append(
+                f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
+            )
+    if run.gpu:
+        lines.append(f"  GPUs         {_gpus(run.gpu)}")
+    processes = data.processes.render() if data.processes else ""
+    waits = data.waits.render() if data.waits else ""
+    return "\n".join([*lines, *filter(None, [time_table.render(data.time), processes, waits])])
+
+
+def _gpus(reading: Mapping[str, float]) -> str:
+    """The last GPU reading, in one line."""
+    shown = {
+        "gpu/power_watts": "W",
+        "gpu/temperature_celsius": "°C",
+        "gpu/sm_clock_mhz": "MHz",
+        "gpu/tokens_per_joule": "tokens/J",
+    }
+    values = [f"{reading[name]:.4g} {unit}" for name, unit in shown.items() if name in reading]
+    if "perf/mfu_at_clock" in reading:
+        values.append(f"MFU at that clock {percent(reading['perf/mfu_at_clock'])}")
+    return f"{', '.join(values)} (at step {reading.get('step', 0):.0f})"

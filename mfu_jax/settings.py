@@ -57,17 +57,17 @@ class Settings:
     )
     warmup_steps: int = _key(2, "first steps, shown but excluded from summaries")
     fsync_seconds: float = _key(
-        30.0,
-        "what a power cut may lose of the files; 0: nothing written; -1: all since a checkpoint",
+        30.0, "seconds between fsyncs (0: every write; -1: only at checkpoints)"
     )
     write_period_seconds: float = _key(
-        0.5, "what a killed process loses: shorter steps are written together; 0: one by one"
+        0.5,
+        "batch interval in seconds; a kill loses at most this much (0: write every step)",
     )
     heartbeat_file: str = _key(
         "", "file rewritten every 10 s with the state and the last step; empty: none"
     )
     hang_factor: float = _key(
-        50.0, "median step times without a step that count as a hang, which is reported; 0: none"
+        50.0, "report a hang after this many median step times without a step; 0: never"
     )
     hang_seconds: float = _key(30.0, "shortest time that counts as a hang")
     abort_on_hang: bool = _key(
@@ -203,7 +203,8 @@ class Settings:
         Raises:
             UserError: it is empty, or not readable.
         """
-        from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
+        from mfu_jax.flops.analytic.maxtext_keys import parse_override
+        from mfu_jax.flops.analytic.overrides import load_model_config
 
         words = parse(self.model_config.split())
         if len(words.names) != 1:

@@ -108,7 +108,7 @@ def plan_vs_measured() -> str:
                 "note": "; ".join(notes),
             }
         )
-    return results.text([first | {"rows": rows}, *others])
+    return results.text("plan_vs_measured", [first | {"rows": rows}, *others])
 
 
 def ledger_picture() -> str:

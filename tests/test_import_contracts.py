@@ -15,7 +15,7 @@ PLANTED = {
     ("mfu_jax/logger/summary.py", "import mfu_jax.cli"): "The house",
     (
         "mfu_jax/flops/executed/control_flow/loops.py",
-        "import mfu_jax.flops.traced.loops",
+        "import mfu_jax.flops.traced.control_flow.decisions",
     ): "Three counts",
     ("mfu_jax/flops/analytic/mixers.py", "import mfu_jax.flops.analytic.totals"): "analytic:",
     (

@@ -289,7 +289,7 @@ class MetricLogger:
         """Writes a text to every sink that accepts texts, in order with the steps."""
         self._pipeline.tell("write_text", tag, text)
 
-    @guarded("a compilation is told twice")
+    @guarded("a compilation may be reported twice")
     def explain(self, functions: Iterable[str]) -> None:
         """The caller reports compilations of these itself: JAX's names, as ``jit(train_step)``."""
         self._builder.explained.update(functions)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.inputs import as_model_config, parse_override
+from mfu_jax.flops.analytic.maxtext_keys import parse_override
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
+from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.planning.step_time.kernel_tiles import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target
 from mfu_jax.util.values import typed

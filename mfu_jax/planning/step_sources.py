@@ -1,7 +1,7 @@
 """Sources of planned steps: the module that compiles one, its arguments, its config's figures.
 
-Adding another trainer's: a `StepSource` (the reference trainer's is `trainer.planned_step`) and the
-module that compiles it.
+Adding another trainer's: a `StepSource` (the reference trainer's is `trainer.planned.planned_step`)
+and the module that compiles it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.analytic.totals import (
     FlopsRow,
     calculate_tokens_per_device,

@@ -27,11 +27,11 @@ from jax.profiler import ProfileData
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.profiling.attribution.step_times import measure
-from mfu_jax.profiling.join.ops import Join, JoinedOp, Work
+from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
 from mfu_jax.profiling.join.programs import ProgramLibrary
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.timeline.platforms import read_devices
-from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, divide
+from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, attribute_time
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.formatting import columns
@@ -185,7 +185,7 @@ def our_table(file: Path) -> dict[str, Row]:
                 before.runs + often,
                 before.seconds + total,
                 op.record.flops if op.record else 0,
-                op.work is Work.CONTROL,
+                op.work is DeviceWork.CONTROL,
             )
     # xprof's tables name an op without its program: names used by several programs are left out.
     return {name: row for name, row in rows.items() if len(programs[name]) == 1}
@@ -218,7 +218,7 @@ def our_kpis(file: Path) -> Kpis:
         begin, end = int(starts.min()), int(ends.max())
         flat = np.zeros(len(starts), np.int64)
         span += end - begin
-        idle += divide(starts, ends, flat, flat + NO_PARENT, begin, end).idle
+        idle += attribute_time(starts, ends, flat, flat + NO_PARENT, begin, end).idle
         events = np.bincount(timeline.ops[counted], minlength=len(timeline.names)).tolist()
         executions = Counter(timeline.executions.programs)
         ops = zip(join.ops(timeline.names), events, strict=True)
@@ -242,7 +242,7 @@ def _bandwidth(kind: str) -> float:
 
 def _moved(op: JoinedOp, events: int, executions: int) -> int:
     """Bytes of an op's runs; a library call may be several kernels, each under its name."""
-    if op.record is None or op.work is Work.CONTROL:
+    if op.record is None or op.work is DeviceWork.CONTROL:
         return 0
     runs = op.record.runs * executions
     return op.record.hbm_bytes * (min(events, runs) if runs else events)

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.analytic.totals import flops_breakdown, model_flops_per_device
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import REMOVED, compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program

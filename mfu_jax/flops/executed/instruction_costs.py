@@ -14,18 +14,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.costs.collectives import Collective
-from mfu_jax.flops.executed.costs.host_copies import host_bytes, is_to_host
-from mfu_jax.flops.executed.costs.reader import CostReader, InstructionCost, KernelFlops
-from mfu_jax.flops.executed.counting import ExecutedCount, HasText, ProgramCounter, counter_of
+from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
+from mfu_jax.flops.executed.costs.memory_traffic import host_bytes, is_to_host
+from mfu_jax.flops.executed.costs.reader import CostReader
+from mfu_jax.flops.executed.costs.types import InstructionCost
+from mfu_jax.flops.executed.counting import HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.replica_groups import groups_text, replica_groups
 from mfu_jax.flops.executed.instruction_shapes import (
-    Array,
+    ArrayShape,
     InstructionShape,
     results_of,
     shape_of,
     state_of,
 )
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
 
@@ -135,8 +138,8 @@ class ProgramCosts:
 
     name: str
     devices: int
-    state: frozenset[Array]
-    results: tuple[Array, ...]
+    state: frozenset[ArrayShape]
+    results: tuple[ArrayShape, ...]
     records: Mapping[str, InstructionRecord]
     executed: ExecutedCount
 
@@ -176,7 +179,7 @@ def instruction_costs(
     )
 
 
-class _Matmul(NamedTuple):
+class _ScopedMatmul(NamedTuple):
     """FLOPs of a matmul in one run, with the part that is recomputed."""
 
     flops: int
@@ -291,18 +294,18 @@ class _RecordReader:
                 names += one.callees
         return inside
 
-    def _matmuls(self, inside: _Inside) -> Iterator[_Matmul]:
+    def _matmuls(self, inside: _Inside) -> Iterator[_ScopedMatmul]:
         for cost in inside.costs:
             if matmul := cost.matmul:
                 op_name, scope = self.matmuls.get(
                     id(matmul.instruction), (matmul.instruction.op_name, _UNKNOWN)
                 )
-                yield _Matmul(
+                yield _ScopedMatmul(
                     matmul.flops, matmul.rematerialized, matmul.dtype, matmul.kernel, op_name, scope
                 )
 
     def _scope(
-        self, instruction: HloInstruction, inside: _Inside, matmuls: list[_Matmul]
+        self, instruction: HloInstruction, inside: _Inside, matmuls: list[_ScopedMatmul]
     ) -> tuple[str, Scope]:
         """Name and scope of the largest matmul, else of the instruction or its last named part."""
         largest = max(matmuls, key=lambda m: m.flops, default=None)
@@ -343,7 +346,7 @@ def _is_whole(instruction: HloInstruction) -> bool:
     return instruction.opcode in ("fusion", "fusion-start", "async-start")
 
 
-def _by_phase(matmul: _Matmul) -> Iterator[tuple[str, int]]:
+def _by_phase(matmul: _ScopedMatmul) -> Iterator[tuple[str, int]]:
     again = 0 if matmul.scope.phase == "xla_rematerialized" else matmul.rematerialized
     yield matmul.scope.phase, matmul.flops - again
     if again:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.costs.reader import MatmulCost
+from mfu_jax.flops.executed.costs.types import MatmulCost
 from mfu_jax.flops.executed.formulas.matmuls import (
     flops_per_multiply_add,
     is_full_float32,
@@ -30,7 +30,7 @@ _COPIES = _SAME | {"copy", "copy-start", "copy-done"}
 _BESIDE = frozenset("parameter constant broadcast bitcast iota tuple get-tuple-element".split())
 
 
-class Array(NamedTuple):
+class ArrayShape(NamedTuple):
     """The dtype and the dimensions of an array."""
 
     dtype: str
@@ -62,10 +62,10 @@ class InstructionShape:
         target: target of a custom call; ``host transfer`` for messages to and from the host.
     """
 
-    results: tuple[Array, ...] = ()
+    results: tuple[ArrayShape, ...] = ()
     result_bytes: int = 0
     operands: tuple[str, ...] = ()
-    operand_arrays: tuple[Array, ...] = ()
+    operand_arrays: tuple[ArrayShape, ...] = ()
     matmul: MatmulShape | None = None
     passes: int = 1
     is_full_float32: bool = False
@@ -102,13 +102,13 @@ def shape_of(
     )
 
 
-def state_of(entry: HloComputation) -> frozenset[Array]:
+def state_of(entry: HloComputation) -> frozenset[ArrayShape]:
     """The arrays that a program takes and returns in the same form: weights, moments."""
     taken = {array for p in entry.parameters.values() for array in _arrays(p.shape)}
     return frozenset(array for array in _arrays(entry.root.shape) if array in taken)
 
 
-def results_of(entry: HloComputation) -> tuple[Array, ...]:
+def results_of(entry: HloComputation) -> tuple[ArrayShape, ...]:
     """The arrays that a program computes and returns, without arguments that it passes on."""
     root = entry.root
     names = root.operands if root.opcode == "tuple" else (root.name,)
@@ -139,8 +139,8 @@ def _target(instruction: HloInstruction) -> str:
     return "host transfer" if is_host else ""
 
 
-def _arrays(shape: Shape) -> list[Array]:
-    return [Array(leaf.dtype, leaf.dims) for leaf in shape.leaves()]
+def _arrays(shape: Shape) -> list[ArrayShape]:
+    return [ArrayShape(leaf.dtype, leaf.dims) for leaf in shape.leaves()]
 
 
 def _is_elementwise(instruction: HloInstruction, inside: Sequence[HloInstruction]) -> bool:

@@ -18,12 +18,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Rule = Callable[[Any], int]
+FlopRule = Callable[[Any], int]
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, FlopRule] = {}
 
 
-def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
+def register_rule(*primitives: str) -> Callable[[FlopRule], FlopRule]:
     """Registers the decorated function as the cost of these primitives in every traced count.
 
     Args:
@@ -36,7 +36,7 @@ def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
     >>> del RULES["my_matmul"]
     """
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: FlopRule) -> FlopRule:
         for name in primitives:
             RULES[name] = rule
         return rule

@@ -11,8 +11,8 @@ from collections import Counter
 
 from mfu_jax.flops.attention_kernels import OF_VALUE_WIDTH, AttentionKernel, kernels_named
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
-from mfu_jax.flops.executed.instruction_shapes import Array
-from mfu_jax.flops.executed.kernels import kernel_name
+from mfu_jax.flops.executed.instruction_shapes import ArrayShape
+from mfu_jax.flops.executed.kernels.registry import kernel_name
 
 _FEWEST_DIMS = 3  # heads, positions, width
 _QKV = 3
@@ -52,14 +52,14 @@ def _rows(record: InstructionRecord) -> tuple[AttentionKernel, ...]:
     return kernels_named(kernel_name(record.op_name, record.name))
 
 
-def _queries_keys_values(record: InstructionRecord) -> tuple[Array, ...]:
+def _queries_keys_values(record: InstructionRecord) -> tuple[ArrayShape, ...]:
     """The first three operands that may be queries, keys, values; empty if there are fewer."""
     arrays = [a for a in record.shape.operand_arrays if len(a.dims) >= _FEWEST_DIMS]
     floats = tuple(a for a in arrays if a.dtype.startswith(("bf", "f")))
     return floats[:3] if len(floats) >= _QKV else ()
 
 
-def _row(rows: tuple[AttentionKernel, ...], results: tuple[Array, ...]) -> AttentionKernel:
+def _row(rows: tuple[AttentionKernel, ...], results: tuple[ArrayShape, ...]) -> AttentionKernel:
     """The kernel of a shared name: only the fused one returns the gradients of all three."""
     gradients = [array for array in results if len(array.dims) >= _FEWEST_DIMS]
     fused = [row for row in rows if "dQ" in row.products] if len(rows) > 1 else []

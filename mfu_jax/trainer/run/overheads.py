@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.analytic.totals import (
     FlopsRow,
     calculate_tokens_per_device,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mfu_jax.flops.executed.counting import ExecutedCount
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
-from mfu_jax.flops.executed.instruction_shapes import Array, InstructionShape
+from mfu_jax.flops.executed.instruction_shapes import ArrayShape, InstructionShape
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import visited_share, without_skipped_rows
 from mfu_jax.planning.targets import parse_target
@@ -20,8 +20,8 @@ FLOPS = 2 * ROWS * K * N
 
 def kernel(*lists: int) -> InstructionRecord:
     """With lists of so many integers before its rows and matrices, as libtpu's ragged_dot."""
-    integers = tuple(Array("s32", (size,)) for size in lists)
-    matrices = (Array("bf16", (ROWS, K)), Array("bf16", (GROUPS, K, N)))
+    integers = tuple(ArrayShape("s32", (size,)) for size in lists)
+    matrices = (ArrayShape("bf16", (ROWS, K)), ArrayShape("bf16", (GROUPS, K, N)))
     return InstructionRecord(
         name="ragged-dot-none.3",
         module="m",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import Array, InstructionShape
+from mfu_jax.flops.executed.instruction_shapes import ArrayShape, InstructionShape
 from mfu_jax.flops.scopes import FlopPhase
 from mfu_jax.planning.measured_runs import read_run
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
@@ -21,9 +21,9 @@ def kernel(
 ) -> InstructionRecord:
     """One of this project's, in tiles of 128 rows."""
     steps = ROWS // 128 + GROUPS - 1
-    lists = [Array("s32", (size,)) for size in (1, GROUPS + 1, steps, steps, 1)]
-    inwards, matrices = Array("bf16", (ROWS, EMBED)), Array("bf16", (GROUPS, EMBED, MLP))
-    outwards = Array("bf16", (ROWS, MLP))
+    lists = [ArrayShape("s32", (size,)) for size in (1, GROUPS + 1, steps, steps, 1)]
+    inwards, matrices = ArrayShape("bf16", (ROWS, EMBED)), ArrayShape("bf16", (GROUPS, EMBED, MLP))
+    outwards = ArrayShape("bf16", (ROWS, MLP))
     read, made = (outwards, matrices) if of_matrices else (matrices, outwards)
     return InstructionRecord(
         name="kernel.1",

@@ -17,7 +17,7 @@ from mfu_jax.planning.step_time.bound import bounds
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.schedule import timeline
 from mfu_jax.planning.targets import parse_target
-from mfu_jax.profiling.join.hlo_protos import protos_of, text_of
+from mfu_jax.profiling.join.programs import protos_of, text_of
 from mfu_jax.profiling.trace.xspace import Trace
 
 FILE = Path(__file__).parents[2] / "data" / "xprof_tpu_v6e.xplane.pb.xz"

@@ -7,18 +7,18 @@ import dataclasses
 import pytest
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import Array, InstructionShape
+from mfu_jax.flops.executed.instruction_shapes import ArrayShape, InstructionShape
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.uncounted_attention import half_of_all_pairs
 from mfu_jax.planning.targets import parse_target
 
 N, T, S, H = 8, 512, 4096, 128  # one of eight devices has a part of the queries, and all keys
 PRODUCT = 2 * N * T * S * H // 2
-Q, K = Array("bf16", (1, N, T, H)), Array("bf16", (1, N, S, H))
-TABLE = Array("s32", (1, 8, 8))
+Q, K = ArrayShape("bf16", (1, N, T, H)), ArrayShape("bf16", (1, N, S, H))
+TABLE = ArrayShape("s32", (1, 8, 8))
 
 
-def kernel(name: str, results: tuple[Array, ...], **keys: object) -> InstructionRecord:
+def kernel(name: str, results: tuple[ArrayShape, ...], **keys: object) -> InstructionRecord:
     shape = InstructionShape(results=results, operand_arrays=(TABLE, Q, K, K))
     fields = {"unaccounted": ("it skips blocks by a table",), "shape": shape, **keys}
     return InstructionRecord(
@@ -42,7 +42,7 @@ def kernel(name: str, results: tuple[Array, ...], **keys: object) -> Instruction
     ],
 )
 def test_each_product_of_a_kernel_over_half_of_the_pairs(
-    name: str, results: tuple[Array, ...], products: int
+    name: str, results: tuple[ArrayShape, ...], products: int
 ) -> None:
     record = kernel(name, results)
     assert half_of_all_pairs(record) == {"bf16": products * PRODUCT}
@@ -66,7 +66,7 @@ def test_each_product_of_a_kernel_over_half_of_the_pairs(
 def test_narrow_heads_leave_a_part_of_the_matrix_unit_idle(
     chips: dict[str, str], width: int, share: float
 ) -> None:
-    array = Array("bf16", (1, N, T, width))
+    array = ArrayShape("bf16", (1, N, T, width))
     shape = InstructionShape(results=(array,), operand_arrays=(array,) * 3)
     peak = 10**12
     record = kernel("splash_mha_fwd_residuals", (), unaccounted=(), shape=shape)

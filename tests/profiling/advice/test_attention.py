@@ -51,7 +51,7 @@ def gain(
         unit: rows and columns of the chip's matrix unit.
     """
     ops = [*(op(phase, length) for phase in phases), softmax(beside, length)]
-    facts: Any = SimpleNamespace(
+    stats: Any = SimpleNamespace(
         is_cpu=platform == "cpu",
         chip=SimpleNamespace(matrix_unit=unit),
         measured=SimpleNamespace(platform=platform),
@@ -62,7 +62,7 @@ def gain(
             ledger=SimpleNamespace(lines=[SimpleNamespace(label="masked pairs", flops=masked)]),
         ),
     )
-    found = attention(facts)
+    found = attention(stats)
     return found[0] if found else None
 
 

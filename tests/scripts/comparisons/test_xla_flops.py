@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops
 from scripts.comparisons import xla_flops as compare_xla_flops
 

@@ -16,6 +16,7 @@ from mfu_jax.trainer.run import job as job_module
 from mfu_jax.trainer.run.job import Job
 from mfu_jax.trainer.run.peers import Loss
 from scripts.campaigns.kill_processes import Pair, read_losses, run_with_kills
+from tests.support.paths import SCRIPTS
 
 
 class EndedError(Exception):
@@ -99,15 +100,12 @@ def test_either_of_two_processes_dies_and_a_resume_gives_the_losses_of_an_uninte
     assert [step for step, _ in losses] == list(range(60))
 
 
-def documented(language: str, word: str) -> str:
-    """The block of the documentation of meshes that has a word."""
-    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text(encoding="utf-8")
-    blocks = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-    return next(block for block in blocks if word in block)
+CLUSTER = SCRIPTS / "cluster"
 
 
 def test_the_documented_slurm_job_is_a_script_whose_keys_are_known() -> None:
-    script = documented("sh", "#SBATCH")
+    script = (CLUSTER / "slurm.sh").read_text(encoding="utf-8")
+    assert "#SBATCH" in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     command = re.search(r"srun mfu-jax train my.yml (.*?)\n  code", script, re.DOTALL)
     assert command is not None
@@ -116,7 +114,7 @@ def test_the_documented_slurm_job_is_a_script_whose_keys_are_known() -> None:
 
 
 def test_the_documented_jobset_has_a_pod_for_each_host_of_its_slice() -> None:
-    job = yaml.safe_load(documented("yaml", "JobSet"))
+    job = yaml.safe_load((CLUSTER / "jobset.yml").read_text(encoding="utf-8"))
     assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     slice_ = job["spec"]["replicatedJobs"][0]["template"]["spec"]
     pod = slice_["template"]["spec"]

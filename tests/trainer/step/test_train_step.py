@@ -13,7 +13,8 @@ import pytest
 
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, model_flops_per_device
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.batches import make_iterator
 from mfu_jax.trainer.step import mesh, state

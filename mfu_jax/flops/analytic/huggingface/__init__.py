@@ -40,7 +40,7 @@ from mfu_jax.flops.analytic.huggingface import (
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import TRANSLATIONS
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.model_configs.towers import Encoder
+from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
 
 __all__ = [
     "TRANSLATIONS",
@@ -117,7 +117,7 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
 def _with_head(c: Fields, config: ModelConfig) -> ModelConfig:
     """Keeps or drops the head, like the class in ``architectures``; encoders have their own."""
     names = c.list_of(str, "architectures")
-    if not names or config.encoder != Encoder():
+    if not names or config.encoder != EncoderConfig():
         return config
     if names[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
         return config

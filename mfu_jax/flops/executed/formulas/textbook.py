@@ -6,8 +6,8 @@ Tukey's 5·N·log₂N. Lower-order terms are dropped, thirds are rounded down. T
 library runs, but how every program is counted, so that a step's counts agree on all platforms.
 
 Adding one: here and in `traced.linalg`, which shares no code; a library call in
-`kernels.linear_algebra`, TPU blocks in `formulas.tpu_factorizations`, TPU iterations in
-`formulas.iterations`.
+`kernels.linear_algebra`, TPU blocks in `formulas.tpu_factorizations`, HLO instructions and TPU
+loops in `formulas.factorizations`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from mfu_jax.flops.count import FlopCount
+from mfu_jax.flops.count import COMPLEX_DTYPES, FlopCount
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.missing import lacking, largest, missing_operations
 from mfu_jax.util.formatting import columns
@@ -26,7 +26,6 @@ EVALUATION = "evaluation"
 _EVALUATION_NOTE = "forward work that trains nothing: a loss or metrics on the side"
 _ON_HOST = "moved to the host"
 THREE_REAL = "complex products by three real ones"
-_COMPLEX = ("c64", "c128")
 _FFT = re.compile(r"\bfft\)*$")
 
 
@@ -193,7 +192,7 @@ def compare_flops(
         unaccounted = [f"{i.name} {i.where} {i.shapes}: {i.reason}" for i in model.unaccounted]
         is_whole = not (model.unaccounted or executed.unaccounted)
         attention = Fraction(getattr(model, "activations", 0), devices)
-        complex_products = Fraction(sum(model.by_dtype.get(d, 0) for d in _COMPLEX), devices)
+        complex_products = Fraction(model.complex_products, devices)
         model = Fraction(model.forward + model.backward, devices)
     model = round(model)
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
@@ -331,7 +330,7 @@ def _by_three(complex_products: int | Fraction, missing: int, executed: Executed
 
     If two of four are missing, only the real or the imaginary part of the result is used.
     """
-    is_complex = any(dtype in _COMPLEX for dtype in executed.by_dtype)
+    is_complex = any(dtype in COMPLEX_DTYPES for dtype in executed.by_dtype)
     return 0 if is_complex or 2 * missing == complex_products else round(complex_products) // 4
 
 

@@ -33,7 +33,7 @@ from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_c
 from mfu_jax.planning.compilation.cache import compile_cached, installed_versions
 from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
 from mfu_jax.planning.measured_runs import read_run
-from mfu_jax.planning.result.plan import make_plan
+from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.planned.planned_run import reference_keys

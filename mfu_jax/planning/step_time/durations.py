@@ -22,8 +22,7 @@ from mfu_jax.planning.step_time.gpu_kernels import (
     is_masked,
     odd_sizes,
 )
-from mfu_jax.planning.step_time.grouped_matmuls import visited_share
-from mfu_jax.planning.step_time.kernel_tiles import KernelTiles
+from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, visited_share
 from mfu_jax.planning.step_time.uncounted_attention import half_of_all_pairs, head_width
 from mfu_jax.planning.targets import Target
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.ledger import EVALUATION
+from mfu_jax.flops.names import EVALUATION, OTHER, RECOMPUTED_BY_XLA, REMATERIALISED
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
 from mfu_jax.profiling.breakdown.ops import communication_of, scope_of
 from mfu_jax.profiling.breakdown.peaks import Peaks
@@ -175,10 +175,10 @@ def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Itera
     per_flop = seconds / ledger.executed if ledger.executed else 0.0
     model, *lines = ledger.lines
     phases = {
-        "rematerialised": ("rematerialized",),
-        "recomputed by XLA to save memory": ("xla_rematerialized",),
+        REMATERIALISED: ("rematerialized",),
+        RECOMPUTED_BY_XLA: ("xla_rematerialized",),
         EVALUATION: ("evaluation",),
-        "other": ("optimizer", "other"),
+        OTHER: ("optimizer", "other"),
     }
     for line in lines:
         scopes = _flops_by_scope(ops, phases.get(line.label, ()))

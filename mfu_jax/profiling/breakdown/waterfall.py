@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.flops.names import EVALUATION, OTHER, RECOMPUTED_BY_XLA, REMATERIALISED
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
 from mfu_jax.profiling.breakdown.ops import communication_of, scope_of

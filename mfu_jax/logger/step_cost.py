@@ -10,24 +10,8 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import TypedDict
 
 from mfu_jax.errors import UserError
-
-
-class CostFields(TypedDict, total=False):
-    """The fields of `StepCost` as keyword arguments."""
-
-    model_flops_per_device: int | Fraction | None
-    tokens_per_device: int | float
-    peak_flops_per_sec: float | None
-    executed_flops_per_device: int | Fraction | None
-    optimal_model_seconds: float | None
-    optimal_executed_seconds: float | None
-    removed_flops_per_device: int | Fraction
-    xla_reported_flops: float | None
-    bytes_per_device: int | None
-    peak_bytes_per_sec: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import MatmulShape
+from mfu_jax.flops.executed.records import InstructionRecord, MatmulShape
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,

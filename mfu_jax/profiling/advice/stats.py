@@ -6,19 +6,21 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.profiling.attribution.host_time import HostTime
 from mfu_jax.profiling.attribution.host_work import HostWork
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
-from mfu_jax.profiling.breakdown.ops import shortest
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
-from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.records import InstructionRecord
+    from mfu_jax.profiling.join.programs import KnownProgram
 
 _OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time
 LEAST = 0.05
@@ -100,7 +102,7 @@ class ProfileStats:
 
     def shortest(self, op: OpTime) -> float:
         """The time of an op's matmuls at the peak."""
-        return shortest(op, self.peaks)
+        return self.peaks.shortest(op)
 
     def moving(self, op: OpTime) -> float | None:
         """The time of an op's bytes at the memory's peak; None if that is unknown."""

@@ -1,10 +1,9 @@
-"""What an op is called in bars and tables, and its time at the peak."""
+"""What an op is called in bars and tables."""
 
 from __future__ import annotations
 
 from mfu_jax.flops.executed.mesh_axes import axes_of
 from mfu_jax.profiling.attribution.step_times import OpTime
-from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 
 
@@ -33,9 +32,3 @@ def kernel_of(op: OpTime) -> str:
     if record is not None and record.flops:
         return f"{'vector ' * record.is_vector}matmul ({record.opcode})"
     return op.op.kind
-
-
-def shortest(op: OpTime, peaks: Peaks) -> float:
-    """The time of an op's matmuls at the peak."""
-    record = op.op.record
-    return 0.0 if record is None else op.runs * peaks.seconds(record.flops_by_dtype)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
-from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of, shortest
+from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 
@@ -99,8 +99,8 @@ def table(
 
 def _row(name: str, ops: list[OpTime], measured: MeasuredStep, peaks: Peaks) -> TableRow:
     seconds = sum(op.seconds for op in ops)
-    least = sum(shortest(op, peaks) for op in ops)
-    model = sum(shortest(op, peaks) * _model_share(op) for op in ops)
+    least = sum(peaks.shortest(op) for op in ops)
+    model = sum(peaks.shortest(op) * _model_share(op) for op in ops)
     hbm_bytes = sum(_times(op.op.record.hbm_bytes, op.runs) for op in ops if op.op.record)
     overlapping = measured.platform != "gpu"  # there, a copy is a kernel like any other
     moved = _moving(ops) if overlapping else hbm_bytes

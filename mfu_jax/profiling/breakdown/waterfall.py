@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.flops.ledger import EVALUATION
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
-from mfu_jax.profiling.breakdown.ops import communication_of, scope_of, shortest
+from mfu_jax.profiling.breakdown.ops import communication_of, scope_of
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.join.programs import KnownProgram
@@ -87,7 +87,7 @@ def _without_matmuls(measured: MeasuredStep, peaks: Peaks) -> Iterator[_Bar]:
     for op in measured.ops:
         if op.op.record is None or op.op.record.is_vector:
             scopes = bars.setdefault(_bar_of(op), defaultdict(float))
-            scopes[scope_of(op)] += op.seconds - shortest(op, peaks)
+            scopes[scope_of(op)] += op.seconds - peaks.shortest(op)
     _merge_short_kinds(bars)
     seconds = {name: sum(scopes.values()) for name, scopes in bars.items()}
     for name in sorted(bars, key=lambda name: (_order(name), -seconds[name])):
@@ -143,10 +143,10 @@ def _matmuls(
     beyond = 0.0
     for op in ops:
         if op.op.record is not None and not op.op.record.is_vector:
-            below[scope_of(op)] += op.seconds - shortest(op, peaks)
+            below[scope_of(op)] += op.seconds - peaks.shortest(op)
             beyond += op.seconds
         else:
-            beyond += shortest(op, peaks)
+            beyond += peaks.shortest(op)
     yield "matmuls below peak", beyond - of_main - of_others, below
     if of_others:
         yield "matmuls of other programs", of_others, {}

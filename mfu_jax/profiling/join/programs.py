@@ -11,7 +11,8 @@ import jax.errors
 from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.flops.ledger import EVALUATION, Ledger, compare_flops
 from mfu_jax.profiling.timeline.devices import OpName, Program
 from mfu_jax.profiling.trace.wire import WireError, fields

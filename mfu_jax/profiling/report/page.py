@@ -9,14 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
-from mfu_jax.pages.markup import Markup, joined, tag
+from mfu_jax.pages.markup import Markup, joined, number, tag
 from mfu_jax.pages.tables import Column, Word, rest_row, table, wide
 from mfu_jax.profiling.breakdown.tables import TableRow
+from mfu_jax.profiling.breakdown.waterfall import MFU, Bar
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.report.bars import legend, waterfall_bars
 from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
 _DEEPEST = 4
+_UNITS = "Seconds of a step, and points of MFU: percent of the step. They sum to the step."
+
+# The class of a bar, by the start of its name; all others are work that is not the model's.
+_KINDS = (
+    ("idle", "idle"),
+    ("exposed communication", "communication"),
+    ("ops without", "unknown"),
+    ("loops and calls", "memory"),
+    ("exposed copies", "memory"),
+    ("memory-bound", "memory"),
+    ("matmuls below peak", "below"),
+    (MFU, "model"),
+)
 
 _COLUMNS: tuple[Column[TableRow] | Word[TableRow], ...] = (
     Column[TableRow]("time", lambda r: r.seconds, lambda r: seconds_text(r.seconds)),
@@ -48,7 +61,7 @@ def page(profile: Profile) -> str:
         tag("h1", short(answer["program"])),
         _headlines(profile, answer),
         notes(profile.notes),
-        section("Where the peak went", legend(), waterfall_bars(profile.waterfall, "waterfall")),
+        section("Where the peak went", quiet(_UNITS), _waterfall(profile.waterfall, "waterfall")),
         *_phases(profile),
         *_advice(profile),
         section("Scopes", _scope_tables(profile, by["scope"])),
@@ -75,6 +88,49 @@ def _headlines(profile: Profile, answer: Mapping[str, Any]) -> Markup:
     return joined([headlines(numbers), quiet(about)])
 
 
+def _waterfall(bars: Sequence[Bar], title: str) -> Markup:
+    """From the peak down, each bar begins where the last one ended."""
+    rows = [_bar("peak", "peak", 0.0, 100.0, None, ""), *_bars(bars)]
+    return tag("div", *rows, class_="waterfall", role="table", aria_label=title)
+
+
+def _bars(bars: Sequence[Bar]) -> Iterator[Markup]:
+    done = 0.0
+    for bar in bars:
+        most = ", ".join(f"{short(s)} {seconds_text(t)}" for s, t in bar.scopes.items())
+        yield _bar(bar.name, _kind_of(bar.name), done, bar.mfu_points, bar.seconds, most)
+        done += bar.mfu_points
+
+
+def _kind_of(name: str) -> str:
+    """A bar's style-sheet class."""
+    return next((kind for start, kind in _KINDS if name.startswith(start)), "other")
+
+
+def _bar(
+    name: str, kind: str, start: float, points: float, seconds: float | None, most: str
+) -> Markup:
+    """A row: its name, its track, and its numbers, with a remark below."""
+    time = "" if seconds is None else seconds_text(seconds)
+    return tag(
+        "div",
+        tag("span", name, class_="name", role="cell"),
+        tag("span", _mark(kind, start, start + points), class_="track", aria_hidden="true"),
+        tag("span", time, class_="n", role="cell", data_seconds=seconds),
+        tag("span", f"{points:.2f}", class_="n", role="cell", data_points=points),
+        tag("small", most, role="cell", class_="most") if most else None,
+        class_="bar",
+        role="row",
+        data_bar=name,
+    )
+
+
+def _mark(kind: str, start: float, end: float) -> Markup:
+    """A bar between its two ends, which are percentages of the track."""
+    left, right = sorted((max(0.0, min(100.0, start)), max(0.0, min(100.0, end))))
+    return tag("i", class_=kind, style=f"left:{number(left)}%;width:{number(right - left)}%")
+
+
 def _phases(profile: Profile) -> Iterator[Markup]:
     """One waterfall per program, if a step consists of several."""
     if len(profile.programs) > 1:
@@ -84,7 +140,7 @@ def _phases(profile: Profile) -> Iterator[Markup]:
                 f"{short(program.name)}: {seconds_text(program.seconds)} of a step in "
                 f"{program.executions:g} execution{'' if program.executions == 1 else 's'}"
             )
-            bars = waterfall_bars(program.waterfall, program.name)
+            bars = _waterfall(program.waterfall, program.name)
             parts.append(tag("div", tag("h3", head), bars, data_program=program.name))
         yield section("Each program on its own", *parts)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.settings import MetricsKeys
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.trainer.config.image_rules import TOWERS
 from mfu_jax.trainer.config.mesh_axes import own_names
@@ -40,7 +41,9 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys):
+class Config(
+    ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys, MetricsKeys
+):
     """One training run. ``configs/base.yml`` explains each key and gives its default."""
 
     run_name: str
@@ -108,27 +111,7 @@ class Config(ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, Fin
     checkpoints_to_keep: int
     on_checkpoint_error: Literal["warn", "stop"]
 
-    metrics_file: str
-    tensorboard_dir: str
-    prometheus_textfile: str
-    fsync_seconds: float
-    write_period_seconds: float
-    heartbeat_file: str
-    hang_factor: float
-    hang_seconds: float
-    abort_on_hang: bool
-    host_log_period: int
-    gpu_period_seconds: float
-    profile_steps: str
-    profile_dir: str
-    dump_program: str
-    log_period: int
-    warmup_steps: int
     convention: Literal["maxtext", "exact", "dense"]
-    hardware: str
-    peak_tflops_per_device: float
-    abort_on_nan_loss: bool
-    abort_on_inf_loss: bool
     progress_bar: bool
 
     def __post_init__(self) -> None:

@@ -25,13 +25,13 @@ _POSITIVE = (
     "rope_max_timescale rope_linear_scaling_factor beta_fast beta_slow "
     "max_target_length per_device_batch_size gradient_accumulation_steps num_vocab_tiling "
     "num_layers_per_pipeline_stage "
-    "eval_steps num_processes checkpoint_period checkpoints_to_keep log_period learning_rate "
+    "eval_steps num_processes checkpoint_period checkpoints_to_keep learning_rate "
     "normalization_layer_epsilon sa_block_q sa_block_kv sa_block_kv_compute "
     "sa_block_q_dkv sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_q_dq sa_block_kv_dq"
 ).split()
 _NOT_NEGATIVE = (
-    "steps seed dpo_beta eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
-    "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds "
+    "steps seed dpo_beta eval_interval gradient_clipping_threshold adam_weight_decay "
+    "process_id trainable_position_size heartbeat_timeout_seconds "
     "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha "
     "images_per_sequence tiles_per_image indexer_loss_scaling_factor"
 ).split()
@@ -49,6 +49,7 @@ _ACTIVATIONS = ("silu", "gelu", "exact_gelu", "relu", "sigmoid", "linear")
 def validate(config: Config) -> None:
     """Raises a `UserError` that names the first key whose value does not fit."""
     _check_ranges(config)
+    config.check()
     _check_model(config)
     _check_rope(config)
     check_images(config)

@@ -15,7 +15,7 @@ from mfu_jax.flops.analytic.totals import (
     calculate_tflops_per_device,
     calculate_tokens_per_device,
 )
-from mfu_jax.hardware.step_peaks import StepPeaks
+from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
 from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
@@ -25,7 +25,7 @@ from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
-from mfu_jax.settings import Settings
+from mfu_jax.settings import MetricsKeys, Settings
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import local_path
 from mfu_jax.storage.locks import FileLock
@@ -39,11 +39,7 @@ _log = logging.getLogger("mfu_jax")
 
 def settings_of(config: Config, start_step: int = 0) -> Settings:
     """The logger settings among the keys of a config."""
-    shared = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(Settings)
-        if hasattr(config, field.name)
-    }
+    shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(MetricsKeys)}
     files = {
         "metrics_file": config.metrics_path,
         "tensorboard_dir": config.tensorboard_path,
@@ -64,8 +60,13 @@ def find_step_peaks(config: Config) -> StepPeaks:
         UserError: the chip is not in the table and no peak is given.
     """
     model = counts.analytic_model(config, convention=config.convention)
-    device = jax.local_devices()[0]
-    return assembly.peaks_of(settings_of(config), device, model.flops_by_dtype)
+    settings = settings_of(config)
+    return find_peaks(
+        jax.local_devices()[0],
+        model.flops_by_dtype,
+        peak_tflops_per_device=settings.peak_tflops_per_device,
+        hardware_name=settings.hardware,
+    )
 
 
 def make_run_sinks(config: Config, settings: Settings) -> list[Sink]:

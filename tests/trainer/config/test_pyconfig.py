@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.settings import MetricsKeys
 from mfu_jax.trainer.config import pyconfig
 from mfu_jax.util.yaml_files import CONFIG_FOLDER, model_names
 
@@ -16,6 +17,18 @@ def load(*arguments: str) -> pyconfig.Config:
 
 def test_base_yml_and_config_have_the_same_keys() -> None:
     assert set(pyconfig.base_defaults()) == {f.name for f in dataclasses.fields(pyconfig.Config)}
+
+
+def test_base_yml_and_the_settings_have_the_same_defaults() -> None:
+    of_trainer = {
+        **dict.fromkeys(("metrics_file", "tensorboard_dir", "heartbeat_file"), "auto"),
+        "profile_dir": "auto",
+        "abort_on_nan_loss": True,
+        "abort_on_inf_loss": True,
+    }
+    defaults = {field.name: field.default for field in dataclasses.fields(MetricsKeys)}
+    base = pyconfig.base_defaults()
+    assert {key: base[key] for key in defaults} == defaults | of_trainer
 
 
 def test_every_key_of_base_yml_has_a_line_of_why() -> None:
@@ -117,6 +130,11 @@ def test_arguments_take_the_type_of_their_key(argument: str, key: str, value: ob
     ("arguments", "words"),
     [
         (["stepz=3"], ["'stepz'", "did you mean 'steps'"]),
+        (["log_period=0"], ["log_period=0", "at least 1"]),
+        (["warmup_steps=-1"], ["warmup_steps=-1", "at least 0"]),
+        (["peak_tflops_per_device=-1"], ["peak_tflops_per_device=-1", "positive number"]),
+        (["hang_factor=-1"], ["hang_factor=-1", "at least 0"]),
+        (["hardware=h1000"], ["'h1000'"]),
         (["steps=many"], ["steps='many'", "whole number"]),
         (["steps=1.5"], ["steps='1.5'", "whole number"]),
         (["steps=-1"], ["steps=-1", "0 or more"]),

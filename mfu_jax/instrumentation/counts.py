@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.names import LORA_A, LORA_B
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import HasText, executed_flops
 from mfu_jax.flops.executed.result import ExecutedCount
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 HfuSource = Literal["executed", "cost_analysis"]
 
-_COMPLEX = ("c64", "c128")
 _WIDE = {"fp32", "fp64"}  # dtypes to which compilers widen narrower ones
 
 
@@ -127,7 +127,7 @@ def traced_model(
         attention=_share(count.activations - skipped, devices),
         packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
         operations={name: _share(n, devices) for name, n in count.by_operation.items()},
-        complex_products=_share(sum(count.by_dtype.get(d, 0) for d in _COMPLEX), devices),
+        complex_products=_share(count.complex_products, devices),
         checkpointed=_share(count.rematerialized, devices),
         flops_by_dtype=count.by_dtype,
         unaccounted=tuple(
@@ -168,7 +168,7 @@ _QUANTIZED = {
     **dict.fromkeys(("fp8", "fp8_e5m2", "fp8_full", "fp8_gpu", "fp8_nanoo", "nanoo_fp8"), "fp8"),
 }
 # Weights that these recipes do not quantise: convolutions, grouped matrices, adapters.
-_NOT_QUANTIZED = ("conv", "o_a", "lora_a", "lora_b")
+_NOT_QUANTIZED = ("conv", "o_a", LORA_A, LORA_B)
 
 
 def _config_dtypes(config: Any, rows: Sequence[FlopsRow]) -> Mapping[str, int]:

@@ -16,8 +16,8 @@ _PUBLIC = {
     "calculate_tokens_per_device": "mfu_jax.flops.analytic.totals",
     "flops_breakdown": "mfu_jax.flops.analytic.totals",
     # MaxText's own names and signatures
-    "calculate_tflops_training_per_device": "mfu_jax.flops.analytic.maxtext",
-    "calculate_prefill_tflops_per_device": "mfu_jax.flops.analytic.maxtext",
+    "calculate_tflops_training_per_device": "mfu_jax.flops.analytic.totals",
+    "calculate_prefill_tflops_per_device": "mfu_jax.flops.analytic.totals",
     "attention_mask": "mfu_jax.flops.traced.masks.declared",
     "count_model_flops": "mfu_jax.flops.traced.counting",
     "executed_flops": "mfu_jax.flops.executed.counting",
@@ -59,12 +59,10 @@ __all__ = [
 if TYPE_CHECKING:
     from mfu_jax import dumps, flags, hardware
     from mfu_jax.dumps.recording import dump
-    from mfu_jax.flops.analytic.maxtext import (
-        calculate_prefill_tflops_per_device,
-        calculate_tflops_training_per_device,
-    )
     from mfu_jax.flops.analytic.totals import (
+        calculate_prefill_tflops_per_device,
         calculate_tflops_per_device,
+        calculate_tflops_training_per_device,
         calculate_tokens_per_device,
         flops_breakdown,
     )

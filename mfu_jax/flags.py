@@ -35,7 +35,7 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
-from mfu_jax.util.values import field_types
+from mfu_jax.util.values import field_types, given_kind
 
 from_mapping = Settings.of
 
@@ -52,7 +52,7 @@ def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
         UserError: the trainer already has a flag with one of these names.
     """
     for field in dataclasses.fields(Settings):
-        kind = field_types(Settings)[field.name]
+        kind = given_kind(field_types(Settings)[field.name])
         choices = typing.get_args(kind)
         options: dict[str, Any] = {"help": field.metadata["help"], "flag_values": flag_values}
         try:
@@ -116,12 +116,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     group = parser.add_argument_group("metrics (mfu_jax)")
     for field in dataclasses.fields(Settings):
-        choices = typing.get_args(field_types(Settings)[field.name])
+        kind = given_kind(field_types(Settings)[field.name])
+        choices = typing.get_args(kind)
         group.add_argument(
             f"--{field.name}",
             help=field.metadata["help"].replace("%", "%%"),
             choices=choices or None,
-            metavar=None if choices else field_types(Settings)[field.name].__name__.upper(),
+            metavar=None if choices else kind.__name__.upper(),
         )
 
 

@@ -1,4 +1,8 @@
-"""The switches of metrics logging: one list for flags, mappings and keyword arguments."""
+"""The switches of metrics logging: one list for flags, mappings and keyword arguments.
+
+Adding a setting: a field of `Settings`; of `MetricsKeys` if the trainer has it as well, with a line
+in ``configs/base.yml``; a logger's, of `mfu_jax.logger.config.LoggerKeys`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import Any, Literal
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.naming import named
 from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
-from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.config import LoggerConfig, LoggerKeys, described, setting
 from mfu_jax.storage.addresses import Address, check_path, path_of
 from mfu_jax.storage.dump_names import check_name
 from mfu_jax.util.arguments import parse
@@ -27,14 +31,53 @@ _PATHS = (
     "dump_program",
     "prometheus_textfile",
 )
-
-
-def _key(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
+# Until 0.2, 0 means "unset" for these, too.
+_ZERO_WAS_UNSET = ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class MetricsKeys(LoggerKeys):
+    """The keys that `Settings` shares with the trainer's config."""
+
+    metrics_file: str = setting("", "JSONL file, one object per step; empty: none")
+    tensorboard_dir: str = setting("", "folder for TensorBoard events; empty: none")
+    prometheus_textfile: str = setting(
+        "", "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
+    )
+    fsync_seconds: float = setting(
+        30.0, "seconds between fsyncs (0: every write; -1: only at checkpoints)"
+    )
+    profile_steps: str = setting("", "steps to trace on the device, such as 10-12; empty: none")
+    profile_dir: str = setting("", "folder for device traces; empty: tensorboard_dir")
+    dump_program: str = setting(
+        "", "file for the compiled step, as step.mfu; mfu-jax compare reads it; empty: none"
+    )
+    convention: str = setting("maxtext", "how attention pairs are counted: maxtext, exact, dense")
+    hardware: str = setting(
+        "", "chip whose peak to use, such as h100; 'calibrate' measures; empty: the attached one"
+    )
+    peak_tflops_per_device: float | None = setting(
+        None, "dense TFLOP/s of one JAX device; unset: from the table, or measured on CPUs"
+    )
+
+    def check(self) -> None:
+        """Checks ranges, and looks up the chip now, not after the first step has been compiled.
+
+        Raises:
+            UserError: a value is out of range, or the chip is not known.
+        """
+        super().check()
+        if self.hardware and self.hardware != CALIBRATE:
+            named(self.hardware)
+        if self.peak_tflops_per_device:
+            checked_peak(self.peak_tflops_per_device)
+        if self.profile_steps:
+            parse_steps(self.profile_steps)
+
+
+@described
+@dataclass(frozen=True, kw_only=True)
+class Settings(MetricsKeys):
     """What a trainer switches on, for `instrument`, `MetricLogger.from_flags` and the flags.
 
     ``python -m mfu_jax.settings`` lists the keys with their defaults.
@@ -43,69 +86,25 @@ class Settings:
         UserError: a value is unknown or has the wrong type, or two values contradict each other.
     """
 
-    enable_mfu: bool = _key(True, "count, time and log; false: do nothing")
-    metrics_file: str = _key("", "JSONL file, one object per step; empty: none")
-    tensorboard_dir: str = _key("", "folder for TensorBoard events; empty: none")
-    prometheus_textfile: str = _key(
-        "", "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
-    )
-    log_period: int = _key(
-        1, "steps per console line and TensorBoard point (the JSONL has every step)"
-    )
-    warmup_steps: int = _key(2, "first steps, shown but excluded from summaries")
-    fsync_seconds: float = _key(
-        30.0,
-        "what a power cut may lose of the files; 0: nothing written; -1: all since a checkpoint",
-    )
-    write_period_seconds: float = _key(
-        0.5, "what a killed process loses: shorter steps are written together; 0: one by one"
-    )
-    heartbeat_file: str = _key(
-        "", "file rewritten every 10 s with the state and the last step; empty: none"
-    )
-    hang_factor: float = _key(
-        50.0, "median step times without a step that count as a hang, which is reported; 0: none"
-    )
-    hang_seconds: float = _key(30.0, "shortest time that counts as a hang")
-    abort_on_hang: bool = _key(
-        False, "end the process with exit code 75 after reporting a hang; false: go on if it can"
-    )
-    host_log_period: int = _key(
-        100, "steps between exchanges of the processes, which name slow and missing hosts; 0: none"
-    )
-    gpu_period_seconds: float = _key(
-        10.0, "seconds between readings of NVIDIA GPUs' power and clocks ([nvidia]); 0: none"
-    )
-    start_step: int = _key(0, "number of the first step, above 0 after a resume")
-    hardware: str = _key(
-        "", "chip whose peak to use, such as h100; 'calibrate' measures; empty: the attached one"
-    )
-    peak_tflops_per_device: float = _key(
-        0.0, "dense TFLOP/s of one JAX device; 0: from the table, or measured on CPUs"
-    )
-    flops_source: Literal["traced", "analytic", "value"] = _key(
+    enable_mfu: bool = setting(True, "count, time and log; false: do nothing")
+    start_step: int = setting(0, "number of the first step, above 0 after a resume")
+    flops_source: Literal["traced", "analytic", "value"] = setting(
         "traced",
         "model FLOPs from the step's jaxpr (traced), from model_config (analytic), or from "
         "model_flops_per_device (value)",
     )
-    model_flops_per_device: int = _key(0, "model FLOPs of a step on a device, for 'value'")
-    model_config: str = _key(
+    model_flops_per_device: int | None = setting(
+        None, "model FLOPs of a step on a device, for 'value'"
+    )
+    model_config: str = setting(
         "", "name or file of a model and key=value …, as mfu-jax flops takes them, for 'analytic'"
     )
-    convention: str = _key("maxtext", "how attention pairs are counted: maxtext, exact, dense")
-    hfu_source: Literal["executed", "cost_analysis"] = _key(
+    hfu_source: Literal["executed", "cost_analysis"] = setting(
         "executed", "FLOPs behind HFU: counted in the program, or XLA's cost analysis unchanged"
     )
-    tokens_per_step: int = _key(0, "tokens per step over all devices, for tokens/s; 0: not shown")
-    profile_steps: str = _key("", "steps to trace on the device, such as 10-12; empty: none")
-    profile_dir: str = _key("", "folder for device traces; empty: tensorboard_dir")
-    dump_program: str = _key(
-        "", "file for the compiled step, as step.mfu; mfu-jax compare reads it; empty: none"
+    tokens_per_step: int | None = setting(
+        None, "tokens per step over all devices, for tokens/s; unset: not shown"
     )
-    abort_on_nan_loss: bool = _key(
-        False, "raise NonFiniteLossError when the loss is NaN; false: warn once and go on"
-    )
-    abort_on_inf_loss: bool = _key(False, "the same for an infinite loss")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -116,16 +115,15 @@ class Settings:
                     f"switch it off; leave it out, or pass an empty text"
                 )
             note = f"; usually a misspelling; {field.name} is: {field.metadata['help']}"
-            object.__setattr__(self, field.name, typed(field.name, given, kind, note=note))
-        self.logger_config()
+            value = typed(field.name, given, kind, note=note)
+            if field.name in _ZERO_WAS_UNSET and not value:
+                value = None
+            object.__setattr__(self, field.name, value)
+        self.check()
         _check_not_negative(self)
-        _check_heartbeat(self)
         if self.dump_program:
             check_name(self.dump_program, "dump_program")
         _check_flops_source(self)
-        _check_peak(self)
-        if self.profile_steps:
-            parse_steps(self.profile_steps)
         if self.profile_steps and not (self.profile_dir or self.tensorboard_dir):
             raise UserError(
                 f"profile_steps={self.profile_steps!r} has nowhere to write; expected profile_dir "
@@ -141,11 +139,7 @@ class Settings:
         return self.profile_dir or self.tensorboard_dir
 
     def logger_config(self) -> LoggerConfig:
-        """The settings of a `MetricLogger`.
-
-        Raises:
-            UserError: `log_period` or `warmup_steps` is too small.
-        """
+        """The settings of a `MetricLogger`."""
         given = {name: getattr(self, name) for name in LOGGER_KEYS}
         return LoggerConfig(
             **given, hang_folder=self._hang_folder(), hosts_folder=self._hosts_folder()
@@ -158,8 +152,8 @@ class Settings:
 
     def _hang_folder(self) -> str:
         """The folder of the metrics, if it is on this machine."""
-        for setting in (self.heartbeat_file, self.metrics_file):
-            if setting and isinstance(path := path_of(setting), Path):
+        for file in (self.heartbeat_file, self.metrics_file):
+            if file and isinstance(path := path_of(file), Path):
                 return str(path.parent)
         is_local = self.tensorboard_dir and isinstance(path_of(self.tensorboard_dir), Path)
         return self.tensorboard_dir if is_local else ""
@@ -200,7 +194,8 @@ class Settings:
         Raises:
             UserError: it is empty, or not readable.
         """
-        from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
+        from mfu_jax.flops.analytic.maxtext_keys import parse_override
+        from mfu_jax.flops.analytic.overrides import load_model_config
 
         words = parse(self.model_config.split())
         if len(words.names) != 1:
@@ -214,11 +209,7 @@ class Settings:
 
 
 # The settings that are fields of `LoggerConfig`.
-LOGGER_KEYS = tuple(
-    field.name
-    for field in dataclasses.fields(LoggerConfig)
-    if field.name in Settings.__dataclass_fields__
-)
+LOGGER_KEYS = ("start_step", *(field.name for field in dataclasses.fields(LoggerKeys)))
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -240,30 +231,14 @@ def parse_steps(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _check_peak(settings: Settings) -> None:
-    """Looks up the chip and the peak now, not after the first step has been compiled."""
-    if settings.hardware and settings.hardware != CALIBRATE:
-        named(settings.hardware)
-    if settings.peak_tflops_per_device:
-        checked_peak(settings.peak_tflops_per_device)
-
-
-def _check_heartbeat(settings: Settings) -> None:
-    if isinstance(check_path(settings.heartbeat_file, "heartbeat_file"), Address):
-        raise UserError(
-            f"heartbeat_file={settings.heartbeat_file!r} is in an object store; expected a local "
-            f"path; usually the folder of the metrics was passed; pass a file on this machine"
-        )
-
-
 def _check_not_negative(settings: Settings) -> None:
     if settings.start_step < 0:
         raise UserError(
             f"start_step={settings.start_step}: expected at least 0; usually a subtraction went "
             f"wrong; pass start_step=0 or leave it out"
         )
-    for name in ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step"):
-        if not getattr(settings, name) >= 0:
+    for name in ("model_flops_per_device", "tokens_per_step"):
+        if not (getattr(settings, name) or 0) >= 0:
             raise UserError(
                 f"{name}={getattr(settings, name)}: expected a number of at least 0; usually a "
                 f"wrong unit; leave it out if it is not known"

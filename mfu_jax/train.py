@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.trainer.early_journal import start_journal
-from mfu_jax.trainer.pyconfig import load
+from mfu_jax.trainer.config.pyconfig import load
+from mfu_jax.trainer.run.early_journal import start_journal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

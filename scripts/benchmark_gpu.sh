@@ -8,4 +8,4 @@
 #   scripts/benchmark_gpu.sh --configs=llama3.1-8b-128k-split    # each sequence over all devices
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" train,cuda
-exec python -m mfu_jax.runs.benchmarking --platform=gpu "$@"
+exec python -m scripts.benchmarks.run --platform=gpu "$@"

@@ -7,4 +7,4 @@
 #   scripts/benchmark_tpu.sh --configs=llama3.1-8b-128k-split    # each sequence over all devices
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" train,tpu
-exec python -m mfu_jax.runs.benchmarking --platform=tpu "$@"
+exec python -m scripts.benchmarks.run --platform=tpu "$@"

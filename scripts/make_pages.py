@@ -21,7 +21,7 @@ import statistics
 from pathlib import Path
 
 from mfu_jax import cli
-from mfu_jax.planning.compared_runs import compared_runs
+from mfu_jax.planning.step_time.compared_runs import compared_runs
 from scripts import results
 from scripts.ledger_picture import draw
 
@@ -108,7 +108,7 @@ def plan_vs_measured() -> str:
                 "note": "; ".join(notes),
             }
         )
-    return results.text([first | {"rows": rows}, *others])
+    return results.text("plan_vs_measured", [first | {"rows": rows}, *others])
 
 
 def ledger_picture() -> str:

@@ -44,6 +44,14 @@ def test_every_setting_is_a_flag_with_its_default() -> None:
     assert flags.settings(parsed()) == Settings()
 
 
+def test_zero_still_means_unset_where_it_did() -> None:
+    names = ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step")
+    assert [getattr(Settings(), name) for name in names] == [None] * 3
+    assert flags.settings(parsed(*(f"--{name}=0" for name in names))) == Settings()
+    assert flags.from_mapping(dict.fromkeys(names, 0)) == Settings()
+    assert flags.from_mapping(dict.fromkeys(names, "0")) == Settings()
+
+
 def test_logger_from_flags_logs_what_the_flags_say(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     values = parsed(
@@ -161,7 +169,8 @@ def test_argparse_and_mappings_give_the_same() -> None:
         ({"flops_source": "hlo"}, ["flops_source='hlo'", "traced, analytic, value"]),
         ({"flops_source": "value"}, ["no number", "expected", "usually", "pass it"]),
         ({"model_flops_per_device": 3}, ["does not read it", "flops_source=value"]),
-        ({"peak_tflops_per_device": -1}, ["-1", "at least 0", "usually"]),
+        ({"peak_tflops_per_device": -1}, ["-1", "expected a positive number", "usually"]),
+        ({"tokens_per_step": -1}, ["-1", "at least 0", "usually"]),
         ({"tensorboard_dir": 0}, ["tensorboard_dir=0", "expected text", "usually", "leave it out"]),
         ({"convention": "palm"}, ["palm", "expected", "flops_source=analytic"]),
     ],
@@ -198,7 +207,7 @@ def test_a_count_that_fails_gives_a_logger_without_mfu(
 
 
 def test_wrong_use_of_flags_says_what_to_do() -> None:
-    with pytest.raises(UserError, match=r"no flag --enable_mfu.*define\(\) before app.run"):
+    with pytest.raises(UserError, match=r"no flag --log_period.*define\(\) before app.run"):
         flags.settings(absl_flags.FlagValues())
     unparsed = absl_flags.FlagValues()
     flags.define(unparsed)

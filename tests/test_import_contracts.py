@@ -15,7 +15,7 @@ PLANTED = {
     ("mfu_jax/logger/summary.py", "import mfu_jax.cli"): "The house",
     (
         "mfu_jax/flops/executed/control_flow/loops.py",
-        "import mfu_jax.flops.traced.loops",
+        "import mfu_jax.flops.traced.control_flow.decisions",
     ): "Three counts",
     ("mfu_jax/flops/analytic/mixers.py", "import mfu_jax.flops.analytic.totals"): "analytic:",
     (
@@ -32,8 +32,8 @@ PLANTED = {
         "import mfu_jax.profiling.breakdown.waterfall",
     ): "profiling:",
     ("mfu_jax/profiling/breakdown/tables.py", "import mfu_jax.logger.summary"): "Profiles are read",
-    ("mfu_jax/planning/targets.py", "import mfu_jax.planning.plan"): "planning:",
-    ("mfu_jax/planning/plan.py", "import mfu_jax.trainer.step"): "Plans are made",
+    ("mfu_jax/planning/targets.py", "import mfu_jax.planning.result.plan"): "planning:",
+    ("mfu_jax/planning/result/plan.py", "import mfu_jax.trainer.step.train_step"): "Plans are made",
     ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",
     ("mfu_jax/util/jax_internals.py", "import mfu_jax.util.values"): "util:",
     (

@@ -112,7 +112,7 @@ def test_a_wheel_works_outside_of_the_checkout(tmp_path: Path) -> None:
         "mfu_jax.commands.report",
         "mfu_jax.flops.analytic.totals",
         "mfu_jax.hardware",
-        "mfu_jax.trainer.pyconfig",
+        "mfu_jax.trainer.config.pyconfig",
     ],
 )
 def test_light_modules_import_nothing_heavy(module: str) -> None:

@@ -8,22 +8,21 @@ import sys
 
 import pytest
 
+from mfu_jax.flops.analytic.architectures.families import FAMILIES
+from mfu_jax.flops.analytic.huggingface import decoder_table
 from tests.support.paths import ROOT
 
 ANALYTIC = ROOT / "mfu_jax" / "flops" / "analytic"
-REGISTRIES = {"architectures": "architecture", "huggingface": "model_type"}
 
 
-def names_in_source(room: str) -> set[str]:
-    """What the decorators in a room's files name, read as text."""
-    found = set()
-    for path in (ANALYTIC / room).glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                for call in node.decorator_list:
-                    if isinstance(call, ast.Call) and ast.unparse(call.func) == REGISTRIES[room]:
-                        found |= {ast.literal_eval(argument) for argument in call.args}
-    return found
+def functions(room: str) -> dict[str, ast.FunctionDef]:
+    """The top-level functions in a room's files, by ``module.function``."""
+    return {
+        f"{path.stem}.{node.name}": node
+        for path in (ANALYTIC / room).glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def printed(code: str) -> set[str]:
@@ -31,26 +30,48 @@ def printed(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("first", ["", "import mfu_jax.flops.analytic.huggingface;"])
-def test_every_decorated_architecture_is_known_whatever_was_imported_first(first: str) -> None:
-    known = printed(
-        f"{first}from mfu_jax.flops.analytic.architectures import known_blocks;"
-        "print(*known_blocks())"
+def test_every_architecture_is_in_the_table() -> None:
+    builders = {
+        name
+        for name, node in functions("architectures").items()
+        if not node.name.startswith("_")
+        and ast.unparse(node.args) == "config: ModelConfig"
+        and node.returns is not None
+        and ast.unparse(node.returns) == "Model"
+    }
+    assert builders - {"families.build"} == set(FAMILIES.values())
+
+
+def test_only_the_counted_family_is_loaded() -> None:
+    loaded = printed(
+        "import mfu_jax, sys;"
+        "mfu_jax.calculate_tflops_per_device('llama3-8b');"
+        "print(*(m.split('.')[-1] for m in sys.modules if 'analytic.architectures.' in m))"
     )
-    assert known == names_in_source("architectures")
+    assert loaded == {"families", "blocks", "plain_decoders"}
 
 
-def test_every_decorated_model_type_is_known() -> None:
+def test_every_model_type_in_a_row_or_decorator_is_known() -> None:
     known = printed(
         "from mfu_jax.flops.analytic.huggingface import TRANSLATIONS; print(*TRANSLATIONS)"
     )
-    assert known == names_in_source("huggingface")
+    decorators = (
+        call for node in functions("huggingface").values() for call in node.decorator_list
+    )
+    named = {
+        ast.literal_eval(argument)
+        for call in decorators
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "model_type"
+        for argument in call.args
+    }
+    in_rows = {name for table in decoder_table.TABLES for names in table for name in names}
+    assert not named & in_rows
+    assert known == named | in_rows
 
 
 @pytest.mark.parametrize(
     "room",
     [
-        "mfu_jax.flops.analytic.architectures",
         "mfu_jax.flops.analytic.huggingface",
         "mfu_jax.flops.executed.kernels",
         "mfu_jax.logger.sinks",

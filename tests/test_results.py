@@ -15,7 +15,8 @@ ABOUT = {"what", "command", "date", "commit", "machine", "versions", "notes", "r
 @pytest.mark.parametrize("study", results.studies())
 def test_every_result_says_what_was_measured_where_and_when(study: str) -> None:
     found = results.read(study)
-    assert (results.FOLDER / f"{study}.json").read_text(encoding="utf-8") == results.text(found)
+    path = results.FOLDER / f"{study}.json"
+    assert path.read_text(encoding="utf-8") == results.text(study, found)
     assert len({one["what"] for one in found}) == len(found)
     for one in found:
         assert set(one) == ABOUT

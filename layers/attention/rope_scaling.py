@@ -1,6 +1,9 @@
 """How rotary positions are stretched for sequences longer than in pretraining.
 
 Frequencies are in radians per token, one per pair, fastest first, [pairs] in float64.
+
+Adding one: a class here, a row of `_ROPE_SCALINGS` in families/blocks.py, and its name in
+mfu_jax/trainer/config/model_keys.py.
 """
 
 from __future__ import annotations

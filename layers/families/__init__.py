@@ -1,4 +1,8 @@
-"""One function per `decoder_block`: turns a config into the specs of its layers."""
+"""One function per `decoder_block`: turns a config into the specs of its layers.
+
+Adding one: ``@family("name")`` here, its name in mfu_jax/trainer/config/model_keys.py. A new kind
+of layer is a frozen spec and its module in a room of layers/, as in recurrences/delta_net.py.
+"""
 
 from . import deepseek, deepseek4, dense, gemma, mixtures, qwen_next
 from .registry import ModelSpec, family, known_blocks, model_spec

@@ -1,4 +1,8 @@
-"""The vision towers: `decoder_block` → the vision encoder."""
+"""The vision towers: `decoder_block` → the vision encoder.
+
+Adding one: ``@tower("name")`` here, its keys in mfu_jax/trainer/config/image_rules.py, and its
+logits in tests/layers/test_hugging_face.py.
+"""
 
 from __future__ import annotations
 

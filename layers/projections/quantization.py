@@ -4,6 +4,9 @@ Quantised training as MaxText does it with qwix: both operands of all three matm
 are scaled to the range of an 8-bit type, by row or by column, multiplied there, and scaled back.
 qwix quantises and multiplies; this module decides which axes share a scale, and defines the
 gradient, which passes straight through the rounding (arXiv 1308.3432).
+
+Adding a recipe: a row of `RECIPES`, its dtype in mfu_jax/instrumentation/counts.py and its name in
+mfu_jax/trainer/config/model_keys.py.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import jax
 
     from mfu_jax.flops.ledger import Ledger
-    from mfu_jax.trainer.pyconfig import Config
+    from mfu_jax.trainer.config.pyconfig import Config
 
 _OPENERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".hlo": contextlib.nullcontext,
@@ -85,7 +85,7 @@ def ledger_of_config(
     Raises:
         UserError: the config is wrong, or does not fit the devices.
     """
-    from mfu_jax.trainer.run_logger import count_step
+    from mfu_jax.trainer.run.run_logger import count_step
 
     return count_step(*compiled_config(arguments, devices)).ledger
 
@@ -94,10 +94,10 @@ def compiled_config(
     arguments: Sequence[str], devices: Sequence[jax.Device] | None = None
 ) -> tuple[Config, jax.stages.Compiled]:
     """The config and the reference model's compiled train step; arguments as `ledger_of_config`."""
-    from mfu_jax.trainer.mesh import make_mesh, with_mesh_sizes
-    from mfu_jax.trainer.pyconfig import load
-    from mfu_jax.trainer.state import abstract_state, resolve_attention
-    from mfu_jax.trainer.step import compile_train_step
+    from mfu_jax.trainer.config.pyconfig import load
+    from mfu_jax.trainer.step.mesh import make_mesh, with_mesh_sizes
+    from mfu_jax.trainer.step.state import abstract_state, resolve_attention
+    from mfu_jax.trainer.step.train_step import compile_train_step
 
     config = load(arguments)
     _refuse_absurd(config)

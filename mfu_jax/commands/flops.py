@@ -27,9 +27,10 @@ from typing import Any
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.flops.analytic.config_files import model_name_of, read_source
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.analytic.inputs import load_model_config, override_keys, parse_override
+from mfu_jax.flops.analytic.maxtext_keys import override_keys, parse_override
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.model_configs.training import Step
+from mfu_jax.flops.analytic.model_configs.training import StepConfig
+from mfu_jax.flops.analytic.overrides import load_model_config
 from mfu_jax.flops.analytic.parameters import ParameterCount, count_parameters
 from mfu_jax.flops.analytic.totals import (
     TERA,
@@ -177,7 +178,7 @@ def _traced(
     from mfu_jax.flops.pytorch import count_pytorch_model
     from mfu_jax.flops.pytorch.rows import rows
 
-    step = Step(**overrides)
+    step = StepConfig(**overrides)
     sequences = integral(step.per_device_batch_size * step.gradient_accumulation_steps)
     counted = count_pytorch_model(config, step.max_target_length)
     tables = {name: rows(counted, sequences, name) for name in _TRACED}

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.gate import Gate, check
-from mfu_jax.runs.metrics_files import WARMUP_STEPS
-from mfu_jax.runs.run_comparison import compare_with_runs
-from mfu_jax.runs.run_data import read_metrics_of
+from mfu_jax.runs.comparison.gate import Gate, check
+from mfu_jax.runs.comparison.runs import compare_with_runs
+from mfu_jax.runs.metrics.files import WARMUP_STEPS
+from mfu_jax.runs.report.run_data import read_metrics_of
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import typed

@@ -1,7 +1,7 @@
 """Shows where a step's time went, from a trace: the waterfall from the peak to MFU, and tables.
 
 usage: mfu-jax profile DIR [key=value …] [--json | --html [OUT.html]]
-       mfu-jax profile BEFORE AFTER [key=value …] [--json | --html [OUT.html]]
+       mfu-jax profile BEFORE AFTER [key=value …] [--json]
 
 DIR is the folder of a device trace made by mfu_jax.profile, profile_steps= or
 jax.profiler.start_trace; or one .xplane.pb file. The newest trace in it is read, for all hosts.
@@ -17,8 +17,7 @@ Two folders are compared: what got slower, in seconds per step, and why.
   peak_tflops_per_device=N  dense peak, instead of the table's; CPUs are calibrated
   tensorboard=LOGS writes the numbers as scalars, profile/…, in run "profile" of this log directory
   --json           one JSON object on stdout
-  --html           one page that needs no network, in OUT.html (default DIR/profile.html; for two
-                   folders AFTER/comparison.html)"""
+  --html           one page that needs no network, in OUT.html (default DIR/profile.html)"""
 
 from __future__ import annotations
 
@@ -62,9 +61,10 @@ def main(argv: Sequence[str]) -> int:
     if "--json" in arguments.flags:
         print(json_text(profile.to_json(depth=depth, sort=sort)))
     elif page is not None:
-        from mfu_jax.profiling.page import page as page_of
+        from mfu_jax.pages.document import write_page
+        from mfu_jax.profiling.report.page import page as page_of
 
-        print(_write_page(page_of(profile), page or _page_in(folders[0], "profile.html")))
+        print(write_page(page or _page_in(folders[0]), page_of(profile)))
     else:
         from mfu_jax.profiling.report.text import render
 
@@ -112,6 +112,10 @@ def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
     from mfu_jax.profiling.report.comparison import compare
 
     values = arguments.values
+    if page is not None:
+        raise UserError(
+            "--html and two profiles: expected one folder; leave --html out, or pass --json"
+        )
     for key in ("by", "depth", "sort", "tensorboard"):
         if key in values:
             raise UserError(f"{key}= and two profiles: expected one folder; leave {key}= out")
@@ -119,11 +123,6 @@ def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
     comparison = compare(*(_read(folder, values) for folder in folders))
     if "--json" in arguments.flags:
         print(json_text(comparison.to_json()))
-    elif page is not None:
-        from mfu_jax.profiling.page import page_of_two
-
-        name = page or _page_in(folders[1], "comparison.html")
-        print(_write_page(page_of_two(comparison), name))
     else:
         from mfu_jax.profiling.report.comparison_text import render_comparison
 
@@ -131,16 +130,9 @@ def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
     return 0
 
 
-def _page_in(folder: str, name: str) -> str:
+def _page_in(folder: str) -> str:
     path = Path(folder)
-    return str((path if path.is_dir() else path.parent) / name)
-
-
-def _write_page(text: str, name: str) -> str:
-    """Writes a page; returns its path."""
-    from mfu_jax.pages.document import write_page
-
-    return write_page(name, text)
+    return str((path if path.is_dir() else path.parent) / "profile.html")
 
 
 def _tables(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from mfu_jax.flops.count import FlopCount
-from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.missing import lacking, largest, missing_operations
 from mfu_jax.util.formatting import columns
 

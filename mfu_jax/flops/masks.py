@@ -4,6 +4,9 @@ A mask has three counts. `dense` is every pair, as computed by a program that ig
 `exact` counts the pairs that the mask keeps, one by one. `maxtext` is the continuous area that
 MaxText uses (S²/2 under a causal diagonal, S·W − W²/2 in a window): half a diagonal less than
 `exact`.
+
+Adding one: a subclass of `Mask`, chosen in `analytic.architectures`; the traced count recognises it
+in `traced.masks.patterns`, or takes it as declared in `traced.masks.declared`.
 """
 
 from __future__ import annotations

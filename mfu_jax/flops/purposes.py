@@ -8,6 +8,9 @@ It is shared deliberately: two definitions of an evaluation could differ with ne
 A mistake here moves FLOPs between phases of both counts alike, never in or out of their totals;
 the expected phases of the audit's programs are therefore written by hand. The search for a
 program's operands, inputs and gradients, where a count can go wrong, is implemented twice.
+
+`value_graph` in traced/ and executed/attribution/ describe programs to it; programs of the tests
+are in tests/support/audit_programs.py.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def find_peak(
     return hardware.resolve_peak(
         device.device_kind,
         dtype,
-        peak_tflops_per_device=peak_tflops_per_device or None,
-        hardware=hardware_name or None,
+        peak_tflops_per_device=peak_tflops_per_device,
+        hardware=hardware_name,
         precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         compute_capability=getattr(device, "compute_capability", None),
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
+from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.counts import ModelCount
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
@@ -93,22 +93,6 @@ def open_journal(metrics_file: Any, **options: Any) -> Journal | NoJournal:
         return NoJournal()
     index, processes = jax.process_index(), jax.process_count()
     return Journal(metrics_file, index=index, processes=processes, **options)
-
-
-def peaks_of(
-    settings: Settings, device: jax.Device, flops_by_dtype: Mapping[str, int]
-) -> StepPeaks:
-    """The peaks to compare a step with these matmuls against; see `find_peaks`.
-
-    Raises:
-        UserError: the dtype of most FLOPs has no known peak.
-    """
-    return find_peaks(
-        device,
-        flops_by_dtype,
-        peak_tflops_per_device=settings.peak_tflops_per_device,
-        hardware_name=settings.hardware,
-    )
 
 
 def setup_table(

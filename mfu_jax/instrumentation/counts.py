@@ -14,7 +14,8 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.exact import integral
-from mfu_jax.flops.executed.counting import ExecutedCount, HasText, executed_flops
+from mfu_jax.flops.executed.counting import HasText, executed_flops
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced.counting import count_with_scopes, pallas_kernel_flops

@@ -300,7 +300,11 @@ def _mean(loss: Any) -> jax.Array:
 
 
 def _shape_of(output: Any) -> str:
-    text = str(jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), output))
+    """``[0]['loss'] (), [1] (8, 4)``: the path and shape of each leaf."""
+    leaves = jax.tree_util.tree_flatten_with_path(output)[0]
+    text = ", ".join(
+        f"{jax.tree_util.keystr(path)} {getattr(leaf, 'shape', leaf)}" for path, leaf in leaves
+    )
     return text if len(text) < 200 else f"{text[:200]}…"
 
 

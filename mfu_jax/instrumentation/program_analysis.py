@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
-from mfu_jax.hardware.step_peaks import StepPeaks
-from mfu_jax.instrumentation.assembly import peaks_of, setup_table
+from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
+from mfu_jax.instrumentation.assembly import setup_table
 from mfu_jax.instrumentation.counts import (
     ModelCount,
     StepFlops,
@@ -29,6 +29,7 @@ from mfu_jax.instrumentation.counts import (
 from mfu_jax.instrumentation.dumping import dump_paths, dump_step
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.settings import Settings
+from mfu_jax.util import jax_internals
 from mfu_jax.util.failsafe import Boundary
 
 _log = logging.getLogger("mfu_jax")
@@ -90,7 +91,7 @@ class ProgramAnalysis:
         self._settings = settings
         self._trip_counts = trip_counts
         self._lengths = lengths
-        lowered = lowered or step.lower(*args, **kwargs)
+        lowered = lowered or jax_internals.lowered(step, args, kwargs)
         inputs = jax.tree.leaves(getattr(lowered, "args_info", None))
         self.takes_all_leaves = len(inputs) == len(jax.tree.leaves((args, kwargs)))
         self.compiled: jax.stages.Compiled | None = unwrap_compiled(lowered.compile())
@@ -99,9 +100,7 @@ class ProgramAnalysis:
         self.model: ModelCount | None = boundary.attempt(
             unknown, self._count_model, step, args, kwargs, config
         )
-        self.peaks: StepPeaks | None = boundary.attempt(
-            unknown, peaks_of, settings, self.device, self._flops_by_dtype
-        )
+        self.peaks: StepPeaks | None = boundary.attempt(unknown, self._find_peaks)
         self._kernel_flops: Mapping[str, int] = boundary.attempt(
             f"the FLOPs of the Pallas kernels of {name} are not known",
             kernel_flops_of, step, args, kwargs, self.device,
@@ -114,6 +113,14 @@ class ProgramAnalysis:
         self._thread: threading.Thread | None = None
         self.cost: StepCost | Callable[[], StepCost] = functools.partial(
             boundary.attempt, f"HFU of {name} is not known", self._wait, instead=self.known_cost
+        )
+
+    def _find_peaks(self) -> StepPeaks:
+        return find_peaks(
+            self.device,
+            self._flops_by_dtype,
+            peak_tflops_per_device=self._settings.peak_tflops_per_device,
+            hardware_name=self._settings.hardware,
         )
 
     def count(self) -> StepFlops | None:
@@ -166,7 +173,7 @@ class ProgramAnalysis:
         """The model FLOPs of the step, from the source named in the settings."""
         settings, devices = self._settings, self.devices
         if settings.flops_source == "value":
-            given = given_model(settings.model_flops_per_device)
+            given = given_model(settings.model_flops_per_device or 0)
             traced = self._boundary.attempt(
                 f"the dtypes of {self._name} are not known, and its peak is that of float32",
                 lambda: traced_model(step, args, kwargs, devices=devices),
@@ -192,7 +199,7 @@ class ProgramAnalysis:
 
     @property
     def _tokens(self) -> float:
-        given = self._settings.tokens_per_step / self.devices
+        given = (self._settings.tokens_per_step or 0) / self.devices
         return given or (0 if self.model is None else self.model.tokens_per_device)
 
     def counted_on(self, thread: threading.Thread) -> None:

@@ -80,15 +80,30 @@ class Signature:
 
 def _given_differently(before: Any, after: Any) -> list[str]:
     """Why two calls with the same leaves run different programs."""
-    (args, kwargs), (new_args, new_kwargs) = (
-        jax.tree.unflatten(structure, [None] * structure.num_leaves)
-        for structure in (before, after)
-    )
-    if len(args) == len(new_args) and kwargs.keys() == new_kwargs.keys():
+    old, new = (_arguments(structure).keys() for structure in (before, after))
+    if old == new:
         return ["a static field of an argument, or the kind of a container"]
-    by_name = ", ".join(sorted(kwargs.keys() ^ new_kwargs.keys())) or "an argument"
-    how = "by name" if len(new_kwargs) > len(kwargs) else "by position"
+    old_names, new_names = ({key for key in keys if isinstance(key, str)} for keys in (old, new))
+    by_name = ", ".join(sorted(old_names ^ new_names)) or "an argument"
+    how = "by name" if len(new_names) > len(old_names) else "by position"
     return [f"{by_name}: now given {how}, which is another program of JAX's"]
+
+
+def _arguments(structure: Any) -> dict[int | str, Any]:
+    """The tree structure of each argument, by position or name.
+
+    The arguments themselves are not rebuilt: the classes in them are the user's, and their
+    constructors may convert or refuse anything that is not an array.
+
+    Args:
+        structure: of (args, kwargs).
+    """
+    args, kwargs = structure.children()
+    _, names = kwargs.node_data()
+    return {
+        **dict(enumerate(args.children())),
+        **dict(zip(names, kwargs.children(), strict=True)),
+    }
 
 
 def leaf_key(leaf: Any) -> LeafKey:
@@ -222,24 +237,23 @@ class _Place(NamedTuple):
 
     Attributes:
         argument: the argument's position or name.
-        leaf_number: index among the leaves of that argument.
+        leaf_number: index among the leaves of that argument; None if it is a leaf itself.
     """
 
     argument: int | str
-    leaf_number: int
+    leaf_number: int | None
 
     def leaf(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """This place's leaf in a call."""
         value = kwargs[self.argument] if isinstance(self.argument, str) else args[self.argument]
-        return value if hasattr(value, "dtype") else jax.tree.leaves(value)[self.leaf_number]
+        return value if self.leaf_number is None else jax.tree.leaves(value)[self.leaf_number]
 
 
 def _places(structure: Any, indices: Sequence[int]) -> list[_Place]:
     """The places of leaves, given as indices among all leaves of (args, kwargs)."""
-    args, kwargs = jax.tree.unflatten(structure, range(structure.num_leaves))
-    found = {
-        leaf: _Place(argument, index)
-        for argument, value in (*enumerate(args), *kwargs.items())
-        for index, leaf in enumerate(jax.tree.leaves(value))
-    }
-    return [found[i] for i in indices]
+    places = [
+        _Place(argument, None if jax.tree_util.treedef_is_leaf(inner) else index)
+        for argument, inner in _arguments(structure).items()
+        for index in range(inner.num_leaves)
+    ]
+    return [places[i] for i in indices]

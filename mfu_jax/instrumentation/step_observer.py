@@ -67,6 +67,16 @@ class Begun(NamedTuple):
     mark: Any
 
 
+class Stored(NamedTuple):
+    """A program that later calls will find.
+
+    Attributes:
+        changes: what is different from the program before; None for the first.
+    """
+
+    changes: Sequence[str] | None
+
+
 class StepObserver:
     """Observes the calls of one instrumented step.
 
@@ -296,8 +306,11 @@ class StepObserver:
         with self.logger.pause("count", flush=False):
             analysis = attempt(unknown, self._analyse, args, kwargs)
         program = StepProgram(analysis, selection)
-        self._is_lost = True  # until the call's signature is stored
-        attempt(unknown, self._announce, args, kwargs, program)
+        stored = attempt(unknown, self._store, args, kwargs, program)
+        if stored is None:  # no later call's program can be found, so none has a known cost
+            self._is_lost = True
+            return StepProgram(None, selection)
+        attempt(unknown, self._announce, program, stored.changes)
         return program
 
     def _analyse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramAnalysis:
@@ -317,13 +330,13 @@ class StepObserver:
             number=self._programs.added + 1,
         )
 
-    def _announce(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], program: StepProgram
-    ) -> None:
-        """Announces a new program to later calls, the user, and the counting thread."""
+    def _store(self, args: tuple[Any, ...], kwargs: dict[str, Any], program: StepProgram) -> Stored:
+        """Stores a new program for later calls."""
         signature = Signature.of(self._step_fn, args, kwargs)
-        changes = self._programs.add(signature, program)
-        self._is_lost = False
+        return Stored(self._programs.add(signature, program))
+
+    def _announce(self, program: StepProgram, changes: Sequence[str] | None) -> None:
+        """Announces a new program to the user and the counting thread."""
         self._tell(program, changes)
         if program.analysis is not None:
             self._programs.count(program.analysis, self.name, then=self._write_ledger)

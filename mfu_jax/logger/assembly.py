@@ -11,14 +11,14 @@ from typing import Any
 import jax
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.logger.config import ConfigFields, LoggerConfig
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.scalars import plain_seconds
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.sinks.console import ConsoleSink
-from mfu_jax.logger.step_cost import CostFields, StepCost
+from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -27,15 +27,13 @@ from mfu_jax.util.failsafe import Boundary
 _log = logging.getLogger("mfu_jax")
 
 
-class LoggerFields(CostFields, ConfigFields, total=False):
-    """The fields of `StepCost` and `LoggerConfig` as keyword arguments."""
-
-
 def with_fields(
     cost: StepCost | None, config: LoggerConfig | None, fields: Mapping[str, Any]
 ) -> tuple[StepCost, LoggerConfig]:
     """`cost` and `config` with the fields given by keyword replaced."""
-    of_cost, of_config = CostFields.__annotations__, ConfigFields.__annotations__
+    of_cost, of_config = (
+        [field.name for field in dataclasses.fields(kind)] for kind in (StepCost, LoggerConfig)
+    )
     if unknown := [name for name in fields if name not in of_cost and name not in of_config]:
         raise UserError(
             f"MetricLogger has no argument {unknown[0]!r}"

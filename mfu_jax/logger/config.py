@@ -1,9 +1,16 @@
-"""How a logger counts and labels steps, independent of what the steps cost."""
+"""How a logger counts, labels, writes and watches steps, independent of what the steps cost.
+
+Adding a key: a field of `LoggerKeys` here, with its default and its text, and a line in
+``configs/base.yml``, the trainer's manual. Flags, `mfu_jax.settings.Settings`, `LoggerConfig` and
+the trainer's config inherit it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypeVar
 
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import Address, check_path
@@ -13,80 +20,70 @@ _LONGEST_PERIOD_SECONDS = 60.0
 _PERIOD_SECONDS = 0.5
 
 
-class ConfigFields(TypedDict, total=False):
-    """The fields of `LoggerConfig` as keyword arguments."""
-
-    start_step: int
-    warmup_steps: int
-    log_period: int
-    abort_on_nan_loss: bool
-    abort_on_inf_loss: bool
-    is_main_process: bool | None
-    queue_size: int
-    write_period_seconds: float
-    hang_factor: float
-    hang_seconds: float
-    hang_folder: str
-    heartbeat_file: str
-    abort_on_hang: bool
-    host_log_period: int
-    hosts_folder: str
-    gpu_period_seconds: float
+_Class = TypeVar("_Class", bound=type)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoggerConfig:
-    """Options of a `MetricLogger`.
+def setting(default: Any, text: str) -> Any:
+    """A field of a class of settings: its default, and what ``--help`` and `help()` say of it."""
+    return dataclasses.field(default=default, metadata={"help": text})
 
-    Attributes:
-        start_step: number of the first step, above 0 after a resume.
-        warmup_steps: first steps, shown but excluded from every summary.
-        log_period: every `log_period`-th step goes to all sinks, the others only to sinks that
-            keep every step. If above 1, also the window of the ``rolling/`` metrics.
-        abort_on_nan_loss: raise `NonFiniteLossError` once the metric ``loss`` is NaN; by default
-            the first NaN logs a warning, and the run goes on.
-        abort_on_inf_loss: the same for infinities.
-        is_main_process: whether this process writes; None: only process 0 does.
-        queue_size: steps that may wait to be turned into records. The queue fills up only if that
-            is stuck or too slow; after one second of waiting, and from then on 1% of the time, the
-            oldest steps are dropped.
-        write_period_seconds: steps shorter than this are written in batches, which is cheaper; a
-            killed process loses at most the steps of its last period. 0: write each step at once.
-        hang_factor: number of median step times without a completed step that counts as a hang and
-            is reported (`mfu_jax.logger.watchdog`); 0: never.
-        hang_seconds: shortest time that counts as a hang.
-        hang_folder: where the stacks of a hung run are written; empty: the temporary folder.
-        heartbeat_file: rewritten every ten seconds for a supervisor; empty: none.
-        abort_on_hang: end the process with exit code 75 after reporting a hang; by default it is
-            only reported, and the run goes on if it can.
-        host_log_period: steps between exchanges among the job's processes, which identify slow
-            and missing hosts (`mfu_jax.logger.hosts`); 0: no exchange.
-        hosts_folder: process 0 writes the result of the last exchange to ``<hosts_folder>.json``;
-            if JAX has no key-value store, the processes exchange files in it. Empty: neither.
-        gpu_period_seconds: how often power and clocks of NVIDIA GPUs are read; 0: never.
 
-    Raises:
-        UserError: a number is out of range, or `heartbeat_file` is not a local path.
-    """
+def described(cls: _Class) -> _Class:
+    """Adds the texts of its keys to the docstring of a dataclass."""
+    lines = [
+        textwrap.fill(
+            f"{field.name}: {field.metadata['help']}.",
+            width=96,
+            initial_indent=" " * 8,
+            subsequent_indent=" " * 12,
+        )
+        for field in dataclasses.fields(cls)
+    ]
+    cls.__doc__ = "\n".join([cls.__doc__ or "", "    Attributes:", *lines, "    "])
+    return cls
 
-    start_step: int = 0
-    warmup_steps: int = 2
-    log_period: int = 1
-    abort_on_nan_loss: bool = False
-    abort_on_inf_loss: bool = False
-    is_main_process: bool | None = None
-    queue_size: int = 256
-    write_period_seconds: float = _PERIOD_SECONDS
-    hang_factor: float = 50.0
-    hang_seconds: float = 30.0
-    hang_folder: str = ""
-    heartbeat_file: str = ""
-    abort_on_hang: bool = False
-    host_log_period: int = 100
-    hosts_folder: str = ""
-    gpu_period_seconds: float = 10.0
 
-    def __post_init__(self) -> None:
+@dataclass(frozen=True, kw_only=True)
+class LoggerKeys:
+    """The keys that a logger shares with the flags and with the trainer's config."""
+
+    log_period: int = setting(
+        1,
+        "steps per console line and TensorBoard point (the JSONL has every step); above 1, also "
+        "the window of the rolling/ metrics",
+    )
+    warmup_steps: int = setting(2, "first steps, shown but excluded from summaries")
+    write_period_seconds: float = setting(
+        _PERIOD_SECONDS,
+        "batch interval in seconds; a kill loses at most this much (0: write every step)",
+    )
+    heartbeat_file: str = setting(
+        "", "file rewritten every 10 s with the state and the last step; empty: none"
+    )
+    hang_factor: float = setting(
+        50.0, "report a hang after this many median step times without a step; 0: never"
+    )
+    hang_seconds: float = setting(30.0, "shortest time that counts as a hang")
+    abort_on_hang: bool = setting(
+        False, "end the process with exit code 75 after reporting a hang; false: go on if it can"
+    )
+    host_log_period: int = setting(
+        100, "steps between exchanges of the processes, which name slow and missing hosts; 0: none"
+    )
+    gpu_period_seconds: float = setting(
+        10.0, "seconds between readings of NVIDIA GPUs' power and clocks ([nvidia]); 0: none"
+    )
+    abort_on_nan_loss: bool = setting(
+        False, "raise NonFiniteLossError when the loss is NaN; false: warn once and go on"
+    )
+    abort_on_inf_loss: bool = setting(False, "the same for an infinite loss")
+
+    def check(self) -> None:
+        """Checks the ranges of its keys.
+
+        Raises:
+            UserError: a number is out of range, or `heartbeat_file` is not a local path.
+        """
         if self.log_period < 1:
             raise UserError(
                 f"log_period={self.log_period}: expected at least 1; usually 0 was meant to switch "
@@ -119,3 +116,34 @@ class LoggerConfig:
                     f"{name}={getattr(self, name)}: expected at least 0; usually -1 was meant to "
                     f"switch it off; pass {off}=0"
                 )
+
+
+@described
+@dataclass(frozen=True, kw_only=True)
+class LoggerConfig(LoggerKeys):
+    """Options of a `MetricLogger`.
+
+    Raises:
+        UserError: a number is out of range, or `heartbeat_file` is not a local path.
+    """
+
+    start_step: int = setting(0, "number of the first step, above 0 after a resume")
+    is_main_process: bool | None = setting(
+        None, "whether this process writes; None: only process 0 does"
+    )
+    queue_size: int = setting(
+        256,
+        "steps that may wait to be turned into records, if that is stuck or too slow; after one "
+        "second of waiting, and from then on 1% of the time, the oldest steps are dropped",
+    )
+    hang_folder: str = setting(
+        "", "where the stacks of a hung run are written; empty: the temporary folder"
+    )
+    hosts_folder: str = setting(
+        "",
+        "process 0 writes the result of the last exchange of the processes to HOSTS_FOLDER.json; "
+        "if JAX has no key-value store, the processes exchange files in it; empty: neither",
+    )
+
+    def __post_init__(self) -> None:
+        self.check()

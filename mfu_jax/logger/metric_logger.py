@@ -24,7 +24,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock, get_ident
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
@@ -70,7 +70,8 @@ class MetricLogger:
         watcher: replaces the thread that detects a step's end while the loop waits for data.
         boundary: where failures are reported; by default that of `compile_log`.
         journal: this process's; by default one beside the metrics file, if a sink writes one.
-        **fields: fields of `StepCost` or `LoggerConfig` (``warmup_steps=…``) to override.
+        **fields: fields of `StepCost` (``peak_flops_per_sec=…``) or `LoggerConfig`
+            (``warmup_steps=…``) that replace those of `cost` and `config`.
 
     Attributes:
         cost: cost of a step, unless `record` is given another.
@@ -98,7 +99,7 @@ class MetricLogger:
         watcher: Watcher | None = None,
         boundary: Boundary | None = None,
         journal: Journal | NoJournal | None = None,
-        **fields: Unpack[assembly.LoggerFields],
+        **fields: Any,
     ) -> None:
         self.cost, config = assembly.with_fields(cost, config, fields)
         self._monotonic = monotonic
@@ -289,7 +290,7 @@ class MetricLogger:
         """Writes a text to every sink that accepts texts, in order with the steps."""
         self._pipeline.tell("write_text", tag, text)
 
-    @guarded("a compilation is told twice")
+    @guarded("a compilation may be reported twice")
     def explain(self, functions: Iterable[str]) -> None:
         """The caller reports compilations of these itself: JAX's names, as ``jit(train_step)``."""
         self._builder.explained.update(functions)

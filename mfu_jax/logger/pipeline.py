@@ -153,7 +153,7 @@ class RecordPipeline:
         """Ends the threads; what is still unwritten goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
         for watch in (self.hosts, self._health):
-            self._boundary.attempt("slow hosts or GPUs may be asked on", watch.close)
+            self._boundary.attempt("host and GPU monitoring may not stop", watch.close)
         for worker in self._workers:  # a failure in one does not affect the others
             missing = f"{worker.name} may have lost its last records"
             self._boundary.attempt(missing, _keep_rest, worker, end)
@@ -224,7 +224,7 @@ class RecordPipeline:
             self.hosts.add(step, record.kind)
             return self.hosts.adds(record)
         except Exception as error:
-            self._boundary.report(error, "slow steps, drift and slow hosts may not be told")
+            self._boundary.report(error, "slow-step, drift and host findings may be missing")
             return record
 
 

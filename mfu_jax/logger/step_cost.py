@@ -1,4 +1,8 @@
-"""The cost of one optimizer step on one device, and the rates that follow from its time."""
+"""The cost of one optimizer step on one device, and the rates that follow from its time.
+
+Adding a metric: `StepCost.rates`; for the console `sinks.console`, for the summary `summary`, and a
+row in docs/metrics.md. One that does not follow from cost and time belongs in `records`.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,8 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import TypedDict
 
 from mfu_jax.errors import UserError
-
-
-class CostFields(TypedDict, total=False):
-    """The fields of `StepCost` as keyword arguments."""
-
-    model_flops_per_device: int | Fraction | None
-    tokens_per_device: int | float
-    peak_flops_per_sec: float | None
-    executed_flops_per_device: int | Fraction | None
-    optimal_model_seconds: float | None
-    optimal_executed_seconds: float | None
-    removed_flops_per_device: int | Fraction
-    xla_reported_flops: float | None
-    bytes_per_device: int | None
-    peak_bytes_per_sec: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,7 @@ COLORS = ("model", "memory", "communication", "other", "below", "unknown")
 """Style-sheet classes, one for each curve of a chart."""
 
 
-class Point(NamedTuple):
+class ChartPoint(NamedTuple):
     """All values of one stretch of x."""
 
     x: float
@@ -44,10 +44,12 @@ class Curve:
     """
 
     name: str
-    points: Sequence[Point | None]
+    points: Sequence[ChartPoint | None]
 
 
-def thinned(xs: Sequence[float], ys: Sequence[float], *, most: int = _MOST_POINTS) -> list[Point]:
+def thinned(
+    xs: Sequence[float], ys: Sequence[float], *, most: int = _MOST_POINTS
+) -> list[ChartPoint]:
     """Thins a curve to at most `most` points, keeping each stretch's lowest and highest values.
 
     Args:
@@ -56,8 +58,8 @@ def thinned(xs: Sequence[float], ys: Sequence[float], *, most: int = _MOST_POINT
         most: number of stretches of equal width.
 
     >>> thinned([0, 1, 2, 3], [5.0, 1.0, 2.0, 2.0], most=2)
-    [Point(x=0.5, low=1.0, mean=3.0, high=5.0, values=2), Point(x=2.5, low=2.0, mean=2.0, \
-high=2.0, values=2)]
+    [ChartPoint(x=0.5, low=1.0, mean=3.0, high=5.0, values=2), \
+ChartPoint(x=2.5, low=2.0, mean=2.0, high=2.0, values=2)]
     """
     if not xs:
         return []
@@ -70,17 +72,17 @@ high=2.0, values=2)]
     return [_point(stretches[i]) for i in sorted(stretches)]
 
 
-def _point(pairs: Sequence[tuple[float, float]]) -> Point:
+def _point(pairs: Sequence[tuple[float, float]]) -> ChartPoint:
     ys = [y for _, y in pairs]
     x = math.fsum(x for x, _ in pairs) / len(pairs)
-    return Point(x, min(ys), math.fsum(ys) / len(ys), max(ys), len(ys))
+    return ChartPoint(x, min(ys), math.fsum(ys) / len(ys), max(ys), len(ys))
 
 
-def broken(points: Sequence[Point]) -> list[Point | None]:
+def broken(points: Sequence[ChartPoint]) -> list[ChartPoint | None]:
     """The points, with a break where two are much farther apart than neighbours usually are."""
     distances = [b.x - a.x for a, b in itertools.pairwise(points)]
     gap = _GAP * statistics.median(distances) if distances else 0.0
-    found: list[Point | None] = list(points[:1])
+    found: list[ChartPoint | None] = list(points[:1])
     for point, distance in zip(points[1:], distances, strict=True):
         found += [None, point] if distance > gap else [point]
     return found
@@ -151,7 +153,7 @@ def _axes(series: Sequence[Curve], marks: Sequence[tuple[float, str]], has_zero:
     return _Axes(min(xs), max(xs), low, high)
 
 
-def _range(points: Sequence[Point], has_zero: bool) -> tuple[float, float]:
+def _range(points: Sequence[ChartPoint], has_zero: bool) -> tuple[float, float]:
     """The ends of the y axis: all values if similar, else most points plus some headroom."""
     lowest, highest = min(p.low for p in points), max(p.high for p in points)
     ordered = sorted(point.mean for point in points)
@@ -210,12 +212,12 @@ def _curve(axes: _Axes, curve: Curve, kind: str) -> Iterator[Markup]:
             yield tag("polyline", points=" ".join(means), class_=f"curve {kind}")
 
 
-def _x(axes: _Axes, point: Point) -> str:
+def _x(axes: _Axes, point: ChartPoint) -> str:
     return number(axes.x(point.x), 1)
 
 
-def _pieces(points: Sequence[Point | None]) -> Iterator[list[Point]]:
-    piece: list[Point] = []
+def _pieces(points: Sequence[ChartPoint | None]) -> Iterator[list[ChartPoint]]:
+    piece: list[ChartPoint] = []
     for point in [*points, None]:
         if point is not None:
             piece.append(point)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mfu_jax.profiling.attribution.step_times import Measured, measure
-from mfu_jax.profiling.join.ops import Join, Work
+from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
+from mfu_jax.profiling.join.ops import DeviceWork, Join
 from mfu_jax.profiling.join.programs import ProgramLibrary
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
@@ -77,7 +77,7 @@ def _names(files: Sequence[Path]) -> dict[Path, str]:
     return {f: name if is_unique else f.name for f, name in zip(files, short, strict=True)}
 
 
-def _measure(file: Path) -> Measured:
+def _measure(file: Path) -> MeasuredStep:
     """The times of one host's devices."""
     traces = [Trace(file)]
     devices = read_devices(traces)
@@ -85,5 +85,5 @@ def _measure(file: Path) -> Measured:
     return measure(devices, Join(ProgramLibrary(traces, dump_files(file), ops)))
 
 
-def _in_collectives(measured: Measured) -> float:
-    return sum(op.seconds for op in measured.ops if op.op.work is Work.COMMUNICATION)
+def _in_collectives(measured: MeasuredStep) -> float:
+    return sum(op.seconds for op in measured.ops if op.op.work is DeviceWork.COMMUNICATION)

@@ -11,17 +11,16 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.names import PROFILE_POINTS
-from mfu_jax.profiling.advice import LEAST, Advice, Facts, advice_for, unexplained_idle
-from mfu_jax.profiling.attribution.step_times import Measured, measure
-from mfu_jax.profiling.breakdown.one_step import StepPicture, picture
+from mfu_jax.profiling.advice.rules import Advice, advice_for
+from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, unexplained_idle
+from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
 from mfu_jax.profiling.breakdown.peaks import Peaks, find_peaks
 from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
-from mfu_jax.profiling.breakdown.tables import KEYS, Row, table
+from mfu_jax.profiling.breakdown.tables import KEYS, TableRow, table
 from mfu_jax.profiling.breakdown.waterfall import MFU, Bar, executed_seconds, waterfall
-from mfu_jax.profiling.join.kernel_order import of_program
 from mfu_jax.profiling.join.ops import Join
 from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
-from mfu_jax.profiling.timeline.host import Host
+from mfu_jax.profiling.timeline.host import HostThreads
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files, trace_files
@@ -43,20 +42,18 @@ class Profile:
         executed_seconds: shortest time of its matmuls in a step, at the peak.
         waterfall: from the peak to MFU; sums to the step time.
         programs: each program on its own, longest first.
-        picture: the events of one step.
         last_step: number of the last step that the loop marked; 0 if it marked none.
         notes: what is missing or assumed.
         advice: what would make a step faster, largest gain first.
     """
 
     source: str
-    measured: Measured
+    measured: MeasuredStep
     peaks: Peaks
     program: KnownProgram
     executed_seconds: float
     waterfall: tuple[Bar, ...]
     programs: tuple[ProgramTime, ...]
-    picture: StepPicture
     last_step: int
     notes: tuple[str, ...]
     advice: tuple[Advice, ...] = ()
@@ -76,7 +73,7 @@ class Profile:
         """The share of device time whose ops have an instruction."""
         return self.measured.coverage
 
-    def table(self, by: str, *, depth: int = 0, sort: str = "time") -> tuple[Row, ...]:
+    def table(self, by: str, *, depth: int = 0, sort: str = "time") -> tuple[TableRow, ...]:
         """Times grouped by one of ``scope op phase dtype kernel program``.
 
         Args:
@@ -168,7 +165,7 @@ def read_profile(
     ops = [name for timeline, _ in devices for name in timeline.names]
     library = ProgramLibrary(traces, dump_files(files[0]), ops)
     if not any(op.program.module for op in ops) and (only := library.only):
-        devices = [(of_program(timeline, only), host) for timeline, host in devices]
+        devices = [(timeline.of_program(only), host) for timeline, host in devices]
     join = Join(library)
     measured = measure(devices, join)
     main = library.find(measured.main)
@@ -187,7 +184,7 @@ def read_profile(
         about = next((timeline.about for timeline, _ in devices if timeline.about), "nothing")
         raise UserError(
             f"{str(path)!r}: the trace does not name its device; expected hardware=NAME or "
-            f"peak_tflops=N beside it; what it says is: {about}; mfu-jax hardware --list has names"
+            f"peak_tflops_per_device=N; what it says is: {about}; mfu-jax hardware --list has names"
         )
     peaks = find_peaks(
         kind,
@@ -203,7 +200,7 @@ def read_profile(
     }
     ran[measured.main] = main
     bars = waterfall(measured, ran, main, peaks)
-    facts = Facts(measured=measured, peaks=peaks, program=main, programs=ran)
+    stats = ProfileStats(measured=measured, peaks=peaks, program=main, programs=ran)
     return Profile(
         source=str(files[0].parent),
         measured=measured,
@@ -212,14 +209,13 @@ def read_profile(
         executed_seconds=executed_seconds(measured, ran, peaks)[0],
         waterfall=bars,
         programs=program_times(measured, ran, peaks),
-        picture=picture(devices, measured, join),
         last_step=max((_last_step(host) for _, host in devices), default=0),
-        notes=tuple(_notes(facts, bars, library)),
-        advice=advice_for(facts),
+        notes=tuple(_notes(stats, bars, library)),
+        advice=advice_for(stats),
     )
 
 
-def _last_step(host: Host) -> int:
+def _last_step(host: HostThreads) -> int:
     """The number of the last step that the loop marked; 0 if it marks none."""
     return 0 if host.marking is None else int(host.marking.step_numbers[-1])
 
@@ -228,13 +224,13 @@ def _and(notes: list[str]) -> str:
     return f" ({'; '.join(notes)})" if notes else ""
 
 
-def _notes(facts: Facts, bars: tuple[Bar, ...], library: ProgramLibrary) -> list[str]:
-    measured, main, peaks = facts.measured, facts.program, facts.peaks
+def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) -> list[str]:
+    measured, main, peaks = stats.measured, stats.program, stats.peaks
     notes = list(library.notes)
     if not main.has_model:
         notes.append(
             f"model FLOPs are {main.ledger.convention}, masked pairs and padding included; pass "
-            f"model=N, or trace with mfu_jax.profile"
+            f"model_flops=N, or trace with mfu_jax.profile"
         )
     if measured.coverage < _ENOUGH:
         rest = ", ".join(f"{k} {s:.3g} s" for k, s in list(_not_covered(measured).items())[:5])
@@ -242,7 +238,7 @@ def _notes(facts: Facts, bars: tuple[Bar, ...], library: ProgramLibrary) -> list
     if any(bar.seconds < -_NOTABLE * measured.step_seconds for bar in bars):
         cause = "the one given is of other units or a part of the device"
         if peaks.main.kind != "flag":
-            cause = "it was calibrated on a busy machine; pass peak_tflops="
+            cause = "it was calibrated on a busy machine; pass peak_tflops_per_device="
         notes.append(
             f"a bar is below 0: matmuls ran faster than the peak, which is too low; usually {cause}"
         )
@@ -258,7 +254,7 @@ def _notes(facts: Facts, bars: tuple[Bar, ...], library: ProgramLibrary) -> list
             "leaves the device idle; mark each call by jax.profiler.StepTraceAnnotation, or by "
             "instrument(step)"
         )
-    if (unexplained := unexplained_idle(facts)) > LEAST * measured.step_seconds:
+    if (unexplained := unexplained_idle(stats)) > LEAST * measured.step_seconds:
         notes.append(
             f"the device is idle for {seconds_text(unexplained)} of a step before the next one is "
             f"called, and the trace does not say what the host does then; expected calls of Python "
@@ -275,7 +271,7 @@ def _notes(facts: Facts, bars: tuple[Bar, ...], library: ProgramLibrary) -> list
     return notes
 
 
-def _not_covered(measured: Measured) -> Mapping[str, float]:
+def _not_covered(measured: MeasuredStep) -> Mapping[str, float]:
     """Seconds of ops without an instruction, by kind."""
     kinds: dict[str, float] = {}
     for op in measured.ops:

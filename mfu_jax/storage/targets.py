@@ -23,7 +23,7 @@ UPLOAD_SECONDS = 60.0
 _REST_PER_UPLOAD = 19.0
 
 
-class Target:
+class OutputTarget:
     """A local path, locked until `close`.
 
     Args:
@@ -76,7 +76,7 @@ class Target:
             self.lock.release()
 
 
-class SpooledTarget(Target):
+class SpooledTarget(OutputTarget):
     """A local folder whose files are uploaded whole, because object stores cannot append.
 
     They are uploaded at `flush` (each checkpoint), at `close` and every 60 s in between, less often
@@ -210,7 +210,7 @@ class SpooledTarget(Target):
         ]
 
 
-def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> Target:
+def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> OutputTarget:
     """The target of one file.
 
     Args:
@@ -225,7 +225,7 @@ def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> Targe
     if isinstance(found, Address):
         return SpooledTarget(found, what, is_folder=False, keep=keep)
     local = local_path(found, what)
-    target = Target(local, what, lock=_beside(local))
+    target = OutputTarget(local, what, lock=_beside(local))
     if not target.warnings:
         remove_stale(local)
     return target
@@ -233,7 +233,7 @@ def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> Targe
 
 def folder_target(
     path: str | os.PathLike[str], what: str, *, keep: bool, ending: str, lock: str
-) -> Target:
+) -> OutputTarget:
     """The target of a folder of files.
 
     Args:
@@ -250,7 +250,7 @@ def folder_target(
     if isinstance(found, Address):
         return SpooledTarget(found, what, is_folder=True, keep=keep, ending=ending)
     file = local_path(found / lock, what)
-    return Target(file.parent, what, lock=file)
+    return OutputTarget(file.parent, what, lock=file)
 
 
 def write_whole(path: str | os.PathLike[str], what: str, content: bytes) -> None:

@@ -13,13 +13,11 @@ from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
 from mfu_jax.logger.timing.compile_events import CompileLog
-from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE, Checkpointer, CheckpointError
-from mfu_jax.trainer.data import make_iterator
-from mfu_jax.trainer.job import Job
-from mfu_jax.trainer.memory import check_memory
-from mfu_jax.trainer.mesh import make_mesh, own_share, put_batch, rows_per_process, with_mesh_sizes
-from mfu_jax.trainer.pyconfig import Config
-from mfu_jax.trainer.run_logger import (
+from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.trainer.data.batches import make_iterator
+from mfu_jax.trainer.run.checkpoint import CHECKPOINT_EXIT_CODE, Checkpointer, CheckpointError
+from mfu_jax.trainer.run.job import Job
+from mfu_jax.trainer.run.run_logger import (
     count_step,
     find_step_peaks,
     lock_run,
@@ -29,10 +27,18 @@ from mfu_jax.trainer.run_logger import (
     settings_of,
     step_profile,
 )
-from mfu_jax.trainer.settled_heap import settled_heap
-from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
-from mfu_jax.trainer.step import compile_eval_step, compile_train_step
-from mfu_jax.trainer.stopping import INTERRUPT_EXIT_CODE, StopRequest
+from mfu_jax.trainer.run.settled_heap import settled_heap
+from mfu_jax.trainer.run.stopping import INTERRUPT_EXIT_CODE, StopRequest
+from mfu_jax.trainer.step.memory import check_memory
+from mfu_jax.trainer.step.mesh import (
+    make_mesh,
+    own_share,
+    put_batch,
+    rows_per_process,
+    with_mesh_sizes,
+)
+from mfu_jax.trainer.step.state import TrainState, abstract_state, create_state, resolve_attention
+from mfu_jax.trainer.step.train_step import compile_eval_step, compile_train_step
 
 
 def train(

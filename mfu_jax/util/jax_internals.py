@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, primitives
@@ -39,6 +40,7 @@ __all__ = [
     "hlo_text_of_proto",
     "host_value",
     "is_compiling",
+    "lowered",
     "mlir_bindings",
     "open_jaxpr",
     "primitives",
@@ -67,6 +69,26 @@ def open_jaxpr(value: Any) -> Any | None:
     if isinstance(value, ClosedJaxpr):
         return value.jaxpr
     return value if isinstance(value, Jaxpr) else None
+
+
+def lowered(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``step.lower(*args, **kwargs)``, also where its objects accept nothing but arrays.
+
+    JAX rebuilds arguments and outputs with a description in place of each array, which the
+    constructors of some pytrees (a class that converts its fields by `jnp.asarray`) refuse. Then
+    the descriptions are left in lists.
+    """
+    try:
+        return step.lower(*args, **kwargs)
+    except Exception as error:
+        try:
+            traced = step.trace(*args, **kwargs)
+            for tree in ("_in_tree", "out_tree"):
+                leaves = getattr(traced, tree).num_leaves
+                setattr(traced, tree, jax.tree.structure([0] * leaves))
+            return traced.lower()
+        except Exception:
+            raise error from None
 
 
 def scan_groups(eqn: Any) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 The one converter for settings, the trainer's config, model configs and commands. A type is what
 `typing.get_type_hints` gives for a field: ``bool``, ``int``, ``float``, ``str``, a ``Literal``,
-``int | Fraction`` for exact numbers, ``tuple[str, ...]``, ``tuple[int, ...]``, or a union of these.
+``int | Fraction`` for exact numbers, ``tuple[str, ...]``, ``tuple[int, ...]``, or a union of these;
+with ``| None`` (``null`` or nothing) for a value that may be left out.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ _SHORT.maxstring = _LONGEST_SHOWN
 def field_types(cls: type) -> Mapping[str, Any]:
     """Field of a dataclass → its type."""
     return typing.get_type_hints(cls)
+
+
+def given_kind(kind: Any) -> Any:
+    """The type of a value that is given: ``float`` of ``float | None``; other types unchanged."""
+    kinds = typing.get_args(kind)
+    return kinds[0] if kinds[1:] == (types.NoneType,) else kind
 
 
 def typed(name: str, value: Any, kind: Any, *, note: str = "") -> Any:
@@ -166,7 +173,13 @@ def _str(value: Any) -> str:
     return str(value)
 
 
+def _none(value: Any) -> None:
+    if value not in (None, "", "null"):
+        raise TypeError
+
+
 _PLAIN: dict[Any, Callable[[Any], Any]] = {
+    types.NoneType: _none,
     bool: _bool,
     int: _int,
     float: _float,
@@ -191,6 +204,7 @@ def _choices(kind: Any) -> tuple[str, ...]:
 
 
 def _expected(kind: Any) -> str:
+    kind = given_kind(kind)
     if choices := _choices(kind):
         return f"one of {', '.join(choices)}"
     return _NAMES[kind]

@@ -10,9 +10,9 @@ import pytest
 from mfu_jax.cli import main
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ProgramDump, Topology
-from mfu_jax.planning.compiling import Compiled, TooLarge
+from mfu_jax.planning.compilation.compiling import Compiled, TooLarge
 from mfu_jax.planning.step_sources import MaxTextStep
-from mfu_jax.trainer.planned_step import TrainerStep
+from mfu_jax.trainer.planned.planned_step import TrainerStep
 from tests.support.fake_compiler import TEXT
 
 FLOPS = 2 * 8**3  # of TEXT
@@ -208,7 +208,7 @@ def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_co
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
     refusal = TooLarge(used_bytes=2**35, limit_bytes=2**34, message="too large")
-    compiled = "mfu_jax.planning.cache.compile_known_flags"
+    compiled = "mfu_jax.planning.compilation.cache.compile_known_flags"
     monkeypatch.setattr(compiled, lambda *_, **__: Compiled(refusal))
     code, shown = _plan(capsys, "topology=v6e-8")
     assert code == 1

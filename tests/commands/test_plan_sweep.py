@@ -19,7 +19,7 @@ WORDS = (
 MAIN = """
 import sys
 from mfu_jax.cli import main
-from mfu_jax.trainer.planned_step import TrainerStep
+from mfu_jax.trainer.planned.planned_step import TrainerStep
 TrainerStep.module = "tests.support.fake_compiler"
 sys.exit(main(["plan", "--sweep", *sys.argv[1:]]))
 """

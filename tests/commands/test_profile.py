@@ -40,6 +40,7 @@ def test_pages_that_cannot_be_are_one_line(
         ([str(folder), "--html", "--json"], "expected one of them"),
         ([str(folder)] * 3, "expected a folder with a trace"),
         ([str(folder), str(folder), "--html", "--json"], "expected one of them"),
+        ([str(folder), str(folder), "--html"], "--html and two profiles: expected one folder"),
         ([], "got none"),
         ([str(folder), "tensorboard=gs://bucket/logs"], "is an object store"),
     ):

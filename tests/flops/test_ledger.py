@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from mfu_jax.flops.count import FlopCount
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.hardware.step_peaks import find_peaks

@@ -12,8 +12,8 @@ from jax import lax
 
 from mfu_jax.flops.executed.control_flow import evaluation
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.flops.traced import shards
 from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.flops.traced.integers import shards
 from tests.support.program_rings import (
     BODIES,
     DEVICES,

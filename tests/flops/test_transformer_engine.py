@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import pytest
 from jax.extend.core import Primitive
 
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.traced.counting import count_model_flops
 
 B, T, S, N, K, H, V = 2, 6, 8, 4, 2, 16, 8

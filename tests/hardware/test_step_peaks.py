@@ -11,7 +11,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.totals import flops_breakdown
-from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.hardware.step_peaks import find_peaks
 from mfu_jax.instrumentation.counts import StepFlops, analytic_model, given_model

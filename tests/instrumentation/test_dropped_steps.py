@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import mfu_jax
-from mfu_jax.runs.goodput import read_run
+from mfu_jax.runs.goodput.wall_clock import read_run
 from tests.support.instrumented import PEAK, batch, make_state, run, train_step
 from tests.support.sinks import ListSink
 

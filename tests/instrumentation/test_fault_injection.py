@@ -183,7 +183,7 @@ class Lines(logging.Handler):
 
 # The functions that a loop calls: they consist of the boundary.
 OF_THE_LOOP = (
-    "boundary:",
+    "util.failsafe:",
     "instrumentation.instrumented_step:InstrumentedStep.__call__",
     "instrumentation.wrapped_step:WrappedStep.__enter__",
 )

@@ -8,7 +8,7 @@ from mfu_jax.layers.attention.multi_head import Attention, AttentionSpec
 from mfu_jax.layers.building import Inputs
 
 from mfu_jax.errors import UserError
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 

@@ -13,9 +13,10 @@ from jax.sharding import Mesh
 
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.trainer import mesh, state, step
-from mfu_jax.trainer.data import split_row
-from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.trainer.data.batches import split_row
+from mfu_jax.trainer.step import mesh, state
+from mfu_jax.trainer.step import train_step as step
 from mfu_jax.util.yaml_files import model_names
 from tests.support.compilation import only_counted
 from tests.support.jax_versions import FASTER_TO_COMPILE, has_nnx_list

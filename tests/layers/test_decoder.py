@@ -14,7 +14,7 @@ from mfu_jax.layers.normalizations import LayerNorm, RMSNorm
 from mfu_jax.layers.projections.linears import Dense, Mlp
 from mfu_jax.layers.stack.stack import segments_of
 
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 

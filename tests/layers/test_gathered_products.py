@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from mfu_jax.layers.projections.gathered_products import gathered_product
 
 from mfu_jax.errors import UserError
-from mfu_jax.trainer import ahead_of_time, pyconfig
+from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.planned import ahead_of_time
 from tests.support.floats import assert_close_as_float32
 from tests.support.mesh_campaign import KINDS, MESHES, STEPS, TOKENS, extra, one_device, trained
 from tests.support.platforms import resolved_on

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mfu_jax.layers.projections.grouped_matmuls import gradient_of_matrices, grouped_dot
 
-from mfu_jax.trainer.state import resolve_attention
+from mfu_jax.trainer.step.state import resolve_attention
 from tests.support.tiny_models import gradient, sized
 
 ONE_DEVICE = {"context": 1}

@@ -14,7 +14,7 @@ from flax import nnx
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.vision.encoder import Images
 
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 from tests.support.floats import assert_differs_by_rounding
 from tests.support.hugging_face_conversion import load_weights
 from tests.support.hugging_face_weights import named_weight

@@ -20,7 +20,7 @@ from mfu_jax.layers.building import Inputs
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.trainer.trainable import trained_and_frozen
+from mfu_jax.trainer.step.trainable import trained_and_frozen
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 from tests.support.tiny_models import analytic, gradient, one_period, sized

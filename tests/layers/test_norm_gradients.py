@@ -8,7 +8,8 @@ import jax
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.trainer import ahead_of_time, pyconfig
+from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.planned import ahead_of_time
 from tests.support.floats import assert_close_as_float32
 from tests.support.mesh_campaign import STEPS, TOKENS, trained
 from tests.support.platforms import resolved_on

@@ -8,7 +8,7 @@ from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.families import model_spec
 from mfu_jax.layers.stack.pipeline import OF_ROWS, PipelineSchedule, schedule_of
 
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 
 
 def schedule(*words: str) -> PipelineSchedule | None:

@@ -11,10 +11,11 @@ from flax import nnx
 from mfu_jax.layers.stack.remat import POLICIES, TENSORS
 
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.trainer import losses, pyconfig, state
-from mfu_jax.trainer.data import row_shapes
-from mfu_jax.trainer.model_keys import RematKeys
-from mfu_jax.trainer.validation import REMAT_NAMES
+from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.config.model_keys import RematKeys
+from mfu_jax.trainer.config.validation import REMAT_NAMES
+from mfu_jax.trainer.data.batches import row_shapes
+from mfu_jax.trainer.step import losses, state
 from mfu_jax.util.values import field_types
 
 L, B, S, V, D, F, N, h = 2, 2, 16, 64, 8, 24, 4, 4

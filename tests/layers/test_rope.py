@@ -14,7 +14,7 @@ from mfu_jax.layers.attention.rope_scaling import Yarn
 from mfu_jax.layers.families import blocks as parts
 from mfu_jax.layers.families import model_spec
 
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 
 RECORDED = json.loads(
     (Path(__file__).parents[1] / "data" / "hugging_face_rope.json").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from mfu_jax.layers.attention.ops import AttentionPattern
 
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.trainer.trainable import trained_and_frozen
+from mfu_jax.trainer.step.trainable import trained_and_frozen
 from tests.support.tiny_models import analytic, gradient, sized
 
 TILES = {"gemma3-4b": 0, "gemma4-31b": 0, "llama4-17b-16e": 2, "qwen3-vl-30b-a3b": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from mfu_jax.pages.charts import Bin, Curve, Point, broken, curves, histogram, thinned, ticks
+from mfu_jax.pages.charts import Bin, ChartPoint, Curve, broken, curves, histogram, thinned, ticks
 from tests.support import html_pages
 
 
@@ -22,13 +22,13 @@ def test_a_spike_among_a_million_values_is_kept() -> None:
 
 def test_values_that_are_not_finite_are_left_out() -> None:
     points = thinned([0, 1, 2], [1.0, math.nan, math.inf])
-    assert points == [Point(0.0, 1.0, 1.0, 1.0, 1)]
+    assert points == [ChartPoint(0.0, 1.0, 1.0, 1.0, 1)]
     assert thinned([], []) == []
 
 
 def test_a_curve_breaks_where_nothing_ran() -> None:
     xs = [0.0, 1.0, 2.0, 3.0, 50.0, 51.0, 52.0]
-    points = [Point(x, 1.0, 1.0, 1.0, 1) for x in xs]
+    points = [ChartPoint(x, 1.0, 1.0, 1.0, 1) for x in xs]
     pieces = broken(points)
     assert pieces.index(None) == 4
     assert [p.x for p in pieces if p is not None] == xs

@@ -16,7 +16,7 @@ from mfu_jax.logger.sinks import ConsoleSink
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.summary import Summary
 from mfu_jax.pages.fragment import fragment
-from mfu_jax.planning.plan import Plan
+from mfu_jax.planning.result.plan import Plan
 from mfu_jax.profiling.profile import read_profile
 from tests.support import accelerator_traces as traces
 from tests.support import html_pages

@@ -15,7 +15,7 @@ import mfu_jax
 from mfu_jax.dumps.recording import record
 from mfu_jax.errors import UserError
 from mfu_jax.planning import any_step
-from mfu_jax.planning.compiling import Compiled
+from mfu_jax.planning.compilation.compiling import Compiled
 from mfu_jax.util.jax_internals import compile_lowered
 
 LAYERS, BATCH, WIDTH, DEVICES = 3, 16, 32, 8

@@ -19,7 +19,7 @@ from jax.profiler import ProfileData
 
 from mfu_jax.dumps import load
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
-from mfu_jax.profiling.join.command_buffers import Schedule
+from mfu_jax.profiling.join.command_buffers import KernelSchedule
 from mfu_jax.profiling.profile import Profile, read_profile
 
 DATA = Path(__file__).parents[1] / "data"
@@ -122,7 +122,7 @@ def test_a_lost_kernel_moves_no_other(folder: Path) -> None:
     kernels = next(iter(launches.values()))
     assert len(kernels) == 85
     records = [r for r in costs.records.values() if r.computation == "region_22.81"]
-    schedule = Schedule.of(records, costs.records)
+    schedule = KernelSchedule.of(records, costs.records)
     whole = schedule.aligned(kernels).records
     assert all(whole)
     chance = random.Random(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.metrics_files import read_metrics
+from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.storage.addresses import Address, check_path, filesystem_of, open_object, path_of
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ProgramDump
-from mfu_jax.planning.child_process import obey_parent
+from mfu_jax.planning.compilation.child_process import obey_parent
 
 TEXT = """HloModule m
 ENTRY %main (x: f32[8,8]) -> f32[8,8] {

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mfu_jax.util.arguments import parse
-from scripts.faults.processes import Child, fork
+from scripts.campaigns.faults.processes import Child, fork
 from tests.support.kill_errors import Errors, compare, table
 from tests.support.kill_jobs import Job, run_loop, run_trainer
 from tests.support.kill_truth import Seen, read_log, write_log

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.runs.goodput import read_run
-from mfu_jax.runs.run_time import CATEGORIES
+from mfu_jax.runs.goodput.run_time import CATEGORIES
+from mfu_jax.runs.goodput.wall_clock import read_run
 from tests.support.kill_truth import Seen, truth_of
 
 # What the promise allows: the larger of both.

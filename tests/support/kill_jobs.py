@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.logger.journal.writer import Journal
-from mfu_jax.trainer.early_journal import start_journal
-from mfu_jax.trainer.pyconfig import load
+from mfu_jax.trainer.config.pyconfig import load
+from mfu_jax.trainer.run.early_journal import start_journal
 from tests.support.kill_truth import Marks
 
 CHECKPOINT_EVERY, EVAL_EVERY = 20, 30
@@ -104,7 +104,7 @@ def run_loop(job: Job) -> int:
 
 def run_trainer(job: Job) -> int:
     """The reference trainer, as its `main` runs it; marks are put around what its loop calls."""
-    from scripts.faults.trainer_kills import MODEL
+    from scripts.campaigns.faults.trainer_kills import MODEL
 
     marks = Marks(job.marks)
     keys = [*MODEL, f"steps={job.steps}", f"checkpoint_period={CHECKPOINT_EVERY}"]

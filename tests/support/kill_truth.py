@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.runs.run_time import CATEGORIES
+from mfu_jax.runs.goodput.run_time import CATEGORIES
 
 
 class Marks:

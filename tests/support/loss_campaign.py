@@ -25,8 +25,10 @@ import jax
 from mfu_jax import cli
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import StepFlops
-from mfu_jax.trainer import loop, mesh, state, step
-from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer import loop
+from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.trainer.step import mesh, state
+from mfu_jax.trainer.step import train_step as step
 from tests.support.tiny_models import analytic, distinct
 
 FAMILIES = {

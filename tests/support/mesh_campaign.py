@@ -28,9 +28,11 @@ import numpy as np
 
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.instrumentation.counts import StepFlops, count_program
-from mfu_jax.planning.absent_devices import absent_devices
-from mfu_jax.trainer import mesh, pyconfig, state, step
-from mfu_jax.trainer.run_logger import count_step, model_of
+from mfu_jax.planning.compilation.absent_devices import absent_devices
+from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.run.run_logger import count_step, model_of
+from mfu_jax.trainer.step import mesh, state
+from mfu_jax.trainer.step import train_step as step
 
 ROWS, LENGTH, LAYERS, STEPS = 16, 32, 4, 10
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 64, 16, 8, 8, 64

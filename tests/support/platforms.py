@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mfu_jax.trainer import pyconfig
-from mfu_jax.trainer.mesh_axes import AXES
-from mfu_jax.trainer.state import resolve_attention
+from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.config.mesh_axes import AXES
+from mfu_jax.trainer.step.state import resolve_attention
 
 
 def resolved_on(

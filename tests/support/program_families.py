@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.config.pyconfig import Config
 from tests.support import tiny_models
 
 PLATFORMS = ("v5e", "h100")

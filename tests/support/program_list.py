@@ -1,6 +1,7 @@
 """The programs that are compiled and recorded for the tests, with what each must execute.
 
-`scripts/record_programs.py` compiles them; `test_recorded_programs.py` counts what it recorded.
+`scripts/records/record_programs.py` compiles them; `test_recorded_programs.py` counts what it
+recorded.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import lzma
 import re
 from typing import Any
 
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.result import ExecutedCount
 from tests.support.paths import RECORDED
 from tests.support.program_list import PROGRAMS
 

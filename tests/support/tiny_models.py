@@ -10,12 +10,13 @@ import jax
 import numpy as np
 from flax import nnx
 
-from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.analytic.totals import model_flops_per_device
-from mfu_jax.trainer import losses, pyconfig, state
-from mfu_jax.trainer.data import row_shapes
-from mfu_jax.trainer.pyconfig import Config
-from mfu_jax.trainer.trainable import trained_and_frozen
+from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.trainer.data.batches import row_shapes
+from mfu_jax.trainer.step import losses, state
+from mfu_jax.trainer.step.trainable import trained_and_frozen
 from mfu_jax.util.yaml_files import model_names
 
 ROWS, LENGTH = 2, 128

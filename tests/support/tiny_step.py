@@ -7,8 +7,10 @@ from typing import Any
 import jax
 
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.trainer import mesh, pyconfig, state, step
-from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.trainer.step import mesh, state
+from mfu_jax.trainer.step import train_step as step
 
 
 def tiny_config(

@@ -12,7 +12,7 @@ import pytest
 from mfu_jax import cli
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
 from mfu_jax.profiling.profile import read_profile
-from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE
+from mfu_jax.trainer.run.checkpoint import CHECKPOINT_EXIT_CODE
 from tests.support.paths import ROOT
 from tests.support.trainer_process import (
     TINY,

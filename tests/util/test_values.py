@@ -27,6 +27,10 @@ class Block(enum.Enum):
 @pytest.mark.parametrize(
     ("value", "kind", "result"),
     [
+        (None, float | None, None),
+        ("null", float | None, None),
+        ("", float | None, None),
+        ("0.5", float | None, 0.5),
         ("true", bool, True),
         ("Yes", bool, True),
         ("ON", bool, True),
@@ -79,6 +83,7 @@ def test_values_take_the_declared_type(value: object, kind: Any, result: object)
 @pytest.mark.parametrize(
     ("value", "kind", "expected"),
     [
+        ("half", float | None, "a number"),
         ("maybe", bool, "true or false"),
         (2, bool, "true or false"),
         (1.0, bool, "true or false"),

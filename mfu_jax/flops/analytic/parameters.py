@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mfu_jax.flops.analytic.architectures import build
+from mfu_jax.flops.analytic.architectures.families import build
 from mfu_jax.flops.analytic.components import Model
-from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.maxtext import require_towers
+from mfu_jax.flops.analytic.sources import as_model_config
+from mfu_jax.flops.analytic.towers.maxtext_towers import require_towers
 
 
 class ParameterCount(NamedTuple):

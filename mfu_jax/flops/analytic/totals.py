@@ -1,6 +1,8 @@
 """Model FLOPs per device and optimizer step, from the config alone.
 
 Every total is a sum over `flops_breakdown`: one row per component of a layer, in exact ints.
+`calculate_tflops_training_per_device` and `calculate_prefill_tflops_per_device` have MaxText's own
+names and signatures.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number, integral
 
@@ -72,6 +74,61 @@ def tflops_of(rows: list[FlopsRow]) -> TflopsPerDevice:
     attention = sum(row.training_flops for row in rows if row.kind == "attention")
     return TflopsPerDevice(
         float(weight + attention) / TERA, float(weight) / TERA, float(attention) / TERA
+    )
+
+
+def calculate_tflops_training_per_device(config: Any, log: bool = True) -> TflopsPerDevice:
+    """TFLOPs per device and optimizer step: total, learnable weights, attention.
+
+    Args:
+        config: MaxText's config object, or anything with its resolved field names.
+        log: whether to print the three numbers, as MaxText does.
+    """
+    tflops = calculate_tflops_per_device(config, "maxtext")
+    if log:
+        _print_split("Per train step:", tflops)
+    return tflops
+
+
+def calculate_prefill_tflops_per_device(
+    num_model_parameters: int, prefill_length: int, config: Any, log: bool = True
+) -> TflopsPerDevice:
+    """TFLOPs per device for one prompt that is split over all devices of the job.
+
+    2·N per token for the weights, as MaxText counts them, and causal attention in every layer
+    (forward only), including windows.
+
+    Args:
+        num_model_parameters: N.
+        prefill_length: number of prompt tokens.
+        config: MaxText's config object, or anything with its resolved field names.
+        log: whether to print the three numbers.
+    """
+    import jax
+
+    prompt = as_model_config(config).replace(
+        max_target_length=prefill_length, per_device_batch_size=1, gradient_accumulation_steps=1
+    )
+    attention = sum(
+        row.forward_flops for row in flops_breakdown(prompt, "maxtext") if row.kind == "attention"
+    )
+    weights = 2 * num_model_parameters * prefill_length
+    per_device = TERA * jax.device_count()
+    tflops = TflopsPerDevice(
+        float(weights + attention) / per_device,
+        float(weights) / per_device,
+        float(attention) / per_device,
+    )
+    if log:
+        _print_split("Per prefill step per device:", tflops)
+    return tflops
+
+
+def _print_split(title: str, tflops: TflopsPerDevice) -> None:
+    print(
+        f"{title}\n Total TFLOPs: {tflops.total:.2f} \n split as "
+        f"{100 * tflops.learnable_weight / tflops.total:.2f}% learnable weight flops and "
+        f"{100 * tflops.attention / tflops.total:.2f}% attention flops"
     )
 
 

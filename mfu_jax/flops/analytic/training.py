@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic.architectures import build
+from mfu_jax.flops.analytic.architectures.families import build
 from mfu_jax.flops.analytic.components import Component, Layer, Model
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 

@@ -11,10 +11,9 @@ import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mfu_jax.flops.count import FlopCount, Unaccounted
+from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.attribution.duplicates import duplicates, is_recomputed
 from mfu_jax.flops.executed.attribution.image_pieces import ImagePieces
@@ -25,23 +24,19 @@ from mfu_jax.flops.executed.attribution.op_names import (
     unfolded_op_name,
 )
 from mfu_jax.flops.executed.attribution.padding import WasteFinder
-from mfu_jax.flops.executed.attribution.replication import holders
-from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, Found, Sums, whole
+from mfu_jax.flops.executed.attribution.replication import replicas_of
+from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, FoundMatmul, MatmulSums, whole
 from mfu_jax.flops.executed.attribution.value_graph import value_graph
-from mfu_jax.flops.executed.control_flow.call_graph import Planner
-from mfu_jax.flops.executed.control_flow.execution_counts import RunCounter
-from mfu_jax.flops.executed.costs.collectives import Collective
-from mfu_jax.flops.executed.costs.reader import (
-    ComputationCost,
-    CostReader,
-    KernelFlops,
-    unaccounted,
-)
-from mfu_jax.flops.executed.hlo.large_constants import LargeConstants
+from mfu_jax.flops.executed.control_flow.call_graph import CallGraph
+from mfu_jax.flops.executed.control_flow.execution_counts import ExecutionCounter
+from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
+from mfu_jax.flops.executed.costs.reader import CostReader
+from mfu_jax.flops.executed.costs.types import ComputationCost, unaccounted
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.parsing import parse_hlo
+from mfu_jax.flops.executed.hlo.parsing import LargeConstants, parse_hlo
 from mfu_jax.flops.executed.hlo.text import HloParseError
 from mfu_jax.flops.executed.hlo.validation import check_module
+from mfu_jax.flops.executed.result import ExecutedCount, Flag
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope
@@ -52,93 +47,6 @@ class HasText(Protocol):
 
     def as_text(self) -> str | None:
         """The optimised HLO text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flag:
-    """A choice that the reader of a count should know about, and how often it was made."""
-
-    text: str
-    times: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExecutedCount(FlopCount):
-    """Matmul FLOPs that one device executes in one call of the program.
-
-    Attributes:
-        xla_rematerialized: FLOPs that XLA runs again to save memory, without `jax.checkpoint`. Part
-            of `total`, not of `forward` or `rematerialized`.
-        duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
-            of `total`.
-        duplicated_operations: the forward and backward part of `duplicated`, keyed as
-            `by_operation`, which excludes it.
-        repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
-            beyond one run of each, by a description of the extent. Part of `total`.
-        repeated_attention: the part of `repeated` in `attention_kernels`.
-        repeated_by_user: the part of `repeated` inside a `shard_map`.
-        padding: FLOPs of forward and backward matmuls on explicit zero padding. Part of `total`.
-        expansion: the same for zeros of ragged and depthwise products that XLA computes densely.
-        in_pieces: FLOPs of convolutions on overlapping pieces of images: by kind of piece, then
-            keyed as `by_operation`, of which they are a part.
-        vector_matmuls: FLOPs of matmuls that run on vector units: XLA writes them as a
-            multiplication and a sum, because one of m, n and k is 1. Part of `total`.
-        hardware_passes: FLOPs of matmuls that run as several lower-precision passes, by passes:
-            ``{"bf16_x6": …}`` takes six times as long as bf16. Counted once, 2·m·n·k, in `total`.
-        kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
-            Part of `total`.
-        attention_kernels: FLOPs of attention kernels, forward and backward, without recomputation.
-        attention_operations: the same by operation: a part of `by_operation`.
-        elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
-            Not part of `total`.
-        named: how many instructions have the name of each operation, keyed as `by_operation`, in a
-            forward, backward or rematerialised phase, whether or not they cost anything.
-        host: FLOPs that the program hands to the host (`compute_on("device_host")`). Not part of
-            `total`, which is the device's.
-        host_operations: the same by operation.
-        hbm_bytes: bytes that unfused instructions read from and write to HBM.
-        collectives: every collective, with its bytes and runs.
-        loops_once: `total` with every loop body counted once, as in XLA's own report.
-        kernels_once: FLOPs of `kernels` with every loop body counted once.
-        kernels_xla: what XLA reports for `kernels_once`: the authors' `cost_estimate`s, or 0.
-        vector_once: `vector_matmuls` with every loop body counted once.
-        vector_xla: what XLA reports for `vector_once`: one FLOP per multiplication or addition.
-        elementwise_once: `elementwise` with every loop body counted once.
-        flags: choices that the count made, such as the branch of a conditional.
-    """
-
-    xla_rematerialized: int = 0
-    duplicated: int = 0
-    duplicated_operations: Mapping[str, int] = field(default_factory=dict)
-    repeated: Mapping[str, int] = field(default_factory=dict)
-    repeated_attention: int = 0
-    repeated_by_user: int = 0
-    padding: int = 0
-    expansion: int = 0
-    in_pieces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    vector_matmuls: int = 0
-    hardware_passes: Mapping[str, int] = field(default_factory=dict)
-    kernels: Mapping[str, int] = field(default_factory=dict)
-    attention_kernels: int = 0
-    attention_operations: Mapping[str, int] = field(default_factory=dict)
-    elementwise: int = 0
-    named: Mapping[str, int] = field(default_factory=dict, repr=False)
-    host: int = 0
-    host_operations: Mapping[str, int] = field(default_factory=dict)
-    hbm_bytes: int = 0
-    collectives: tuple[Collective, ...] = ()
-    loops_once: int = 0
-    kernels_once: int = 0
-    kernels_xla: int = 0
-    vector_once: int = 0
-    vector_xla: int = 0
-    elementwise_once: int = 0
-    flags: tuple[Flag, ...] = ()
-
-    @property
-    def total(self) -> int:
-        """Everything that runs."""
-        return super().total + self.xla_rematerialized
 
 
 def executed_flops(
@@ -222,17 +130,17 @@ class ProgramCounter:
         self.pieces = ImagePieces(module)
         self.host: set[str] = set()  # computations that the host runs
         self.order = self._bottom_up_order()
-        planner = Planner(
+        graph = CallGraph(
             module,
             calls={name: cost.calls for name, cost in self.costs.items()},
             given_trip_count=reader.given_trip_count,
             full_module=reader.constants,
         )
         flops = {name: sum(m.flops for m in cost.matmuls) for name, cost in self.costs.items()}
-        self.runs = RunCounter(planner, self.order, flops)
+        self.runs = ExecutionCounter(graph, self.order, flops)
         self.runs.count()
 
-    def matmuls(self) -> list[tuple[Found, Scope]]:
+    def matmuls(self) -> list[tuple[FoundMatmul, Scope]]:
         """Every matmul that runs, with its scope and phase."""
         numbers = (id(m.instruction) for n in reversed(self.order) for m in self.costs[n].matmuls)
         found = [self._found[number] for number in numbers if number in self._found]
@@ -321,11 +229,11 @@ class ProgramCounter:
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
     @functools.cached_property
-    def _found(self) -> dict[int, Found]:
+    def _found(self) -> dict[int, FoundMatmul]:
         """The matmuls that run, by ``id`` of the instruction, callers before callees."""
         times, once = self.runs.times, self.runs.once
         return {
-            id(m.instruction): Found(
+            id(m.instruction): FoundMatmul(
                 self.module[n], m, self._op_name(n, m.instruction), times[n], once[n]
             )
             for n, cost in self.costs.items()
@@ -333,11 +241,11 @@ class ProgramCounter:
             for m in cost.matmuls
         }
 
-    def _sums(self, matmuls: list[tuple[Found, Scope]]) -> Sums:
+    def _sums(self, matmuls: list[tuple[FoundMatmul, Scope]]) -> MatmulSums:
         """The matmuls by phase, scope, dtype and kernel."""
-        sums = Sums()
+        sums = MatmulSums()
         ids = {id(item.matmul.instruction) for item, _ in matmuls}
-        held = holders(self.module, self.program, ids)
+        replicas = replicas_of(self.module, self.program, ids)
         for item, scope in matmuls:
             number = id(item.matmul.instruction)
             sums.add(item.matmul, scope, item.runs, item.once)
@@ -348,11 +256,11 @@ class ProgramCounter:
                 continue
             zeros = self.waste.wasted(item.computation, *item.matmul.spent)
             sums.add_model(item, scope, zeros, self.pieces.label(item.op_name))
-            if number in held:
-                sums.add_repeated(item, held[number], sum(zeros))
+            if number in replicas:
+                sums.add_repeated(item, replicas[number], sum(zeros))
         return sums
 
-    def _scopes(self, found: list[Found]) -> list[Scope]:
+    def _scopes(self, found: list[FoundMatmul]) -> list[Scope]:
         """The phase and scope of each matmul."""
         scopes = [read_scope(item.op_name) for item in found]
         pairs = functools.partial(zip, found, scopes, strict=True)
@@ -392,11 +300,11 @@ class ProgramCounter:
         return order
 
     @functools.cached_property
-    def _duplicates(self) -> dict[int, Found]:
+    def _duplicates(self) -> dict[int, FoundMatmul]:
         """Matmuls that repeat what another one computes, by ``id``."""
         first = (item for n, item in self._running() if n not in self._recomputed)
-        places = ((item.computation, item.matmul.instruction) for item in first)
-        return {id(i): self._found[id(i)] for i in duplicates(self.reader.dataflow, places)}
+        refs = ((item.computation, item.matmul.instruction) for item in first)
+        return {id(i): self._found[id(i)] for i in duplicates(self.reader.dataflow, refs)}
 
     @functools.cached_property
     def _recomputed(self) -> set[int]:
@@ -407,7 +315,7 @@ class ProgramCounter:
             if is_recomputed(self.module, item.computation, item.matmul.instruction)
         }
 
-    def _running(self) -> Iterator[tuple[int, Found]]:
+    def _running(self) -> Iterator[tuple[int, FoundMatmul]]:
         """Those of `_found` that run at all; the others count only with loops counted once."""
         return (pair for pair in self._found.items() if pair[1].runs)
 

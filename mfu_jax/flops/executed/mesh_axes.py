@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.records import InstructionRecord
 
 _PERMUTATION = "collective-permute"
-_Groups = frozenset[frozenset[int]]
+_DeviceGroups = frozenset[frozenset[int]]
 
 
 def axes_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
@@ -47,13 +47,13 @@ def named_axes(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
     return ""
 
 
-def _within(pairs: _Groups, groups: _Groups) -> bool:
+def _within(pairs: _DeviceGroups, groups: _DeviceGroups) -> bool:
     """Whether every pair is in one of the groups."""
     return all(any(pair <= group for group in groups) for pair in pairs)
 
 
 @functools.lru_cache(maxsize=8)
-def _groups_of(mesh: tuple[tuple[str, int], ...]) -> list[tuple[tuple[str, ...], _Groups]]:
+def _groups_of(mesh: tuple[tuple[str, int], ...]) -> list[tuple[tuple[str, ...], _DeviceGroups]]:
     """The groups along every combination of axes, smallest combinations first."""
     sizes = {name: size for name, size in mesh if size > 1}
     ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))

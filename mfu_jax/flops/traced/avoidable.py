@@ -20,11 +20,9 @@ from typing import Any, NamedTuple
 from mfu_jax.flops.count import operation
 from mfu_jax.flops.purposes import Purpose
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced.integers.needs import scan_of
-from mfu_jax.flops.traced.primitive_kinds import is_call
-from mfu_jax.flops.traced.ragged import RAGGED_DOTS
+from mfu_jax.flops.traced.jaxprs import inner_jaxprs, is_call, scan_of
+from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS
 from mfu_jax.flops.traced.rules import RULES
-from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.util.jax_internals import Literal
 
 _ELEMENTWISE = frozenset(

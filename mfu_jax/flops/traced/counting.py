@@ -13,10 +13,10 @@ from mfu_jax.flops.count import FlopCount, operation
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.avoidable import avoidable_work
-from mfu_jax.flops.traced.flow import MatmulKind, Tally, classify_operands
+from mfu_jax.flops.traced.interpreter import JaxprCounter
 from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.flops.traced.masks.pairs import KeptPairs
-from mfu_jax.flops.traced.walk import Walker
+from mfu_jax.flops.traced.work_totals import MatmulKind, WorkTotals, classify_operands
 
 MaskConvention = Literal["exact", "maxtext"]
 _LENGTHS = tuple(f.name for f in dataclasses.fields(Lengths))
@@ -134,13 +134,13 @@ def count_with_scopes(
     lengths: Lengths = NO_LENGTHS,
 ) -> tuple[TracedCount, dict[tuple[str, str], int]]:
     """The count, and its model FLOPs by (phase, scope)."""
-    walker, as_written = _walk(fn, args, kwargs, lengths)
+    counter, as_written = _counted(fn, args, kwargs, lengths)
     model, extra = as_written, 0
-    if walker.saw_checkpoint:
+    if counter.saw_checkpoint:
         with tracing.without_checkpoints():
-            walker, model = _walk(fn, args, kwargs, lengths)
+            counter, model = _counted(fn, args, kwargs, lengths)
         extra = as_written.total - model.total
-    count = _summary(walker, model)
+    count = _summary(counter, model)
     by_phase_and_scope: Counter[tuple[str, str]] = Counter()
     for matmul, flops in model.flops.items():
         by_phase_and_scope[matmul.phase, matmul.scope] += flops
@@ -154,9 +154,9 @@ def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> di
     Grid × body, without skipped blocks. A name is left out if kernels of different cost share it,
     or if its kernel's skipped blocks are unknown.
     """
-    _, tally = _walk(fn, args, kwargs)
+    _, totals = _counted(fn, args, kwargs)
     kernels: dict[str, set[int | None]] = {}
-    for name, cost in tally.kernels:
+    for name, cost in totals.kernels:
         kernels.setdefault(name, set()).add(cost)
     return {
         name: flops
@@ -165,20 +165,20 @@ def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> di
     }
 
 
-def _walk(
+def _counted(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     lengths: Lengths = NO_LENGTHS,
-) -> tuple[Walker, Tally]:
-    """The walk over one call, and the work it found."""
-    walker = Walker(lengths)
-    return walker, walker.count(*tracing.trace(fn, args, kwargs))
+) -> tuple[JaxprCounter, WorkTotals]:
+    """The interpreter of one call, and the work it found."""
+    counter = JaxprCounter(lengths)
+    return counter, counter.count(*tracing.trace(fn, args, kwargs))
 
 
-def _summary(walker: Walker, tally: Tally) -> TracedCount:
-    phases = _split(tally.flops, lambda matmul: matmul.phase)
-    model = {m: flops for m, flops in tally.flops.items() if m.phase in _MODEL}
+def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
+    phases = _split(totals.flops, lambda matmul: matmul.phase)
+    model = {m: flops for m, flops in totals.flops.items() if m.phase in _MODEL}
     operands = classify_operands(model)
     by_operands = _split(model, lambda matmul: operands[matmul])
     by_mask: Counter[str] = Counter()
@@ -190,7 +190,7 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
     # A parameter's gradient is also a product of activations, but it has no pairs to mask.
     masks = {
         number: kept
-        for number, kept in walker.scores.masks.items()
+        for number, kept in counter.scores.masks.items()
         if (maker := made_by.get(number)) and (maker.has_input or operands[maker] == "activations")
     }
     for matmul, flops in model.items():
@@ -213,9 +213,9 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
         by_primitive=_split(model, lambda matmul: matmul.primitive),
         by_mask=dict(by_mask),
         skipped=dict(skipped),
-        avoidable=avoidable_work(walker.jaxpr, lambda eqn: walker.purposes.get(id(eqn))),
+        avoidable=avoidable_work(counter.jaxpr, lambda eqn: counter.purposes.get(id(eqn))),
         unaccounted=tuple(
-            dataclasses.replace(item, times=times) for item, times in tally.unaccounted.items()
+            dataclasses.replace(item, times=times) for item, times in totals.unaccounted.items()
         ),
     )
 

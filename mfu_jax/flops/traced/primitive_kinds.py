@@ -1,35 +1,13 @@
-"""Which primitives run another jaxpr, which have no matmuls, and which jaxprs do any work."""
+"""Which primitives have no matmuls, and which equations do any work."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
-from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
+from mfu_jax.flops.traced.jaxprs import MESH_KERNELS, inner_jaxprs
 from mfu_jax.flops.traced.rules import RULES
-from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.util.jax_internals import Primitive, primitives
-
-# Primitives that run one jaxpr once, on their own operands, with their own results.
-CALLS = {
-    "closed_call",
-    "core_call",
-    "checkpoint",
-    "composite",
-    "compute_on",
-    "custom_jvp_call",
-    "custom_partitioning",
-    "custom_vjp_call",
-    "custom_vmap_call",
-    "eval_jaxpr",
-    "jit",
-    "linear_call",
-    "pjit",
-    "remat2",
-    "remat_opt",  # from custom_vjp with optimize_remat
-    "run_state",
-    "xla_metadata_call",
-}
 
 # Primitives without matmuls that JAX does not export: data movement, collectives, references.
 FREE = {
@@ -47,12 +25,6 @@ FREE = {
     "with_memory_space_constraint", "zeros_like",
 }  # fmt: skip
 FREE |= {p.name for p in vars(primitives).values() if isinstance(p, Primitive)}
-
-
-def is_call(eqn: Any) -> bool:
-    """Whether an equation runs one jaxpr once, on its own operands, with its own results."""
-    inner = inner_jaxprs(eqn.params) if eqn.primitive.name in CALLS else {}
-    return [len(jaxprs) for jaxprs in inner.values()] == [1]
 
 
 def has_work(eqn: Any, memo: dict[int, tuple[Any, bool]]) -> bool:

@@ -7,6 +7,9 @@ of your own primitive in the same way:
     def _(eqn) -> int:
         (m, k), (_, n) = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
         return 2 * m * n * k
+
+Linear algebra is in `linalg`, control flow in `walk`, primitives without FLOPs in
+`primitive_kinds`, integers in `integers.arithmetic`.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Rule = Callable[[Any], int]
+FlopRule = Callable[[Any], int]
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, FlopRule] = {}
 
 
-def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
+def register_rule(*primitives: str) -> Callable[[FlopRule], FlopRule]:
     """Registers the decorated function as the cost of these primitives in every traced count.
 
     Args:
@@ -33,7 +36,7 @@ def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
     >>> del RULES["my_matmul"]
     """
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: FlopRule) -> FlopRule:
         for name in primitives:
             RULES[name] = rule
         return rule

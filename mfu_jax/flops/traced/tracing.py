@@ -178,14 +178,3 @@ def _trace_plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
 
 def _is_array_like(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
-def inner_jaxprs(params: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The (opened) jaxprs in a primitive's parameters, by parameter name."""
-    found = {}
-    for name, value in params.items():
-        values = value if isinstance(value, tuple | list) else (value,)
-        jaxprs = tuple(j for j in map(open_jaxpr, values) if j is not None)
-        if jaxprs:
-            found[name] = jaxprs
-    return found

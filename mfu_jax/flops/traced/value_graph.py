@@ -11,7 +11,7 @@ from typing import Any
 
 from mfu_jax.flops.purposes import Value
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.flops.traced.jaxprs import inner_jaxprs, stack_below
 from mfu_jax.util.jax_internals import Literal, open_jaxpr, scan_groups
 
 # Primitives whose result has their operands' elements: moved, cast, or scaled.
@@ -30,12 +30,12 @@ def value_graph(jaxpr: Any, matmuls: frozenset[str]) -> list[Value]:
         jaxpr: the open jaxpr of a whole function.
         matmuls: names of the primitives that multiply matrices.
     """
-    graph = _Graph(matmuls)
+    graph = _ValueGraphBuilder(matmuls)
     graph.inline(jaxpr, [graph.add((), v.aval, is_input=True) for v in jaxpr.invars], "")
     return graph.values
 
 
-class _Graph:
+class _ValueGraphBuilder:
     """Adds values, equation by equation."""
 
     def __init__(self, matmuls: frozenset[str]) -> None:
@@ -58,9 +58,8 @@ class _Graph:
             return known[atom]
 
         for eqn in jaxpr.eqns:
-            own = str(eqn.source_info.name_stack)
-            here = f"{stack}/{own}" if stack and own else stack or own
-            results = self._equation(eqn, [read(v) for v in eqn.invars], here)
+            given = [read(v) for v in eqn.invars]
+            results = self._equation(eqn, given, stack_below(stack, eqn))
             known.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 

@@ -15,6 +15,8 @@ sleep included; ``…_us`` and ``us`` are whole microseconds.
 ``alive``   the process was alive; wait_us: the wait for data since the journal's last step ended;
             silence_us: the mean age of the last such sign of life at a random moment
 ``stop``    how: clean, a signal's name, or ``exception: …``
+
+Adding an event: its line here, its writer in `scribe`, its reader in `mfu_jax.runs.journals`.
 """
 
 from __future__ import annotations

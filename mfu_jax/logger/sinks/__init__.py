@@ -6,6 +6,9 @@ A sink is a class with a few methods (`Sink`), registered by one decorator::
     @register_sink("mine")
     class MySink(Sink):
         def write(self, record: StepRecord) -> None: ...
+
+One of ours is imported below; a flag for it is a field of `mfu_jax.settings`, read in
+`mfu_jax.instrumentation.assembly`.
 """
 
 from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, make_sink, register_sink

@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from statistics import median
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_shapes import Array
-from mfu_jax.profiling.advice.host import idle_time
-from mfu_jax.profiling.advice.stats import Facts, milliseconds, record_of, seconds_of
+from mfu_jax.flops.executed.records import ArrayShape
+from mfu_jax.profiling.advice.stats import (
+    ProfileStats,
+    idle_time,
+    milliseconds,
+    record_of,
+    seconds_of,
+)
 from mfu_jax.profiling.attribution.host_work import HostWork
 from mfu_jax.profiling.attribution.step_times import OpTime
-from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.ops import DeviceWork
 
 _LARGER = 8  # times the batch
 _FEW_ROWS = {"cpu": 16, "gpu": 128, "tpu": 128}  # rows that make a matmul worth its weights
@@ -25,23 +30,23 @@ _SHORT = 5e-6  # seconds
 _MOST = 1 / 3  # share of a step that must be independent of the batch
 
 
-def small_batch(facts: Facts) -> tuple[float, str] | None:
+def small_batch(stats: ProfileStats) -> tuple[float, str] | None:
     """Time that does not grow with the batch: thin matmuls, the optimizer, dispatch.
 
     An accelerator's optimizer alone may be enough. A CPU's often takes this much in small models.
     """
-    weights = _weights(facts)
-    thin = [op for op in facts.compute() if _is_thin(facts, op, weights)]
-    updates = [op for op in facts.measured.ops if _is_on_weights(op, weights)]
-    if not thin and facts.is_cpu:
+    weights = _weights(stats)
+    thin = [op for op in stats.compute() if _is_thin(stats, op, weights)]
+    updates = [op for op in stats.measured.ops if _is_on_weights(op, weights)]
+    if not thin and stats.is_cpu:
         return None
-    fixed = _fixed_seconds(facts, updates)
-    shared = seconds_of(updates) + idle_time(facts)[HostWork.DISPATCH] + fixed
-    gain = shared * (1 - 1 / _LARGER) + sum(_thin_gain(facts, op) for op in thin)
-    if gain < _MOST * (1 - 1 / _LARGER) * facts.step or not (thin or updates):
+    fixed = _fixed_seconds(stats, updates)
+    shared = seconds_of(updates) + idle_time(stats)[HostWork.DISPATCH] + fixed
+    gain = shared * (1 - 1 / _LARGER) + sum(_thin_gain(stats, op) for op in thin)
+    if gain < _MOST * (1 - 1 / _LARGER) * stats.step or not (thin or updates):
         return None
     rows = min(map(_rows, thin), default=0)
-    least = milliseconds(sum(map(facts.shortest, thin)))
+    least = milliseconds(sum(map(stats.shortest, thin)))
     narrow = (
         f"matmuls with {rows} row{'' if rows == 1 else 's'} take {milliseconds(seconds_of(thin))}, "
         f"at the peak {least}; "
@@ -56,12 +61,12 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
     )
 
 
-def _fixed_seconds(facts: Facts, counted: Sequence[OpTime]) -> float:
+def _fixed_seconds(stats: ProfileStats, counted: Sequence[OpTime]) -> float:
     """What other kernels of a GPU take before they do anything: the time of the smallest ones."""
-    if facts.measured.platform != "gpu":
+    if stats.measured.platform != "gpu":
         return 0.0
-    ops = [op for op in facts.compute() if op.runs]
-    idle = [op for op in ops if not record_of(op).flops and _moves_little(facts, op)]
+    ops = [op for op in stats.compute() if op.runs]
+    idle = [op for op in ops if not record_of(op).flops and _moves_little(stats, op)]
     if not idle:
         return 0.0
     each = median(op.seconds / op.runs for op in idle)
@@ -69,30 +74,30 @@ def _fixed_seconds(facts: Facts, counted: Sequence[OpTime]) -> float:
     return sum(op.runs * min(each, op.seconds / op.runs) for op in ops if id(op) not in already)
 
 
-def _moves_little(facts: Facts, op: OpTime) -> bool:
-    moving = facts.moving(op)
+def _moves_little(stats: ProfileStats, op: OpTime) -> bool:
+    moving = stats.moving(op)
     return moving is not None and moving < _LITTLE * op.seconds and op.seconds < _SHORT * op.runs
 
 
-def _thin_gain(facts: Facts, op: OpTime) -> float:
+def _thin_gain(stats: ProfileStats, op: OpTime) -> float:
     """What a weight-bound matmul saves per batch if its weights are read once for several batches.
 
     That takes as long as today, or as the matmuls of all batches at the peak, if that is longer.
     """
-    return op.seconds - max(op.seconds / _LARGER, facts.shortest(op))
+    return op.seconds - max(op.seconds / _LARGER, stats.shortest(op))
 
 
 Weights = dict[tuple[str, int], set[tuple[int, ...]]]
 """The dimensions of weights and moments by dtype and number of elements; empty for bytes."""
 
 
-def _weights(facts: Facts) -> Weights:
+def _weights(stats: ProfileStats) -> Weights:
     """The weights and moments, whole, by layer, and as bytes.
 
     A TPU copies parts of them to its vector memory as bytes.
     """
     found: Weights = {}
-    for array in facts.program.costs.state:
+    for array in stats.program.costs.state:
         for dims in (array.dims, array.dims[1:]):
             if _is_matrix(dims):
                 found.setdefault((array.dtype, math.prod(dims)), set()).add(_without_ones(dims))
@@ -102,7 +107,7 @@ def _weights(facts: Facts) -> Weights:
     return {key: set() for key in as_bytes} | found
 
 
-def _is_like(array: Array, weights: Weights) -> bool:
+def _is_like(array: ArrayShape, weights: Weights) -> bool:
     """Whether an array may be a weight, possibly transposed or with split or merged dimensions.
 
     An activation may have as many elements by chance: [64, 256] is not a [128, 128] weight.
@@ -135,9 +140,13 @@ def _is_on_weights(op: OpTime, weights: Weights) -> bool:
     This includes the loop over the layers, whose own time goes to passing its arrays on.
     """
     record = op.op.start or op.op.record
-    if record is None or op.op.work not in (Work.COMPUTE, Work.CONTROL, Work.TRANSFER):
+    if record is None or op.op.work not in (
+        DeviceWork.COMPUTE,
+        DeviceWork.CONTROL,
+        DeviceWork.TRANSFER,
+    ):
         return False
-    if op.op.work is Work.COMPUTE and not record.is_vector:
+    if op.op.work is DeviceWork.COMPUTE and not record.is_vector:
         return False
     arrays = (*record.shape.results, *record.shape.operand_arrays)
     return any(_is_like(array, weights) for array in arrays)
@@ -152,18 +161,18 @@ def _rows(op: OpTime) -> int:
     return min(shape.m, shape.n, shape.k) if shape and shape.batch == 1 else 0
 
 
-def _is_thin(facts: Facts, op: OpTime, weights: Weights) -> bool:
-    few = 0 < _rows(op) < _FEW_ROWS[facts.measured.platform]
-    is_slow = facts.shortest(op) < _BELOW * op.seconds
-    return few and is_slow and not _is_narrow(facts, op, weights)
+def _is_thin(stats: ProfileStats, op: OpTime, weights: Weights) -> bool:
+    few = 0 < _rows(op) < _FEW_ROWS[stats.measured.platform]
+    is_slow = stats.shortest(op) < _BELOW * op.seconds
+    return few and is_slow and not _is_narrow(stats, op, weights)
 
 
-def _is_narrow(facts: Facts, op: OpTime, weights: Weights) -> bool:
+def _is_narrow(stats: ProfileStats, op: OpTime, weights: Weights) -> bool:
     """Whether the weight itself has few rows or columns, as in a critic or a low-rank adapter."""
     shape = record_of(op).shape.matmul
     assert shape is not None
     few, *others = sorted((shape.m, shape.n, shape.k))
     if any(size == math.prod(others) for _, size in weights):
         return False
-    state = {array.dims[-2:] for array in facts.program.costs.state if len(array.dims) > 1}
+    state = {array.dims[-2:] for array in stats.program.costs.state if len(array.dims) > 1}
     return any({few, other} == set(dims) for dims in state for other in others)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import Array
-from mfu_jax.profiling.advice.stats import Facts, largest_names, milliseconds, record_of, seconds_of
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord
+from mfu_jax.profiling.advice.stats import (
+    ProfileStats,
+    largest_names,
+    milliseconds,
+    record_of,
+    seconds_of,
+)
 from mfu_jax.profiling.attribution.step_times import OpTime
 
 _BUSY = 0.3  # of the memory bandwidth, above which an op is memory-bound
 
 
-def chain(facts: Facts) -> tuple[float, str] | None:
+def chain(stats: ProfileStats) -> tuple[float, str] | None:
     """Elementwise ops write results that only other elementwise ops read.
 
     On CPUs, caches keep the results, and the first touch of a result costs more: fusing was seen to
@@ -19,15 +24,15 @@ def chain(facts: Facts) -> tuple[float, str] | None:
     """
     ops = {
         record_of(op).name: op
-        for op in facts.compute()
+        for op in stats.compute()
         if record_of(op).shape.is_elementwise and op.runs
     }
-    users = _users(facts)
+    users = _users(stats)
     links = {name: found for name, op in ops.items() if (found := _next(op, ops, users))}
-    if not links or facts.is_cpu:
+    if not links or stats.is_cpu:
         return None
     chains = _joined(links)
-    saved = sum(_saved(facts, one, links, ops, users) for one in chains)
+    saved = sum(_saved(stats, one, links, ops, users) for one in chains)
     members = [ops[name] for one in chains for name in one]
     return saved, (
         f"{len(members)} elementwise ops pass arrays on through memory, "
@@ -37,9 +42,9 @@ def chain(facts: Facts) -> tuple[float, str] | None:
     )
 
 
-def _users(facts: Facts) -> dict[str, list[str]]:
+def _users(stats: ProfileStats) -> dict[str, list[str]]:
     """The readers of each result, including those of a copy of it in another memory."""
-    records = facts.program.costs.records
+    records = stats.program.costs.records
     users: dict[str, list[str]] = {}
     for record in records.values():
         is_copy = record.opcode.startswith("copy")
@@ -71,7 +76,7 @@ def _joined(links: dict[str, list[str]]) -> list[set[str]]:
 
 
 def _saved(
-    facts: Facts,
+    stats: ProfileStats,
     members: set[str],
     links: dict[str, list[str]],
     ops: dict[str, OpTime],
@@ -81,14 +86,14 @@ def _saved(
 
     On TPUs, XLA fuses elementwise ops into an adjacent matmul; on GPUs, a library runs the matmul.
     """
-    records = facts.program.costs.records
+    records = stats.program.costs.records
     readers = {reader for name in members for reader in users.get(name, ())}
-    if facts.measured.platform == "tpu" and any(records[name].shape.matmul for name in readers):
+    if stats.measured.platform == "tpu" and any(records[name].shape.matmul for name in readers):
         return seconds_of(ops[name] for name in members)
     saved = 0.0
-    for name in members & set(links):
+    for name in [name for name in links if name in members]:
         size = record_of(ops[name]).shape.result_bytes
-        saved += sum(_time_of(facts, ops[other], size) for other in (name, *links[name]))
+        saved += sum(_time_of(stats, ops[other], size) for other in (name, *links[name]))
     return saved
 
 
@@ -96,22 +101,22 @@ def _elements(record: InstructionRecord) -> tuple[int, ...]:
     return record.shape.results[0].dims if record.shape.results else ()
 
 
-def _time_of(facts: Facts, op: OpTime, size: int) -> float:
+def _time_of(stats: ProfileStats, op: OpTime, size: int) -> float:
     """The time that an op takes for `size` of its bytes; 0 if it is not memory-bound."""
-    moving, total = facts.moving(op), record_of(op).hbm_bytes
+    moving, total = stats.moving(op), record_of(op).hbm_bytes
     if not total or (moving is not None and moving < _BUSY * op.seconds):
         return 0.0
     return op.seconds * min(1.0, size / total)
 
 
-def logits(facts: Facts) -> tuple[float, str] | None:
+def logits(stats: ProfileStats) -> tuple[float, str] | None:
     """The largest activations, the logits before the loss, are in float32."""
-    found = _logits(facts)
-    if found is None or facts.is_cpu:
+    found = _logits(stats)
+    if found is None or stats.is_cpu:
         return None
     ops = [
         op
-        for op in facts.compute()
+        for op in stats.compute()
         if not record_of(op).flops and _float32_share(record_of(op), found) > 0
     ]
     gain = sum(op.seconds * _float32_share(record_of(op), found) / 2 for op in ops)
@@ -124,11 +129,11 @@ def logits(facts: Facts) -> tuple[float, str] | None:
     )
 
 
-def _logits(facts: Facts) -> tuple[int, ...] | None:
+def _logits(stats: ProfileStats) -> tuple[int, ...] | None:
     """The dimensions of the widest result of a forward matmul that is far wider than its input."""
     wide = [
         record.shape.results[0].dims
-        for record in facts.program.costs.records.values()
+        for record in stats.program.costs.records.values()
         if record.shape.matmul
         and record.phase in ("forward", "evaluation")
         and record.shape.results
@@ -153,5 +158,5 @@ def _size(dims: tuple[int, ...]) -> int:
     return product
 
 
-def _bytes(array: Array) -> int:
+def _bytes(array: ArrayShape) -> int:
     return _size(array.dims) * dtype_bits(array.dtype) // 8

@@ -1,48 +1,19 @@
-"""Causes on the host: the device is idle because its next step is called late.
-
-Idle time is attributed to one cause: compilation and evaluation own what they overlap, a wait what
-follows it until the next step; the rest goes to whatever keeps the thread busy, data first.
-"""
+"""Causes on the host: the device is idle because its next step is called late."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from mfu_jax.profiling.advice.stats import LEAST, Facts, milliseconds
-from mfu_jax.profiling.attribution.host_work import HostTime, HostWork
+from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, idle_time, milliseconds
+from mfu_jax.profiling.attribution.host_time import HostTime
+from mfu_jax.profiling.attribution.host_work import HostWork
 
 _MANY = 4  # program executions per step
-_OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time
 
-Rule = Callable[[Facts], tuple[float, str]]
-
-
-def idle_time(facts: Facts) -> Mapping[HostWork, float]:
-    """Idle seconds per step by cause; zeros if the trace has no calls of the step."""
-    own = {kind: _own_idle(facts, kind) for kind in HostWork}
-    after = sum(facts.measured.late_after.get(program, 0.0) for program in facts.evaluations)
-    # Waits for an evaluation that the loop itself calls, outside a function of that name.
-    waited = max(0.0, min(after - own[HostWork.EVALUATION], own[HostWork.WAIT]))
-    own[HostWork.EVALUATION] += waited
-    own[HostWork.WAIT] -= waited
-    rest, shares = facts.measured.late_calls, {}
-    for kind, seconds in own.items():  # in the order of precedence
-        shares[kind] = min(seconds, rest)
-        rest -= shares[kind]
-    return shares
+HostRule = Callable[[ProfileStats], tuple[float, str]]
 
 
-def unexplained_idle(facts: Facts) -> float:
-    """Idle seconds per step until the next call that nothing on the host's thread explains."""
-    return facts.measured.late_calls - sum(idle_time(facts).values())
-
-
-def _own_idle(facts: Facts, kind: HostWork) -> float:
-    found = facts.host(kind)
-    return found.idle if kind in _OVERLAPPING else found.seconds
-
-
-def _rule(kind: HostWork, evidence: str) -> Rule:
+def _rule(kind: HostWork, evidence: str) -> HostRule:
     """The rule of one kind of work.
 
     Args:
@@ -50,14 +21,14 @@ def _rule(kind: HostWork, evidence: str) -> Rule:
         evidence: the text, with placeholders for numbers in braces.
     """
 
-    def rule(facts: Facts) -> tuple[float, str]:
-        found = facts.host(kind)
-        runs = sum(facts.measured.executions.values())
-        return idle_time(facts)[kind], evidence.format(
+    def rule(stats: ProfileStats) -> tuple[float, str]:
+        found = stats.host(kind)
+        runs = sum(stats.measured.executions.values())
+        return idle_time(stats)[kind], evidence.format(
             seconds=milliseconds(found.seconds),
             idle=milliseconds(found.idle),
-            late=milliseconds(facts.measured.late_calls),
-            often=f"in {found.steps} of {facts.measured.steps} steps",
+            late=milliseconds(stats.measured.late_calls),
+            often=f"in {found.steps} of {stats.measured.steps} steps",
             name=found.name,
             called=_called(found),
             within=f", called by {found.caller}" if found.caller else "",
@@ -86,16 +57,16 @@ _waiting = _rule(
 )
 
 
-def sync(facts: Facts) -> tuple[float, str]:
+def sync(stats: ProfileStats) -> tuple[float, str]:
     """The host waits for the device, and works only then.
 
     Without the wait, a CPU's device computes beside that work, and has one core less meanwhile.
     """
-    gain, evidence = _waiting(facts)
-    late, threads = facts.measured.late_calls, facts.measured.threads
-    if not (facts.is_cpu and late and threads):
+    gain, evidence = _waiting(stats)
+    late, threads = stats.measured.late_calls, stats.measured.threads
+    if not (stats.is_cpu and late and threads):
         return gain, evidence
-    lost = gain * (1 - facts.measured.late_asleep / late) / threads
+    lost = gain * (1 - stats.measured.late_asleep / late) / threads
     if lost < LEAST * gain:
         return gain, evidence
     return gain - lost, (

@@ -8,9 +8,14 @@ from statistics import median
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import MatmulShape
-from mfu_jax.profiling.advice.stats import Facts, largest_names, milliseconds, record_of, seconds_of
+from mfu_jax.flops.executed.records import InstructionRecord, MatmulShape
+from mfu_jax.profiling.advice.stats import (
+    ProfileStats,
+    largest_names,
+    milliseconds,
+    record_of,
+    seconds_of,
+)
 from mfu_jax.profiling.attribution.step_times import OpTime
 
 _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lanes of an MXU
@@ -29,15 +34,15 @@ _CACHE_BYTES = 2**20  # per core
 _MASKED = "masked pairs"
 
 
-def float32(facts: Facts) -> tuple[float, str] | None:
+def float32(stats: ProfileStats) -> tuple[float, str] | None:
     """Matmuls run in float32 on hardware that is faster in bfloat16."""
-    narrow = facts.peaks.bfloat16
-    ops = [op for op in facts.compute() if _is_float32(record_of(op))]
+    narrow = stats.peaks.bfloat16
+    ops = [op for op in stats.compute() if _is_float32(record_of(op))]
     if narrow is None or not ops:
         return None
-    gain = sum(op.seconds - _narrowed(facts, op, narrow) for op in ops)
-    gain += _halved_beside(facts, ops)
-    rate = min(_rate(facts, record_of(op)) for op in ops)
+    gain = sum(op.seconds - _narrowed(stats, op, narrow) for op in ops)
+    gain += _halved_beside(stats, ops)
+    rate = min(_rate(stats, record_of(op)) for op in ops)
     return gain, (
         f"matmuls of float32 take {milliseconds(seconds_of(ops))} of a step, {largest_names(ops)}; "
         f"in bfloat16 the peak is {narrow / 1e12:.4g} TFLOP/s instead of {rate / 1e12:.4g}, and "
@@ -45,19 +50,19 @@ def float32(facts: Facts) -> tuple[float, str] | None:
     )
 
 
-def _rate(facts: Facts, record: InstructionRecord) -> float:
+def _rate(stats: ProfileStats, record: InstructionRecord) -> float:
     """FLOP/s at which the hardware multiplies float32: GPUs in TF32, unless precision forbids."""
-    if record.shape.is_full_float32 and facts.measured.platform == "gpu" and facts.chip:
-        return facts.chip.peak_flops_per_sec("fp32", "highest")
-    return facts.peaks.of("f32")
+    if record.shape.is_full_float32 and stats.measured.platform == "gpu" and stats.chip:
+        return stats.chip.peak_flops_per_sec("fp32", "highest")
+    return stats.peaks.of("f32")
 
 
-def _halved_beside(facts: Facts, matmuls: list[OpTime]) -> float:
+def _halved_beside(stats: ProfileStats, matmuls: list[OpTime]) -> float:
     """Half of the time that other ops spend on float32 activations of the matmuls."""
-    state = {array.dims for array in facts.program.costs.state}
+    state = {array.dims for array in stats.program.costs.state}
     sizes = {size for op in matmuls for size in _float32_sizes(record_of(op), state)}
     gain = 0.0
-    for op in facts.compute():
+    for op in stats.compute():
         record = record_of(op)
         wide = [size for size in _float32_sizes(record, state) if size in sizes]
         if wide and not record.flops:
@@ -77,35 +82,35 @@ def _is_float32(record: InstructionRecord) -> bool:
     return 2 * record.flops_by_dtype.get("f32", 0) > record.flops
 
 
-def _narrowed(facts: Facts, op: OpTime, peak: float) -> float:
+def _narrowed(stats: ProfileStats, op: OpTime, peak: float) -> float:
     """An op's time in bfloat16, at the same share of its roof: of the peak, or of the bandwidth."""
     record = record_of(op)
     passes = record.shape.passes  # bfloat16 passes, on parts of a float32
-    rate = _rate(facts, record) if passes == 1 else peak / passes
+    rate = _rate(stats, record) if passes == 1 else peak / passes
     faster = op.seconds * min(1.0, rate / peak)
-    moving = facts.moving(op)
+    moving = stats.moving(op)
     least, halved = op.runs * sum(record.flops_by_dtype.values()) / rate, op.seconds / 2
     is_moving = moving is not None and moving > least
     return halved if is_moving else max(faster, min(halved, (moving or 0.0) / 2))
 
 
-def odd_shapes(facts: Facts) -> tuple[float, str] | None:
+def odd_shapes(stats: ProfileStats) -> tuple[float, str] | None:
     """Matmuls that do not fill the hardware's tiles and are slower than those that do."""
-    tile = _TILES.get(facts.measured.platform)
+    tile = _TILES.get(stats.measured.platform)
     if tile is None:
         return None
-    matmuls = [op for op in facts.compute() if record_of(op).shape.matmul and op.seconds]
+    matmuls = [op for op in stats.compute() if record_of(op).shape.matmul and op.seconds]
     odd = [op for op in matmuls if _is_odd(_shape(op), tile)]
-    even = [facts.shortest(op) / op.seconds for op in matmuls if not _is_odd(_shape(op), tile)]
+    even = [stats.shortest(op) / op.seconds for op in matmuls if not _is_odd(_shape(op), tile)]
     usual = median(even) if even else 0.0
-    gains = {id(op): _odd_gain(facts, op, usual, tile) for op in odd}
+    gains = {id(op): _odd_gain(stats, op, usual, tile) for op in odd}
     slow = [op for op in odd if gains[id(op)] > 0]
     if not slow:
         return None
     shapes = ", ".join(sorted({_text(_shape(op)) for op in slow})[:3])
     return sum(gains.values()), (
         f"matmuls of {shapes} take {milliseconds(seconds_of(slow))} of a step at "
-        f"{sum(map(facts.shortest, slow)) / seconds_of(slow):.0%} of the peak, those of even "
+        f"{sum(map(stats.shortest, slow)) / seconds_of(slow):.0%} of the peak, those of even "
         f"shapes reach {usual:.0%}; round the odd dimension, usually the vocabulary, up to a "
         f"multiple of {tile}"
     )
@@ -121,14 +126,14 @@ def _is_odd(shape: MatmulShape, tile: int) -> bool:
     return any(dim > tile and dim % tile for dim in shape[1:])
 
 
-def _odd_gain(facts: Facts, op: OpTime, usual: float, tile: int) -> float:
+def _odd_gain(stats: ProfileStats, op: OpTime, usual: float, tile: int) -> float:
     """The gain of filling the tiles and reaching even shapes' share of the peak."""
     if not usual:
         return 0.0
     filled = 1.0
     for dim in _shape(op)[1:]:
         filled *= -(-dim // tile) * tile / dim if dim > tile else 1.0
-    return max(0.0, op.seconds - filled * facts.shortest(op) / usual)
+    return max(0.0, op.seconds - filled * stats.shortest(op) / usual)
 
 
 def _text(shape: MatmulShape) -> str:
@@ -136,7 +141,7 @@ def _text(shape: MatmulShape) -> str:
     return f"{batch}[{shape.m}, {shape.k}] @ [{shape.k}, {shape.n}]"
 
 
-class _Scores(NamedTuple):
+class _AttentionScores(NamedTuple):
     """Scores of all query-key pairs, for heads or for groups of heads that share their keys.
 
     Attributes:
@@ -150,26 +155,26 @@ class _Scores(NamedTuple):
     short: int
 
 
-def attention(facts: Facts) -> tuple[float, str] | None:
+def attention(stats: ProfileStats) -> tuple[float, str] | None:
     """Scores of all pairs, masked ones included, are computed and stored."""
-    matmuls = {id(op): op for op in facts.compute() if record_of(op).shape.matmul}
-    least = _LARGE[facts.measured.platform]
+    matmuls = {id(op): op for op in stats.compute() if record_of(op).shape.matmul}
+    least = _LARGE[stats.measured.platform]
     made = {key: found for key, op in matmuls.items() if (found := _scores(_shape(op), least))}
     scores = set(made.values())
-    if not scores or facts.program.costs.executed.attention_kernels:
+    if not scores or stats.program.costs.executed.attention_kernels:
         return None
     dots = [op for key, op in matmuls.items() if key in made or _reads(_shape(op), scores)]
     beside = [
-        op for op in facts.compute() if not record_of(op).flops and _touches(record_of(op), scores)
+        op for op in stats.compute() if not record_of(op).flops and _touches(record_of(op), scores)
     ]
-    masked = _masked_share(facts, dots)
+    masked = _masked_share(stats, dots)
     width = max(_shape(matmuls[key]).k for key in made)
     largest = max(found.long * found.short for found in scores)
-    if facts.is_cpu:
+    if stats.is_cpu:
         skipped = masked * (1 - min(1.0, _BLOCK / max(found.short for found in scores)))
         gain, remedy = _in_blocks(dots, beside, skipped, largest)
     else:
-        gain, remedy = _in_kernel(facts, dots, beside, masked, width)
+        gain, remedy = _in_kernel(stats, dots, beside, masked, width)
     return gain, (
         f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(dots))} of a step "
         f"({masked:.0%} of the pairs are masked), and its scores go through memory, "
@@ -194,35 +199,35 @@ def _in_blocks(
 
 
 def _in_kernel(
-    facts: Facts, dots: list[OpTime], beside: list[OpTime], masked: float, width: int
+    stats: ProfileStats, dots: list[OpTime], beside: list[OpTime], masked: float, width: int
 ) -> tuple[float, str]:
     """The gain of an attention kernel, for heads of this width."""
     seconds = seconds_of(dots) + seconds_of(beside)
-    is_again = facts.measured.platform == "tpu" and any(
+    is_again = stats.measured.platform == "tpu" and any(
         record_of(op).phase == "backward" for op in dots
     )
     again = _TPU_AGAIN if is_again else 1.0
-    kernel = again * (1 - masked) * sum(map(facts.shortest, dots)) / _kernel_share(facts, width)
+    kernel = again * (1 - masked) * sum(map(stats.shortest, dots)) / _kernel_share(stats, width)
     return seconds - kernel, ("an attention kernel, or blocks that skip masked pairs, does neither")
 
 
-def _kernel_share(facts: Facts, width: int) -> float:
+def _kernel_share(stats: ProfileStats, width: int) -> float:
     """Share of the peak: heads narrower than a TPU's matrix unit leave part of it idle."""
-    unit = facts.chip.matrix_unit if facts.chip else None
+    unit = stats.chip.matrix_unit if stats.chip else None
     return min(_KERNEL, width / unit) if unit else _KERNEL
 
 
-def _scores(shape: MatmulShape, least: int) -> _Scores | None:
+def _scores(shape: MatmulShape, least: int) -> _AttentionScores | None:
     """The scores that a matmul computes, of a head or of heads that share keys; else None."""
     short, long = sorted((shape.m, shape.n))
     if shape.batch == 1 or short < least or shape.k >= short or long % short:
         return None
     if long > short and shape.k > _WIDEST_HEAD:  # probably a layer of experts
         return None
-    return _Scores(shape.batch, long, short)
+    return _AttentionScores(shape.batch, long, short)
 
 
-def _reads(shape: MatmulShape, scores: set[_Scores]) -> bool:
+def _reads(shape: MatmulShape, scores: set[_AttentionScores]) -> bool:
     """Whether a matmul sums over scores' queries or keys, as for values and gradients."""
     width = min(shape.m, shape.n)
     return any(
@@ -233,20 +238,20 @@ def _reads(shape: MatmulShape, scores: set[_Scores]) -> bool:
     )
 
 
-def _touches(record: InstructionRecord, scores: set[_Scores]) -> bool:
+def _touches(record: InstructionRecord, scores: set[_AttentionScores]) -> bool:
     """Whether an op reads or writes an array of scores."""
     arrays = (*record.shape.results, *record.shape.operand_arrays)
     return any(_is_of(array.dims, found) for array in arrays for found in scores)
 
 
-def _is_of(dims: tuple[int, ...], scores: _Scores) -> bool:
+def _is_of(dims: tuple[int, ...], scores: _AttentionScores) -> bool:
     sides = {scores.long, scores.short}
     is_whole = math.prod(dims) == scores.heads * scores.long * scores.short
     return len(dims) > 2 and is_whole and set(dims[-2:]) <= sides
 
 
-def _masked_share(facts: Facts, dots: list[OpTime]) -> float:
-    ledger = facts.program.ledger
+def _masked_share(stats: ProfileStats, dots: list[OpTime]) -> float:
+    ledger = stats.program.ledger
     masked = sum(line.flops for line in ledger.lines if line.label == _MASKED)
     total = sum(op.runs * record_of(op).flops for op in dots)
     return min(1.0, max(0.0, masked / total)) if total else 0.0

@@ -1,16 +1,37 @@
-"""The closed list of causes, and the resulting advice."""
+"""The closed list of causes, and the resulting advice.
+
+Adding a cause: a rule in a file beside this one, listed here, and a fault in
+scripts/campaigns/faults/.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from mfu_jax.profiling.advice import batch, devices, elementwise, host, matmuls, work
-from mfu_jax.profiling.advice.stats import LEAST, Advice, Facts
+from mfu_jax.profiling.advice import batch, elementwise, host, matmuls, work
+from mfu_jax.profiling.advice.stats import LEAST, ProfileStats
 
-Finding = tuple[float, str]
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One cause of lost time.
+
+    Attributes:
+        cause: its name, from a closed list.
+        evidence: the numbers that show it, and the usual remedy.
+        gain_seconds: by how much a step is expected to be shorter without it.
+    """
+
+    cause: str
+    evidence: str
+    gain_seconds: float
+
+
+Evidence = tuple[float, str]
 """Gain in seconds per step, and the evidence."""
 
-RULES: Mapping[str, Callable[[Facts], Finding | None]] = {
+RULES: Mapping[str, Callable[[ProfileStats], Evidence | None]] = {
     "host-bound loop": host.host_bound,
     "slow data": host.slow_data,
     "sync in the loop": host.sync,
@@ -25,8 +46,8 @@ RULES: Mapping[str, Callable[[Facts], Finding | None]] = {
     "attention without a kernel": matmuls.attention,
     "unfused elementwise chain": elementwise.chain,
     "logits in float32": elementwise.logits,
-    "exposed all-gather": devices.all_gather,
-    "imbalance between devices": devices.imbalance,
+    "exposed all-gather": work.all_gather,
+    "imbalance between devices": work.imbalance,
 }
 
 # These gain by removing or shortening ops, so the gaps between ops shrink as well.
@@ -38,14 +59,14 @@ _OF_MANY_OPS = (
 )
 
 
-def advice_for(facts: Facts) -> tuple[Advice, ...]:
+def advice_for(stats: ProfileStats) -> tuple[Advice, ...]:
     """The causes with strong evidence, largest gain first."""
-    return tuple(sorted(_advice(facts), key=lambda advice: -advice.gain_seconds))
+    return tuple(sorted(_advice(stats), key=lambda advice: -advice.gain_seconds))
 
 
-def _advice(facts: Facts) -> Iterator[Advice]:
+def _advice(stats: ProfileStats) -> Iterator[Advice]:
     for cause, rule in RULES.items():
-        if finding := rule(facts):
-            gain = finding[0] * (facts.gaps if cause in _OF_MANY_OPS else 1)
-            if gain >= LEAST * facts.step:
+        if finding := rule(stats):
+            gain = finding[0] * (stats.gaps if cause in _OF_MANY_OPS else 1)
+            if gain >= LEAST * stats.step:
                 yield Advice(cause=cause, evidence=finding[1], gain_seconds=gain)

@@ -6,19 +6,23 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.profiling.attribution.host_work import HostTime, HostWork
-from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.attribution.host_time import HostTime
+from mfu_jax.profiling.attribution.host_work import HostWork
+from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
 from mfu_jax.profiling.breakdown.peaks import Peaks
-from mfu_jax.profiling.breakdown.waterfall import shortest
-from mfu_jax.profiling.join.ops import Work
-from mfu_jax.profiling.join.programs import KnownProgram
+from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.timeline.devices import Program
 
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.records import InstructionRecord
+    from mfu_jax.profiling.join.programs import KnownProgram
+
+_OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time
 LEAST = 0.05
 """Of a step: a smaller gain is noise, or not worth a change."""
 
@@ -27,23 +31,8 @@ _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validati
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
-    """One cause of lost time.
-
-    Attributes:
-        cause: its name, from a closed list.
-        evidence: the numbers that show it, and the usual remedy.
-        gain_seconds: by how much a step is expected to be shorter without it.
-    """
-
-    cause: str
-    evidence: str
-    gain_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The facts that the rules use.
+class ProfileStats:
+    """What the rules use.
 
     Attributes:
         measured: times by op.
@@ -52,7 +41,7 @@ class Facts:
         programs: all programs that ran and are known.
     """
 
-    measured: Measured
+    measured: MeasuredStep
     peaks: Peaks
     program: KnownProgram
     programs: Mapping[Program, KnownProgram] = field(default_factory=dict)
@@ -109,11 +98,11 @@ class Facts:
 
     def compute(self) -> list[OpTime]:
         """The ops that compute and have an instruction."""
-        return [op for op in self.ops(lambda _: True) if op.op.work is Work.COMPUTE]
+        return [op for op in self.ops(lambda _: True) if op.op.work is DeviceWork.COMPUTE]
 
     def shortest(self, op: OpTime) -> float:
         """The time of an op's matmuls at the peak."""
-        return shortest(op, self.peaks)
+        return self.peaks.shortest(op)
 
     def moving(self, op: OpTime) -> float | None:
         """The time of an op's bytes at the memory's peak; None if that is unknown."""
@@ -133,6 +122,35 @@ class Facts:
         seconds = seconds_of(vector)
         moved = sum(op.runs * record_of(op).hbm_bytes for op in vector)
         return moved / seconds if moved and seconds else None
+
+
+def idle_time(stats: ProfileStats) -> Mapping[HostWork, float]:
+    """Idle seconds per step by cause; zeros if the trace has no calls of the step.
+
+    Each part has one cause: compilation and evaluation own what they overlap, a wait what follows
+    it until the next step; the rest goes to whatever keeps the thread busy, data first.
+    """
+    own = {kind: _own_idle(stats, kind) for kind in HostWork}
+    after = sum(stats.measured.late_after.get(program, 0.0) for program in stats.evaluations)
+    # Waits for an evaluation that the loop itself calls, outside a function of that name.
+    waited = max(0.0, min(after - own[HostWork.EVALUATION], own[HostWork.WAIT]))
+    own[HostWork.EVALUATION] += waited
+    own[HostWork.WAIT] -= waited
+    rest, shares = stats.measured.late_calls, {}
+    for kind, seconds in own.items():  # in the order of precedence
+        shares[kind] = min(seconds, rest)
+        rest -= shares[kind]
+    return shares
+
+
+def unexplained_idle(stats: ProfileStats) -> float:
+    """Idle seconds per step until the next call that nothing on the host's thread explains."""
+    return stats.measured.late_calls - sum(idle_time(stats).values())
+
+
+def _own_idle(stats: ProfileStats, kind: HostWork) -> float:
+    found = stats.host(kind)
+    return found.idle if kind in _OVERLAPPING else found.seconds
 
 
 def seconds_of(ops: Iterable[OpTime]) -> float:

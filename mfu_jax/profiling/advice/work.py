@@ -1,12 +1,16 @@
-"""Causes in what the step runs: evaluation, host callbacks, recomputation."""
+"""Causes in what the step runs, and where: evaluation, callbacks, recomputation, collectives."""
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.profiling.advice.host import idle_time
+import math
+
+import numpy as np
+
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.profiling.advice.stats import (
     LEAST,
-    Facts,
+    ProfileStats,
+    idle_time,
     largest_names,
     milliseconds,
     record_of,
@@ -14,27 +18,30 @@ from mfu_jax.profiling.advice.stats import (
 )
 from mfu_jax.profiling.attribution.host_work import HostWork
 from mfu_jax.profiling.attribution.step_times import OpTime
-from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.breakdown.ops import communication_of
+from mfu_jax.profiling.join.ops import DeviceWork
 
 _RECOMPUTED = "rematerialized"
 _FULL = 0.9  # share of the memory that a program may use
 # Bytes per second that a CPU's step was seen to save in a scan: copied into the array of all layers
 # and back, in pages that the system clears.
 _SAVING = 2.2e9
+_UNEVEN = 0.1  # of a step: gap between the slowest device and the others
+_CLEAR = 4  # standard errors: two healthy CPU devices, which share cores, were 2 apart
 
 
-def evaluation(facts: Facts) -> tuple[float, str] | None:
+def evaluation(stats: ProfileStats) -> tuple[float, str] | None:
     """Programs that only evaluate, or an evaluation within the step."""
-    seconds = _evaluation_within(facts)
+    seconds = _evaluation_within(stats)
     seen = [f"{milliseconds(seconds)} of evaluation within the step's program"] if seconds else []
-    measured, called = facts.measured, facts.host(HostWork.EVALUATION)
-    steps = max([called.steps, *(measured.steps_with[p] for p in facts.evaluations)])
+    measured, called = stats.measured, stats.host(HostWork.EVALUATION)
+    steps = max([called.steps, *(measured.steps_with[p] for p in stats.evaluations)])
     if steps > 1 or 2 * steps >= measured.steps:  # a single one may be any schedule's
-        ops = [op for op in measured.ops if op.op.name.program in facts.evaluations]
-        idle = idle_time(facts)[HostWork.EVALUATION]
+        ops = [op for op in measured.ops if op.op.name.program in stats.evaluations]
+        idle = idle_time(stats)[HostWork.EVALUATION]
         seconds += seconds_of(ops) + idle
-        names = [program.module for program in facts.evaluations] + [called.name]
-        times = max(called.times, sum(measured.executions[p] for p in facts.evaluations))
+        names = [program.module for program in stats.evaluations] + [called.name]
+        times = max(called.times, sum(measured.executions[p] for p in stats.evaluations))
         seen.append(
             f"{', '.join(sorted(filter(None, names)))} runs {times:.3g} times a step, for "
             f"{milliseconds(seconds_of(ops))} on the device, which is idle for "
@@ -43,16 +50,16 @@ def evaluation(facts: Facts) -> tuple[float, str] | None:
     return (seconds, f"{'; '.join(seen)}; evaluate every N-th step") if seen else None
 
 
-def _evaluation_within(facts: Facts) -> float:
+def _evaluation_within(stats: ProfileStats) -> float:
     """Seconds per step of evaluation within the step's own program.
 
     Only matmuls tell it from the forward pass. Other work in the same modules is divided between
     the two passes like their matmuls in the same computation, since each pass has its own loops.
     """
-    inside = facts.ops(lambda record: record.phase == "evaluation")
+    inside = stats.ops(lambda record: record.phase == "evaluation")
     modules = {_module(record_of(op)) for op in inside}
-    forward = facts.ops(lambda r: r.phase == "forward" and _module(r) in modules)
-    beside = [op for op in forward if not record_of(op).flops and op.op.work is Work.COMPUTE]
+    forward = stats.ops(lambda r: r.phase == "forward" and _module(r) in modules)
+    beside = [op for op in forward if not record_of(op).flops and op.op.work is DeviceWork.COMPUTE]
     own, others = _flops_by_computation(inside), _flops_by_computation(forward)
     shares = {name: flops / (flops + others.get(name, 0.0)) for name, flops in own.items() if flops}
     return seconds_of(inside) + sum(
@@ -73,19 +80,19 @@ def _module(record: InstructionRecord) -> str:
     return record.scope.partition("/")[0]
 
 
-def callback(facts: Facts) -> tuple[float, str] | None:
+def callback(stats: ProfileStats) -> tuple[float, str] | None:
     """The device waits for Python within the step, and computes nothing meanwhile.
 
     A CPU runs a program with callbacks within its call, so every next call is late. Without
     callbacks, a step takes as long as the device's work or the loop's, whichever is longer. What a
     CPU computes beside a callback has one thread less.
     """
-    ops = [op for op in facts.measured.ops if op.op.work is Work.HOST]
+    ops = [op for op in stats.measured.ops if op.op.work is DeviceWork.HOST]
     if not ops:
         return None
-    waiting, late = seconds_of(ops), facts.measured.late_calls if facts.is_cpu else 0.0
-    beside, threads = sum(op.self_seconds for op in ops) - waiting, facts.measured.threads
-    slowed = beside / threads if facts.is_cpu and threads else 0.0
+    waiting, late = seconds_of(ops), stats.measured.late_calls if stats.is_cpu else 0.0
+    beside, threads = sum(op.self_seconds for op in ops) - waiting, stats.measured.threads
+    slowed = beside / threads if stats.is_cpu and threads else 0.0
     runs = sum(op.runs for op in ops)
     then = (
         f", and {milliseconds(late)} more until the next call, which comes after them"
@@ -97,32 +104,32 @@ def callback(facts: Facts) -> tuple[float, str] | None:
         if slowed
         else ""
     )
-    return facts.step - max(facts.step - waiting - late - slowed, late), (
+    return stats.step - max(stats.step - waiting - late - slowed, late), (
         f"callbacks to the host ({largest_names(ops)}) run {runs:.3g} × a step; the device waits "
         f"{milliseconds(waiting)} for them{then}{also}; return the values instead, and use them "
         f"after the step"
     )
 
 
-def remat(facts: Facts) -> tuple[float, str] | None:
+def remat(stats: ProfileStats) -> tuple[float, str] | None:
     """Work is recomputed although its results would fit into memory.
 
     On CPUs, only if it takes longer than saving may take, and not where XLA could fuse the forward
     pass's matmuls into the backward pass: it was seen to recompute those without being asked. A
     GPU's kernels write their results in any case; only a scan copies what it saves.
     """
-    ops = facts.ops(lambda record: record.phase == _RECOMPUTED)
-    if facts.is_cpu:
-        forward = {record_of(op).computation for op in facts.ops(_is_forward_matmul)}
+    ops = stats.ops(lambda record: record.phase == _RECOMPUTED)
+    if stats.is_cpu:
+        forward = {record_of(op).computation for op in stats.ops(_is_forward_matmul)}
         ops = [op for op in ops if record_of(op).computation not in forward]
-    limit, used = _memory_limit(facts), _memory_used(facts)
-    kept = _kept_bytes(facts, ops)
+    limit, used = _memory_limit(stats), _memory_used(stats)
+    kept = _kept_bytes(stats, ops)
     if not ops or not limit or used is None or not kept:
         return None
     share = min(1.0, max(0.0, _FULL * limit - used) / kept)
-    written = kept if facts.measured.platform != "gpu" else _kept_bytes(facts, _in_loops(ops))
-    writing = written / facts.bytes_per_second if facts.bytes_per_second else 0.0
-    if facts.is_cpu and seconds_of(ops) - kept / _SAVING < LEAST * facts.step:
+    written = kept if stats.measured.platform != "gpu" else _kept_bytes(stats, _in_loops(ops))
+    writing = written / stats.bytes_per_second if stats.bytes_per_second else 0.0
+    if stats.is_cpu and seconds_of(ops) - kept / _SAVING < LEAST * stats.step:
         return None
     return share * (seconds_of(ops) - writing), (
         f"{milliseconds(seconds_of(ops))} of a step are recomputed, most in {largest_names(ops)}; "
@@ -140,13 +147,13 @@ def _is_forward_matmul(record: InstructionRecord) -> bool:
     return record.phase == "forward" and bool(record.flops)
 
 
-def _kept_bytes(facts: Facts, recomputed: list[OpTime]) -> int:
+def _kept_bytes(stats: ProfileStats, recomputed: list[OpTime]) -> int:
     """Bytes of recomputed results that other ops read; the rest is only needed to recompute.
 
     The backward pass reads them in either case; only writing them in the forward pass is new.
     """
     users: dict[str, set[str]] = {}
-    for record in facts.program.costs.records.values():
+    for record in stats.program.costs.records.values():
         for operand in record.shape.operands:
             users.setdefault(operand, set()).add(record.phase)
     needed = [op for op in recomputed if users.get(record_of(op).name) != {_RECOMPUTED}]
@@ -157,14 +164,56 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.3g}"
 
 
-def _memory_limit(facts: Facts) -> int:
-    return facts.program.memory_bytes or (facts.chip.usable_memory_bytes if facts.chip else 0)
+def _memory_limit(stats: ProfileStats) -> int:
+    return stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
 
 
-def _memory_used(facts: Facts) -> int | None:
+def _memory_used(stats: ProfileStats) -> int | None:
     """An upper bound on the program's peak memory; None if unknown."""
-    memory = facts.program.memory
+    memory = stats.program.memory
     sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
     if any(size is None for size in sizes):
         return None
     return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
+
+
+def imbalance(stats: ProfileStats) -> tuple[float, str] | None:
+    """One device computes longer than the others, step after step, so they wait for it."""
+    devices = stats.measured.devices
+    steps = min(len(device.compute) for device in devices)
+    if len(devices) < 2 or steps < 2:
+        return None
+    compute = np.array([device.compute[:steps] for device in devices])
+    slowest = int(compute.sum(axis=1).argmax())
+    gaps = compute[slowest] - np.delete(compute, slowest, axis=0).mean(axis=0)
+    gain = float(gaps.mean())
+    error = float(gaps.std(ddof=1)) / math.sqrt(steps)
+    if gain < max(_UNEVEN * stats.step, _CLEAR * error):
+        return None
+    took = float(compute[slowest].mean())
+    return gain, (
+        f"{devices[slowest].device} computes for {milliseconds(took)} of a step, the other "
+        f"{len(devices) - 1} for {milliseconds(took - gain)} in the mean, and wait for it; divide "
+        f"the work evenly, or look at that device's clock and neighbours"
+    )
+
+
+def all_gather(stats: ProfileStats) -> tuple[float, str] | None:
+    """Devices wait for weights or gradients while they could compute."""
+    kinds = ("all-gather", "reduce-scatter")
+    ops = [
+        op
+        for op in stats.measured.ops
+        if op.op.work is DeviceWork.COMMUNICATION and op.op.kind.startswith(kinds)
+    ]
+    uneven = imbalance(stats)
+    exposed = seconds_of(ops) - (uneven[0] if uneven else 0.0)
+    if stats.is_cpu or not ops:  # CPU devices never overlap communication with compute
+        return None
+    gain = min(exposed, seconds_of(stats.compute()))
+    names = ", ".join(sorted({communication_of(op) for op in ops}))
+    return gain, (
+        f"{milliseconds(exposed)} of a step go to {names}, with nothing beside it; let XLA overlap "
+        f"it (latency-hiding scheduler, asynchronous collective fusion), gather a layer ahead, or "
+        f"shard weights over fewer devices"
+    )

@@ -12,11 +12,8 @@ import numpy as np
 
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.time_attribution import Division, Floats
-from mfu_jax.profiling.trace.wire import Integers
-
-Intervals = tuple[Integers, Integers]
-"""Starts and ends, picoseconds."""
+from mfu_jax.profiling.timeline.time_attribution import FloatArray, Intervals, TimeAttribution
+from mfu_jax.profiling.trace.wire import IntArray
 
 # Of a step: two threads, or two clocks, record a wait's end and the end of the step it waited for,
 # and either may come first. On a CPU they are up to 0.4 ms apart.
@@ -25,7 +22,7 @@ _OUT_OF_ORDER = 0.1  # of the steps
 _MOST_IN_FLIGHT = 64  # steps called before they begin
 
 
-class LateCalls:
+class DispatchGaps:
     """The intervals from the end of a step to the call of the next one.
 
     Args:
@@ -33,7 +30,7 @@ class LateCalls:
         waits: starts and ends of its waits for the device.
         executions: executions of all programs on a device.
         steps: executions of the step's program.
-        division: division of the device's time.
+        attributed: the device's time.
     """
 
     def __init__(
@@ -42,10 +39,10 @@ class LateCalls:
         waits: Intervals,
         executions: Executions,
         steps: Executions,
-        division: Division,
+        attributed: TimeAttribution,
     ) -> None:
-        self._division = division
-        self.starts = _ready(waits, executions, steps)
+        self._attributed = attributed
+        self.starts = _device_ready(waits, executions, steps)
         called = _called(thread, steps)
         ends = np.minimum(steps.starts, called)[1:]
         since = np.maximum(called[:-1], _last_before(waits[1], ends))
@@ -53,7 +50,7 @@ class LateCalls:
         self.ends = np.maximum(self.starts, ends)
         lengths = (steps.ends - steps.starts)[: len(self.starts)]
         self._done = self.starts - (lengths * _AT_ITS_END).astype(np.int64)
-        idle = division.idle_within(self.starts, self.ends)
+        idle = attributed.idle_within(self.starts, self.ends)
         self._until = np.concatenate([[0.0], np.cumsum(idle)])
 
     @property
@@ -61,11 +58,11 @@ class LateCalls:
         """Idle time in all of these intervals, picoseconds."""
         return float(self._until[-1])
 
-    def idle_within(self, starts: Integers, ends: Integers) -> Floats:
+    def idle_within(self, starts: IntArray, ends: IntArray) -> FloatArray:
         """Idle time in these intervals that lies within other intervals, picoseconds."""
         return self._idle_until(ends) - self._idle_until(starts)
 
-    def next_step(self, times: Integers) -> Integers:
+    def next_step(self, times: IntArray) -> IntArray:
         """The ends of the intervals that contain `times`, or begin at nearly the same time; a time
         itself if there is none."""
         if not len(self.starts):
@@ -74,17 +71,17 @@ class LateCalls:
         is_within = (self._done[last] <= times) & (times <= self.ends[last])
         return np.where(is_within, self.ends[last], times)
 
-    def _idle_until(self, times: Integers) -> Floats:
+    def _idle_until(self, times: IntArray) -> FloatArray:
         if not len(self.starts):
             return np.zeros(len(times))
         before = np.searchsorted(self.starts, times, "right") - 1
         last = np.maximum(before, 0)
         partly = np.clip(times, self.starts[last], self.ends[last])
-        within = self._division.idle_within(self.starts[last], partly)
+        within = self._attributed.idle_within(self.starts[last], partly)
         return np.where(before < 0, 0.0, self._until[last] + within)
 
 
-def _ready(waits: Intervals, executions: Executions, steps: Executions) -> Integers:
+def _device_ready(waits: Intervals, executions: Executions, steps: Executions) -> IntArray:
     """When each step but the last ends, or when a program that the host awaits next begins."""
     ends = steps.ends[:-1]
     if not len(ends) or not len(waits[0]):
@@ -98,13 +95,13 @@ def _ready(waits: Intervals, executions: Executions, steps: Executions) -> Integ
     return np.where(is_waited_for, begins, ends)
 
 
-def _last_before(times: Integers, ends: Integers) -> Integers:
+def _last_before(times: IntArray, ends: IntArray) -> IntArray:
     """The last of `times` before each of `ends`; the smallest number if there is none."""
     times = np.append(np.iinfo(np.int64).min, np.sort(times))
     return times[np.searchsorted(times, ends, "right") - 1]
 
 
-def _called(thread: HostThread, steps: Executions) -> Integers:
+def _called(thread: HostThread, steps: Executions) -> IntArray:
     """When each execution's call had returned: the end of its mark.
 
     If a mark covers several executions, the calls are somewhere within it: they count as called

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+import functools
+import operator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mfu_jax.errors import UserError
-from mfu_jax.profiling.attribution.dispatch_gaps import LateCalls
-from mfu_jax.profiling.attribution.host_work import HostSums, HostTime, HostWork, waits_of
+from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps
+from mfu_jax.profiling.attribution.host_time import HostSums, HostTime, host_sums
+from mfu_jax.profiling.attribution.host_work import ClassifiedEvents, HostWork, waits_of
 from mfu_jax.profiling.attribution.step_windows import (
     NO_STEPS,
     Window,
@@ -21,20 +25,20 @@ from mfu_jax.profiling.attribution.step_windows import (
     window_of,
 )
 from mfu_jax.profiling.join.kernel_order import with_instructions
-from mfu_jax.profiling.join.ops import Join, JoinedOp, Work
-from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
-from mfu_jax.profiling.timeline.host import Host, HostThread
+from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, Executions, OpName, Program
+from mfu_jax.profiling.timeline.host import HostThread, HostThreads
 from mfu_jax.profiling.timeline.time_attribution import (
-    NO_PARENT,
-    Division,
-    Floats,
-    divide,
+    FloatArray,
+    TimeAttribution,
+    attribute_time,
     parents_of,
+    without_inner,
 )
-from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.trace.wire import IntArray
 
 _PICOSECONDS = 1e12
-_LAST = len(Work)  # this class gets the time in which nothing else is active
+_LAST = len(DeviceWork)  # this class gets the time in which nothing else is active
 _CALL, _BETWEEN = "in the step's call", "between calls"
 
 
@@ -73,7 +77,7 @@ class OpTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredStep:
     """A trace reduced to the times of a step.
 
     Attributes:
@@ -133,7 +137,7 @@ class Measured:
         return joined / self.busy_seconds if self.busy_seconds else 0.0
 
 
-def measure(devices: Sequence[tuple[Timeline, Host]], join: Join) -> Measured:
+def measure(devices: Sequence[tuple[DeviceTimeline, HostThreads]], join: Join) -> MeasuredStep:
     """Divides the wall time of all devices.
 
     Args:
@@ -146,200 +150,273 @@ def measure(devices: Sequence[tuple[Timeline, Host]], join: Join) -> Measured:
     main = main_program([timeline for timeline, _ in devices], join)
     timeline, host = devices[0]
     versions = versions_of(main, timeline, host.thread(main.module))
-    sums = _Sums()
+    classified: dict[int, ClassifiedEvents] = {}  # by `id`: devices of a host share its thread
+    found = []
     for timeline, host in devices:
         thread = host.thread(main.module)
         window = window_of(timeline.executions.of(versions), thread)
-        if window is not None:
-            sums.add(with_instructions(timeline, join), thread, window, versions, join)
-    if not sums.devices:
+        if window is None:
+            continue
+        if thread is not None and id(thread) not in classified:
+            classified[id(thread)] = ClassifiedEvents.of(thread, timeline.executions)
+        events = classified.get(id(thread))
+        named = with_instructions(timeline, join)
+        found.append(_on_one_device(named, thread, events, window, versions, join))
+    if not found:
         raise UserError(NO_STEPS)
-    return sums.mean(devices[0][0], main, versions)
+    return _mean(found, devices[0][0], main, versions)
 
 
-class _Sums:
-    """Adds up what devices did; all times are seconds per step."""
+@dataclass(frozen=True, kw_only=True)
+class _OneDevice:
+    """One device; all times are seconds per step.
 
-    def __init__(self) -> None:
-        self.devices: list[DeviceTime] = []
-        self.steps: list[int] = []
-        self.ops: dict[OpName, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-        self.joined: dict[OpName, JoinedOp] = {}
-        self.idle: dict[str, float] = defaultdict(float)
-        self.causes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self.executions: dict[Program, float] = defaultdict(float)
-        self.steps_with: dict[Program, int] = defaultdict(int)
-        self.late_after: dict[Program, float] = defaultdict(float)
-        self.idle_within: dict[Program, float] = defaultdict(float)
-        self.host = HostSums()
+    A key may occur several times in a sequence of pairs: its values add up.
 
-    def add(
-        self,
-        timeline: Timeline,
-        thread: HostThread | None,
-        window: Window,
-        versions: frozenset[Program],
-        join: Join,
-    ) -> None:
-        joined = join.ops(timeline.names)
-        scale = 1 / (_PICOSECONDS * window.steps)
-        parents = parents_of(timeline.lanes, timeline.starts, timeline.ends)
-        classes = np.array([op.work for op in joined])[timeline.ops]
-        division = divide(
-            timeline.starts,
-            timeline.ends,
-            np.where(_beside(timeline), _LAST, classes),
-            parents,
-            window.begin,
-            window.end,
+    Attributes:
+        device: its times.
+        steps: number of measured steps.
+        ops: times by op.
+        idle: idle time by what the host did, as in `MeasuredStep`.
+        causes: idle time by what the host did, and by what its thread was called.
+        executions: number of executions of each program per step.
+        steps_with: number of measured steps in which each program ran.
+        late_after: idle time because of a late call that follows an execution of a program.
+        idle_within: idle time during an execution of a program.
+        host: what the thread that calls the steps did.
+    """
+
+    device: DeviceTime
+    steps: int
+    ops: Mapping[OpName, OpTime]
+    idle: Mapping[str, float]
+    causes: Sequence[tuple[tuple[str, str], float]]
+    executions: Mapping[Program, float]
+    steps_with: Mapping[Program, int]
+    late_after: Sequence[tuple[Program, float]]
+    idle_within: Sequence[tuple[Program, float]]
+    host: HostSums
+
+
+def _on_one_device(
+    timeline: DeviceTimeline,
+    thread: HostThread | None,
+    events: ClassifiedEvents | None,
+    window: Window,
+    versions: frozenset[Program],
+    join: Join,
+) -> _OneDevice:
+    """Divides the wall time of one device.
+
+    Args:
+        timeline: its ops, named as far as possible.
+        thread: the thread that calls its steps; None if the trace does not say.
+        events: the thread's events.
+        window: the measured steps.
+        versions: the step's program.
+        join: finds the instructions.
+    """
+    joined = join.ops(timeline.names)
+    scale = 1 / (_PICOSECONDS * window.steps)
+    parents = parents_of(timeline.lanes, timeline.starts, timeline.ends)
+    classes = np.array([op.work for op in joined])[timeline.ops]
+    time = attribute_time(
+        timeline.starts,
+        timeline.ends,
+        np.where(_beside(timeline), _LAST, classes),
+        parents,
+        window.begin,
+        window.end,
+    )
+    executions, host = timeline.executions, HostSums()
+    late_after: Sequence[tuple[Program, float]] = ()
+    if thread is not None and events is not None:
+        waits = waits_of(thread, executions)
+        gaps = DispatchGaps(thread, waits, executions, executions.of(versions), time)
+        host = host_sums(thread, events, gaps, executions, window.bounds, scale)
+        until = np.append(executions.starts[1:], executions.ends[-1:])
+        late_after = _by_program(executions, gaps.idle_within(executions.ends, until) * scale)
+    until = np.minimum(executions.ends, np.append(executions.starts[1:], executions.ends[-1:]))
+    ran, ran_in_step = _executions(executions, window)
+    return _OneDevice(
+        device=DeviceTime(
+            device=timeline.device,
+            step=(window.end - window.begin) * scale,
+            idle=time.idle * scale,
+            compute=step_by_step(
+                timeline.starts, time.shares * (classes == DeviceWork.COMPUTE), window
+            ),
+        ),
+        steps=window.steps,
+        ops=_op_times(timeline, joined, time, parents, window),
+        idle=_idle(time, thread, scale),
+        causes=[] if thread is None else _idle_causes(time, thread, scale),
+        executions={program: count / window.steps for program, count in ran.items()},
+        steps_with=ran_in_step,
+        late_after=late_after,
+        idle_within=_by_program(executions, time.idle_within(executions.starts, until) * scale),
+        host=host,
+    )
+
+
+def _by_program(executions: Executions, seconds: FloatArray) -> list[tuple[Program, float]]:
+    return list(zip(executions.programs, seconds.tolist(), strict=True))
+
+
+def _executions(
+    executions: Executions, window: Window
+) -> tuple[Counter[Program], Counter[Program]]:
+    """How often each program ran in the window, and in how many of its steps."""
+    steps = np.searchsorted(window.bounds, executions.starts, "right").tolist()
+    inside = [
+        (program, step)
+        for program, step in zip(executions.programs, steps, strict=True)
+        if 0 < step <= window.steps
+    ]
+    return Counter(program for program, _ in inside), Counter(program for program, _ in set(inside))
+
+
+def _op_times(
+    timeline: DeviceTimeline,
+    joined: Sequence[JoinedOp],
+    time: TimeAttribution,
+    parents: IntArray,
+    window: Window,
+) -> dict[OpName, OpTime]:
+    """The times of each op of a device's table; runs are events, several if kernels share it."""
+    count, scale = len(timeline.names), 1 / (_PICOSECONDS * window.steps)
+    own = _self_times(timeline, parents, window)
+    is_inside = (timeline.starts >= window.begin) & (timeline.starts < window.end)
+    is_inside &= ~_beside(timeline)
+    columns = (
+        np.bincount(timeline.ops, time.shares, count) * scale,
+        np.bincount(timeline.ops, own, count) * scale,
+        np.bincount(timeline.ops, is_inside, count) / window.steps,
+    )
+    rows = zip(timeline.names, joined, *(column.tolist() for column in columns), strict=True)
+    return {
+        name: OpTime(op=op, seconds=seconds, self_seconds=alone, runs=runs)
+        for name, op, seconds, alone, runs in rows
+    }
+
+
+def _mean(
+    found: Sequence[_OneDevice],
+    timeline: DeviceTimeline,
+    main: Program,
+    versions: frozenset[Program],
+) -> MeasuredStep:
+    """The mean over devices, of which `timeline` is the first."""
+    count = len(found)
+    executions = _summed(pair for one in found for pair in one.executions.items())
+    host = functools.reduce(operator.add, (one.host for one in found), HostSums())
+    causes: dict[str, dict[str, float]] = {}
+    for (where, name), seconds in _summed(pair for one in found for pair in one.causes).items():
+        causes.setdefault(where, {})[name] = seconds / count
+    steps_with: dict[Program, int] = {}
+    for one in found:
+        for program, steps in one.steps_with.items():
+            steps_with[program] = max(steps_with.get(program, 0), steps)
+    return MeasuredStep(
+        platform=timeline.platform,
+        kind=timeline.kind,
+        main=main,
+        versions=versions,
+        steps=min(one.steps for one in found),
+        step_seconds=sum(one.device.step for one in found) / count,
+        ops=_mean_ops(found, executions),
+        idle=_means((pair for one in found for pair in one.idle.items()), count),
+        idle_causes=causes,
+        late_calls=host.late / count,
+        late_asleep=host.asleep / count,
+        recording=host.recording / count,
+        host=host.mean(count),
+        executions={program: runs / count for program, runs in executions.items()},
+        steps_with=steps_with,
+        late_after=_means((pair for one in found for pair in one.late_after), count),
+        idle_within=_means((pair for one in found for pair in one.idle_within), count),
+        devices=tuple(one.device for one in found),
+        threads=timeline.threads,
+    )
+
+
+def _mean_ops(
+    found: Sequence[_OneDevice], executions: Mapping[Program, float]
+) -> tuple[OpTime, ...]:
+    """The ops that took time or ran, longest first."""
+    count, rows = len(found), [row for one in found for row in one.ops.items()]
+    joined = {name: time.op for name, time in rows}
+    seconds = _summed((name, time.seconds) for name, time in rows)
+    alone = _summed((name, time.self_seconds) for name, time in rows)
+    events = _summed((name, time.runs) for name, time in rows)
+    times = [
+        OpTime(
+            op=op,
+            seconds=seconds[name] / count,
+            self_seconds=alone[name] / count,
+            runs=_runs(op, events[name], executions) / count,
         )
-        self._add_ops(timeline, window, division, parents, scale)
-        self.joined.update(zip(timeline.names, joined, strict=True))
-        self._add_idle(division, thread, scale)
-        if thread is not None:
-            executions = timeline.executions
-            late = LateCalls(
-                thread, waits_of(thread, executions), executions, executions.of(versions), division
-            )
-            self.host.add(thread, late, executions, window.bounds, scale)
-            following = np.append(executions.starts[1:], executions.ends[-1:])
-            after = late.idle_within(executions.ends, following) * scale
-            for program, seconds in zip(executions.programs, after.tolist(), strict=True):
-                self.late_after[program] += seconds
-        self._add_executions(timeline.executions, window, division, scale)
-        self.steps.append(window.steps)
-        is_compute = classes == Work.COMPUTE
-        self.devices.append(
-            DeviceTime(
-                device=timeline.device,
-                step=(window.end - window.begin) * scale,
-                idle=division.idle * scale,
-                compute=step_by_step(timeline.starts, division.shares * is_compute, window),
-            )
-        )
-
-    def _add_ops(
-        self,
-        timeline: Timeline,
-        window: Window,
-        division: Division,
-        parents: Integers,
-        scale: float,
-    ) -> None:
-        count = len(timeline.names)
-        own = _self_times(timeline, parents, window)
-        is_inside = (timeline.starts >= window.begin) & (timeline.starts < window.end)
-        is_inside &= ~_beside(timeline)
-        columns = (
-            np.bincount(timeline.ops, division.shares, count) * scale,
-            np.bincount(timeline.ops, own, count) * scale,
-            np.bincount(timeline.ops, is_inside, count) / window.steps,
-        )
-        for name, *numbers in zip(timeline.names, *(c.tolist() for c in columns), strict=True):
-            self.ops[name] = [a + b for a, b in zip(self.ops[name], numbers, strict=True)]
-
-    def _add_idle(self, division: Division, thread: HostThread | None, scale: float) -> None:
-        if thread is None:
-            self.idle[""] += division.idle * scale
-            return
-        in_call = float(division.idle_within(thread.step_starts, thread.step_ends).sum()) * scale
-        self.idle[_CALL] += in_call
-        self.idle[_BETWEEN] += division.idle * scale - in_call
-        for where, name, seconds in _idle_causes(division, thread):
-            self.causes[where][name] += seconds * scale
-
-    def _add_executions(
-        self, executions: Executions, window: Window, division: Division, scale: float
-    ) -> None:
-        steps = np.searchsorted(window.bounds, executions.starts, "right").tolist()
-        inside = [
-            (program, step)
-            for program, step in zip(executions.programs, steps, strict=True)
-            if 0 < step <= window.steps
-        ]
-        for program, number in Counter(program for program, _ in inside).items():
-            self.executions[program] += number / window.steps
-        for program, number in Counter(program for program, _ in set(inside)).items():
-            self.steps_with[program] = max(self.steps_with[program], number)
-        ends = np.minimum(executions.ends, np.append(executions.starts[1:], executions.ends[-1:]))
-        idle = division.idle_within(executions.starts, ends) * scale
-        for program, seconds in zip(executions.programs, idle.tolist(), strict=True):
-            self.idle_within[program] += seconds
-
-    def _runs(self, name: OpName, events: float) -> float:
-        """Runs of an instruction: a library call may be several kernels that share its name."""
-        record = self.joined[name].record
-        if record is None or not record.runs or name.program not in self.executions:
-            return events
-        return min(events, record.runs * self.executions[name.program])
-
-    def mean(self, timeline: Timeline, main: Program, versions: frozenset[Program]) -> Measured:
-        count = len(self.devices)
-        times = [
-            OpTime(
-                op=self.joined[name],
-                seconds=a / count,
-                self_seconds=b / count,
-                runs=self._runs(name, c) / count,
-            )
-            for name, (a, b, c) in self.ops.items()
-            if a or c
-        ]
-        return Measured(
-            platform=timeline.platform,
-            kind=timeline.kind,
-            main=main,
-            versions=versions,
-            steps=min(self.steps),
-            step_seconds=sum(device.step for device in self.devices) / count,
-            ops=tuple(sorted(times, key=lambda op: -op.seconds)),
-            idle={where: seconds / count for where, seconds in self.idle.items()},
-            idle_causes={
-                where: {name: seconds / count for name, seconds in causes.items()}
-                for where, causes in self.causes.items()
-            },
-            late_calls=self.host.late(count),
-            late_asleep=self.host.asleep(count),
-            recording=self.host.recording(count),
-            host=self.host.mean(count),
-            executions={p: n / count for p, n in self.executions.items()},
-            steps_with=self.steps_with,
-            late_after={p: seconds / count for p, seconds in self.late_after.items()},
-            idle_within={p: seconds / count for p, seconds in self.idle_within.items()},
-            devices=tuple(self.devices),
-            threads=timeline.threads,
-        )
+        for name, op in joined.items()
+        if seconds[name] or events[name]
+    ]
+    return tuple(sorted(times, key=lambda time: -time.seconds))
 
 
-def _beside(timeline: Timeline) -> npt.NDArray[np.bool_]:
+def _runs(op: JoinedOp, events: float, executions: Mapping[Program, float]) -> float:
+    """Runs of an instruction: a library call may be several kernels that share its name."""
+    record, program = op.record, op.name.program
+    if record is None or not record.runs or program not in executions:
+        return events
+    return min(events, record.runs * executions[program])
+
+
+_KeyT = TypeVar("_KeyT", bound=Hashable)
+
+
+def _summed(pairs: Iterable[tuple[_KeyT, float]]) -> dict[_KeyT, float]:
+    """The sum of each key's values."""
+    sums: dict[_KeyT, float] = {}
+    for key, value in pairs:
+        sums[key] = sums.get(key, 0.0) + value
+    return sums
+
+
+def _means(pairs: Iterable[tuple[_KeyT, float]], count: int) -> dict[_KeyT, float]:
+    return {key: total / count for key, total in _summed(pairs).items()}
+
+
+def _beside(timeline: DeviceTimeline) -> npt.NDArray[np.bool_]:
     """Whether each event is on a lane beside the others."""
     return np.isin(timeline.lanes, list(timeline.beside))
 
 
-def _self_times(timeline: Timeline, parents: Integers, window: Window) -> Floats:
+def _self_times(timeline: DeviceTimeline, parents: IntArray, window: Window) -> FloatArray:
     """Each event's duration within the window, without the events directly within it."""
     starts = np.clip(timeline.starts, window.begin, window.end)
     lengths = (np.clip(timeline.ends, window.begin, window.end) - starts).astype(np.float64)
-    inner = np.flatnonzero(parents != NO_PARENT)
-    own = lengths.copy()
-    np.subtract.at(own, parents[inner], lengths[inner])
-    return own
+    return without_inner(lengths, parents)
 
 
-def _idle_causes(division: Division, thread: HostThread) -> list[tuple[str, str, float]]:
-    """Idle time by what the host's thread did, and by whether that was in the step's call."""
-    events = len(thread.starts)
-    if not events or not division.idle:
+def _idle(time: TimeAttribution, thread: HostThread | None, scale: float) -> dict[str, float]:
+    """Idle time by whether the host was in the step's call."""
+    if thread is None:
+        return {"": time.idle * scale}
+    in_call = float(time.idle_within(thread.step_starts, thread.step_ends).sum()) * scale
+    return {_CALL: in_call, _BETWEEN: time.idle * scale - in_call}
+
+
+def _idle_causes(
+    time: TimeAttribution, thread: HostThread, scale: float
+) -> list[tuple[tuple[str, str], float]]:
+    """Idle time by whether the host was in the step's call, and by what its thread did."""
+    if not len(thread.starts) or not time.idle:
         return []
-    parents = thread.parents
-    own = division.idle_within(thread.starts, thread.ends)
-    inner = np.flatnonzero(parents != NO_PARENT)
-    rest = own.copy()
-    np.subtract.at(rest, parents[inner], own[inner])
+    rest = without_inner(time.idle_within(thread.starts, thread.ends), thread.parents)
     call = np.searchsorted(thread.step_starts, thread.starts, side="right") - 1
     in_call = (call >= 0) & (thread.starts < thread.step_ends[call])
     causes = []
     for where, chosen in ((_CALL, in_call), (_BETWEEN, ~in_call)):
         sums = np.bincount(thread.ops[chosen], rest[chosen], len(thread.names))
-        causes += [(where, thread.names[i], float(sums[i])) for i in np.flatnonzero(sums > 0)]
+        for op in np.flatnonzero(sums > 0).tolist():
+            causes.append(((where, thread.names[op]), float(sums[op]) * scale))
     return causes

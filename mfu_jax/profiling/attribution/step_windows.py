@@ -10,10 +10,10 @@ import numpy as np
 
 from mfu_jax.errors import UserError
 from mfu_jax.profiling.join.ops import Join
-from mfu_jax.profiling.timeline.devices import Executions, Program, Timeline
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, Executions, Program
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.time_attribution import Floats
-from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.timeline.time_attribution import FloatArray
+from mfu_jax.profiling.trace.wire import IntArray
 
 _PICOSECONDS = 1e12
 NO_STEPS = (
@@ -29,7 +29,7 @@ class Window(NamedTuple):
         bounds: the start of each step, and the end of the last one, picoseconds.
     """
 
-    bounds: Integers
+    bounds: IntArray
 
     @property
     def begin(self) -> int:
@@ -47,7 +47,7 @@ class Window(NamedTuple):
         return len(self.bounds) - 1
 
 
-def main_program(timelines: Sequence[Timeline], join: Join) -> Program:
+def main_program(timelines: Sequence[DeviceTimeline], join: Join) -> Program:
     """The program whose executions take the most time, among those that the user asked for.
 
     Those have a dump beside the trace: an evaluation in the loop may take longer than the step.
@@ -64,7 +64,9 @@ def main_program(timelines: Sequence[Timeline], join: Join) -> Program:
     return max(dumped or named or seconds, key=lambda program: seconds[program])
 
 
-def versions_of(main: Program, timeline: Timeline, thread: HostThread | None) -> frozenset[Program]:
+def versions_of(
+    main: Program, timeline: DeviceTimeline, thread: HostThread | None
+) -> frozenset[Program]:
     """The main program, and others of its name if together they make up the marked steps."""
     alone, marked = frozenset({main}), 0 if thread is None else len(thread.step_numbers)
     named = frozenset(p for p in timeline.executions.programs if p.module == main.module)
@@ -88,7 +90,7 @@ def window_of(executions: Executions, thread: HostThread | None) -> Window | Non
     return window if window.end > window.begin else None
 
 
-def step_by_step(starts: Integers, shares: Floats, window: Window) -> tuple[float, ...]:
+def step_by_step(starts: IntArray, shares: FloatArray, window: Window) -> tuple[float, ...]:
     """Seconds of each step: the shares of the events that begin in it."""
     steps = np.clip(np.searchsorted(window.bounds, starts, "right") - 1, 0, window.steps - 1)
     return tuple((np.bincount(steps, shares, window.steps) / _PICOSECONDS).tolist())

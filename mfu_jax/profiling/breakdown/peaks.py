@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
+from mfu_jax.profiling.attribution.step_times import OpTime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,11 @@ class Peaks:
     def seconds(self, flops_by_dtype: Mapping[str, int]) -> float:
         """Shortest time for these matmuls."""
         return sum(flops / self.of(dtype) for dtype, flops in flops_by_dtype.items())
+
+    def shortest(self, op: OpTime) -> float:
+        """The time of an op's matmuls at the peak."""
+        record = op.op.record
+        return 0.0 if record is None else op.runs * self.seconds(record.flops_by_dtype)
 
 
 def find_peaks(

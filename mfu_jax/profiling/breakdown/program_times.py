@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mfu_jax.profiling.attribution.step_times import Measured
+from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.breakdown.waterfall import MFU, Bar, waterfall
 from mfu_jax.profiling.join.programs import KnownProgram
@@ -40,7 +40,7 @@ class ProgramTime:
 
 
 def program_times(
-    measured: Measured, known: Mapping[Program, KnownProgram], peaks: Peaks
+    measured: MeasuredStep, known: Mapping[Program, KnownProgram], peaks: Peaks
 ) -> tuple[ProgramTime, ...]:
     """The programs that take at least 1% of a step, longest first.
 
@@ -69,7 +69,7 @@ def program_times(
     return tuple(sorted(found, key=lambda program: -program.seconds))
 
 
-def _alone(measured: Measured, program: Program) -> Measured:
+def _alone(measured: MeasuredStep, program: Program) -> MeasuredStep:
     """The same step, as if only one program, in all its versions, were in it."""
     versions = measured.versions if program == measured.main else frozenset({program})
     ops = tuple(

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of
 from mfu_jax.profiling.breakdown.peaks import Peaks
-from mfu_jax.profiling.breakdown.waterfall import communication_of, scope_of, shortest
-from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.ops import DeviceWork
 
-_WAITS = {Work.COMMUNICATION: "communication", Work.TRANSFER: "copies", Work.HOST: "host"}
+_WAITS = {
+    DeviceWork.COMMUNICATION: "communication",
+    DeviceWork.TRANSFER: "copies",
+    DeviceWork.HOST: "host",
+}
 _NEITHER = 0.1  # of both roofs: below it, the time went to something else
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """A group of ops, per step and device.
 
     Attributes:
@@ -51,12 +55,12 @@ KEYS: dict[str, Callable[[OpTime], str]] = {
     "op": lambda op: op.op.record.name if op.op.record else op.op.name.name,
     "phase": lambda op: op.op.record.phase if op.op.record else "unknown",
     "dtype": lambda op: _dtype(op),
-    "kernel": lambda op: kernel_of(op),
+    "kernel": kernel_of,
     "program": lambda op: op.op.module or "(unknown)",
 }
 
 
-SORTS: dict[str, Callable[[Row], float]] = {
+SORTS: dict[str, Callable[[TableRow], float]] = {
     "time": lambda row: row.seconds,
     "runs": lambda row: row.runs,
     "flops": lambda row: row.flops,
@@ -68,13 +72,13 @@ SORTS: dict[str, Callable[[Row], float]] = {
 
 
 def table(
-    measured: Measured,
+    measured: MeasuredStep,
     peaks: Peaks,
     by: Callable[[OpTime], str],
     *,
     depth: int = 0,
     sort: str = "time",
-) -> tuple[Row, ...]:
+) -> tuple[TableRow, ...]:
     """The ops in groups, largest first.
 
     Args:
@@ -93,15 +97,15 @@ def table(
     return tuple(sorted(rows, key=lambda row: (-largest(row), -row.seconds)))
 
 
-def _row(name: str, ops: list[OpTime], measured: Measured, peaks: Peaks) -> Row:
+def _row(name: str, ops: list[OpTime], measured: MeasuredStep, peaks: Peaks) -> TableRow:
     seconds = sum(op.seconds for op in ops)
-    least = sum(shortest(op, peaks) for op in ops)
-    model = sum(shortest(op, peaks) * _model_share(op) for op in ops)
+    least = sum(peaks.shortest(op) for op in ops)
+    model = sum(peaks.shortest(op) * _model_share(op) for op in ops)
     hbm_bytes = sum(_times(op.op.record.hbm_bytes, op.runs) for op in ops if op.op.record)
     overlapping = measured.platform != "gpu"  # there, a copy is a kernel like any other
     moved = _moving(ops) if overlapping else hbm_bytes
     moving = moved / peaks.bytes_per_second if peaks.bytes_per_second else None
-    return Row(
+    return TableRow(
         name=name,
         seconds=seconds,
         share_of_step=seconds / measured.step_seconds,
@@ -148,15 +152,3 @@ def _bound(ops: list[OpTime], seconds: float, least: float, moving: float | None
 def _dtype(op: OpTime) -> str:
     flops = op.op.record.flops_by_dtype if op.op.record else {}
     return max(flops, key=lambda dtype: flops[dtype]) if any(flops.values()) else "no matmul"
-
-
-def kernel_of(op: OpTime) -> str:
-    """A custom kernel's name, a collective with its axis, or any other op's opcode."""
-    record = op.op.record
-    if record is not None and record.kernels:
-        return ", ".join(record.kernels)
-    if op.op.work is Work.COMMUNICATION:
-        return communication_of(op)
-    if record is not None and record.flops:
-        return f"{'vector ' * record.is_vector}matmul ({record.opcode})"
-    return op.op.kind

@@ -11,12 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.mesh_axes import axes_of
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.flops.ledger import EVALUATION
-from mfu_jax.profiling.attribution.step_times import Measured, OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.profiling.breakdown.ops import communication_of, scope_of
 from mfu_jax.profiling.breakdown.peaks import Peaks
-from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 
@@ -44,7 +44,10 @@ class Bar:
 
 
 def waterfall(
-    measured: Measured, programs: Mapping[Program, KnownProgram], main: KnownProgram, peaks: Peaks
+    measured: MeasuredStep,
+    programs: Mapping[Program, KnownProgram],
+    main: KnownProgram,
+    peaks: Peaks,
 ) -> tuple[Bar, ...]:
     """The bars, from the peak to MFU.
 
@@ -72,19 +75,19 @@ def _largest(scopes: Mapping[str, float]) -> dict[str, float]:
     return {scope: seconds for scope, seconds in most if seconds > 0}
 
 
-def _idle(measured: Measured) -> Iterator[_Bar]:
+def _idle(measured: MeasuredStep) -> Iterator[_Bar]:
     for where, seconds in measured.idle.items():
         name = f"idle: {where}" if where else "idle"
         yield name, seconds, measured.idle_causes.get(where, {})
 
 
-def _without_matmuls(measured: Measured, peaks: Peaks) -> Iterator[_Bar]:
+def _without_matmuls(measured: MeasuredStep, peaks: Peaks) -> Iterator[_Bar]:
     """Bars of ops without matmuls; of vector-unit matmuls, the time beyond the shortest."""
     bars: dict[str, dict[str, float]] = {}
     for op in measured.ops:
         if op.op.record is None or op.op.record.is_vector:
             scopes = bars.setdefault(_bar_of(op), defaultdict(float))
-            scopes[scope_of(op)] += op.seconds - shortest(op, peaks)
+            scopes[scope_of(op)] += op.seconds - peaks.shortest(op)
     _merge_short_kinds(bars)
     seconds = {name: sum(scopes.values()) for name, scopes in bars.items()}
     for name in sorted(bars, key=lambda name: (_order(name), -seconds[name])):
@@ -109,7 +112,7 @@ _TRANSFER = "exposed copies to and from "
 _HOST = "waiting for callbacks on the host"
 _CONTROL = "loops and calls beside their bodies"
 _NOT_JOINED = "ops without an instruction: "
-_OF_WORK = {Work.HOST: _HOST, Work.CONTROL: _CONTROL}
+_OF_WORK = {DeviceWork.HOST: _HOST, DeviceWork.CONTROL: _CONTROL}
 _ORDER = (_COMMUNICATION, _HOST, _NOT_JOINED, _CONTROL, _TRANSFER, _VECTOR)
 
 
@@ -119,32 +122,20 @@ def _order(name: str) -> int:
 
 def _bar_of(op: OpTime) -> str:
     joined = op.op
-    if joined.work is Work.COMMUNICATION:
+    if joined.work is DeviceWork.COMMUNICATION:
         return f"{_COMMUNICATION}{communication_of(op)}"
     if joined.record is None:
         return f"{_NOT_JOINED}{joined.kind}"
-    if joined.work is Work.TRANSFER:
+    if joined.work is DeviceWork.TRANSFER:
         return f"{_TRANSFER}{'the host' if joined.start and joined.start.host_bytes else 'memory'}"
     return _OF_WORK.get(joined.work, _VECTOR)
 
 
-def communication_of(op: OpTime) -> str:
-    """Kind and mesh axis of a collective, such as ``all-gather over data``."""
-    joined = op.op
-    if joined.start is None or joined.source is None:
-        return joined.kind
-    axes = axes_of(joined.start, joined.source.mesh)
-    return f"{joined.kind} over {axes}" if axes else joined.kind
-
-
-def scope_of(op: OpTime) -> str:
-    """An op's named scope; its kind, in parentheses, if it has none."""
-    record = op.op.start or op.op.record
-    return (record.scope if record is not None else "") or f"({op.op.kind})"
-
-
 def _matmuls(
-    measured: Measured, programs: Mapping[Program, KnownProgram], main: KnownProgram, peaks: Peaks
+    measured: MeasuredStep,
+    programs: Mapping[Program, KnownProgram],
+    main: KnownProgram,
+    peaks: Peaks,
 ) -> Iterator[_Bar]:
     ops = [op for op in measured.ops if op.op.record is not None and op.op.record.flops]
     of_main, of_others = executed_seconds(measured, programs, peaks)
@@ -152,10 +143,10 @@ def _matmuls(
     beyond = 0.0
     for op in ops:
         if op.op.record is not None and not op.op.record.is_vector:
-            below[scope_of(op)] += op.seconds - shortest(op, peaks)
+            below[scope_of(op)] += op.seconds - peaks.shortest(op)
             beyond += op.seconds
         else:
-            beyond += shortest(op, peaks)
+            beyond += peaks.shortest(op)
     yield "matmuls below peak", beyond - of_main - of_others, below
     if of_others:
         yield "matmuls of other programs", of_others, {}
@@ -164,7 +155,7 @@ def _matmuls(
 
 
 def executed_seconds(
-    measured: Measured, programs: Mapping[Program, KnownProgram], peaks: Peaks
+    measured: MeasuredStep, programs: Mapping[Program, KnownProgram], peaks: Peaks
 ) -> tuple[float, float]:
     """Shortest time of a step's matmuls: the main program's, all versions, and the others'."""
     of_main = of_others = 0.0
@@ -176,12 +167,6 @@ def executed_seconds(
             else:
                 of_others += seconds
     return of_main, of_others
-
-
-def shortest(op: OpTime, peaks: Peaks) -> float:
-    """The time of an op's matmuls at the peak."""
-    record = op.op.record
-    return 0.0 if record is None else op.runs * peaks.seconds(record.flops_by_dtype)
 
 
 def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Iterator[_Bar]:

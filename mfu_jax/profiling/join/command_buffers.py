@@ -12,17 +12,19 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.join.ops import Join, work_by_name
-from mfu_jax.profiling.join.programs import KnownProgram
-from mfu_jax.profiling.timeline.devices import OpName, OpTable, Program, Timeline
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable, Program
 
-Scores = npt.NDArray[np.int32]
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.records import InstructionRecord
+    from mfu_jax.profiling.join.programs import KnownProgram
+
+AlignmentScores = npt.NDArray[np.int32]
 
 # Scores of a kernel for an instruction, in whole numbers, which add up exactly. Only their order
 # matters: a name says more than a kind.
@@ -50,7 +52,7 @@ _NAMED = re.compile(r"command_buffer")
 _CALLS = frozenset({"custom-call", "convolution", "fft", "cholesky", "triangular-solve", "sort"})
 
 
-def named_in_buffers(timeline: Timeline, join: Join) -> Timeline:
+def named_in_buffers(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
     """The timeline with instructions instead of the kernels of command buffers, where found."""
     buffers: dict[tuple[Program, str], list[int]] = defaultdict(list)
     for number, name in enumerate(timeline.names):
@@ -61,7 +63,7 @@ def named_in_buffers(timeline: Timeline, join: Join) -> Timeline:
     first = np.full(len(timeline.names), np.iinfo(np.int64).max)
     np.minimum.at(first, timeline.ops, timeline.starts)
     found: dict[int, OpName] = {}
-    programs = _Programs(join)
+    programs = _Schedules(join)
     for (program, buffer), numbers in sorted(
         buffers.items(), key=lambda item: min(first[item[1]].tolist())
     ):
@@ -78,7 +80,7 @@ def named_in_buffers(timeline: Timeline, join: Join) -> Timeline:
     return dataclasses.replace(timeline, names=table.names, ops=renamed[timeline.ops])
 
 
-class _Programs:
+class _Schedules:
     """The computations of the programs that may have run.
 
     Args:
@@ -87,7 +89,7 @@ class _Programs:
 
     def __init__(self, join: Join) -> None:
         self._join = join
-        self._found: dict[int, list[Schedule]] = {}
+        self._found: dict[int, list[KernelSchedule]] = {}
         self._taken: dict[int, str] = {}  # by `id`: the command buffer that runs the instruction
 
     def aligned(
@@ -110,13 +112,13 @@ class _Programs:
         self._taken.update({id(r): owner for r in best.records if r is not None})
         return best.records
 
-    def _of(self, source: KnownProgram) -> list[Schedule]:
+    def _of(self, source: KnownProgram) -> list[KernelSchedule]:
         if id(source) not in self._found:
             parts: dict[str, list[InstructionRecord]] = defaultdict(list)
             names = source.costs.records
             for record in names.values():
                 parts[record.computation].append(record)
-            self._found[id(source)] = [Schedule.of(part, names) for part in parts.values()]
+            self._found[id(source)] = [KernelSchedule.of(part, names) for part in parts.values()]
         return self._found[id(source)]
 
 
@@ -127,7 +129,7 @@ class _Alignment(NamedTuple):
     records: Sequence[InstructionRecord | None]
 
 
-class Schedule:
+class KernelSchedule:
     """The instructions of one computation that launch kernels, in scheduled order.
 
     Args:
@@ -142,10 +144,10 @@ class Schedule:
         self._own = np.array([_code(record.name) for record in records])
         self._moves = np.array([bool(_MOVES.search(r.opcode)) for r in records])
         self._calls = np.array([r.opcode in _CALLS or r.collective is not None for r in records])
-        self._scores: dict[str, Scores] = {}
+        self._scores: dict[str, AlignmentScores] = {}
 
     @classmethod
-    def of(cls, records: Iterable[InstructionRecord], names: Iterable[str]) -> Schedule:
+    def of(cls, records: Iterable[InstructionRecord], names: Iterable[str]) -> KernelSchedule:
         """The schedule of a computation.
 
         Args:
@@ -193,7 +195,7 @@ class Schedule:
         self,
         units: Sequence[range],
         count: int,
-        last: Scores,
+        last: AlignmentScores,
         choices: npt.NDArray[np.int8],
         skips: npt.NDArray[np.bool_],
     ) -> _Alignment:
@@ -217,13 +219,13 @@ class Schedule:
         is_other = matched < _LEAST * count
         return _Alignment(0, [None] * count) if is_other else _Alignment(score, records)
 
-    def _score(self, kernel: str) -> Scores:
+    def _score(self, kernel: str) -> AlignmentScores:
         """A kernel's score for each instruction."""
         if kernel not in self._scores:
             self._scores[kernel] = self._scored(kernel)
         return self._scores[kernel]
 
-    def _scored(self, kernel: str) -> Scores:
+    def _scored(self, kernel: str) -> AlignmentScores:
         scores = np.full(len(self._records), _NEVER, np.int32)
         if self._is_foreign(kernel):
             scores[self._own == _UNNAMED] = _PERHAPS
@@ -239,14 +241,14 @@ class Schedule:
         scores[self._names == kernel] = _SAME_NAME
         return scores
 
-    def _also(self, kernel: str) -> Scores:
+    def _also(self, kernel: str) -> AlignmentScores:
         """Its score for each instruction as a further kernel of it."""
         if not self._is_foreign(kernel):  # a sort's second kernel: sort_3_1
             return np.where(self._names == kernel.rpartition("_")[0], _ALSO, _NEVER)
         of_call = np.where(self._calls, _ALSO + _FAMILY * self._families(kernel), _NEVER)
         return np.where(self._own == _UNNAMED, _PERHAPS_ALSO, of_call)
 
-    def _families(self, kernel: str) -> Scores:
+    def _families(self, kernel: str) -> AlignmentScores:
         """1 for calls of the library that a kernel is from, -1 for other calls, 0 if unknown."""
         for names, calls in _LIBRARIES:
             if re.search(names, kernel):

@@ -10,22 +10,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.join.command_buffers import named_in_buffers
-from mfu_jax.profiling.join.ops import Join, JoinedOp, Work
-from mfu_jax.profiling.join.programs import KnownProgram
-from mfu_jax.profiling.timeline.devices import OpName, OpTable, Program, Timeline
+from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.records import InstructionRecord
+    from mfu_jax.profiling.join.programs import KnownProgram
 
 
-def with_instructions(timeline: Timeline, join: Join) -> Timeline:
+def with_instructions(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
     """The timeline with the names that follow from the kernels' order."""
     return _named_by_order(named_in_buffers(timeline, join), join)
 
 
-def _named_by_order(timeline: Timeline, join: Join) -> Timeline:
+def _named_by_order(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
     joined = join.ops(timeline.names)
     is_unknown = np.array([_is_unknown(op) for op in joined], bool)[timeline.ops]
     if not is_unknown.any():
@@ -47,23 +50,8 @@ def _named_by_order(timeline: Timeline, join: Join) -> Timeline:
     return dataclasses.replace(timeline, names=table.names, ops=ops)
 
 
-def of_program(timeline: Timeline, program: Program) -> Timeline:
-    """The timeline with all its ops and executions assigned to one program.
-
-    Args:
-        timeline: a timeline whose kernels are all from command buffers: none names its program.
-        program: the only program that may have run.
-    """
-    runs = timeline.executions
-    return dataclasses.replace(
-        timeline,
-        names=tuple(name._replace(program=program) for name in timeline.names),
-        executions=dataclasses.replace(runs, programs=(program,) * len(runs.programs)),
-    )
-
-
 def _is_unknown(op: JoinedOp) -> bool:
-    return op.name.is_kernel and op.record is None and op.work is Work.COMPUTE
+    return op.name.is_kernel and op.record is None and op.work is DeviceWork.COMPUTE
 
 
 class _Order:

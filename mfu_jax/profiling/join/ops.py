@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.timeline.devices import OpName, Program
 
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.records import InstructionRecord
+    from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 
-class Work(IntEnum):
+
+class DeviceWork(IntEnum):
     """What an op does. If several are active at once, time goes to the first of these."""
 
     COMPUTE = 0
@@ -55,7 +57,7 @@ class JoinedOp(NamedTuple):
     name: OpName
     record: InstructionRecord | None
     source: KnownProgram | None
-    work: Work
+    work: DeviceWork
     kind: str
     start: InstructionRecord | None = None
 
@@ -112,24 +114,24 @@ def _joined(name: OpName, record: InstructionRecord, source: KnownProgram) -> Jo
     start = source.costs.records.get(record.started_by) if record.started_by else record
     collective = start.collective if start else None
     if collective is not None and start is not None and not (record.flops or start.flops):
-        return JoinedOp(name, record, source, Work.COMMUNICATION, collective.kind, start)
+        return JoinedOp(name, record, source, DeviceWork.COMMUNICATION, collective.kind, start)
     return JoinedOp(name, record, source, _work(record), record.opcode, start)
 
 
-def _work(record: InstructionRecord) -> Work:
+def _work(record: InstructionRecord) -> DeviceWork:
     if record.is_control:
-        return Work.CONTROL
+        return DeviceWork.CONTROL
     if _CALLBACK.search(record.shape.target):
-        return Work.HOST
+        return DeviceWork.HOST
     if _MESSAGES.match(record.opcode):
-        return Work.COMMUNICATION
-    return Work.TRANSFER if _TRANSFERS.match(record.opcode) else Work.COMPUTE
+        return DeviceWork.COMMUNICATION
+    return DeviceWork.TRANSFER if _TRANSFERS.match(record.opcode) else DeviceWork.COMPUTE
 
 
-def work_by_name(name: str) -> tuple[Work, str]:
+def work_by_name(name: str) -> tuple[DeviceWork, str]:
     """Work and kind of an op without an instruction, from its name."""
     if match := _NCCL.search(name):
-        return Work.COMMUNICATION, _NCCL_KINDS[match[1]]
+        return DeviceWork.COMMUNICATION, _NCCL_KINDS[match[1]]
     if _COPY.search(name):
-        return Work.TRANSFER, "memory copy"
-    return Work.COMPUTE, re.sub(r"[._]?\d+$", "", name)
+        return DeviceWork.TRANSFER, "memory copy"
+    return DeviceWork.COMPUTE, re.sub(r"[._]?\d+$", "", name)

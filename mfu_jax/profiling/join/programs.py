@@ -11,14 +11,21 @@ import jax.errors
 from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.flops.ledger import EVALUATION, Ledger, compare_flops
-from mfu_jax.profiling.join.hlo_protos import protos_of, text_of
 from mfu_jax.profiling.timeline.devices import OpName, Program
+from mfu_jax.profiling.trace.wire import WireError, fields
 from mfu_jax.profiling.trace.xspace import Trace
+from mfu_jax.util.jax_internals import hlo_text_of_proto
 
 OWN_CONVENTION = "the program's forward and backward matmuls"
 
+_PLANE = "/host:metadata"
+_STATS = ("Hlo Proto", "hlo_proto")
+_MODULE = 1  # of HloProto
+_DEVICES = 15  # of HloModuleProto: device_assignment, whose fields 1 and 2 are these
+_COUNTS = {1: "replica_count", 2: "num_partitions"}
 _ENOUGH = 0.99  # share of a program's ops that must be in the dump of its name
 
 
@@ -189,3 +196,44 @@ def _fits(costs: ProgramCosts, ops: Set[str]) -> bool:
     hidden = sum(record.opcode == "fusion-start" for record in costs.records.values())
     unknown = len(missing) - min(hidden, sum("fusion" in name for name in missing))
     return unknown <= (1 - _ENOUGH) * len(ops)
+
+
+def protos_of(trace: Trace) -> dict[Program, bytes]:
+    """Each program's ``HloModuleProto``."""
+    protos: dict[Program, bytes] = {}
+    for plane in trace.planes:
+        if plane.name != _PLANE:
+            continue
+        for number, metadata in plane.metadata.items():
+            content = next((metadata.stats[k] for k in _STATS if k in metadata.stats), None)
+            if isinstance(content, bytes):
+                name = metadata.name.partition("(")[0]
+                program = Program(name, metadata.stats.get("program_id", number))
+                protos[program] = _part(content, _MODULE)
+    return protos
+
+
+def text_of(module: bytes) -> str:
+    """A module's HLO text, with the number of devices, which the proto stores elsewhere.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the bytes are not a module.
+    """
+    text = hlo_text_of_proto(module)
+    header, newline, rest = text.partition("\n")
+    assigned = _part(module, _DEVICES)
+    for part in fields(assigned, 0, len(assigned)):
+        if part.number in _COUNTS and f"{_COUNTS[part.number]}=" not in header:
+            header += f", {_COUNTS[part.number]}={part.value}"
+    return header + newline + rest
+
+
+def _part(message: bytes, number: int) -> bytes:
+    """The bytes of a message's field; empty if it has none."""
+    try:
+        for part in fields(message, 0, len(message)):
+            if part.number == number:
+                return message[part.start : part.end]
+    except WireError:
+        pass
+    return b""

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mfu_jax.profiling.attribution.step_times import Measured, OpTime
-from mfu_jax.profiling.breakdown.tables import kernel_of
-from mfu_jax.profiling.breakdown.waterfall import scope_of
-from mfu_jax.profiling.join.ops import Work
-from mfu_jax.profiling.profile import Profile
+from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of
+from mfu_jax.profiling.join.ops import DeviceWork
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.profile import Profile
 
 _IDLE = "idle"
 _LEAST = 1e-12  # seconds: rounding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class TimeChange:
     """A group of ops, or idle time, per step and device, in both profiles.
 
     Attributes:
@@ -65,7 +66,7 @@ class Comparison:
 
     before: Profile
     after: Profile
-    changes: tuple[Change, ...]
+    changes: tuple[TimeChange, ...]
 
     @property
     def seconds(self) -> float:
@@ -119,12 +120,12 @@ def _sums(pairs: Iterator[tuple[str, float]]) -> dict[str, float]:
     return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
 
 
-def _idle(before: Measured, after: Measured) -> Iterator[Change]:
+def _idle(before: MeasuredStep, after: MeasuredStep) -> Iterator[TimeChange]:
     for where in dict.fromkeys((*before.idle, *after.idle)):
         was, now = before.idle.get(where, 0.0), after.idle.get(where, 0.0)
         reason = f"{_IDLE}: {where}" if where else _IDLE
         why = _whole(reason, now - was)
-        yield Change(scope=f"({reason})", phase="", kind=_IDLE, before=was, after=now, why=why)
+        yield TimeChange(scope=f"({reason})", phase="", kind=_IDLE, before=was, after=now, why=why)
 
 
 def _whole(reason: str, seconds: float) -> dict[str, float]:
@@ -132,7 +133,7 @@ def _whole(reason: str, seconds: float) -> dict[str, float]:
 
 
 @dataclass(kw_only=True)
-class _Group:
+class _OpSums:
     """Sums over the ops of one scope, phase and kind."""
 
     seconds: float = 0.0
@@ -149,25 +150,29 @@ class _Group:
         self.runs += op.runs
         self.flops += record.flops * op.runs if record else 0
         self.hbm_bytes += record.hbm_bytes * op.runs if record else 0
-        self.is_waiting |= op.op.work in (Work.COMMUNICATION, Work.TRANSFER, Work.HOST)
+        self.is_waiting |= op.op.work in (
+            DeviceWork.COMMUNICATION,
+            DeviceWork.TRANSFER,
+            DeviceWork.HOST,
+        )
 
 
-_Key = tuple[str, str, str]
+_GroupKey = tuple[str, str, str]
 
 
-def _groups(measured: Measured) -> dict[_Key, _Group]:
-    groups: dict[_Key, _Group] = {}
+def _groups(measured: MeasuredStep) -> dict[_GroupKey, _OpSums]:
+    groups: dict[_GroupKey, _OpSums] = {}
     for op in measured.ops:
         phase = op.op.record.phase if op.op.record else ""
-        groups.setdefault((scope_of(op), phase, kernel_of(op)), _Group()).add(op)
+        groups.setdefault((scope_of(op), phase, kernel_of(op)), _OpSums()).add(op)
     return groups
 
 
-def _ops(before: Measured, after: Measured) -> Iterator[Change]:
+def _ops(before: MeasuredStep, after: MeasuredStep) -> Iterator[TimeChange]:
     old, new = _groups(before), _groups(after)
     for key in dict.fromkeys((*old, *new)):
-        was, now = old.get(key, _Group()), new.get(key, _Group())
-        yield Change(
+        was, now = old.get(key, _OpSums()), new.get(key, _OpSums())
+        yield TimeChange(
             scope=key[0],
             phase=key[1],
             kind=key[2],
@@ -180,7 +185,7 @@ def _ops(before: Measured, after: Measured) -> Iterator[Change]:
         )
 
 
-def _why(was: _Group, now: _Group) -> dict[str, float]:
+def _why(was: _OpSums, now: _OpSums) -> dict[str, float]:
     """A group's extra seconds by reason."""
     if not was.runs:
         return _whole("new op", now.seconds)
@@ -196,7 +201,7 @@ def _why(was: _Group, now: _Group) -> dict[str, float]:
 
 
 def _divided(
-    was: _Group, now: _Group, work_of: Callable[[_Group], float], work: str, speed: str
+    was: _OpSums, now: _OpSums, work_of: Callable[[_OpSums], float], work: str, speed: str
 ) -> dict[str, float]:
     """Splits extra seconds into growth of the work at the old speed, and change of speed."""
     more = was.seconds * (work_of(now) / work_of(was) - 1) if work_of(was) else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mfu_jax.profiling.report.comparison import Change, Comparison
+from mfu_jax.profiling.report.comparison import Comparison, TimeChange
 from mfu_jax.util.formatting import columns, percent, readable, seconds_text, short
 
 
@@ -67,7 +67,7 @@ def _changes(comparison: Comparison, top: int) -> list[str]:
     return lines
 
 
-def _cells(change: Change) -> tuple[str, ...]:
+def _cells(change: TimeChange) -> tuple[str, ...]:
     return (
         short(change.scope),
         change.phase,

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from mfu_jax.profiling.breakdown.program_times import ProgramTime
-from mfu_jax.profiling.breakdown.tables import Row
+from mfu_jax.profiling.breakdown.tables import TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.util.formatting import columns, percent, printable, readable, seconds_text, short
@@ -87,7 +87,7 @@ def _most(bar: Bar) -> str:
     return ", ".join(f"{short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
 
 
-def _table(kind: str, rows: Sequence[Row], top: int) -> list[str]:
+def _table(kind: str, rows: Sequence[TableRow], top: int) -> list[str]:
     shown = rows[:top] if top else rows
     head = (
         "by " + kind,
@@ -109,7 +109,7 @@ def _table(kind: str, rows: Sequence[Row], top: int) -> list[str]:
     return lines
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: TableRow) -> tuple[str, ...]:
     return (
         short(row.name) or "(no scope)",
         seconds_text(row.seconds),

@@ -2,44 +2,47 @@
 
 Every event with an ``hlo_op`` is a thunk; ``device_ordinal`` gives its device, ``run_id`` its
 execution. One device's thunks run on several threads, and a thread serves several devices. The
-executor's own events enclose them: an execution is over only once it has also freed its memory. A
-thunk that continues after it returns gets its own lane, until its result is ready.
+executor's own events enclose them: an execution is over only once it has also freed its memory.
+
+Some thunks return at once, and threads without events continue them: XLA's matmuls (Eigen's
+contractions) and large copies. Such a thunk gets its own lane, until its result is ready. Each has
+an instant event ``end: NAME`` then, joined by the ids of producer and consumer
+(xla/backends/cpu/runtime/thunk_executor.cc). If the work waiting for the result runs immediately on
+the same thread, that event comes only after it: the result was ready when that work began.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from mfu_jax.profiling.timeline.completions import (
-    CONSUMER,
-    PRODUCER,
-    Completions,
-    Results,
-    executors,
-    results_of,
-    waits,
-)
 from mfu_jax.profiling.timeline.devices import (
+    DeviceTimeline,
     OpName,
     OpTable,
     Program,
-    Timeline,
     executions_of,
 )
-from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.trace.xspace import ABSENT, Events, Plane, Trace
+from mfu_jax.profiling.trace.wire import IntArray
+from mfu_jax.profiling.trace.xspace import ABSENT, EventColumns, Trace, XLine, XPlane
 
 PLANE = "/host:CPU"
+_PRODUCER, _CONSUMER = "_p", "_c"
+_END, _EXECUTOR = "end: ", "ThunkExecutor::Execute"
+_WAITS = re.compile(r"(while|call|conditional)(\.|$)")  # for ops with their own events
+_AT_ONCE = 10_000_000  # picoseconds: returning from a call
+_NONE = np.zeros(0, np.int64)
 _POOL = "tf_XLAEigen"  # the names of its threads begin so
-_NUMBERS = ("program_id", "run_id", "device_ordinal", PRODUCER, CONSUMER)
+_NUMBERS = ("program_id", "run_id", "device_ordinal", _PRODUCER, _CONSUMER)
 _TEXTS = ("hlo_op", "hlo_module")
 _COLUMNS = (*_NUMBERS, *_TEXTS, "start", "end", "lane", "until")
 
 
-def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
+def timelines(trace: Trace, plane: XPlane) -> Iterator[DeviceTimeline]:
     """The CPU devices of a host."""
     thunks = _thunks(plane)
     threads = sum(len(line) > 0 and line.name.startswith(_POOL) for line in plane.lines)
@@ -50,14 +53,14 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
         yield dataclasses.replace(timeline, threads=threads)
 
 
-def _thunks(plane: Plane) -> dict[str, Integers]:
+def _thunks(plane: XPlane) -> dict[str, IntArray]:
     """Columns of all thunks, over all threads."""
-    parts: dict[str, list[Integers]] = {name: [np.zeros(0, np.int64)] for name in _COLUMNS}
-    results: list[Results] = []
+    parts: dict[str, list[IntArray]] = {name: [np.zeros(0, np.int64)] for name in _COLUMNS}
+    results: list[_Results] = []
     for lane, line in enumerate(plane.lines):
         events = line.events(_NUMBERS, _TEXTS)
-        runs = executors(line, events)
-        results.append(results_of(line, events, runs))
+        runs = _executors(line, events)
+        results.append(_results_of(line, events, runs))
         chosen = events.texts["hlo_op"] != ABSENT
         columns = {**events.numbers, **events.texts, "start": events.starts, "end": events.ends}
         columns["until"] = _until(events, runs)
@@ -65,16 +68,16 @@ def _thunks(plane: Plane) -> dict[str, Integers]:
             parts[name].append(column[chosen])
         parts["lane"].append(np.full(int(chosen.sum()), lane))
     thunks = {name: np.concatenate(columns) for name, columns in parts.items()}
-    return _until_done(thunks, Completions(results), plane)
+    return _until_done(thunks, _Completions(results), plane)
 
 
 def _until_done(
-    thunks: dict[str, Integers], completions: Completions, plane: Plane
-) -> dict[str, Integers]:
+    thunks: dict[str, IntArray], completions: _Completions, plane: XPlane
+) -> dict[str, IntArray]:
     """Extends thunks to the ends of their results, with lanes for those that outlast their call."""
     ops, inverse = np.unique(thunks["hlo_op"], return_inverse=True)
-    is_waiting = np.array([waits(plane.trace.texts[op]) for op in ops.tolist()], bool)[inverse]
-    done = completions.of(thunks[PRODUCER], thunks["end"])
+    is_waiting = np.array([_waits(plane.trace.texts[op]) for op in ops.tolist()], bool)[inverse]
+    done = completions.of(thunks[_PRODUCER], thunks["end"])
     done = np.where(is_waiting, thunks["end"], done)
     late = np.flatnonzero(done > thunks["end"])
     lanes = thunks["lane"].copy()
@@ -82,7 +85,7 @@ def _until_done(
     return {**thunks, "lane": lanes, "end": done, "until": np.maximum(thunks["until"], done)}
 
 
-def _apart(starts: Integers, ends: Integers) -> Integers:
+def _apart(starts: IntArray, ends: IntArray) -> IntArray:
     """Assigns events to as few lanes as possible, such that events of a lane do not overlap."""
     lanes = np.zeros(len(starts), np.int64)
     free: list[int] = []  # when each lane becomes free
@@ -94,7 +97,7 @@ def _apart(starts: Integers, ends: Integers) -> Integers:
     return lanes
 
 
-def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timeline:
+def _timeline(trace: Trace, device: int, thunks: dict[str, IntArray]) -> DeviceTimeline:
     table = OpTable()
     ops = _numbered(
         [thunks["hlo_module"], thunks["program_id"], thunks["hlo_op"]],
@@ -105,7 +108,7 @@ def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timelin
         [thunks["hlo_module"], thunks["program_id"], thunks["run_id"]],
         lambda m, p, r: programs.setdefault((_program(trace, m, p), r), len(programs)),
     )
-    return Timeline(
+    return DeviceTimeline(
         device=f"CPU:{device}",
         platform="cpu",
         kind="cpu",
@@ -120,7 +123,7 @@ def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timelin
     )
 
 
-def _until(events: Events, runs: Integers) -> Integers:
+def _until(events: EventColumns, runs: IntArray) -> IntArray:
     """When the executor that runs each event is done; without one, the event's own end.
 
     Args:
@@ -139,7 +142,7 @@ def _program(trace: Trace, module: int, number: int) -> Program:
     return Program("" if module == ABSENT else trace.texts[module], number)
 
 
-def _numbered(columns: list[Integers], number: Callable[[int, int, int], int]) -> Integers:
+def _numbered(columns: list[IntArray], number: Callable[[int, int, int], int]) -> IntArray:
     """A number for each row, equal for equal rows; `number` is called once per distinct row."""
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:  # each has few distinct values
@@ -148,3 +151,83 @@ def _numbered(columns: list[Integers], number: Callable[[int, int, int], int]) -
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     return np.array([number(*row) for row in rows], np.int64)[inverse]
+
+
+class _Results(NamedTuple):
+    """The results that a thread reports.
+
+    Attributes:
+        ids: id of each result's producer.
+        times: time of each result's event, picoseconds.
+        begins: when the executor that ran just before began; `ABSENT` if none did.
+    """
+
+    ids: IntArray
+    times: IntArray
+    begins: IntArray
+
+
+class _Completions:
+    """The ends of all thunks of a host.
+
+    Args:
+        results: the results of its threads.
+    """
+
+    def __init__(self, results: Iterable[_Results]) -> None:
+        columns = zip(_Results(_NONE, _NONE, _NONE), *results, strict=True)
+        ids, times, begins = map(np.concatenate, columns)
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._times, self._begins = ids[order], times[order], begins[order]
+
+    def of(self, producers: IntArray, ends: IntArray) -> IntArray:
+        """When thunks are done, picoseconds; their own ends if they are done when they return.
+
+        Args:
+            producers: the thunks' ids.
+            ends: when they return, picoseconds.
+        """
+        if not len(self._ids):
+            return ends
+        at = np.minimum(np.searchsorted(self._ids, producers), len(self._ids) - 1)
+        done = np.where(self._begins[at] >= ends, self._begins[at], self._times[at])
+        is_late = (self._ids[at] == producers) & (done > ends + _AT_ONCE)
+        return np.where(is_late, done, ends)
+
+
+def _waits(name: str) -> bool:
+    """Whether an op of this name only waits for others.
+
+    >>> _waits("while.3"), _waits("dot.3")
+    (True, False)
+    """
+    return _WAITS.match(name) is not None
+
+
+def _executors(line: XLine, events: EventColumns) -> IntArray:
+    """The indices of a thread's executor events, which enclose the thunks that it runs."""
+    kinds = np.unique(events.metadata).tolist()
+    named = [kind for kind in kinds if line.plane.about(kind).name == _EXECUTOR]
+    return np.flatnonzero(np.isin(events.metadata, named))
+
+
+def _results_of(line: XLine, events: EventColumns, runs: IntArray) -> _Results:
+    """The results that a thread reports.
+
+    Args:
+        line: the thread.
+        events: its events, with the `_CONSUMER` numbers.
+        runs: indices of the executor's events.
+    """
+    ended = np.flatnonzero(events.numbers[_CONSUMER] != ABSENT)
+    kinds = events.metadata[ended]
+    named = [k for k in np.unique(kinds).tolist() if line.plane.about(k).name.startswith(_END)]
+    ended = ended[np.isin(kinds, named)]
+    ids, times = events.numbers[_CONSUMER][ended], events.starts[ended]
+    if not len(runs):
+        return _Results(ids, times, np.full(len(times), ABSENT))
+    runs = runs[np.lexsort((-events.starts[runs], events.ends[runs]))]
+    last = np.searchsorted(events.ends[runs], times, "right") - 1
+    before = runs[np.maximum(last, 0)]
+    is_just_before = (last >= 0) & (times - events.ends[before] < _AT_ONCE)
+    return _Results(ids, times, np.where(is_just_before, events.starts[before], ABSENT))

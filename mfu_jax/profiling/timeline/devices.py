@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.trace.wire import IntArray
 from mfu_jax.profiling.trace.xspace import ABSENT
 
 
@@ -48,8 +48,8 @@ class Executions:
     """
 
     programs: tuple[Program, ...]
-    starts: Integers
-    ends: Integers
+    starts: IntArray
+    ends: IntArray
 
     def of(self, programs: Set[Program]) -> Executions:
         """The executions of some programs."""
@@ -62,7 +62,7 @@ class Executions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline:
+class DeviceTimeline:
     """What one device did.
 
     Attributes:
@@ -84,30 +84,40 @@ class Timeline:
     platform: str
     kind: str
     names: tuple[OpName, ...]
-    ops: Integers
-    lanes: Integers
-    starts: Integers
-    ends: Integers
+    ops: IntArray
+    lanes: IntArray
+    starts: IntArray
+    ends: IntArray
     executions: Executions
     beside: frozenset[int] = frozenset()
     about: str = ""
     threads: int = 0
 
+    def of_program(self, program: Program) -> DeviceTimeline:
+        """The timeline with all its ops and executions assigned to the only program that may have
+        run: kernels from command buffers name none."""
+        runs = self.executions
+        return replace(
+            self,
+            names=tuple(name._replace(program=program) for name in self.names),
+            executions=replace(runs, programs=(program,) * len(runs.programs)),
+        )
 
-Lane = tuple[Integers, Integers, Integers]
+
+Lane = tuple[IntArray, IntArray, IntArray]
 """For each event of one lane: its op's number, its start and its end."""
 
 
-class Events(NamedTuple):
-    """The events of all lanes, with fields as in `Timeline`."""
+class LaneEvents(NamedTuple):
+    """The events of all lanes, with fields as in `DeviceTimeline`."""
 
-    ops: Integers
-    lanes: Integers
-    starts: Integers
-    ends: Integers
+    ops: IntArray
+    lanes: IntArray
+    starts: IntArray
+    ends: IntArray
 
     @classmethod
-    def of(cls, lanes: Sequence[Lane]) -> Events:
+    def of(cls, lanes: Sequence[Lane]) -> LaneEvents:
         """Combines the events of several lanes."""
         ops, starts, ends = map(np.concatenate, zip(*lanes, strict=True))
         numbers = np.repeat(np.arange(len(lanes)), [len(lane[0]) for lane in lanes])
@@ -131,7 +141,7 @@ class OpTable:
 
 
 def executions_of(
-    keys: Integers, programs: list[Program], starts: Integers, ends: Integers
+    keys: IntArray, programs: list[Program], starts: IntArray, ends: IntArray
 ) -> Executions:
     """Executions reconstructed from their ops.
 
@@ -148,7 +158,7 @@ def executions_of(
     return by_start(programs, first, last)
 
 
-def by_start(programs: Sequence[Program], starts: Integers, ends: Integers) -> Executions:
+def by_start(programs: Sequence[Program], starts: IntArray, ends: IntArray) -> Executions:
     """Sorts executions, given in any order, by start."""
     order = np.argsort(starts, kind="stable")
     return Executions(

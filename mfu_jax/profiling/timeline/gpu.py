@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 
 from mfu_jax.profiling.timeline.devices import (
-    Events,
+    DeviceTimeline,
     Executions,
     Lane,
+    LaneEvents,
     OpName,
     OpTable,
     Program,
-    Timeline,
     by_start,
 )
-from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.trace.xspace import ABSENT, Line, Plane, Trace
-from mfu_jax.profiling.trace.xspace import Events as TraceEvents
+from mfu_jax.profiling.trace.wire import IntArray
+from mfu_jax.profiling.trace.xspace import ABSENT, EventColumns, Trace, XLine, XPlane
 
 PLANE = "/device:GPU:"
 _STREAM = "Stream #"
@@ -37,14 +36,14 @@ _SHARED = 0.02  # of a program's ops run as often as the program, at least
 _IN_GRAPH = 2**32 - 1  # the part of a node's number that is not its graph's
 
 
-def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
+def timelines(trace: Trace, plane: XPlane) -> Iterator[DeviceTimeline]:
     """A plane's device; none if nothing ran on it."""
     lines = [line for line in plane.lines if line.name.startswith(_STREAM) and len(line)]
     if not lines:
         return
     table = OpTable()
-    events = Events.of(list(_lanes(trace, plane, lines, table)))
-    yield Timeline(
+    events = LaneEvents.of(list(_lanes(trace, plane, lines, table)))
+    yield DeviceTimeline(
         device=plane.name.removeprefix("/device:"),
         platform="gpu",
         kind=str(plane.stats.get("gpu_device_name", "")),
@@ -68,7 +67,7 @@ def _about(stats: Mapping[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _lanes(trace: Trace, plane: Plane, lines: Sequence[Line], table: OpTable) -> Iterator[Lane]:
+def _lanes(trace: Trace, plane: XPlane, lines: Sequence[XLine], table: OpTable) -> Iterator[Lane]:
     found = [line.events(_NUMBERS, _TEXTS) for line in lines]
     positions = _positions(found)
     for events, position in zip(found, positions, strict=True):
@@ -82,7 +81,7 @@ def _lanes(trace: Trace, plane: Plane, lines: Sequence[Line], table: OpTable) ->
         yield np.array(ops, np.int64)[group], events.starts, events.ends
 
 
-def _positions(lanes: Sequence[TraceEvents]) -> list[Integers]:
+def _positions(lanes: Sequence[EventColumns]) -> list[IntArray]:
     """Where each kernel stands in its command buffer: the order in which its nodes usually start.
 
     `ABSENT` for everything that no CUDA graph launched. A launch may use several streams.
@@ -109,7 +108,7 @@ def _positions(lanes: Sequence[TraceEvents]) -> list[Integers]:
     return np.split(out, sizes)
 
 
-def _groups(*columns: Integers) -> Integers:
+def _groups(*columns: IntArray) -> IntArray:
     """The same number, counted from 0, for events that are equal in all columns.
 
     Sorting numbers column by column is several times as fast as sorting rows.
@@ -123,7 +122,7 @@ def _groups(*columns: Integers) -> Integers:
 
 
 def _name(
-    trace: Trace, plane: Plane, kernel: int, op: int, module: int, number: int, at: int, graph: int
+    trace: Trace, plane: XPlane, kernel: int, op: int, module: int, number: int, at: int, graph: int
 ) -> OpName:
     program = Program("" if module == ABSENT else trace.texts[module], number)
     # The name may include a command buffer or async wrapper: outer name, then inner.
@@ -137,14 +136,14 @@ def _name(
     return OpName(program, name, True, f"{text or 'graph'} {graph}", at)
 
 
-def _executions(names: tuple[OpName, ...], events: Events) -> Executions:
+def _executions(names: tuple[OpName, ...], events: LaneEvents) -> Executions:
     """Executions of each program, separated by the first of its ops that run once in each.
 
     They begin where that op does, so their spacing is right; they end with their last op.
     """
     programs: list[Program] = []
-    begins: list[Integers] = [np.zeros(0, np.int64)]
-    finishes: list[Integers] = [np.zeros(0, np.int64)]
+    begins: list[IntArray] = [np.zeros(0, np.int64)]
+    finishes: list[IntArray] = [np.zeros(0, np.int64)]
     numbers = {program: number for number, program in enumerate({n.program: 0 for n in names})}
     of_event = np.array([numbers[name.program] for name in names], np.int64)[events.ops]
     for program, number in numbers.items():
@@ -159,7 +158,7 @@ def _executions(names: tuple[OpName, ...], events: Events) -> Executions:
     return by_start(programs, np.concatenate(begins), np.concatenate(finishes))
 
 
-def _begins(ops: Integers, starts: Integers) -> Integers:
+def _begins(ops: IntArray, starts: IntArray) -> IntArray:
     """The starts of the op that marks a program's executions.
 
     A few ops may be missing in some executions, or have another name there.

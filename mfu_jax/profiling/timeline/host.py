@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.timeline.time_attribution import Floats, parents_of
-from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.trace.xspace import ABSENT, Line, Plane
+from mfu_jax.profiling.timeline.time_attribution import FloatArray, parents_of
+from mfu_jax.profiling.trace.wire import IntArray
+from mfu_jax.profiling.trace.xspace import ABSENT, XLine, XPlane
 
 PLANE = "/host:CPU"
 _STEP = "step_num"
@@ -40,16 +40,16 @@ class HostThread:
         ends: the same.
     """
 
-    step_numbers: Integers
-    step_starts: Integers
-    step_ends: Integers
+    step_numbers: IntArray
+    step_starts: IntArray
+    step_ends: IntArray
     names: tuple[str, ...]
-    ops: Integers
-    starts: Integers
-    ends: Integers
+    ops: IntArray
+    starts: IntArray
+    ends: IntArray
 
     @cached_property
-    def parents(self) -> Integers:
+    def parents(self) -> IntArray:
         """As returned by `parents_of`."""
         return parents_of(np.zeros(len(self.starts), np.int64), self.starts, self.ends)
 
@@ -64,24 +64,24 @@ class HostThread:
         calls = self._python_calls
         return min(float(np.median(np.diff(calls))), _MOST_PER_CALL) if len(calls) > 1 else 0.0
 
-    def recording(self, starts: Integers, ends: Integers) -> Floats:
+    def recording(self, starts: IntArray, ends: IntArray) -> FloatArray:
         """Picoseconds that recording the Python calls that begin within each interval takes."""
         until = np.searchsorted(self._python_calls, np.stack([starts, ends]))
         return (self.per_call * np.maximum(until[1] - until[0], 0)).astype(np.float64)
 
     @cached_property
-    def _python_calls(self) -> Integers:
+    def _python_calls(self) -> IntArray:
         return np.sort(self.starts[self.is_python])
 
 
-class Host:
+class HostThreads:
     """The threads of one host of a trace.
 
     Args:
         plane: the host's plane; None if the trace has none.
     """
 
-    def __init__(self, plane: Plane | None) -> None:
+    def __init__(self, plane: XPlane | None) -> None:
         self._plane = plane
         self._callers: dict[str, HostThread | None] = {}
 
@@ -111,7 +111,7 @@ class Host:
         return _thread(line, chosen, numbers[chosen])
 
     @property
-    def _lines(self) -> list[Line]:
+    def _lines(self) -> list[XLine]:
         return [] if self._plane is None else [line for line in self._plane.lines if len(line)]
 
     def _caller(self, module: str) -> HostThread | None:
@@ -124,7 +124,7 @@ class Host:
         return _thread(line, chosen, np.arange(len(chosen))) if len(chosen) else None
 
 
-def _numbers(line: Line) -> Integers:
+def _numbers(line: XLine) -> IntArray:
     return line.events((_STEP,)).numbers[_STEP]
 
 
@@ -147,7 +147,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "_", name).strip("_")
 
 
-def _outermost(line: Line, kinds: list[int]) -> Integers:
+def _outermost(line: XLine, kinds: list[int]) -> IntArray:
     """The events of these kinds that are not within another, by start."""
     events = line.events()
     chosen = np.flatnonzero(np.isin(events.metadata, kinds))
@@ -158,7 +158,7 @@ def _outermost(line: Line, kinds: list[int]) -> Integers:
     return chosen[is_outer]
 
 
-def _thread(line: Line, marks: Integers, numbers: Integers) -> HostThread:
+def _thread(line: XLine, marks: IntArray, numbers: IntArray) -> HostThread:
     """A thread with its steps.
 
     Args:

@@ -1,4 +1,7 @@
-"""The timelines of a trace's devices, on any platform."""
+"""The timelines of a trace's devices, on any platform.
+
+Adding one: a file beside this one that builds `Timeline`s, listed here.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from collections.abc import Sequence
 
 from mfu_jax.errors import UserError
 from mfu_jax.profiling.timeline import cpu, gpu, tpu
-from mfu_jax.profiling.timeline.devices import Timeline
-from mfu_jax.profiling.timeline.host import PLANE, Host
+from mfu_jax.profiling.timeline.devices import DeviceTimeline
+from mfu_jax.profiling.timeline.host import PLANE, HostThreads
 from mfu_jax.profiling.trace.xspace import Trace
 
 # An accelerator's host has a plane like a CPU device's, so CPUs come last.
 _PLATFORMS = (tpu, gpu, cpu)
 
 
-def read_devices(traces: Sequence[Trace]) -> list[tuple[Timeline, Host]]:
+def read_devices(traces: Sequence[Trace]) -> list[tuple[DeviceTimeline, HostThreads]]:
     """Every device of a job, with its host's side of the trace.
 
     Args:
@@ -26,7 +29,7 @@ def read_devices(traces: Sequence[Trace]) -> list[tuple[Timeline, Host]]:
     """
     found = []
     for trace in traces:
-        threads = Host(next((plane for plane in trace.planes if plane.name == PLANE), None))
+        threads = HostThreads(next((plane for plane in trace.planes if plane.name == PLANE), None))
         for timeline in _timelines(trace):
             if len(traces) > 1:
                 name = f"{trace.path.name.partition('.')[0]} {timeline.device}"
@@ -43,7 +46,7 @@ def read_devices(traces: Sequence[Trace]) -> list[tuple[Timeline, Host]]:
     return found
 
 
-def _timelines(trace: Trace) -> list[Timeline]:
+def _timelines(trace: Trace) -> list[DeviceTimeline]:
     for platform in _PLATFORMS:
         found = [
             timeline

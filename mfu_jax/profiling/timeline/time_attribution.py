@@ -12,15 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.trace.wire import IntArray
 
-Floats = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
+
+Intervals = tuple[IntArray, IntArray]
+"""Starts and ends, picoseconds."""
 
 NO_PARENT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
+class TimeAttribution:
     """Wall time, divided.
 
     Attributes:
@@ -30,18 +33,18 @@ class Division:
         idle_until: idle time before each of `points`.
     """
 
-    shares: Floats
+    shares: FloatArray
     idle: float
-    points: Integers
-    idle_until: Floats
+    points: IntArray
+    idle_until: FloatArray
 
-    def idle_within(self, starts: Integers, ends: Integers) -> Floats:
+    def idle_within(self, starts: IntArray, ends: IntArray) -> FloatArray:
         """Idle time within each interval."""
         until = np.interp(np.concatenate([starts, ends]), self.points, self.idle_until)
         return until[len(starts) :] - until[: len(starts)]
 
 
-def parents_of(lanes: Integers, starts: Integers, ends: Integers) -> Integers:
+def parents_of(lanes: IntArray, starts: IntArray, ends: IntArray) -> IntArray:
     """The innermost event of its lane that encloses each event, else `NO_PARENT`."""
     parents = np.full(len(starts), NO_PARENT)
     order = np.lexsort((-ends, starts, lanes))
@@ -62,14 +65,22 @@ def parents_of(lanes: Integers, starts: Integers, ends: Integers) -> Integers:
     return parents
 
 
-def divide(
-    starts: Integers,
-    ends: Integers,
-    classes: Integers,
-    parents: Integers,
+def without_inner(lengths: FloatArray, parents: IntArray) -> FloatArray:
+    """Each event's length without the events directly within it."""
+    inner = np.flatnonzero(parents != NO_PARENT)
+    own = lengths.copy()
+    np.subtract.at(own, parents[inner], lengths[inner])
+    return own
+
+
+def attribute_time(
+    starts: IntArray,
+    ends: IntArray,
+    classes: IntArray,
+    parents: IntArray,
     begin: int,
     end: int,
-) -> Division:
+) -> TimeAttribution:
     """Divides the time from `begin` to `end`.
 
     Args:
@@ -99,10 +110,12 @@ def divide(
         np.subtract.at(shares, parents[replaced], until[last[replaced]] - until[first[replaced]])
         is_taken |= active > 0
     idle_until = np.concatenate([[0.0], np.cumsum(np.where(is_taken, 0.0, lengths))])
-    return Division(shares=shares, idle=float(idle_until[-1]), points=points, idle_until=idle_until)
+    return TimeAttribution(
+        shares=shares, idle=float(idle_until[-1]), points=points, idle_until=idle_until
+    )
 
 
-def _active(first: Integers, last: Integers, points: int) -> Integers:
+def _active(first: IntArray, last: IntArray, points: int) -> IntArray:
     """How many events are active between each point and the next."""
     changes = np.bincount(first, minlength=points) - np.bincount(last, minlength=points)
     return np.cumsum(changes)[:-1]

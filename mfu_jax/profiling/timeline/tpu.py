@@ -12,17 +12,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mfu_jax.profiling.timeline.devices import (
-    Events,
+    DeviceTimeline,
     Executions,
+    LaneEvents,
     OpName,
     OpTable,
     Program,
-    Timeline,
     by_start,
 )
-from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.trace.xspace import ABSENT, Metadata, Plane, Trace
-from mfu_jax.profiling.trace.xspace import Events as EventColumns
+from mfu_jax.profiling.trace.wire import IntArray
+from mfu_jax.profiling.trace.xspace import ABSENT, EventColumns, Metadata, Trace, XPlane
 
 PLANE = "/device:TPU:"
 _OPS, _ASYNC_OPS, _MODULES = "XLA Ops", "Async XLA Ops", "XLA Modules"
@@ -31,7 +30,7 @@ _INSTRUCTION = re.compile(r"%?([^\s=]+) = ")
 _MODULE = re.compile(r"(.*)\((\d+)\)$")
 
 
-def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
+def timelines(trace: Trace, plane: XPlane) -> Iterator[DeviceTimeline]:
     """A plane's device; none if nothing ran on it."""
     lines = [line for line in plane.lines if line.name in (_OPS, _ASYNC_OPS) and len(line)]
     if not lines:
@@ -47,8 +46,8 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
             starts, ends = _on_own_clock(columns)
             executions = _by_their_ops(aligned, within, starts, ends)
         lanes.append((_ops(plane, columns.metadata, aligned.programs, within, table), starts, ends))
-    events = Events.of(lanes)
-    yield Timeline(
+    events = LaneEvents.of(lanes)
+    yield DeviceTimeline(
         device=plane.name.removeprefix("/device:"),
         platform="tpu",
         kind=str(plane.stats.get("device_type_string", "")),
@@ -63,7 +62,7 @@ def _has_own_clock(events: EventColumns) -> bool:
     return all(len(column) and (column != ABSENT).all() for column in events.numbers.values())
 
 
-def _on_own_clock(events: EventColumns) -> tuple[Integers, Integers]:
+def _on_own_clock(events: EventColumns) -> tuple[IntArray, IntArray]:
     """Starts and ends by the device's own clock, with the same origin as the events' own times.
 
     Those are fitted to the host's clock: one op may get half of its time, and the next one none.
@@ -74,7 +73,7 @@ def _on_own_clock(events: EventColumns) -> tuple[Integers, Integers]:
 
 
 def _by_their_ops(
-    executions: Executions, within: Integers, starts: Integers, ends: Integers
+    executions: Executions, within: IntArray, starts: IntArray, ends: IntArray
 ) -> Executions:
     """Executions from their first op to their last; those without ops stay as they are."""
     first, last = executions.starts.copy(), executions.ends.copy()
@@ -86,7 +85,7 @@ def _by_their_ops(
     return by_start(executions.programs, first, last)
 
 
-def _executions(plane: Plane) -> Executions:
+def _executions(plane: XPlane) -> Executions:
     programs: list[Program] = []
     starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for line in plane.lines:
@@ -105,12 +104,12 @@ def _program(metadata: Metadata) -> Program:
 
 
 def _ops(
-    plane: Plane,
-    metadata: Integers,
+    plane: XPlane,
+    metadata: IntArray,
     programs: Sequence[Program],
-    within: Integers,
+    within: IntArray,
     table: OpTable,
-) -> Integers:
+) -> IntArray:
     """Op numbers of a line's events, given the execution that each lies in; −1 is none."""
     kinds = [*dict.fromkeys(programs), Program("", ABSENT)]
     numbers = {program: number for number, program in enumerate(kinds)}

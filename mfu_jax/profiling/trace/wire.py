@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-Integers = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 _LONGEST_VARINT = 10
 _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
@@ -94,11 +94,11 @@ class FieldsOfMany(NamedTuple):
         ends: where they end.
     """
 
-    rows: Integers
-    numbers: Integers
-    values: Integers
-    starts: Integers
-    ends: Integers
+    rows: IntArray
+    numbers: IntArray
+    values: IntArray
+    starts: IntArray
+    ends: IntArray
 
     def of(self, number: int) -> FieldsOfMany:
         """The fields with this number."""
@@ -106,7 +106,7 @@ class FieldsOfMany(NamedTuple):
         return FieldsOfMany(*(column[chosen] for column in self))
 
 
-def fields_of_many(data: Bytes, starts: Integers, ends: Integers) -> Iterator[FieldsOfMany]:
+def fields_of_many(data: Bytes, starts: IntArray, ends: IntArray) -> Iterator[FieldsOfMany]:
     """The fields of many messages: the first field of each, then the second of each, ….
 
     Args:
@@ -135,7 +135,7 @@ def fields_of_many(data: Bytes, starts: Integers, ends: Integers) -> Iterator[Fi
         rows, at, ends = rows[more], at[more], ends[more]
 
 
-def _sizes(kinds: Integers, lengths: Integers) -> Integers:
+def _sizes(kinds: IntArray, lengths: IntArray) -> IntArray:
     """How many bytes follow the tag, or the varint."""
     known = np.isin(kinds, (_VARINT, _EIGHT, _LENGTH, _FOUR))
     if not known.all() or np.any(lengths[kinds == _LENGTH] < 0):
@@ -143,7 +143,7 @@ def _sizes(kinds: Integers, lengths: Integers) -> Integers:
     return np.select([kinds == _LENGTH, kinds == _EIGHT, kinds == _FOUR], [lengths, 8, 4], 0)
 
 
-def _varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
+def _varints(data: Bytes, at: IntArray) -> tuple[IntArray, IntArray]:
     """The varints at many positions, as signed integers, and the positions after them."""
     try:
         first = data[at]
@@ -164,7 +164,7 @@ def _varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
     return values, after
 
 
-def children(data: memoryview, start: int, end: int, number: int) -> tuple[Integers, Integers]:
+def children(data: memoryview, start: int, end: int, number: int) -> tuple[IntArray, IntArray]:
     """Where the messages of a repeated field begin and end; other fields are skipped.
 
     The only Python loop over all events of a trace: it costs about 0.3 µs per event.

@@ -17,7 +17,7 @@ import numpy as np
 from mfu_jax.profiling.trace.wire import (
     Bytes,
     Field,
-    Integers,
+    IntArray,
     WireError,
     children,
     fields,
@@ -53,22 +53,22 @@ _UNKNOWN = Metadata("", "", {})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Events:
+class EventColumns:
     """Events of one line, in the order of the file.
 
     Attributes:
-        metadata: keys of `Plane.metadata`.
+        metadata: keys of `XPlane.metadata`.
         starts: picoseconds since `Trace.epoch_ns`.
         ends: the same.
         numbers: one column per requested integer stat; `ABSENT` where an event lacks it.
         texts: one column per requested text stat, of keys of `Trace.texts`; `ABSENT` likewise.
     """
 
-    metadata: Integers
-    starts: Integers
-    ends: Integers
-    numbers: Mapping[str, Integers]
-    texts: Mapping[str, Integers]
+    metadata: IntArray
+    starts: IntArray
+    ends: IntArray
+    numbers: Mapping[str, IntArray]
+    texts: Mapping[str, IntArray]
 
 
 class Trace:
@@ -99,7 +99,7 @@ class Trace:
         self._keys: dict[str, int] = {}
         try:
             self.planes = [
-                Plane(self, f) for f in fields(self.view, 0, len(self.view)) if f[0] == 1
+                XPlane(self, f) for f in fields(self.view, 0, len(self.view)) if f[0] == 1
             ]
             epochs = [
                 line.timestamp_ns for plane in self.planes for line in plane.lines if len(line)
@@ -126,7 +126,7 @@ class Trace:
         return key
 
 
-class Plane:
+class XPlane:
     """A device, a host, or a place for metadata.
 
     Attributes:
@@ -156,7 +156,7 @@ class Plane:
                 stats.append(field)
         self.metadata = dict(self._metadata(entry) for entry in entries)
         self.stats = dict(map(self._stat, stats))
-        self.lines = [Line(self, field) for field in lines]
+        self.lines = [XLine(self, field) for field in lines]
 
     def about(self, kind: int) -> Metadata:
         """The metadata of one kind of event; empty if the file has none."""
@@ -215,7 +215,7 @@ class Plane:
         return name, value
 
 
-class Line:
+class XLine:
     """A thread, a stream, or a view of a device.
 
     Attributes:
@@ -224,7 +224,7 @@ class Line:
         starts: where its events begin in the file.
     """
 
-    def __init__(self, plane: Plane, line: Field) -> None:
+    def __init__(self, plane: XPlane, line: Field) -> None:
         self.plane = plane
         self.trace = plane.trace
         self.name = ""
@@ -253,7 +253,7 @@ class Line:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def events(self, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> Events:
+    def events(self, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> EventColumns:
         """Its events, with the requested stats.
 
         Args:
@@ -275,7 +275,7 @@ class Line:
 class _EventReader:
     """Reads the events of a line into columns, chunk by chunk."""
 
-    def __init__(self, line: Line, numbers: Sequence[str], texts: Sequence[str]) -> None:
+    def __init__(self, line: XLine, numbers: Sequence[str], texts: Sequence[str]) -> None:
         count = len(line)
         self.line = line
         self.trace = line.trace
@@ -289,10 +289,10 @@ class _EventReader:
             self.ids.setdefault(name, []).append(key)
         self.references: dict[int, int] = {}
 
-    def events(self) -> Events:
+    def events(self) -> EventColumns:
         base_ns = max(self.line.timestamp_ns - self.trace.epoch_ns, 0)
         starts = self.offsets + base_ns * 1000
-        return Events(
+        return EventColumns(
             metadata=self.metadata,
             starts=starts,
             ends=starts + self.durations,
@@ -303,9 +303,9 @@ class _EventReader:
     def read(self, begin: int, end: int) -> None:
         line, data = self.line, self.trace.data
         wanted = any(name in self.ids for name in (*self.numbers, *self.texts))
-        rows: list[Integers] = []
-        starts: list[Integers] = []
-        ends: list[Integers] = []
+        rows: list[IntArray] = []
+        starts: list[IntArray] = []
+        ends: list[IntArray] = []
         for found in fields_of_many(data, line.starts[begin:end], line.ends[begin:end]):
             for number, column in enumerate((self.metadata, self.offsets, self.durations), 1):
                 of = found.of(number)
@@ -318,7 +318,7 @@ class _EventReader:
         if rows:
             self._read_stats(*map(np.concatenate, (rows, starts, ends)))
 
-    def _read_stats(self, rows: Integers, starts: Integers, ends: Integers) -> None:
+    def _read_stats(self, rows: IntArray, starts: IntArray, ends: IntArray) -> None:
         ids = np.zeros(len(rows), np.int64)
         kinds = np.zeros(len(rows), np.int64)
         values = np.zeros(len(rows), np.int64)
@@ -337,7 +337,7 @@ class _EventReader:
             chosen = np.flatnonzero(np.isin(ids, self.ids.get(name, [])))
             column[rows[chosen]] = self._as_texts(kinds[chosen], values[chosen], begins[chosen])
 
-    def _as_numbers(self, kinds: Integers, values: Integers, begins: Integers) -> Integers:
+    def _as_numbers(self, kinds: IntArray, values: IntArray, begins: IntArray) -> IntArray:
         plain = (kinds == 3) | (kinds == 4)
         out = np.where(plain, values, ABSENT)
         for row in np.flatnonzero(~plain):  # annotations write numbers as text
@@ -346,7 +346,7 @@ class _EventReader:
                 out[row] = int(text)
         return out
 
-    def _as_texts(self, kinds: Integers, values: Integers, begins: Integers) -> Integers:
+    def _as_texts(self, kinds: IntArray, values: IntArray, begins: IntArray) -> IntArray:
         out = np.full(len(kinds), ABSENT)
         is_reference = kinds == 7
         for key in np.unique(values[is_reference]).tolist():

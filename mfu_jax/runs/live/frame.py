@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.runs.live.following import Follower, LiveStep
+from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.util.formatting import loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
 
@@ -17,7 +18,6 @@ _LAST_STEPS = 8
 _LAST_ALARMS = 5
 _CURVE_COLUMNS = 48
 _SPLIT_COLUMNS = 48
-_TIME = "perf/step_time_seconds"
 # A run without new records for this many step times, and at least so many seconds, looks stuck.
 _LATE_STEPS, _LATE_SECONDS = 20.0, 60.0
 _COLORS = {"train": "green", "compile": "magenta", "data": "yellow", "eval": "cyan"}
@@ -72,7 +72,7 @@ def time_split(steps: Iterable[LiveStep]) -> dict[str, float]:
     """
     split: Counter[str] = Counter()
     for step in steps:
-        seconds = step.scalars.get(_TIME, 0.0)
+        seconds = step.scalars.get(STEP_SECONDS, 0.0)
         if not 0 <= seconds < math.inf:
             continue
         compiling = min(seconds, step.scalars.get("compile/seconds", 0.0))
@@ -104,7 +104,7 @@ def _headline(follower: Follower, steps: Sequence[LiveStep], now: float) -> Any:
         for label, metric in (("MFU", "perf/mfu"), ("HFU", "perf/hfu"))
         if (values := _finite(measured, metric))
     ]
-    if times := _finite(measured, _TIME):
+    if times := _finite(measured, STEP_SECONDS):
         medians.append(f"{readable(statistics.median(times))} s a step")
     if medians:
         text.append(f"\nmedian of {len(measured)} steps: {', '.join(medians)}")
@@ -120,7 +120,7 @@ def _state(heartbeat: Mapping[str, Any], steps: Sequence[LiveStep], now: float) 
     if last is None:
         return str(beat or "running"), ""
     age = max(0.0, now - last)
-    times = _finite(steps, _TIME)
+    times = _finite(steps, STEP_SECONDS)
     limit = max(_LATE_SECONDS, _LATE_STEPS * statistics.median(times)) if times else _LATE_SECONDS
     text = f"{_age(age)} ago"
     if beat == "hung":
@@ -139,7 +139,7 @@ def _table(steps: Sequence[LiveStep]) -> Any:
         scalars = step.scalars
         table.add_row(
             str(step.number),
-            _shown(scalars.get(_TIME), readable),
+            _shown(scalars.get(STEP_SECONDS), readable),
             _shown(scalars.get("perf/per_device_tflops_per_sec"), readable),
             _shown(scalars.get("perf/per_device_tokens_per_sec"), lambda x: f"{x:.0f}"),
             _shown(scalars.get("perf/mfu"), percent),
@@ -156,7 +156,7 @@ def _curves(steps: Sequence[LiveStep]) -> list[Any]:
     lines = []
     for label, name, text_of in (
         ("MFU", "perf/mfu", percent),
-        ("seconds", _TIME, readable),
+        ("seconds", STEP_SECONDS, readable),
         ("loss", "learning/loss", loss_text),
     ):
         values = [step.scalars.get(name, math.nan) for step in measured]

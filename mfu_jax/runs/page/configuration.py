@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.runs.run_data import RunData
+from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import loss_text
 
 _MOST_METRICS = 150

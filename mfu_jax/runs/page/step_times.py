@@ -11,7 +11,8 @@ from mfu_jax.pages.charts import Bin, histogram
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.runs.run_data import TIME, RunData
+from mfu_jax.runs.metrics.step_table import STEP_SECONDS
+from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import seconds_text
 
 _BINS = 60
@@ -43,7 +44,7 @@ def step_times(run: RunData, name: str) -> Iterator[Markup]:
         run: the run to show.
         name: of the run, if there are several.
     """
-    places, values = run.columns.measured(TIME)
+    places, values = run.columns.measured(STEP_SECONDS)
     if not values:
         return
     median = statistics.median(values)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.totals import model_flops_per_device
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer.config import pyconfig
 from tests.support.jax_versions import has_nnx_list
 from tests.support.tiny_models import analytic, gradient
 

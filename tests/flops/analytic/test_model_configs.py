@@ -10,20 +10,21 @@ from collections import Counter
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.inputs import load_model_config, override_keys
-from mfu_jax.flops.analytic.model_configs.group import Group
+from mfu_jax.flops.analytic.maxtext_keys import override_keys
+from mfu_jax.flops.analytic.model_configs.group import FieldGroup
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS, ModelConfig
+from mfu_jax.flops.analytic.overrides import load_model_config
 
 CONFIG = ModelConfig(vocab_size=10, num_decoder_layers=2, emb_dim=4)
 
 
 def test_a_flat_name_belongs_to_one_group() -> None:
-    groups = [CONFIG, *(v for v in vars(CONFIG).values() if isinstance(v, Group))]
+    groups = [CONFIG, *(v for v in vars(CONFIG).values() if isinstance(v, FieldGroup))]
     names = Counter(
         field.name
         for group in groups
         for field in dataclasses.fields(group)
-        if not isinstance(getattr(group, field.name), Group)
+        if not isinstance(getattr(group, field.name), FieldGroup)
     )
     assert max(names.values()) == 1
     assert set(names) == set(CONFIG.flat())
@@ -98,5 +99,5 @@ def test_a_config_shows_what_differs_from_the_defaults() -> None:
     )
     assert repr(config) == (
         "ModelConfig(vocab_size=10, num_decoder_layers=2, emb_dim=4, "
-        "attention=Attention(head_dim=8))"
+        "attention=AttentionConfig(head_dim=8))"
     )

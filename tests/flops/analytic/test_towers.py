@@ -6,13 +6,14 @@ import jax
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.inputs import load_model_config
-from mfu_jax.flops.analytic.maxtext import (
-    calculate_prefill_tflops_per_device,
-    calculate_tflops_training_per_device,
-)
+from mfu_jax.flops.analytic.overrides import load_model_config
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, flops_breakdown
+from mfu_jax.flops.analytic.totals import (
+    calculate_prefill_tflops_per_device,
+    calculate_tflops_per_device,
+    calculate_tflops_training_per_device,
+    flops_breakdown,
+)
 
 # MaxText e591f30's own functions, one image of one tile, in FLOPs: (weights, attention).
 MAXTEXT_TOWERS = {

@@ -1,7 +1,8 @@
 """The executed count on recorded programs of real compiles: TPU v4 to 7x, H100, CPU.
 
 Expected numbers are hand arithmetic on the shapes (`program_list`, `reference_model`), written out
-here where XLA merged or repeated work. `scripts/record_programs.py` makes the recordings again.
+here where XLA merged or repeated work. `scripts/records/record_programs.py` makes the
+recordings again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.ledger import compare_flops
-from scripts.record_programs import without_paths
+from scripts.records.record_programs import without_paths
 from tests.support import program_kernels as kernels
 from tests.support import program_models as models
 from tests.support.jax_versions import reads_recorded_kernels

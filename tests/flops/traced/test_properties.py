@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
 
-from mfu_jax.flops.traced.counting import _walk, count_model_flops
+from mfu_jax.flops.traced.counting import _counted, count_model_flops
 from tests.support.work import count_calls
 
 B, S, D = 2, 6, 4
@@ -103,7 +103,7 @@ def test_remat_never_changes_the_model_count(program, outer, with_value):
     assert 0 <= count.rematerialized <= 2 * forward
     if with_value:
         # JAX's own names for what it does again add up to the same.
-        _, as_written = _walk(step, (w, x), {})
+        _, as_written = _counted(step, (w, x), {})
         named = sum(n for m, n in as_written.flops.items() if m.phase == "rematerialized")
         assert count.rematerialized == named
 

@@ -20,8 +20,8 @@ from mfu_jax.logger.journal.lines import MOST_STEPS
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import JsonlSink
-from mfu_jax.runs.goodput import read_run
-from mfu_jax.runs.journals import lines_at_rest, read_journals
+from mfu_jax.runs.goodput.journals import lines_at_rest, read_journals
+from mfu_jax.runs.goodput.wall_clock import read_run
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
 

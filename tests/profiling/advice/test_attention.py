@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.flops.executed.instruction_shapes import MatmulShape
+from mfu_jax.flops.executed.records import MatmulShape
 from mfu_jax.profiling.advice.matmuls import attention
 
 HEADS, LENGTH, WIDTH = 8, 2048, 128
@@ -51,7 +51,7 @@ def gain(
         unit: rows and columns of the chip's matrix unit.
     """
     ops = [*(op(phase, length) for phase in phases), softmax(beside, length)]
-    facts: Any = SimpleNamespace(
+    stats: Any = SimpleNamespace(
         is_cpu=platform == "cpu",
         chip=SimpleNamespace(matrix_unit=unit),
         measured=SimpleNamespace(platform=platform),
@@ -62,7 +62,7 @@ def gain(
             ledger=SimpleNamespace(lines=[SimpleNamespace(label="masked pairs", flops=masked)]),
         ),
     )
-    found = attention(facts)
+    found = attention(stats)
     return found[0] if found else None
 
 

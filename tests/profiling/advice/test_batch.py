@@ -7,25 +7,27 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.flops.executed.instruction_shapes import Array, MatmulShape
+from mfu_jax.flops.executed.records import ArrayShape, MatmulShape
 from mfu_jax.profiling.advice.batch import small_batch
-from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.ops import DeviceWork
 from tests.support.written_profiles import BF16
 
-STATE = frozenset({Array("f32", (128, 128)), Array("f32", (128, 1)), Array("f32", (1024, 16))})
+STATE = frozenset(
+    {ArrayShape("f32", (128, 128)), ArrayShape("f32", (128, 1)), ArrayShape("f32", (1024, 16))}
+)
 
 
 def gain(
     *, matmul: MatmulShape | None = None, array: tuple[int, ...] = (), peak: float = BF16
 ) -> float | None:
     """Of a step of 100 ms in which one op, with this matmul or on this array, takes 80 ms."""
-    shape = SimpleNamespace(matmul=matmul, results=(Array("f32", array),), operand_arrays=())
+    shape = SimpleNamespace(matmul=matmul, results=(ArrayShape("f32", array),), operand_arrays=())
     record = SimpleNamespace(shape=shape, is_vector=matmul is None, flops=0)
     op = SimpleNamespace(
-        op=SimpleNamespace(work=Work.COMPUTE, record=record, start=None), seconds=0.08, runs=1
+        op=SimpleNamespace(work=DeviceWork.COMPUTE, record=record, start=None), seconds=0.08, runs=1
     )
     work = 2 * matmul.m * matmul.n * matmul.k if matmul else 0
-    facts: Any = SimpleNamespace(
+    stats: Any = SimpleNamespace(
         is_cpu=False,
         step=0.1,
         compute=lambda: [op] if matmul else [],
@@ -35,7 +37,7 @@ def gain(
         measured=SimpleNamespace(ops=[op], platform="tpu", late_calls=0.0),
         program=SimpleNamespace(costs=SimpleNamespace(state=STATE)),
     )
-    found = small_batch(facts)
+    found = small_batch(stats)
     return found[0] if found else None
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.dumps import ModelFlops
-from mfu_jax.profiling.advice import RULES, Facts
-from mfu_jax.profiling.advice.devices import imbalance
+from mfu_jax.profiling.advice.rules import RULES
+from mfu_jax.profiling.advice.stats import ProfileStats
+from mfu_jax.profiling.advice.work import imbalance
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.report.text import render
 from mfu_jax.util.formatting import seconds_text
@@ -209,7 +210,8 @@ def test_a_straggling_device(
         ),
     )
     assert (
-        imbalance(Facts(measured=one_step, peaks=profile.peaks, program=profile.program)) is None
+        imbalance(ProfileStats(measured=one_step, peaks=profile.peaks, program=profile.program))
+        is None
     )  # a single step says nothing
     if straggles:
         first(profile, "imbalance between devices", MATMUL)

@@ -1,7 +1,7 @@
 """Faults planted in the reference trainer's step on an H100, and what removing them brought.
 
-Recorded by scripts/planted_on_gpu.py (unrolled, two layers; jax 0.11.2): the GPU's plane of each
-faulty step's trace, with its program. The times are medians of seven turns, untraced.
+Recorded by scripts/campaigns/planted_on_gpu.py (unrolled, two layers; jax 0.11.2): the GPU's
+plane of each faulty step's trace, with its program. The times are medians of seven turns, untraced.
 """
 
 from __future__ import annotations

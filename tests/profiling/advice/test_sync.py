@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mfu_jax.profiling.advice.host import sync
-from mfu_jax.profiling.attribution.host_work import HostTime, HostWork
+from mfu_jax.profiling.attribution.host_time import HostTime
+from mfu_jax.profiling.attribution.host_work import HostWork
 
 
 @pytest.mark.parametrize(
@@ -34,12 +35,12 @@ def test_what_a_cpus_device_gains_beside_the_hosts_work(
         steps=9,
         threads=2 if is_cpu else 0,
     )
-    facts: Any = SimpleNamespace(
+    stats: Any = SimpleNamespace(
         is_cpu=is_cpu,
         measured=measured,
         evaluations=frozenset(),
         host=lambda kind: waiting if kind is HostWork.WAIT else nothing,
     )
-    seconds, evidence = sync(facts)
+    seconds, evidence = sync(stats)
     assert seconds == pytest.approx(gain)
     assert "in 9 of 9 steps ($array.py:298 __float__ in $loop.py:3 log)" in evidence

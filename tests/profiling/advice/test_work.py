@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mfu_jax.profiling.advice.work import callback, remat
-from mfu_jax.profiling.join.ops import Work
+from mfu_jax.profiling.join.ops import DeviceWork
 
 
-def facts(*, late: float, is_cpu: bool, beside: float = 0.0) -> Any:
+def stats(*, late: float, is_cpu: bool, beside: float = 0.0) -> Any:
     """A step of 100 ms, 30 of which wait for a callback; a CPU's pool has two threads.
 
     Args:
@@ -20,7 +20,7 @@ def facts(*, late: float, is_cpu: bool, beside: float = 0.0) -> Any:
         beside: how long the callback runs beside other ops.
     """
     record = SimpleNamespace(name="ask", scope="")
-    work = SimpleNamespace(work=Work.HOST, record=record)
+    work = SimpleNamespace(work=DeviceWork.HOST, record=record)
     op = SimpleNamespace(op=work, seconds=0.03, self_seconds=0.03 + beside, runs=1)
     measured = SimpleNamespace(ops=[op], late_calls=late, threads=2 if is_cpu else 0)
     return SimpleNamespace(step=0.1, is_cpu=is_cpu, measured=measured)
@@ -38,7 +38,7 @@ def facts(*, late: float, is_cpu: bool, beside: float = 0.0) -> Any:
     ],
 )
 def test_the_gain_of_a_callback(late: float, is_cpu: bool, beside: float, gain: float) -> None:
-    found = callback(facts(late=late, is_cpu=is_cpu, beside=beside))
+    found = callback(stats(late=late, is_cpu=is_cpu, beside=beside))
     assert found is not None
     assert found[0] == pytest.approx(gain)
 
@@ -47,7 +47,7 @@ MB = 10**6
 
 
 def recomputing(*, is_cpu: bool, computation: str, kept: int) -> Any:
-    """Facts of a step of 100 ms, 30 of which recompute results of this size, in a small program."""
+    """A step of 100 ms, 30 of which recompute results of this size, in a small program."""
 
     def op(name: str, phase: str, computation: str) -> Any:
         shape = SimpleNamespace(operands=(), result_bytes=kept)

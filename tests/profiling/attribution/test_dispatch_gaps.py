@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.attribution.dispatch_gaps import Intervals, LateCalls
+from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps, Intervals
 from mfu_jax.profiling.timeline.devices import Executions, Program
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, divide
+from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, attribute_time
 
 STEP, EVALUATION = Program("jit_step", 1), Program("jit_evaluate", 2)
 NONE = np.zeros(0, np.int64)
@@ -39,8 +39,8 @@ def late(
         starts=calls_of_python,
         ends=calls_of_python,
     )
-    division = divide(starts, ends, classes, parents, 0, 33)
-    return LateCalls(thread, waits, executions, executions.of({STEP}), division).idle
+    division = attribute_time(starts, ends, classes, parents, 0, 33)
+    return DispatchGaps(thread, waits, executions, executions.of({STEP}), division).idle
 
 
 def test_idle_time_until_the_next_call_is_late() -> None:
@@ -80,7 +80,7 @@ def test_a_wait_seen_to_end_just_before_its_step_lasts_until_the_next_call() -> 
         starts=NONE,
         ends=NONE,
     )
-    division = divide(starts, ends, np.zeros(3, np.int64), np.full(3, NO_PARENT), 0, 4000)
-    calls_late = LateCalls(thread, (NONE, NONE), executions, executions.of({STEP}), division)
+    division = attribute_time(starts, ends, np.zeros(3, np.int64), np.full(3, NO_PARENT), 0, 4000)
+    calls_late = DispatchGaps(thread, (NONE, NONE), executions, executions.of({STEP}), division)
     ends_of_waits = np.array([1500, 1995, 2000, 2001, 3500])
     assert calls_late.next_step(ends_of_waits).tolist() == [1500, 3000, 3000, 3000, 3500]

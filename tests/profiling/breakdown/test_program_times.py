@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.dumps import ModelFlops, ProgramDump, write
-from mfu_jax.profiling.page import page
 from mfu_jax.profiling.profile import Profile, read_profile
+from mfu_jax.profiling.report.page import page
 from mfu_jax.profiling.report.text import render
 from tests.support import html_pages
 from tests.support.accelerator_traces import write_trace

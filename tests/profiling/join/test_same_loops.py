@@ -9,7 +9,7 @@ import numpy as np
 
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.profiling.join.command_buffers import named_in_buffers
-from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, Executions, OpName, Program
 
 BODY = """
 %body_{0} (s: (s32[], f32[64,64])) -> (s32[], f32[64,64]) {{
@@ -46,7 +46,7 @@ ENTRY %main (a: (s32[], f32[64,64])) -> (s32[], f32[64,64]) {{
 PROGRAM = Program("jit_f", 1)
 
 
-def timeline(buffers: list[str]) -> Timeline:
+def timeline(buffers: list[str]) -> DeviceTimeline:
     """Launches of these command buffers: the loops' two kernels each, named after loop 1's."""
     names: dict[OpName, int] = {}
     ops = []
@@ -55,7 +55,7 @@ def timeline(buffers: list[str]) -> Timeline:
             name = OpName(PROGRAM, kernel, True, buffer, position)
             ops.append(names.setdefault(name, len(names)))
     starts = np.arange(len(ops)) * 1000
-    return Timeline(
+    return DeviceTimeline(
         device="GPU:0",
         platform="gpu",
         kind="NVIDIA H100 80GB HBM3",

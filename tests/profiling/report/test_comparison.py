@@ -10,7 +10,7 @@ import pytest
 from mfu_jax import cli
 from mfu_jax.dumps import ModelFlops, ProgramDump, write
 from mfu_jax.profiling.profile import read_profile
-from mfu_jax.profiling.report.comparison import Change, Comparison, compare
+from mfu_jax.profiling.report.comparison import Comparison, TimeChange, compare
 from tests.support.accelerator_traces import write_trace
 from tests.support.xspace import Plane
 
@@ -71,7 +71,7 @@ def comparison(folders: tuple[Path, Path]) -> Comparison:
     return compare(*map(read_profile, folders))
 
 
-def changes_of(comparison: Comparison) -> dict[str, Change]:
+def changes_of(comparison: Comparison) -> dict[str, TimeChange]:
     return {change.scope: change for change in comparison.changes}
 
 

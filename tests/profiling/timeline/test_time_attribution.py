@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mfu_jax.profiling.timeline.time_attribution import divide, parents_of
+from mfu_jax.profiling.timeline.time_attribution import attribute_time, parents_of
 
 Event = tuple[int, int, int, int]  # lane, start, end, class
 
@@ -15,7 +15,7 @@ Event = tuple[int, int, int, int]  # lane, start, end, class
 def divided(events: list[Event], begin: int, end: int) -> tuple[list[float], float]:
     lanes, starts, ends, classes = np.array(events, np.int64).T
     parents = parents_of(lanes, starts, ends)
-    division = divide(starts, ends, classes, parents, begin, end)
+    division = attribute_time(starts, ends, classes, parents, begin, end)
     return division.shares.tolist(), division.idle
 
 

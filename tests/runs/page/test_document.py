@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from mfu_jax.runs.comparison.runs import compare_runs
 from mfu_jax.runs.page import page
 from mfu_jax.runs.page.document import run_names
-from mfu_jax.runs.run_comparison import compare_runs
-from mfu_jax.runs.run_data import Options, RunData, read_run_data
+from mfu_jax.runs.report.run_data import Options, RunData, read_run_data
 from tests.support import html_pages
 from tests.support.metrics_lines import line, write_run
 from tests.support.written_journals import UNIX, WrittenJournal

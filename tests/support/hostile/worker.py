@@ -20,7 +20,7 @@ from typing import IO, Any
 from mfu_jax import cli
 from mfu_jax.commands import compare, hardware
 from mfu_jax.errors import UserError
-from mfu_jax.trainer.pyconfig import load
+from mfu_jax.trainer.config.pyconfig import load
 
 _ADDRESS_SPACE_BYTES = 4 * 2**30  # protects the machine; the tests look at the peak's growth
 

@@ -7,17 +7,15 @@ import functools
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers
-from mfu_jax.flops.analytic.architectures import parts
-from mfu_jax.flops.analytic.architectures.registry import architecture
+from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
-from mfu_jax.flops.analytic.model_configs.attention import SparseAttention
+from mfu_jax.flops.analytic.model_configs.attention import SparseAttentionConfig
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Causal, Mask, TopK
 from mfu_jax.util.values import shown
 
 
-@architecture("deepseek")
 def deepseek(config: ModelConfig) -> Model:
     """Latent attention; dense layers first, then experts; indexer, hyper-connections, engram."""
     attended = _deepseek_attention(config)
@@ -25,7 +23,7 @@ def deepseek(config: ModelConfig) -> Model:
     def block(kind: tuple[bool, int | None]) -> tuple[str, Components]:
         dense, engram = kind
         name = "dense_layers" if dense else "moe_layers"
-        components = (*attended, *parts.feed_forward(config, dense=dense))
+        components = (*attended, *blocks.feed_forward(config, dense=dense))
         if engram is None:
             return name, components
         return f"{name}_engram_{engram}", (*components, *_engram(config, engram))
@@ -33,14 +31,14 @@ def deepseek(config: ModelConfig) -> Model:
     engrams = {layer: index for index, layer in enumerate(config.engram.engram_layers)}
     dense_layers = config.experts.first_num_dense_layers
     kinds = ((i < dense_layers, engrams.get(i)) for i in range(config.num_decoder_layers))
-    return parts.decoder(config, layers_of(kinds, block))
+    return blocks.decoder(config, layers_of(kinds, block))
 
 
 def _deepseek_attention(config: ModelConfig) -> Components:
     """Norms, attention with its indexer, and the hyper-connections around both blocks."""
     sparse = config.sparse_attention
     if not sparse.use_indexer:
-        attended = parts.attention(config, parts.global_mask(config))
+        attended = blocks.attention(config, blocks.global_mask(config))
     else:
         config.require("indexer_topk", "indexer_n_heads", "indexer_head_dim", "q_lora_rank")
         attended = (
@@ -52,18 +50,18 @@ def _deepseek_attention(config: ModelConfig) -> Components:
                 scored=config.step.max_target_length > sparse.indexer_topk,
                 trained=sparse.indexer_loss_scaling_factor > 0,
             ),
-            *parts.attention(config, _indexed_mask(sparse)),
+            *blocks.attention(config, _indexed_mask(sparse)),
         )
     around = _hyper_connections(config) if config.stack.mhc_expansion_rate > 1 else ()
-    return (*parts.norms(config, 2), *around, *attended)
+    return (*blocks.norms(config, 2), *around, *attended)
 
 
-def _indexed_mask(sparse: SparseAttention) -> Mask:
+def _indexed_mask(sparse: SparseAttentionConfig) -> Mask:
     """The mask keeps every key in the indexer's dense warm-up (arXiv 2512.02556, section 2.1.1)."""
     return Causal() if _is_warm_up(sparse) else TopK(sparse.indexer_topk)
 
 
-def _is_warm_up(sparse: SparseAttention) -> bool:
+def _is_warm_up(sparse: SparseAttentionConfig) -> bool:
     return sparse.indexer_loss_scaling_factor > 0 and not sparse.indexer_sparse_training
 
 
@@ -153,7 +151,6 @@ def _is_prime(number: int) -> bool:
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17)
 
 
-@architecture("deepseek4")
 def deepseek4(config: ModelConfig) -> Model:
     """Window, compressed and sparse compressed attention, by layer; experts everywhere."""
     config.require(
@@ -178,7 +175,6 @@ def deepseek4(config: ModelConfig) -> Model:
     return _compressed_decoder(config, streamed=config.stack.mhc_expansion_rate > 1)
 
 
-@architecture("hf_deepseek_v4")
 def hf_deepseek_v4(config: ModelConfig) -> Model:
     """Like `deepseek4`, but the norms of hyper-connections have no weights."""
     model = _compressed_decoder(config, streamed=True)
@@ -208,10 +204,10 @@ def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Model:
         ratio, hashed = kind
         name = _DEEPSEEK4_LAYERS.get(ratio, "compressed_layers")
         return f"{name}_hash_routed" if hashed else name, (
-            *parts.norms(config, 2),
+            *blocks.norms(config, 2),
             *(_hyper_connections(config) if streamed else ()),
             *_compressed_attention(config, ratio),
-            *(parts.moe(config, router_bias=False) if hashed else parts.moe(config)),
+            *(blocks.moe(config, router_bias=False) if hashed else blocks.moe(config)),
         )
 
     ratios = config.sparse_attention.compress_ratios[: config.num_decoder_layers]
@@ -222,7 +218,7 @@ def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Model:
         formulas.vector("hyper_head/scale", 1),
     )
     layers = layers_of(kinds, block)
-    return parts.decoder(config, layers, closing=closing if streamed else ())
+    return blocks.decoder(config, layers, closing=closing if streamed else ())
 
 
 # Layers of this ratio have an indexer.

@@ -6,7 +6,6 @@ import math
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas
-from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Full
@@ -14,7 +13,6 @@ from mfu_jax.flops.masks import Full
 _TIMESTEP_FREQUENCIES = 256
 
 
-@architecture("dit")
 def dit(config: ModelConfig) -> Model:
     """DiT (arXiv 2212.09748): patches of a latent ``[side, side, channels]``, adaLN-Zero blocks.
 

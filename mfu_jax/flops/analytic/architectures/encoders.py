@@ -10,19 +10,18 @@ import math
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas
-from mfu_jax.flops.analytic.architectures import parts
-from mfu_jax.flops.analytic.architectures.registry import architecture
+from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Component, Layer, Model
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.model_configs.towers import Encoder
+from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
 from mfu_jax.flops.analytic.towers.encoder import over_images
 from mfu_jax.flops.masks import Causal, Full, Mask
 
 
 def _require_config_json(config: ModelConfig) -> None:
     """Raises a `UserError` if no translation of a config.json has set the encoder's fields."""
-    if config.encoder == Encoder():
+    if config.encoder == EncoderConfig():
         block = config.decoder_block
         raise UserError(f"decoder_block={block!r} comes from a config.json; give that instead")
 
@@ -55,7 +54,6 @@ def _block(
     )
 
 
-@architecture("hf_bert")
 def bert(config: ModelConfig) -> Model:
     """Tables and a norm, post-norm encoder layers, and the heads of the trained class."""
     _require_config_json(config)
@@ -122,7 +120,6 @@ def _image_patches(config: ModelConfig) -> int:
     return math.prod(config.vision.patch_grid)
 
 
-@architecture("hf_vit")
 def vit(config: ModelConfig) -> Model:
     """Patches and a class token through pre-norm encoder layers; a sequence is one image.
 
@@ -147,7 +144,6 @@ def vit(config: ModelConfig) -> Model:
     )
 
 
-@architecture("hf_clip")
 def clip(config: ModelConfig) -> Model:
     """A causal text encoder and a vision encoder, each projected to a shared width.
 
@@ -171,7 +167,7 @@ def clip(config: ModelConfig) -> Model:
             ),
             Layer(
                 name="text/layers",
-                components=_block(text, config.feed_forward.mlp_dim, parts.global_mask(config)),
+                components=_block(text, config.feed_forward.mlp_dim, blocks.global_mask(config)),
                 repeats=config.num_decoder_layers,
             ),
             Layer(
@@ -211,7 +207,6 @@ def clip(config: ModelConfig) -> Model:
     )
 
 
-@architecture("hf_t5")
 def t5(config: ModelConfig) -> Model:
     """T5: an encoder over the source, a decoder with cross attention; RMSNorm, no bias.
 
@@ -268,7 +263,6 @@ def t5(config: ModelConfig) -> Model:
     )
 
 
-@architecture("hf_whisper")
 def whisper(config: ModelConfig) -> Model:
     """Whisper: two convolutions of kernel 3 (the second halves the length), encoder, decoder.
 
@@ -317,7 +311,7 @@ def whisper(config: ModelConfig) -> Model:
 def _logits(config: ModelConfig) -> Components:
     if "logits" not in config.encoder.output_heads:
         return ()
-    return (parts.head(config, config.emb_dim),)
+    return (blocks.head(config, config.emb_dim),)
 
 
 def _whisper_attention(

@@ -6,17 +6,15 @@ from collections.abc import Callable
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers, recurrences
-from mfu_jax.flops.analytic.architectures import parts
-from mfu_jax.flops.analytic.architectures.registry import architecture
+from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, INDEXED, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.huggingface import hugging_face_towers
+from mfu_jax.flops.analytic.towers.hugging_face_towers import hugging_face_towers
 from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask, TopK
 
 
-@architecture("hf_decoder")
 def generic_decoder(config: ModelConfig) -> Model:
     """Embedding, the layers as listed, final norm, output head."""
 
@@ -69,7 +67,7 @@ def frame(
     first = [formulas.table("tokens", config.vocab_size, width)]
     if projected:
         first.append(formulas.projection("project_in", width, config.emb_dim))
-    if parts.learned_positions(config):
+    if blocks.learned_positions(config):
         first.append(formulas.table("positions", tables.trainable_position_size, config.emb_dim))
     if tables.embedding_norm:
         first.extend(norms(config, 1, "embedding_norm"))
@@ -81,7 +79,7 @@ def frame(
     ]
     if projected:
         last.append(formulas.projection("project_out", config.emb_dim, width))
-    output = parts.head(config, width, bias=tables.head_bias)
+    output = blocks.head(config, width, bias=tables.head_bias)
     if tables.output_head:
         last.append(output)
     return Model(
@@ -89,7 +87,7 @@ def frame(
             *hugging_face_towers(config),
             Layer(name="embedding", components=(*first, *embedding)),
             *layers,
-            *parts.mtp_modules(config, layers[-1].components, output),
+            *blocks.mtp_modules(config, layers[-1].components, output),
             Layer(name="head", components=tuple(last)),
         )
     )
@@ -98,7 +96,7 @@ def frame(
 def norms(config: ModelConfig, copies: int, name: str) -> Components:
     """`copies` norms over the model width; none if norms have no weights."""
     weightless = not copies or config.stack.normalization == "none"
-    return () if weightless else parts.norms(config, copies, name)
+    return () if weightless else blocks.norms(config, copies, name)
 
 
 def mask_of_layer(config: ModelConfig, kind: str) -> Mask:
@@ -106,7 +104,7 @@ def mask_of_layer(config: ModelConfig, kind: str) -> Mask:
     if config.attention.bidirectional:
         window = config.attention.sliding_window_size
         return BidirectionalWindow(window) if kind == SLIDING and window else Full()
-    masks = {FULL: parts.global_mask, SLIDING: parts.window_mask, CHUNKED: parts.chunk_mask}
+    masks = {FULL: blocks.global_mask, SLIDING: blocks.window_mask, CHUNKED: blocks.chunk_mask}
     return masks[kind](config)
 
 
@@ -124,10 +122,10 @@ def token_mixer(config: ModelConfig, kind: str) -> Components:
 def _attention(config: ModelConfig, kind: str) -> Components:
     sizes, mask = config.attention, mask_of_layer(config, kind)
     if sizes.attention_type == "mla":
-        attended = parts.latent_attention(config, mask, bias=sizes.attention_bias)
+        attended = blocks.latent_attention(config, mask, bias=sizes.attention_bias)
         return (*_gate(config), *attended)
     windowed = kind == SLIDING and sizes.sliding_kv_heads > 0
-    attended = parts.attention(
+    attended = blocks.attention(
         config,
         mask,
         bias=sizes.attention_bias,
@@ -175,11 +173,11 @@ def _indexed_attention(config: ModelConfig, _: str) -> Components:
         scored=True,
     )
     bias = config.attention.attention_bias
-    return (*picked, *parts.latent_attention(config, TopK(sparse.indexer_topk), bias=bias))
+    return (*picked, *blocks.latent_attention(config, TopK(sparse.indexer_topk), bias=bias))
 
 
 def _delta_net(config: ModelConfig, _: str) -> Components:
-    return parts.delta_net(config)
+    return blocks.delta_net(config)
 
 
 def _mamba(config: ModelConfig, _: str) -> Components:
@@ -279,13 +277,13 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
     if kind == "dense":
         weights = config.feed_forward.activation_weights
         scalars = (formulas.vector("mlp/activation", weights),) if weights else ()
-        return (*parts.mlp(config), *scalars)
+        return (*blocks.mlp(config), *scalars)
     if kind == "rwkv":
         return recurrences.rwkv_channel_mixing(config.emb_dim, config.feed_forward.mlp_dim)
     if kind != "moe":
         raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe, rwkv or none")
     sizes = config.experts
-    experts = parts.moe(config, shared_dim=sizes.shared_expert_dim or None, bias=sizes.expert_bias)
+    experts = blocks.moe(config, shared_dim=sizes.shared_expert_dim or None, bias=sizes.expert_bias)
     if not sizes.shared_expert_gate:
         return experts
     return (*experts, formulas.projection("moe/shared_gate", config.emb_dim, 1))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from mfu_jax.flops.analytic import formulas
-from mfu_jax.flops.analytic.architectures import parts
-from mfu_jax.flops.analytic.architectures.registry import architecture
+from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-@architecture("llama4")
 def llama4(config: ModelConfig) -> Model:
     """Chunked attention except in every n-th layer; experts in every m-th layer."""
     interval = config.attention.nope_layer_interval
@@ -18,59 +16,56 @@ def llama4(config: ModelConfig) -> Model:
 
     def block(kind: tuple[bool, bool]) -> tuple[str, Components]:
         is_global, dense = kind
-        mask = parts.global_mask(config) if is_global else parts.chunk_mask(config)
+        mask = blocks.global_mask(config) if is_global else blocks.chunk_mask(config)
         name = "global" if is_global else "chunked"
         return f"{name}_dense_layers" if dense else f"{name}_moe_layers", (
-            *parts.norms(config, 2),
+            *blocks.norms(config, 2),
             # Its query and key norms have no weights.
-            *parts.attention(config, mask, qk_norm=False),
-            *parts.feed_forward(config, dense=dense),
+            *blocks.attention(config, mask, qk_norm=False),
+            *blocks.feed_forward(config, dense=dense),
         )
 
     kinds = (
         (interval > 0 and i % interval == 0, i % step != 0)
         for i in range(1, config.num_decoder_layers + 1)
     )
-    return parts.decoder(config, layers_of(kinds, block))
+    return blocks.decoder(config, layers_of(kinds, block))
 
 
-@architecture("envy")
 def envy(config: ModelConfig) -> Model:
     """Switch-style: experts in every n-th layer, a dense MLP in the others."""
     step = max(config.experts.interleave_moe_layer_step, 1)
-    attended = (*parts.norms(config, 3), *parts.attention(config, parts.global_mask(config)))
+    attended = (*blocks.norms(config, 3), *blocks.attention(config, blocks.global_mask(config)))
 
     def block(dense: bool) -> tuple[str, Components]:
         name = "dense_layers" if dense else "moe_layers"
-        return name, (*attended, *parts.feed_forward(config, dense=dense))
+        return name, (*attended, *blocks.feed_forward(config, dense=dense))
 
     kinds = (i % step != 0 for i in range(1, config.num_decoder_layers + 1))
-    return parts.decoder(config, layers_of(kinds, block))
+    return blocks.decoder(config, layers_of(kinds, block))
 
 
-@architecture("qwen3_custom_moe")
 def qwen3_custom_moe(config: ModelConfig) -> Model:
     """Attention projects to a narrower latent for the experts; a projection leads back."""
     config.require("attention_output_dim", "moe_expert_input_dim")
     latent = config.experts.moe_expert_input_dim
     block = (
-        *parts.norms(config, 2),
-        *parts.attention(
+        *blocks.norms(config, 2),
+        *blocks.attention(
             config,
-            parts.global_mask(config),
+            blocks.global_mask(config),
             qk_norm=True,
             output_width=config.attention.attention_output_dim,
         ),
         formulas.norm("latent_norm", latent),
-        *parts.moe(config, width=latent),
+        *blocks.moe(config, width=latent),
         formulas.projection("up_proj", latent, config.emb_dim),
     )
-    return parts.decoder(
+    return blocks.decoder(
         config, (Layer(name="layers", components=block, repeats=config.num_decoder_layers),)
     )
 
 
-@architecture("qwen3_next", "qwen3_5")
 def qwen3_next(config: ModelConfig) -> Model:
     """Gated delta nets, gated full attention in every n-th layer, experts with a shared one."""
     config.require(
@@ -81,21 +76,21 @@ def qwen3_next(config: ModelConfig) -> Model:
         "gdn_conv_kernel_dim",
         "inhomogeneous_layer_cycle_interval",
     )
-    experts = parts.feed_forward(config)
+    experts = blocks.feed_forward(config)
     if config.experts.num_experts > 1 and config.experts.shared_experts:
         experts = (*experts, formulas.projection("moe/shared_gate", config.emb_dim, 1))
     token_mixers = {
-        "full_attention_layers": parts.attention(
-            config, parts.global_mask(config), output_gate=True, qk_norm=True
+        "full_attention_layers": blocks.attention(
+            config, blocks.global_mask(config), output_gate=True, qk_norm=True
         ),
-        "delta_net_layers": parts.delta_net(config),
+        "delta_net_layers": blocks.delta_net(config),
     }
     interval = config.attention.inhomogeneous_layer_cycle_interval
-    before = parts.norms(config, 2)
+    before = blocks.norms(config, 2)
     kinds = (
         "delta_net_layers" if i % interval else "full_attention_layers"
         for i in range(1, config.num_decoder_layers + 1)
     )
-    return parts.decoder(
+    return blocks.decoder(
         config, layers_of(kinds, lambda kind: (kind, (*before, *token_mixers[kind], *experts)))
     )

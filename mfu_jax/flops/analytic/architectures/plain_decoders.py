@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.flops.analytic.architectures import parts
-from mfu_jax.flops.analytic.architectures.registry import architecture
+from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -14,31 +13,26 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 _GPT3_POSITIONS = 16384
 
 
-@architecture("default", "llama2", "mistral", "gemma", "gpt2")
 def dense_decoder(config: ModelConfig) -> Model:
     """Attention, then MLP or experts, in every layer."""
     return uniform(config)
 
 
-@architecture("qwen3", "qwen3_moe")
 def qwen3(config: ModelConfig) -> Model:
     """Like llama, with norms on queries and keys."""
     return uniform(config, qk_norm=True)
 
 
-@architecture("qwen2")
 def qwen2(config: ModelConfig) -> Model:
     """Like llama, with a bias on q, k and v only."""
     return uniform(config, output_bias=config.feed_forward.use_bias)
 
 
-@architecture("mixtral")
 def mixtral(config: ModelConfig) -> Model:
     """Like llama, with experts."""
     return uniform(config)
 
 
-@architecture("gpt3")
 def gpt3(config: ModelConfig) -> Model:
     """LayerNorm, learned positions, biases everywhere, plain MLP."""
     positions = config.embedding.trainable_position_size or _GPT3_POSITIONS
@@ -48,28 +42,25 @@ def gpt3(config: ModelConfig) -> Model:
 def uniform(config: ModelConfig, **attention: Any) -> Model:
     """`num_decoder_layers` layers of attention, MLP or experts, and two norms."""
     block = (
-        *parts.norms(config, 2),
-        *parts.attention(config, parts.layer_mask(config), **attention),
-        *parts.feed_forward(config),
+        *blocks.norms(config, 2),
+        *blocks.attention(config, blocks.layer_mask(config), **attention),
+        *blocks.feed_forward(config),
     )
-    return parts.decoder(
+    return blocks.decoder(
         config, (Layer(name="layers", components=block, repeats=config.num_decoder_layers),)
     )
 
 
-@architecture("gemma2")
 def gemma2(config: ModelConfig) -> Model:
     """Alternating local and global layers; MaxText's `num_decoder_layers` counts the pairs."""
     return alternating(config, _local_global(2, 2 * config.num_decoder_layers), norms=4)
 
 
-@architecture("gemma3")
 def gemma3(config: ModelConfig) -> Model:
     """Five local layers, then a global one; pre- and post-norms, and norms on queries and keys."""
     return alternating(config, _local_global(6, config.num_decoder_layers), norms=4, qk_norm=True)
 
 
-@architecture("olmo3")
 def olmo3(config: ModelConfig) -> Model:
     """Three local layers, then a global one; post-norms, and norms over all query and key heads."""
     return alternating(
@@ -81,7 +72,6 @@ def olmo3(config: ModelConfig) -> Model:
     )
 
 
-@architecture("gpt_oss")
 def gpt_oss(config: ModelConfig) -> Model:
     """Alternating local and global layers, experts with biases, one sink logit per head."""
     biased = config.replace(use_bias=True, routed_bias=True)
@@ -92,16 +82,16 @@ def alternating(
     config: ModelConfig, kinds: tuple[str, ...], *, norms: int, **attention: Any
 ) -> Model:
     """Layers of kind ``local`` (sliding window) and ``global``, otherwise alike."""
-    masks = {"local": parts.window_mask(config), "global": parts.global_mask(config)}
+    masks = {"local": blocks.window_mask(config), "global": blocks.global_mask(config)}
 
     def block(kind: str) -> tuple[str, Components]:
         return f"{kind}_layers", (
-            *parts.norms(config, norms),
-            *parts.attention(config, masks[kind], **attention),
-            *parts.feed_forward(config),
+            *blocks.norms(config, norms),
+            *blocks.attention(config, masks[kind], **attention),
+            *blocks.feed_forward(config),
         )
 
-    return parts.decoder(config, layers_of(kinds, block))
+    return blocks.decoder(config, layers_of(kinds, block))
 
 
 def _local_global(interval: int, layers: int) -> tuple[str, ...]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from mfu_jax.flops.analytic import formulas
-from mfu_jax.flops.analytic.architectures import generic_decoder, parts
-from mfu_jax.flops.analytic.architectures.registry import architecture
+from mfu_jax.flops.analytic.architectures import blocks, generic_decoder
 from mfu_jax.flops.analytic.components import Component, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import HYBRID
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-@architecture("hf_zamba")
 def zamba(config: ModelConfig) -> Model:
     """Mamba in every layer, preceded in hybrid layers by a shared block and a projection.
 
@@ -57,10 +55,10 @@ def _shared_block(config: ModelConfig) -> Components:
             sizes.num_query_heads,
             sizes.num_kv_heads,
             sizes.head_dim,
-            parts.global_mask(config),
+            blocks.global_mask(config),
             output_width=width,
         ),
-        *parts.mlp(config),
+        *blocks.mlp(config),
     )
 
 

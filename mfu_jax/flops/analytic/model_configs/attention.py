@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.model_configs.group import Group, field_group, hugging_face
+from mfu_jax.flops.analytic.model_configs.group import FieldGroup, field_group, hugging_face
 from mfu_jax.flops.exact import Number
 
 
 @field_group
-class Attention(Group):
+class AttentionConfig(FieldGroup):
     """Multi-head attention: heads, masks, and where a layer's keys and values come from.
 
     Attributes:
@@ -66,7 +66,7 @@ class Attention(Group):
 
 
 @field_group
-class LatentAttention(Group):
+class LatentAttentionConfig(FieldGroup):
     """Ranks and head widths of multi-head latent attention (MLA)."""
 
     q_lora_rank: int = 0
@@ -77,7 +77,7 @@ class LatentAttention(Group):
 
 
 @field_group
-class SparseAttention(Group):
+class SparseAttentionConfig(FieldGroup):
     """DeepSeek's indexer, and V4's compressed keys and grouped outputs.
 
     Attributes:
@@ -97,7 +97,7 @@ class SparseAttention(Group):
 
 
 @field_group
-class LinearAttention(Group):
+class LinearAttentionConfig(FieldGroup):
     """The gated delta net; Kimi's, whose decay differs per channel, only has value heads.
 
     Attributes:
@@ -116,7 +116,7 @@ class LinearAttention(Group):
 
 
 @field_group
-class StateSpace(Group):
+class StateSpaceConfig(FieldGroup):
     """Mamba layers, and LFM2's gated short convolution (`conv_kernel`, `conv_bias`).
 
     Attributes:

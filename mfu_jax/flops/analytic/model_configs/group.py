@@ -29,7 +29,7 @@ def hugging_face(default: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
 def field_group(cls: type[GroupType]) -> type[GroupType]:
-    """A frozen, keyword-only dataclass with the methods of `Group`.
+    """A frozen, keyword-only dataclass with the methods of `FieldGroup`.
 
     Python compiles the methods of each dataclass separately. Sixteen groups with their own
     ``__eq__``, ``__hash__`` and ``__repr__`` took a tenth of the start-up of ``mfu-jax flops``.
@@ -38,7 +38,7 @@ def field_group(cls: type[GroupType]) -> type[GroupType]:
 
 
 @field_group
-class Group:
+class FieldGroup:
     """The fields of one concern, under MaxText's names where it has them.
 
     Sizes that an architecture lacks are 0. MaxText writes -1 for some, which is read as 0.
@@ -83,7 +83,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return made() if made else field.default
 
 
-def own_fields(group: Group | type[Group]) -> Iterator[dataclasses.Field[Any]]:
+def own_fields(group: FieldGroup | type[FieldGroup]) -> Iterator[dataclasses.Field[Any]]:
     """A group's fields, except those that hold a group."""
     return (field for field in dataclasses.fields(group) if not group_of(field))
 
@@ -93,10 +93,10 @@ def in_maxtext(field: dataclasses.Field[Any]) -> bool:
     return field.metadata != _TRANSLATED
 
 
-def group_of(field: dataclasses.Field[Any]) -> type[Group] | None:
+def group_of(field: dataclasses.Field[Any]) -> type[FieldGroup] | None:
     """The group that a field holds, or None."""
     made = field.default_factory
-    return made if isinstance(made, type) and issubclass(made, Group) else None
+    return made if isinstance(made, type) and issubclass(made, FieldGroup) else None
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:

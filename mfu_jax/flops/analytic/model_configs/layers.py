@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic.model_configs.group import Group, field_group, hugging_face
+from mfu_jax.flops.analytic.model_configs.group import FieldGroup, field_group, hugging_face
 from mfu_jax.flops.exact import Number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -10,7 +10,7 @@ INDEXED, HYBRID = "indexed_attention", "hybrid"
 
 
 @field_group
-class FeedForward(Group):
+class FeedForwardConfig(FieldGroup):
     """The dense MLP.
 
     Attributes:
@@ -34,7 +34,7 @@ class FeedForward(Group):
 
 
 @field_group
-class Experts(Group):
+class ExpertsConfig(FieldGroup):
     """Routed and shared experts, and which layers have them.
 
     Attributes:
@@ -70,7 +70,7 @@ class Experts(Group):
 
 
 @field_group
-class LayerStack(Group):
+class LayerStackConfig(FieldGroup):
     """What each layer consists of, its norms, and the streams between layers.
 
     Attributes:
@@ -110,7 +110,7 @@ class LayerStack(Group):
 
 
 @field_group
-class Embedding(Group):
+class EmbeddingConfig(FieldGroup):
     """Tables of tokens and positions, per-layer inputs, and the output head.
 
     Attributes:
@@ -132,7 +132,7 @@ class Embedding(Group):
 
 
 @field_group
-class Engram(Group):
+class EngramConfig(FieldGroup):
     """n-gram memory in some layers."""
 
     engram_layers: tuple[int, ...] = ()

@@ -10,29 +10,29 @@ from typing import Any, Self
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.model_configs.attention import (
-    Attention,
-    LatentAttention,
-    LinearAttention,
-    SparseAttention,
-    StateSpace,
+    AttentionConfig,
+    LatentAttentionConfig,
+    LinearAttentionConfig,
+    SparseAttentionConfig,
+    StateSpaceConfig,
 )
 from mfu_jax.flops.analytic.model_configs.group import (
     POSITIVE,
-    Group,
+    FieldGroup,
     field_group,
     group_of,
     in_maxtext,
     own_fields,
 )
 from mfu_jax.flops.analytic.model_configs.layers import (
-    Embedding,
-    Engram,
-    Experts,
-    FeedForward,
-    LayerStack,
+    EmbeddingConfig,
+    EngramConfig,
+    ExpertsConfig,
+    FeedForwardConfig,
+    LayerStackConfig,
 )
-from mfu_jax.flops.analytic.model_configs.towers import Audio, Encoder, Vision
-from mfu_jax.flops.analytic.model_configs.training import Step, Training
+from mfu_jax.flops.analytic.model_configs.towers import AudioConfig, EncoderConfig, VisionConfig
+from mfu_jax.flops.analytic.model_configs.training import StepConfig, TrainingConfig
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.util.values import field_types
 
@@ -41,7 +41,7 @@ _MOST_LAYERS = 100_000
 
 
 @field_group
-class ModelConfig(Group):
+class ModelConfig(FieldGroup):
     """One architecture and one step.
 
     Field names are unique across groups, so a flat mapping of MaxText's names is enough:
@@ -60,21 +60,21 @@ class ModelConfig(Group):
     num_decoder_layers: int = field(metadata=POSITIVE)
     emb_dim: int = field(metadata=POSITIVE)
 
-    attention: Attention = field(default_factory=Attention)
-    latent_attention: LatentAttention = field(default_factory=LatentAttention)
-    sparse_attention: SparseAttention = field(default_factory=SparseAttention)
-    linear_attention: LinearAttention = field(default_factory=LinearAttention)
-    state_space: StateSpace = field(default_factory=StateSpace)
-    feed_forward: FeedForward = field(default_factory=FeedForward)
-    experts: Experts = field(default_factory=Experts)
-    stack: LayerStack = field(default_factory=LayerStack)
-    embedding: Embedding = field(default_factory=Embedding)
-    engram: Engram = field(default_factory=Engram)
-    vision: Vision = field(default_factory=Vision)
-    audio: Audio = field(default_factory=Audio)
-    encoder: Encoder = field(default_factory=Encoder)
-    training: Training = field(default_factory=Training)
-    step: Step = field(default_factory=Step)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    latent_attention: LatentAttentionConfig = field(default_factory=LatentAttentionConfig)
+    sparse_attention: SparseAttentionConfig = field(default_factory=SparseAttentionConfig)
+    linear_attention: LinearAttentionConfig = field(default_factory=LinearAttentionConfig)
+    state_space: StateSpaceConfig = field(default_factory=StateSpaceConfig)
+    feed_forward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
+    experts: ExpertsConfig = field(default_factory=ExpertsConfig)
+    stack: LayerStackConfig = field(default_factory=LayerStackConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    engram: EngramConfig = field(default_factory=EngramConfig)
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    audio: AudioConfig = field(default_factory=AudioConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    step: StepConfig = field(default_factory=StepConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,7 +138,7 @@ class ModelConfig(Group):
         return integral(rows * self.step.gradient_accumulation_steps)
 
 
-_GROUPS: dict[str, type[Group]] = {
+_GROUPS: dict[str, type[FieldGroup]] = {
     field.name: group for field in dataclasses.fields(ModelConfig) if (group := group_of(field))
 }
 _HELD: list[tuple[str, Field[Any]]] = [

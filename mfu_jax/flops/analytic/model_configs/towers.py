@@ -5,12 +5,12 @@ What a sequence contains (images, audio frames) is not in a model's config: it i
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic.model_configs.group import Group, field_group, hugging_face
+from mfu_jax.flops.analytic.model_configs.group import FieldGroup, field_group, hugging_face
 from mfu_jax.flops.exact import Number
 
 
 @field_group
-class Vision(Group):
+class VisionConfig(FieldGroup):
     """A vision tower, and the patches of models that read only images.
 
     Attributes:
@@ -67,7 +67,7 @@ class Vision(Group):
 
 
 @field_group
-class Audio(Group):
+class AudioConfig(FieldGroup):
     """An audio tower; the ``audio_*`` fields belong to a conformer.
 
     Attributes:
@@ -102,7 +102,7 @@ class Audio(Group):
 
 
 @field_group
-class Encoder(Group):
+class EncoderConfig(FieldGroup):
     """BERT, ViT, CLIP, T5, Whisper: an encoder, alone or in front of a decoder.
 
     Attributes:

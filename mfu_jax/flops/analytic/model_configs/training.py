@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import field
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.model_configs.group import POSITIVE, Group, field_group
+from mfu_jax.flops.analytic.model_configs.group import POSITIVE, FieldGroup, field_group
 from mfu_jax.flops.exact import Number
 
 
 @field_group
-class Training(Group):
+class TrainingConfig(FieldGroup):
     """Which weights train: frozen parts, LoRA, DPO with its reference model."""
 
     use_dpo: bool = False
@@ -22,7 +22,7 @@ class Training(Group):
 
 
 @field_group
-class Step(Group):
+class StepConfig(FieldGroup):
     """Sequences per device and optimizer step, and what a sequence contains.
 
     Attributes:

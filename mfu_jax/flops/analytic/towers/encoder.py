@@ -7,11 +7,14 @@ Attention is full: N² pairs.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from mfu_jax.flops.analytic.components import Component, Layer
 from mfu_jax.flops.analytic.formulas import Components, attention, mlp, norm, projection
-from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Full
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 Tower = tuple[Layer, ...]
 

@@ -11,17 +11,20 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 
-from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
+from mfu_jax.flops.executed.hlo.module import (
+    HloComputation,
+    HloInstruction,
+    HloModule,
+    InstructionRef,
+)
+from mfu_jax.flops.executed.hlo.value_refs import Frame, FramedInstruction, UnknownValueError
 
 _NOT_THE_VALUE = {"metadata", "backend_config", "sharding", "frontend_attributes", "calls"}
 _SAME_VALUE = {"bitcast", "copy", "copy-done", "copy-start"}
 
 # XLA names what it recomputes to save memory after the original: ``fusion.7.remat2``.
 _RECOMPUTED = re.compile(r"\.remat\d*(?=\.|$)")
-
-Place = tuple[HloComputation, HloInstruction]
-_Framed = tuple[Frame, HloInstruction]
 
 
 def is_recomputed(module: HloModule, computation: HloComputation, matmul: HloInstruction) -> bool:
@@ -30,13 +33,13 @@ def is_recomputed(module: HloModule, computation: HloComputation, matmul: HloIns
     It does if the name is marked and the original is still there. The operands may be other copies
     of the same weights, so comparing values may not show it.
     """
-    place: Place | None = (computation, matmul)
-    while place is not None:
-        name = place[1].name
-        if (match := _RECOMPUTED.search(name)) and _original(*place, name[: match.start()]):
+    ref: InstructionRef | None = (computation, matmul)
+    while ref is not None:
+        name = ref[1].name
+        if (match := _RECOMPUTED.search(name)) and _original(*ref, name[: match.start()]):
             return True
-        place = module.caller(place[0].name)
-        if place is not None and place[1].opcode not in ("fusion", "call", "async-start"):
+        ref = module.caller(ref[0].name)
+        if ref is not None and ref[1].opcode not in ("fusion", "call", "async-start"):
             return False
     return False
 
@@ -56,17 +59,17 @@ def _original(computation: HloComputation, copied: HloInstruction, name: str) ->
     )
 
 
-def duplicates(dataflow: Dataflow, places: Iterable[Place]) -> list[HloInstruction]:
+def duplicates(dataflow: Dataflow, refs: Iterable[InstructionRef]) -> list[HloInstruction]:
     """The given instructions that recompute what an earlier one computes."""
-    alike: dict[Hashable, list[Place]] = defaultdict(list)
-    for computation, instruction in places:
+    alike: dict[Hashable, list[InstructionRef]] = defaultdict(list)
+    for computation, instruction in refs:
         if op_name := instruction.op_name:
             alike[op_name, instruction.shape.dims].append((computation, instruction))
     repeated: list[HloInstruction] = []
-    for places_alike in alike.values():
-        if len(places_alike) < 2:
+    for refs_alike in alike.values():
+        if len(refs_alike) < 2:
             continue
-        framed = [(dataflow.frame_in_fusions(place[0]), place[1]) for place in places_alike]
+        framed = [(dataflow.frame_in_fusions(ref[0]), ref[1]) for ref in refs_alike]
         # Unrolled layers look alike; their first and last operands tell most of them apart.
         for group in _by_leaf(dataflow, framed, 0):
             for same_ends in _by_leaf(dataflow, group, -1):
@@ -74,18 +77,20 @@ def duplicates(dataflow: Dataflow, places: Iterable[Place]) -> list[HloInstructi
     return repeated
 
 
-def _by_leaf(dataflow: Dataflow, group: list[_Framed], which: int) -> list[list[_Framed]]:
+def _by_leaf(
+    dataflow: Dataflow, group: list[FramedInstruction], which: int
+) -> list[list[FramedInstruction]]:
     """The instructions that share a leaf, in groups of two or more."""
-    leaves: dict[Hashable, list[_Framed]] = defaultdict(list)
+    leaves: dict[Hashable, list[FramedInstruction]] = defaultdict(list)
     for frame, instruction in group:
         leaves[_leaf(dataflow, frame, instruction, which)].append((frame, instruction))
     return [alike for alike in leaves.values() if len(alike) > 1]
 
 
-def _repeated(dataflow: Dataflow, group: Iterable[_Framed]) -> Iterator[HloInstruction]:
+def _repeated(dataflow: Dataflow, group: Iterable[FramedInstruction]) -> Iterator[HloInstruction]:
     seen = set()
     for frame, instruction in group:
-        value = _Values(dataflow).value(frame, instruction)
+        value = _ExpressionHashes(dataflow).value(frame, instruction)
         if value in seen:
             yield instruction
         seen.add(value)
@@ -99,7 +104,7 @@ def _unfused(frame: Frame, instruction: HloInstruction) -> Hashable:
 
 
 def _leaf(dataflow: Dataflow, frame: Frame, instruction: HloInstruction, which: int) -> Hashable:
-    """Where following first (0) or last (−1) operands ends: the same place for equal values."""
+    """Where following first (0) or last (−1) operands ends: the same key for equal values."""
     for _ in range(MAX_DEPTH):
         if frame.call is None:
             return _unfused(frame, instruction)
@@ -121,7 +126,7 @@ def _leaf(dataflow: Dataflow, frame: Frame, instruction: HloInstruction, which: 
     return None
 
 
-class _Values:
+class _ExpressionHashes:
     """Hashes what instructions compute, as expressions over unfused instructions."""
 
     def __init__(self, dataflow: Dataflow) -> None:

@@ -38,7 +38,7 @@ def _names(module: HloModule, opcodes: tuple[str, ...]) -> set[str]:
     return {
         name
         for opcode in opcodes
-        for _, instruction in module.places(opcode)
+        for _, instruction in module.with_opcode(opcode)
         if _CONVOLUTION in instruction.attribute_text
         for name in instruction.op_name.split(";")
     }

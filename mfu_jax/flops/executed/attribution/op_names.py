@@ -12,7 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mfu_jax.flops.count import operation
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import (
+    HloComputation,
+    HloInstruction,
+    HloModule,
+    InstructionRef,
+)
 from mfu_jax.flops.scopes import FlopPhase, read_scope
 
 _MAX_VISITS = 256
@@ -23,8 +28,7 @@ _OF_WEIGHTS = ("/dot_general", "/conv_general_dilated", "/reduce_sum", "/scatter
 
 _NAMES = re.compile(r'op_name="([^"]+)"')
 
-_Place = tuple[HloComputation, HloInstruction]
-_Neighbours = Callable[[HloModule, HloComputation, HloInstruction], Iterator[_Place]]
+_Neighbours = Callable[[HloModule, HloComputation, HloInstruction], Iterator[InstructionRef]]
 
 
 def named_operations(text: str) -> dict[str, int]:
@@ -59,7 +63,7 @@ def inferred_op_name(
     by_phase = _by_phase(module, users, _users)
     name = _first(by_phase, _USER_ORDER)
     if name and not _is_differentiated(name):
-        makers = [next(_nearest_names(module, [place], _operands), "") for place in operands]
+        makers = [next(_nearest_names(module, [ref], _operands), "") for ref in operands]
         cotangents = [maker for maker in makers if read_scope(maker).phase == "backward"]
         activations = [m for m in makers if m not in cotangents and _is_differentiated(m)]
         if cotangents and (activations or "backward" in by_phase):
@@ -70,11 +74,11 @@ def inferred_op_name(
 
 
 def _by_phase(
-    module: HloModule, places: list[_Place], neighbours: _Neighbours
+    module: HloModule, refs: list[InstructionRef], neighbours: _Neighbours
 ) -> dict[FlopPhase, str]:
     """The nearest op_name of each phase; users are searched up to a differentiated forward one."""
     names: dict[FlopPhase, str] = {}
-    for name in _nearest_names(module, places, neighbours):
+    for name in _nearest_names(module, refs, neighbours):
         phase = read_scope(name).phase
         names.setdefault(phase, name)
         if neighbours is _users and phase == "forward" and _is_differentiated(name):
@@ -101,8 +105,8 @@ def unfolded_op_name(
     """
     if not op_name.endswith("/transpose") or read_scope(op_name).phase != "forward":
         return op_name
-    places = _operands(module, computation, instruction)
-    makers = [next(_nearest_names(module, [place], _operands), "") for place in places]
+    refs = _operands(module, computation, instruction)
+    makers = [next(_nearest_names(module, [ref], _operands), "") for ref in refs]
     cotangents = [name for name in makers if name and _is_cotangent(name)]
     return cotangents[0] if len(cotangents) == 1 else op_name
 
@@ -112,24 +116,24 @@ def _is_cotangent(op_name: str) -> bool:
 
 
 def _nearest_names(
-    module: HloModule, places: list[_Place], neighbours: _Neighbours
+    module: HloModule, refs: list[InstructionRef], neighbours: _Neighbours
 ) -> Iterator[str]:
-    """The op_names of places, or of the nearest neighbours that have one."""
+    """The op_names of instructions, or of the nearest neighbours that have one."""
     seen: set[int] = set()
-    queue = list(places)
-    for place in queue:  # grows while it is walked
-        if id(place[1]) in seen or len(seen) > _MAX_VISITS:
+    queue = list(refs)
+    for ref in queue:  # grows while it is walked
+        if id(ref[1]) in seen or len(seen) > _MAX_VISITS:
             continue
-        seen.add(id(place[1]))
-        if "/" in (op_name := place[1].op_name):
+        seen.add(id(ref[1]))
+        if "/" in (op_name := ref[1].op_name):
             yield op_name
         else:
-            queue += neighbours(module, *place)
+            queue += neighbours(module, *ref)
 
 
 def _users(
     module: HloModule, computation: HloComputation, instruction: HloInstruction
-) -> Iterator[_Place]:
+) -> Iterator[InstructionRef]:
     """Users of a result: in its computation, inside fusions, and at its caller.
 
     A fusion has the name of its result; what it does with an operand has its own name.
@@ -151,7 +155,7 @@ def _users(
 
 def _operands(
     module: HloModule, computation: HloComputation, instruction: HloInstruction
-) -> Iterator[_Place]:
+) -> Iterator[InstructionRef]:
     """Makers of the operands: in its computation, and at its caller."""
     for name in instruction.operands:
         yield computation, computation[name]

@@ -63,7 +63,7 @@ class WasteFinder:
         self.opcodes: set[str] = set()
         module = dataflow.module
         for opcode, is_a_sign in _MAKE_ZEROS.items():
-            if any(is_a_sign(*place) for place in module.places(opcode)):
+            if any(is_a_sign(*place) for place in module.with_opcode(opcode)):
                 self.opcodes.add(opcode)
         if {"select", "and"} <= module.indexed.keys():  # rows between two bounds: those of a group
             self.opcodes.add("select")

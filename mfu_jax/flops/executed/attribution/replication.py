@@ -22,14 +22,14 @@ from mfu_jax.flops.executed.hlo.replica_groups import groups_text, iota, numbers
 
 _CALLS = ("fusion", "call", "async-start")
 # For each device, the first device that holds the same value; for a tuple, those of its elements.
-Groups = tuple[int, ...]
-Held: TypeAlias = "Groups | list[Held]"
+ReplicaGroups = tuple[int, ...]
+Replicas: TypeAlias = "ReplicaGroups | list[Replicas]"
 
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
 _MOST_LOOP_PASSES = 8
 
 
-def holders(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int, Groups]:
+def replicas_of(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int, ReplicaGroups]:
     """For each matmul that runs, by ``id``, the devices on which its result is the same.
 
     Args:
@@ -43,9 +43,9 @@ def holders(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int, Gro
     devices = module.header_int("num_partitions")
     if devices == 1 or module.header_int("replica_count") > 1:
         return {}
-    walk = _Walk(module, devices, matmuls)
+    walk = _ReplicaWalk(module, devices, matmuls)
     entry = module.entry
-    given: list[Held] = [walk.different] * (max(entry.parameters, default=-1) + 1)
+    given: list[Replicas] = [walk.different] * (max(entry.parameters, default=-1) + 1)
     known = _shardings_of(program)
     for number, parameter in entry.parameters.items():
         of_executable = known[number] if number < len(known) else ""
@@ -65,7 +65,7 @@ def _shardings_of(program: Any) -> list[str]:
     return parameter_shardings(program)
 
 
-def _canonical(keys: Sequence[Hashable]) -> Groups:
+def _canonical(keys: Sequence[Hashable]) -> ReplicaGroups:
     """The groups of devices with equal keys."""
     last = len(keys) - 1
     first = dict(zip(reversed(keys), range(last, -1, -1), strict=True))  # the first one wins
@@ -73,7 +73,7 @@ def _canonical(keys: Sequence[Hashable]) -> Groups:
 
 
 @functools.lru_cache(maxsize=256)  # many parameters share one
-def _placed(sharding: str, devices: int) -> Groups:
+def _placed(sharding: str, devices: int) -> ReplicaGroups:
     """Which devices hold the same shard of a parameter."""
     if sharding == "{replicated}" or sharding.startswith("{maximal"):
         return (0,) * devices
@@ -101,31 +101,32 @@ _RECEIVED: dict[str, Callable[[list[int]], Hashable]] = {
 _BY_PLACE = frozenset({"reduce-scatter", "all-to-all"})  # each device of a group gets a part of it
 
 
-class _Walk:
+class _ReplicaWalk:
     """Follows values through the computations of a program."""
 
     def __init__(self, module: HloModule, devices: int, matmuls: Set[int]) -> None:
         self.module = module
         self.matmuls = matmuls
-        self.kept: dict[Groups, Groups] = {}  # equal groups are one object: fast to compare
+        # Equal groups are one object: fast to compare.
+        self.kept: dict[ReplicaGroups, ReplicaGroups] = {}
         self.same = self.one(0 for _ in range(devices))
         self.different = self.one(range(devices))
         self.devices = devices
-        self.found: dict[int, Groups] = {}
-        self.merged: dict[tuple[int, int], Groups] = {}  # by ``id`` of kept groups
-        self.called: dict[tuple[str, tuple[int, ...]], Held] = {}  # by ``id`` of kept groups
-        self.received: dict[tuple[str, str, int], Groups] = {}  # by ``id`` of kept groups
+        self.found: dict[int, ReplicaGroups] = {}
+        self.merged: dict[tuple[int, int], ReplicaGroups] = {}  # by ``id`` of kept groups
+        self.called: dict[tuple[str, tuple[int, ...]], Replicas] = {}  # by ``id`` of kept groups
+        self.received: dict[tuple[str, str, int], ReplicaGroups] = {}  # by ``id`` of kept groups
 
-    def one(self, groups: Iterable[int]) -> Groups:
+    def one(self, groups: Iterable[int]) -> ReplicaGroups:
         """The one object for equal groups."""
         made = tuple(groups)
         return self.kept.setdefault(made, made)
 
-    def run(self, computation: HloComputation, given: Sequence[Held], depth: int) -> Held:
+    def run(self, computation: HloComputation, given: Sequence[Replicas], depth: int) -> Replicas:
         """The devices that hold the same result of a computation; records those of its matmuls."""
         if depth > MAX_DEPTH:
             return self.different
-        held: dict[str, Held] = {}
+        held: dict[str, Replicas] = {}
         different, matmuls = self.different, self.matmuls
         for instruction in computation.instructions.values():
             opcode = instruction.opcode
@@ -150,28 +151,34 @@ class _Walk:
                 self.found[id(instruction)] = self._merge(before, groups)
         return held[computation.root.name]
 
-    def _tuple(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+    def _tuple(self, instruction: HloInstruction, operands: list[Replicas], depth: int) -> Replicas:
         return operands
 
-    def _element(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+    def _element(
+        self, instruction: HloInstruction, operands: list[Replicas], depth: int
+    ) -> Replicas:
         elements = operands[0]
         if not isinstance(elements, list):
             return elements
         index = instruction.attribute("index")
         return elements[int(index) if index.isdecimal() else 0]
 
-    def _same_value(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+    def _same_value(
+        self, instruction: HloInstruction, operands: list[Replicas], depth: int
+    ) -> Replicas:
         return operands[0]
 
-    def _collective(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+    def _collective(
+        self, instruction: HloInstruction, operands: list[Replicas], depth: int
+    ) -> Replicas:
         received = [self._received(instruction, self._whole(held)) for held in operands]
         return received[0] if len(received) == 1 else list(received)
 
-    def _call(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+    def _call(self, instruction: HloInstruction, operands: list[Replicas], depth: int) -> Replicas:
         results = [self._called(name, operands, depth + 1) for name in instruction.callees]
         return results[0] if len(results) == 1 else self._whole(results)
 
-    def _called(self, name: str, operands: list[Held], depth: int) -> Held:
+    def _called(self, name: str, operands: list[Replicas], depth: int) -> Replicas:
         """The result of a computation; cached, because passes over a loop repeat most of them."""
         computation = self.module[name]
         if list in map(type, operands):
@@ -183,7 +190,9 @@ class _Walk:
             self.called[key] = self.run(computation, operands, depth)
         return self.called[key]
 
-    def _looped(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+    def _looped(
+        self, instruction: HloInstruction, operands: list[Replicas], depth: int
+    ) -> Replicas:
         state = operands[0]
         body, condition = instruction.loop_computations
         for _ in range(_MOST_LOOP_PASSES):
@@ -196,7 +205,9 @@ class _Walk:
         self.run(self.module[body], [self.different], depth + 1)
         return self.different
 
-    def _chosen(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+    def _chosen(
+        self, instruction: HloInstruction, operands: list[Replicas], depth: int
+    ) -> Replicas:
         branches = zip(instruction.callees, operands[1:], strict=False)
         results = [self.run(self.module[name], [given], depth + 1) for name, given in branches]
         if not results:
@@ -206,14 +217,14 @@ class _Walk:
             result = self._either(result, other)
         return self._with(result, self._whole(operands[0]))
 
-    def _received(self, instruction: HloInstruction, held: Groups) -> Groups:
+    def _received(self, instruction: HloInstruction, held: ReplicaGroups) -> ReplicaGroups:
         kind, text = instruction.opcode.removesuffix("-start"), groups_text(instruction)
         key = kind, text, id(held)
         if key not in self.received:
             self.received[key] = self.one(self._exchanged(kind, text, held))
         return self.received[key]
 
-    def _exchanged(self, kind: str, text: str, held: Groups) -> Groups:
+    def _exchanged(self, kind: str, text: str, held: ReplicaGroups) -> ReplicaGroups:
         groups = replica_groups(text, self.devices)
         if groups is None:
             return self.different
@@ -228,7 +239,9 @@ class _Walk:
                 keys[device] = (number, place) if kind in _BY_PLACE else number
         return _canonical(keys)
 
-    def _permuted(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+    def _permuted(
+        self, instruction: HloInstruction, operands: list[Replicas], depth: int
+    ) -> Replicas:
         held = self._whole(operands)
         text = instruction.attributes.get("source_target_pairs", "")
         pairs = [numbers(pair) for pair in re.findall(r"\{(\d+,\d+)\}", text)]
@@ -237,7 +250,7 @@ class _Walk:
             keys[target] = held[source]
         return self.one(_canonical(keys))
 
-    def _whole(self, held: Held) -> Groups:
+    def _whole(self, held: Replicas) -> ReplicaGroups:
         """The devices on which all elements of a value are the same."""
         if not isinstance(held, list):
             return held
@@ -249,13 +262,13 @@ class _Walk:
                 whole = self._merge(whole, self._whole(element))
         return whole
 
-    def _either(self, a: Held, b: Held) -> Held:
+    def _either(self, a: Replicas, b: Replicas) -> Replicas:
         """A value that may be either of two."""
         if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
             return [self._either(x, y) for x, y in zip(a, b, strict=True)]
         return self._merge(self._whole(a), self._whole(b))
 
-    def _with(self, held: Held, choice: Groups) -> Held:
+    def _with(self, held: Replicas, choice: ReplicaGroups) -> Replicas:
         """A value that depends on a choice."""
         if choice is self.same:
             return held
@@ -263,7 +276,7 @@ class _Walk:
             return [self._with(element, choice) for element in held]
         return self._merge(held, choice)
 
-    def _merge(self, a: Groups, b: Groups) -> Groups:
+    def _merge(self, a: ReplicaGroups, b: ReplicaGroups) -> ReplicaGroups:
         if a is b or b is self.same:
             return a
         if a is self.same:
@@ -277,14 +290,18 @@ class _Walk:
 
 
 # Every other instruction mixes its operands.
-_Rule = Callable[[_Walk, HloInstruction, list[Held], int], Held]
-_RULES: dict[str, _Rule] = {
-    "tuple": _Walk._tuple,
-    "get-tuple-element": _Walk._element,
-    **dict.fromkeys(("copy", "bitcast", "opt-barrier", "optimization-barrier"), _Walk._same_value),
-    **dict.fromkeys((k + start for k in _RECEIVED for start in ("", "-start")), _Walk._collective),
-    **dict.fromkeys(("collective-permute", "collective-permute-start"), _Walk._permuted),
-    **dict.fromkeys(_CALLS, _Walk._call),
-    "while": _Walk._looped,
-    "conditional": _Walk._chosen,
+_ReplicaRule = Callable[[_ReplicaWalk, HloInstruction, list[Replicas], int], Replicas]
+_RULES: dict[str, _ReplicaRule] = {
+    "tuple": _ReplicaWalk._tuple,
+    "get-tuple-element": _ReplicaWalk._element,
+    **dict.fromkeys(
+        ("copy", "bitcast", "opt-barrier", "optimization-barrier"), _ReplicaWalk._same_value
+    ),
+    **dict.fromkeys(
+        (k + start for k in _RECEIVED for start in ("", "-start")), _ReplicaWalk._collective
+    ),
+    **dict.fromkeys(("collective-permute", "collective-permute-start"), _ReplicaWalk._permuted),
+    **dict.fromkeys(_CALLS, _ReplicaWalk._call),
+    "while": _ReplicaWalk._looped,
+    "conditional": _ReplicaWalk._chosen,
 }

@@ -11,13 +11,13 @@ from typing import NamedTuple
 from mfu_jax.flops.count import operation
 from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.attribution.padding import Wasted
-from mfu_jax.flops.executed.attribution.replication import Groups
-from mfu_jax.flops.executed.costs.reader import MatmulCost
+from mfu_jax.flops.executed.attribution.replication import ReplicaGroups
+from mfu_jax.flops.executed.costs.types import MatmulCost
 from mfu_jax.flops.executed.hlo.module import HloComputation
 from mfu_jax.flops.scopes import Scope
 
 
-class Found(NamedTuple):
+class FoundMatmul(NamedTuple):
     """A matmul of the program, with the context that its callers provide.
 
     Attributes:
@@ -41,7 +41,7 @@ _AGAIN = ("rematerialized", "xla_rematerialized")
 
 
 @dataclass(slots=True)
-class Sums:
+class MatmulSums:
     """What the top-down pass adds up."""
 
     phases: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
@@ -84,7 +84,7 @@ class Sums:
             self.kernels_once += once * matmul.flops
             self.kernels_xla += once * matmul.seen_by_xla
 
-    def add_model(self, item: Found, scope: Scope, zeros: Wasted, pieces: str) -> None:
+    def add_model(self, item: FoundMatmul, scope: Scope, zeros: Wasted, pieces: str) -> None:
         """Adds the part of a forward or backward matmul that the model needs, and its known zeros.
 
         Args:
@@ -104,15 +104,15 @@ class Sums:
         self.padding += item.runs * zeros.padding
         self.expansion += item.runs * zeros.expansion
 
-    def add_duplicate(self, item: Found, scope: Scope) -> None:
+    def add_duplicate(self, item: FoundMatmul, scope: Scope) -> None:
         """Adds a forward or backward matmul that repeats another one on the same operands."""
         name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
         self.duplicated[name] += item.runs * item.matmul.flops
 
-    def add_repeated(self, item: Found, holders: Groups, zeros: int) -> None:
+    def add_repeated(self, item: FoundMatmul, replicas: ReplicaGroups, zeros: int) -> None:
         """Adds the part of a forward or backward matmul that devices repeat, minus known zeros."""
         matmul, runs = item.matmul, item.runs
-        devices, groups = len(holders), len(set(holders))
+        devices, groups = len(replicas), len(set(replicas))
         needed = matmul.flops - matmul.rematerialized - zeros
         if groups == devices:
             return

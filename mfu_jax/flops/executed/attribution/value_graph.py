@@ -39,7 +39,7 @@ def value_graph(module: HloModule, matmuls: Mapping[int, tuple[str, FlopPhase]])
         module: the program.
         matmuls: op_name and phase of each matmul that runs, by the ``id`` of its instruction.
     """
-    graph = _Graph(module, matmuls)
+    graph = _HloInliner(module, matmuls)
     entry = module.entry
     given: list[Position] = [
         graph.inputs(entry.parameters[number].shape) if number in entry.parameters else []
@@ -55,7 +55,7 @@ def _numbers(position: Position) -> list[int]:
     return [number for element in position for number in _numbers(element)]
 
 
-class _Graph:
+class _HloInliner:
     """Adds values, instruction by instruction."""
 
     def __init__(self, module: HloModule, matmuls: Mapping[int, tuple[str, FlopPhase]]) -> None:

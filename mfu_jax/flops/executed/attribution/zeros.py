@@ -10,9 +10,10 @@ import re
 from fractions import Fraction
 
 from mfu_jax.flops.executed.attribution.partly_zero import MOVES, Real, whole
-from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.validation import one_integer
+from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
 from mfu_jax.flops.lengths import Lengths
 
 # Primitives whose pads and slices the user wrote; a pad's gradient is a negative pad.

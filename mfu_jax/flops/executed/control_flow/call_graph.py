@@ -13,10 +13,9 @@ from typing import NamedTuple, Protocol
 
 from mfu_jax.flops.executed.control_flow.evaluation import Evaluation, StepLimitError
 from mfu_jax.flops.executed.control_flow.loops import Loop, LoopRun, stated_trip_count
-from mfu_jax.flops.executed.control_flow.scalar_programs import Slice
-from mfu_jax.flops.executed.control_flow.value_refs import DEVICE, Leaf
-from mfu_jax.flops.executed.hlo.dataflow import TuplePath
+from mfu_jax.flops.executed.control_flow.scalar_programs import ScalarProgram
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.value_refs import DEVICE_ID, ParameterRef, TuplePath
 from mfu_jax.flops.executed.integers.by_device import among, of_device
 from mfu_jax.flops.executed.integers.instructions import branch_index
 from mfu_jax.flops.executed.integers.values import ByDevice, Value
@@ -24,7 +23,7 @@ from mfu_jax.flops.executed.integers.values import ByDevice, Value
 Environment = tuple[Value, ...]
 
 
-class Placed(NamedTuple):
+class Instance(NamedTuple):
     """A computation in an environment that is not empty.
 
     Attributes:
@@ -38,13 +37,13 @@ class Placed(NamedTuple):
     device: int | None = None
 
 
-Node = str | Placed
+Node = str | Instance
 """A computation in one environment: just its name if the environment is empty."""
 
 
 def node_of(name: str, environment: Environment = (), device: int | None = None) -> Node:
     """A computation in an environment."""
-    return Placed(name, environment, device) if environment else name
+    return Instance(name, environment, device) if environment else name
 
 
 def name_of(node: Node) -> str:
@@ -52,7 +51,7 @@ def name_of(node: Node) -> str:
     return node if isinstance(node, str) else node.name
 
 
-class Resolved(NamedTuple):
+class ResolvedCall(NamedTuple):
     """What one instruction runs in one environment of its computation.
 
     Attributes:
@@ -68,7 +67,7 @@ class Resolved(NamedTuple):
     reason: str = ""
 
 
-class Planned(Protocol):
+class CallSite(Protocol):
     @property
     def reads(self) -> Iterable[int]:
         """The registers that `resolve` reads."""
@@ -77,50 +76,50 @@ class Planned(Protocol):
     def is_joint(self) -> bool:
         """Whether devices exchange integers in what it runs."""
 
-    def resolve(self, values: list[Value], device: int | None) -> Resolved:
-        """What the instruction runs, given the registers of its computation's slice.
+    def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
+        """What the instruction runs, given the registers of its computation's scalars.
 
         If they hold the values of all devices, it is what `device` runs.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CallSites:
     """The calls of one computation. Most have few or none, and share the empty tuple.
 
     Attributes:
-        part: computes the integers that decide what runs; None if there is nothing to decide.
+        scalars: computes the integers that decide what runs; None if there is nothing to decide.
         decisions: their registers.
         fixed: what runs once in every environment.
-        planned: the other calls.
+        dependent: the other calls.
         notes: for the reader of the count.
     """
 
-    part: Slice | None = None
+    scalars: ScalarProgram | None = None
     decisions: tuple[int, ...] = ()
     fixed: tuple[Node, ...] = ()
-    planned: tuple[Planned, ...] = ()
+    dependent: tuple[CallSite, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
-    def needs(self) -> Collection[Leaf]:
+    def needs(self) -> Collection[ParameterRef]:
         """The values that its computation's callers must pass."""
-        return self.part.inputs if self.part else ()
+        return self.scalars.inputs if self.scalars else ()
 
     @property
     def is_joint(self) -> bool:
         """Whether devices exchange integers in the computation: it then needs those of all."""
-        inside = any(planned.is_joint for planned in self.planned)
-        return inside or (self.part is not None and self.part.is_joint)
+        inside = any(site.is_joint for site in self.dependent)
+        return inside or (self.scalars is not None and self.scalars.is_joint)
 
     def environment(self, inputs: Sequence[Value]) -> Environment:
         """The values of `decisions`, given values of `needs`."""
-        if not self.part or not self.decisions:
+        if not self.scalars or not self.decisions:
             return ()
         try:
-            values = self.part.run(inputs)
+            values = self.scalars.run(inputs)
         except StepLimitError:
-            values = self.part.initial
+            values = self.scalars.initial
         return tuple([values[register] for register in self.decisions])
 
 
@@ -129,19 +128,19 @@ class Callee:
     """A computation, and the caller's registers that hold the values it needs."""
 
     name: str
-    plan: Plan
+    sites: CallSites
     at: list[int]
 
     def node(self, values: Sequence[Value], device: int | None) -> Node:
         inputs = [values[i] for i in self.at]
-        if device is not None and not self.plan.is_joint:
+        if device is not None and not self.sites.is_joint:
             inputs = [of_device(value, device) for value in inputs]
             device = None
-        return node_of(self.name, self.plan.environment(inputs), device)
+        return node_of(self.name, self.sites.environment(inputs), device)
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCall:
+class PlainCall:
     instruction: HloInstruction
     callees: list[Callee]
 
@@ -151,15 +150,15 @@ class PlannedCall:
 
     @property
     def is_joint(self) -> bool:
-        return any(callee.plan.is_joint for callee in self.callees)
+        return any(callee.sites.is_joint for callee in self.callees)
 
-    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+    def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
         nodes = [(callee.node(values, device), 1) for callee in self.callees]
-        return Resolved(self.instruction, nodes)
+        return ResolvedCall(self.instruction, nodes)
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedChoice:
+class BranchCall:
     instruction: HloInstruction
     chosen_by: HloInstruction
     register: int
@@ -171,25 +170,25 @@ class PlannedChoice:
 
     @property
     def is_joint(self) -> bool:
-        return any(branch.plan.is_joint for branch in self.branches)
+        return any(branch.sites.is_joint for branch in self.branches)
 
-    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+    def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
         choices = values[self.register]
         chosen = self._branch(of_device(choices, device))
         if chosen is None:
             nodes = [(branch.node(values, device), 1) for branch in self.branches]
-            return Resolved(self.instruction, nodes, is_choice=True)
-        if isinstance(choices, ByDevice) and self.branches[chosen].plan.is_joint:
+            return ResolvedCall(self.instruction, nodes, is_choice=True)
+        if isinstance(choices, ByDevice) and self.branches[chosen].sites.is_joint:
             taken = enumerate(map(self._branch, choices.values))
             values = list(among(values, {other for other, branch in taken if branch == chosen}))
-        return Resolved(self.instruction, [(self.branches[chosen].node(values, device), 1)])
+        return ResolvedCall(self.instruction, [(self.branches[chosen].node(values, device), 1)])
 
     def _branch(self, choice: Value) -> int | None:
         return branch_index(self.chosen_by, len(self.branches), choice)
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedLoop:
+class LoopCall:
     instruction: HloInstruction
     loop: Loop
     reads: list[int]  # the state before the loop
@@ -198,10 +197,10 @@ class PlannedLoop:
 
     @property
     def is_joint(self) -> bool:
-        inside = self.body.plan.is_joint or self.condition.plan.is_joint
+        inside = self.body.sites.is_joint or self.condition.sites.is_joint
         return inside or self.loop.is_joint
 
-    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+    def resolve(self, values: list[Value], device: int | None) -> ResolvedCall:
         initial = tuple([values[register] for register in self.reads])
         if device is not None and self.is_joint:
             return self._resolved(self.loop.run_jointly(initial)[device], device)
@@ -211,25 +210,25 @@ class PlannedLoop:
             if trips is not None:
                 callees = [(self.body.node((), None), trips)]
                 callees.append((self.condition.node((), None), trips + 1))
-                return Resolved(self.instruction, callees)
+                return ResolvedCall(self.instruction, callees)
         return self._resolved(self.loop.run(initial), None)
 
-    def _resolved(self, run: LoopRun, device: int | None) -> Resolved:
+    def _resolved(self, run: LoopRun, device: int | None) -> ResolvedCall:
         times: Counter[Node] = Counter()
         for state, runs in run.states.items():
             times[self.body.node(state, device)] += runs
             times[self.condition.node(state, device)] += runs
         times[self.condition.node(run.final, device)] += 1
         reason = run.reason if run.trips is None else ""
-        return Resolved(self.instruction, list(times.items()), reason=reason)
+        return ResolvedCall(self.instruction, list(times.items()), reason=reason)
 
 
-NO_CALLS = Plan()
+NO_CALLS = CallSites()
 _DECIDE = ("while", "conditional")  # what runs depends on an integer
 
 
-class Planner:
-    """Plans the calls of a program's computations, callees before callers.
+class CallGraph:
+    """The calls of a program's computations, added callees before callers.
 
     Args:
         module: the program.
@@ -250,104 +249,120 @@ class Planner:
         self.calls = calls
         self.given_trip_count = given_trip_count
         self.devices, device_opcode = _devices(module)
-        parts = weakref.proxy(self)
-        self.evaluation = Evaluation(module, full_module, parts, self.devices, device_opcode)
-        self.branches: dict[tuple[str, TuplePath], tuple[Slice, int]] = {}
+        programs = weakref.proxy(self)
+        self.evaluation = Evaluation(module, full_module, programs, self.devices, device_opcode)
+        self.branches: dict[tuple[str, TuplePath], tuple[ScalarProgram, int]] = {}
         self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
         self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers
         self.needing: set[str] = set()  # the others
-        self.plans: dict[str, Plan] = {}
+        self.sites: dict[str, CallSites] = {}
 
     def add(self, name: str) -> None:
-        """Plans a computation whose callees are already planned."""
+        """Adds a computation whose callees have been added."""
         if not self.calls[name]:
-            self.plans[name], self.nodes[name] = NO_CALLS, name
+            self.sites[name], self.nodes[name] = NO_CALLS, name
             return
-        plan = self.plans[name] = self._plan(self.module[name])
-        if plan.needs:
+        sites = self.sites[name] = self._sites_of(self.module[name])
+        if sites.needs:
             self.needing.add(name)
         else:
-            self.nodes[name] = node_of(name, plan.environment(()))
+            self.nodes[name] = node_of(name, sites.environment(()))
 
     def entries(self) -> Counter[Node]:
         """The entry as devices run it, with the number that do; 1 if all run the same."""
         name = self.module.entry.name
         if name in self.nodes:
             return Counter([self.nodes[name]])
-        plan, devices = self.plans[name], range(self.devices)
-        if plan.is_joint:
-            environment = plan.environment([ByDevice(tuple(devices))])
+        sites, devices = self.sites[name], range(self.devices)
+        if sites.is_joint:
+            environment = sites.environment([ByDevice(tuple(devices))])
             return Counter(node_of(name, environment, device) for device in devices)
-        nodes = Counter(node_of(name, plan.environment([device])) for device in devices)
+        nodes = Counter(node_of(name, sites.environment([device])) for device in devices)
         return nodes if len(nodes) > 1 else Counter(set(nodes))
 
-    def _plan(self, computation: HloComputation) -> Plan:
-        part: Slice | None = None
+    def _sites_of(self, computation: HloComputation) -> CallSites:
+        scalars: ScalarProgram | None = None
         fixed: list[Node] = []
-        calls: list[Planned] = []
+        calls: list[CallSite] = []
         notes: list[str] = []
         for call in self.calls[computation.name]:
             callees = call.callees
             if call.opcode not in _DECIDE and self.needing.isdisjoint(callees):
                 fixed += [self.nodes[name] for name in callees]
                 continue
-            if part is None:
+            if scalars is None:
                 is_entry = computation is self.module.entry
-                part = Slice(self.evaluation, computation, is_entry=is_entry)
-            calls.append(self._planned(computation, part, call))
+                scalars = ScalarProgram(self.evaluation, computation, is_entry=is_entry)
+            calls.append(self._call_site(computation, scalars, call))
             if call.opcode == "while":
                 notes += self._disagreement(computation, call)
         decisions: list[int] = []
-        if part:
-            reads = {register for planned in calls for register in planned.reads}
-            decisions = [i for i in sorted(reads) if i and part.initial[i] is None]
-        return Plan(part, tuple(decisions), tuple(fixed), tuple(calls), tuple(notes))
+        if scalars:
+            reads = {register for site in calls for register in site.reads}
+            decisions = [i for i in sorted(reads) if i and scalars.initial[i] is None]
+        return CallSites(scalars, tuple(decisions), tuple(fixed), tuple(calls), tuple(notes))
 
-    def _planned(self, computation: HloComputation, part: Slice, call: HloInstruction) -> Planned:
+    def _call_site(
+        self, computation: HloComputation, scalars: ScalarProgram, call: HloInstruction
+    ) -> CallSite:
         def callee(name: str, first: int = 0) -> Callee:
             """What a callee needs; its parameter 0 is the call's operand `first`."""
-            plan = self.plans[name]
+            sites = self.sites[name]
             at = [
-                part.register(
-                    call if path == DEVICE else computation.operand(call, first + n), path
+                scalars.register(
+                    call if path == DEVICE_ID else computation.operand(call, first + n), path
                 )
-                for n, path in plan.needs
+                for n, path in sites.needs
             ]
-            return Callee(name, plan, at)
+            return Callee(name, sites, at)
 
         if call.opcode == "while":
-            parts = [(name, self.plans[name]) for name in call.loop_computations]
-            wanted = tuple([leaf.path for _, plan in parts for leaf in plan.needs])
+            called = [(name, self.sites[name]) for name in call.loop_computations]
+            wanted = tuple([parameter.path for _, sites in called for parameter in sites.needs])
             loop = self.loop(self.evaluation, call, wanted)
             state = computation.operand(call, 0)
-            starts = [part.register(state, path) for path in loop.paths]
+            starts = [scalars.register(state, path) for path in loop.paths]
             body, condition = (
-                Callee(name, plan, [loop.at[leaf.path] for leaf in plan.needs])
-                for name, plan in parts
+                Callee(name, sites, [loop.at[parameter.path] for parameter in sites.needs])
+                for name, sites in called
             )
-            return PlannedLoop(call, loop, starts, body, condition)
+            return LoopCall(call, loop, starts, body, condition)
         if call.opcode == "conditional":
             chosen_by = computation.operand(call, 0)
             branches = [callee(name, 1 + i) for i, name in enumerate(call.callees)]
-            return PlannedChoice(call, chosen_by, part.register(chosen_by), branches)
-        return PlannedCall(call, [callee(name) for name in call.callees])
+            return BranchCall(call, chosen_by, scalars.register(chosen_by), branches)
+        return PlainCall(call, [callee(name) for name in call.callees])
 
     def loop(
         self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
     ) -> Loop:
-        """The slice of a ``while``, for the wanted paths of its state; made once."""
+        """The part of a ``while`` that the wanted paths of its state depend on; made once."""
         key = (id(instruction), wanted)
         if key not in self.loops:
             trips = self.given_trip_count(instruction)
             if trips is None:
                 trips = stated_trip_count(instruction)
-            self.loops[key] = Loop(evaluation, instruction, wanted, trips)
+            self.loops[key] = self._followed(evaluation, instruction, wanted, trips)
         return self.loops[key]
 
-    def branch(self, evaluation: Evaluation, name: str, path: TuplePath) -> tuple[Slice, int]:
-        """The slice of a computation for its result at `path`; made once."""
+    def _followed(
+        self,
+        evaluation: Evaluation,
+        instruction: HloInstruction,
+        wanted: tuple[TuplePath, ...],
+        trips: int | None,
+    ) -> Loop:
+        body, condition = (
+            ScalarProgram(evaluation, self.module[name]) for name in instruction.loop_computations
+        )
+        return Loop(instruction, body, condition, wanted, trips)
+
+    def branch(
+        self, evaluation: Evaluation, name: str, path: TuplePath
+    ) -> tuple[ScalarProgram, int]:
+        """The program for a computation's result at `path`, and its register; made once."""
         if (name, path) not in self.branches:
-            branch = Slice(evaluation, self.module[name])
+            branch = ScalarProgram(evaluation, self.module[name])
             self.branches[name, path] = (branch, branch.root(path))
         return self.branches[name, path]
 
@@ -356,11 +371,11 @@ class Planner:
         stated = stated_trip_count(call)
         if stated is None or self.given_trip_count(call) is not None:
             return
-        loop = Loop(self.evaluation, call, (), None)
-        part = Slice(self.evaluation, computation)
+        loop = self._followed(self.evaluation, call, (), None)
+        scalars = ScalarProgram(self.evaluation, computation)
         state = computation.operand(call, 0)
-        starts = [part.register(state, path) for path in loop.paths]
-        proved = loop.count(tuple(part.initial[register] for register in starts))
+        starts = [scalars.register(state, path) for path in loop.paths]
+        proved = loop.count(tuple(scalars.initial[register] for register in starts))
         if proved is not None and proved != stated:
             where = call.op_name or call.name
             yield (

@@ -1,4 +1,4 @@
-"""What the slices of one program share: its constants, its devices, and its step limit."""
+"""What the scalar programs of one HLO program share: constants, devices, and the step limit."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mfu_jax.flops.executed.control_flow.value_refs import Leaf
-from mfu_jax.flops.executed.hlo.dataflow import TuplePath
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.text import ELIDED
+from mfu_jax.flops.executed.hlo.value_refs import ParameterRef, TuplePath
 from mfu_jax.flops.executed.integers.values import Value, constant_value
 
 MAX_STEPS = 2_000_000  # evaluated for one program: limits the time to seconds
+
+
+UNKNOWN = 0  # the register of all unknown values
 
 
 class StepLimitError(Exception):
     """The program needs more steps than `MAX_STEPS`."""
 
 
-class LoopSlice(Protocol):
+class LoopProgram(Protocol):
     """The part of a ``while`` that some values of its state depend on."""
 
     paths: list[TuplePath]
@@ -35,37 +37,39 @@ class LoopSlice(Protocol):
         """A value after the loop, given the values of `paths` before it."""
 
 
-class BranchSlice(Protocol):
+class BranchProgram(Protocol):
     """The part of a conditional's branch that one of its results depends on."""
 
-    inputs: dict[Leaf, int]
+    inputs: dict[ParameterRef, int]
     is_joint: bool
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         """The values of all registers, given values of `inputs`."""
 
 
-class Parts(Protocol):
-    """The slices of loops and branches, each made once."""
+class ProgramCache(Protocol):
+    """The scalar programs of loops and branches, each made once."""
 
-    def branch(self, evaluation: Evaluation, name: str, path: TuplePath) -> tuple[BranchSlice, int]:
-        """The slice of a computation for its result at `path`; and that result's register."""
+    def branch(
+        self, evaluation: Evaluation, name: str, path: TuplePath
+    ) -> tuple[BranchProgram, int]:
+        """The program for the result of a computation at `path`, and that result's register."""
 
     def loop(
         self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
-    ) -> LoopSlice:
-        """The slice of a ``while``, for the wanted paths of its state."""
+    ) -> LoopProgram:
+        """The part of a ``while`` that the wanted paths of its state depend on."""
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """What all slices of one program share.
+    """What the scalar programs of one HLO program share.
 
     Attributes:
         module: the program.
         full_module: returns the program with its large constants written out, or None.
-        parts: keeps the slices. It is a weak reference: they refer back to this, and a counted
-            program must not wait for the garbage collector.
+        programs: keeps the scalar programs. It is a weak reference: they refer back to this, and a
+            counted program must not wait for the garbage collector.
         devices: number of devices that run the program.
         device_opcode: opcode of the instruction that gives the number of the running device.
         steps_left: steps left of `MAX_STEPS`.
@@ -75,7 +79,7 @@ class Evaluation:
 
     module: HloModule
     full_module: Callable[[], HloModule | None]
-    parts: Parts
+    programs: ProgramCache
     devices: int = 1
     device_opcode: str = ""
     steps_left: int = field(default_factory=lambda: MAX_STEPS)

@@ -18,19 +18,19 @@ from fractions import Fraction
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.executed.control_flow.call_graph import (
     NO_CALLS,
+    CallGraph,
     Node,
-    Planner,
-    Resolved,
+    ResolvedCall,
     name_of,
 )
 from mfu_jax.flops.executed.hlo.module import HloInstruction
 
 
-class RunCounter:
+class ExecutionCounter:
     """Counts the runs of all computations.
 
     Args:
-        planner: planner of the program.
+        graph: the calls of the program.
         order: names of its computations, callees before callers; the last one is the entry.
         flops: FLOPs of one run of each computation, without its callees.
 
@@ -44,18 +44,18 @@ class RunCounter:
 
     def __init__(
         self,
-        planner: Planner,
+        graph: CallGraph,
         order: Sequence[str],
         flops: Mapping[str, int],
     ) -> None:
-        self.planner = planner
-        self.plans = planner.plans
-        self.calls = planner.calls
+        self.graph = graph
+        self.sites = graph.sites
+        self.calls = graph.calls
         self.order = order
         self.entry = order[-1]
         self.flops = flops
         # For computations that are reached and call others.
-        self.resolved: dict[str, dict[Node, Sequence[Resolved]]] = {}
+        self.resolved: dict[str, dict[Node, Sequence[ResolvedCall]]] = {}
         self.entries: Counter[Node] = Counter()
         self.totals: dict[Node, int] = {}
         self.least: dict[Node, int] = {}
@@ -68,8 +68,8 @@ class RunCounter:
     def count(self) -> None:
         """Fills the attributes."""
         for name in self.order:
-            self.planner.add(name)
-        self.entries = self.planner.entries()
+            self.graph.add(name)
+        self.entries = self.graph.entries()
         self._resolve()
         for name in self.order:
             self._add_totals(name)
@@ -81,25 +81,25 @@ class RunCounter:
     def _resolve(self) -> None:
         self._reach(self.entries)
         for name in reversed(self.order):
-            plan = self.plans[name]
+            sites = self.sites[name]
             nodes = self.resolved.get(name)
             if not nodes:
                 continue
-            for node in nodes if plan.part else ():
-                values = plan.part.initial.copy() if plan.part else []
+            for node in nodes if sites.scalars else ():
+                values = sites.scalars.initial.copy() if sites.scalars else []
                 environment = () if isinstance(node, str) else node.environment
                 device = None if isinstance(node, str) else node.device
-                for register, value in zip(plan.decisions, environment, strict=True):
+                for register, value in zip(sites.decisions, environment, strict=True):
                     values[register] = value
-                nodes[node] = calls = [p.resolve(values, device) for p in plan.planned]
+                nodes[node] = calls = [s.resolve(values, device) for s in sites.dependent]
                 for call in calls:
                     self._reach(callee for callee, _ in call.callees)
-            self._reach(plan.fixed)
+            self._reach(sites.fixed)
 
     def _reach(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             name = name_of(node)
-            if self.plans[name] is not NO_CALLS:
+            if self.sites[name] is not NO_CALLS:
                 self.resolved.setdefault(name, {}).setdefault(node, ())
 
     def _add_totals(self, name: str) -> None:
@@ -107,10 +107,10 @@ class RunCounter:
 
         Both the most and the least, since it may be unknown which branch runs.
         """
-        if self.plans[name] is NO_CALLS:
+        if self.sites[name] is NO_CALLS:
             self.totals[name] = self.least[name] = self.flops[name]
             return
-        fixed = self.plans[name].fixed
+        fixed = self.sites[name].fixed
         nodes = self.resolved.get(name, {})
         for totals, chosen in ((self.totals, max), (self.least, min)):
             always = self.flops[name]
@@ -128,18 +128,18 @@ class RunCounter:
         times: dict[Node, int] = defaultdict(int, self.entries)
         untaken: dict[Node, int] = defaultdict(int)
         for name in reversed(self.order):
-            plan = self.plans[name]
-            if plan is NO_CALLS:
+            sites = self.sites[name]
+            if sites is NO_CALLS:
                 of_all = times.get(name, 0)
                 if name in untaken:
                     self.untaken[name] += untaken[name]
             else:
                 of_all = self._run_calls(name, times, untaken)
-            for callee in plan.fixed:
+            for callee in sites.fixed:
                 times[callee] += of_all
                 untaken[callee] += self.untaken[name]
-            if of_all and plan.notes:
-                self.choices.update(dict.fromkeys(plan.notes, of_all))
+            if of_all and sites.notes:
+                self.choices.update(dict.fromkeys(sites.notes, of_all))
             if of_all:
                 self.times[name] = of_all
 
@@ -182,23 +182,23 @@ class RunCounter:
                 text += f", rounded down: {whole:,} in all"
             self.choices[text] += 1
 
-    def _taken(self, call: Resolved) -> Node | None:
+    def _taken(self, call: ResolvedCall) -> Node | None:
         """The most expensive branch, if it is unknown which one runs; else None."""
         if not call.is_choice:
             return None
         return max(call.callees, key=lambda callee: self.totals[callee[0]])[0]
 
-    def _note(self, call: Resolved, runs: int, not_run: int) -> None:
+    def _note(self, call: ResolvedCall, runs: int, not_run: int) -> None:
         instruction = call.instruction
         if call.reason and runs + not_run:
             _, _, before = self.unknown_loops.get(id(instruction), (instruction, "", 0))
-            reason = call.reason + self.planner.evaluation.doubts()
+            reason = call.reason + self.graph.evaluation.doubts()
             self.unknown_loops[id(instruction)] = (instruction, reason, before + runs + not_run)
         flops = [(self.least[callee], self.totals[callee]) for callee, _ in call.callees]
         if call.is_choice and runs and len({n for both in flops for n in both}) > 1:
             shown = ", ".join(_shown(*both) for both in flops)
             where = instruction.op_name or instruction.name
-            on = f"which one runs depends on data{self.planner.evaluation.doubts()}"
+            on = f"which one runs depends on data{self.graph.evaluation.doubts()}"
             text = f"conditional {where}: branches of {shown} FLOPs; "
             self.choices[f"{text}the most expensive one is counted; {on}"] += runs
 

@@ -4,22 +4,34 @@ CPU and GPU programs state trip counts that do not depend on an outer loop; TPU 
 If a counter changes by a constant, the number of iterations is proved. Other loops are simulated:
 their condition and the few integers that it depends on, with exact arithmetic, for up to
 `MAX_TRIPS` iterations. Nothing is extrapolated.
+
+The traced count decides its loops in `traced.integers`, which shares no code; instructions on
+integers are in `executed.integers`.
 """
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from mfu_jax.flops.executed.control_flow.evaluation import Evaluation, StepLimitError
-from mfu_jax.flops.executed.control_flow.scalar_programs import UNKNOWN, Slice, Step
-from mfu_jax.flops.executed.hlo.dataflow import TuplePath
+from mfu_jax.flops.executed.control_flow.affine import (
+    HOLDS,
+    LINEAR,
+    Affine,
+    as_affine,
+    closed_form,
+    propagate,
+)
+from mfu_jax.flops.executed.control_flow.evaluation import UNKNOWN, StepLimitError
 from mfu_jax.flops.executed.hlo.module import HloInstruction
+from mfu_jax.flops.executed.hlo.value_refs import TuplePath
 from mfu_jax.flops.executed.integers.by_device import among, joined, of_device
 from mfu_jax.flops.executed.integers.values import Value, value_range, wrapped
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.control_flow.scalar_programs import ScalarProgram
 
 MAX_TRIPS = 100_000  # maximum simulated iterations of a loop
 ENDLESS = "its condition stays true"
@@ -64,42 +76,43 @@ class Loop:
 
     def __init__(
         self,
-        evaluation: Evaluation,
         instruction: HloInstruction,
+        body: ScalarProgram,
+        condition: ScalarProgram,
         wanted: Sequence[TuplePath],
         trips: int | None,
     ) -> None:
-        """Slices a loop.
+        """Follows the values of a loop's state.
 
         Args:
-            evaluation: evaluation of the program.
             instruction: the ``while``.
+            body: a program for its body; steps are added to it.
+            condition: the same for its condition.
             wanted: paths in its state to follow.
             trips: its iterations; None if unknown: its condition then decides when it ends.
         """
-        body, condition = (evaluation.module[name] for name in instruction.loop_computations)
-        self.evaluation = evaluation
+        self.evaluation = body.evaluation
         self.trips = trips
-        self.body, self.condition = Slice(evaluation, body), Slice(evaluation, condition)
+        self.body, self.condition = body, condition
         self.holds = self.condition.root() if trips is None else UNKNOWN
         self.paths: list[TuplePath] = []
         self.next: list[int] = []  # registers of the body that hold the next state
-        self._follow([leaf.path for leaf in self.condition.inputs])
+        self._follow([parameter.path for parameter in self.condition.inputs])
         self.counted = len(self.paths)  # those that the trip count depends on come first
         self._follow(wanted)
-        if any(leaf.number for leaf in (*self.body.inputs, *self.condition.inputs)):
+        if any(parameter.number for parameter in (*self.body.inputs, *self.condition.inputs)):
             raise instruction.error("while whose body or condition takes more than its state")
         self.at = {path: k for k, path in enumerate(self.paths)}
-        self.body_at = [self.at[leaf.path] for leaf in self.body.inputs]
-        self.condition_at = [self.at[leaf.path] for leaf in self.condition.inputs]
-        entering = {leaf.path: register for leaf, register in self.body.inputs.items()}
+        self.body_at = [self.at[parameter.path] for parameter in self.body.inputs]
+        self.condition_at = [self.at[parameter.path] for parameter in self.condition.inputs]
+        entering = {parameter.path: register for parameter, register in self.body.inputs.items()}
         self.invariant = [
             entering.get(path) == register
             for path, register in zip(self.paths, self.next, strict=True)
         ]
         self.is_joint = self.body.is_joint or self.condition.is_joint
-        linear = {step.register for step in self.body.steps if step.instruction.opcode in _LINEAR}
-        self.may_be_line = [register in linear for register in self.next]
+        linear = {step.register for step in self.body.steps if step.instruction.opcode in LINEAR}
+        self.may_be_affine = [register in linear for register in self.next]
         self.memo: dict[State, LoopRun] = {}
         self.proofs: dict[State, int | None] = {}  # by the `counted` values
         self.joint_memo: dict[State, list[LoopRun]] = {}  # of each device
@@ -110,7 +123,7 @@ class Loop:
         self._add_paths(paths)
         while len(self.next) < len(self.paths):
             self.next.append(self.body.root(self.paths[len(self.next)]))
-            self._add_paths(leaf.path for leaf in self.body.inputs)
+            self._add_paths(parameter.path for parameter in self.body.inputs)
 
     def _add_paths(self, paths: Iterable[TuplePath]) -> None:
         self.paths += dict.fromkeys([path for path in paths if path not in self.paths])
@@ -126,7 +139,7 @@ class Loop:
             runs = enumerate(self.run_jointly(start))
             return joined([of_device(run.final[k], device) for device, run in runs])
         first, trips, step = start[k], self.count(start), None
-        if self.may_be_line[k] or self.invariant[k]:
+        if self.may_be_affine[k] or self.invariant[k]:
             step = self._steps(start)[k]
         if trips is not None and step is not None and isinstance(first, int):
             return wrapped(self.body.shapes[self.next[k]].dtype, first + step * trips)
@@ -245,14 +258,14 @@ class Loop:
 
     def _found_steps(self, initial: State) -> list[int | None]:
         inputs = [
-            initial[k] if self.invariant[k] else _Line(0, 0, k)  # the value of k, plus 0
+            initial[k] if self.invariant[k] else Affine(0, 0, k)  # the value of k, plus 0
             for k in self.body_at
         ]
-        values = _propagate(self.body, inputs)
+        values = propagate(self.body, inputs)
         steps: list[int | None] = []
         for k, register in enumerate(self.next):
             value = values[register]
-            if isinstance(value, _Line) and value.of == k:
+            if isinstance(value, Affine) and value.of == k:
                 steps.append(value.first)
             else:
                 steps.append(0 if self.invariant[k] else None)
@@ -264,123 +277,33 @@ class Loop:
         comparison = steps.get(self.holds)
         if comparison is None or comparison.instruction.opcode != "compare":
             return None
-        inputs: list[Value | _Line] = []
+        inputs: list[Value | Affine] = []
         for k, (first, step) in enumerate(zip(initial, self._steps(initial), strict=True)):
             if self.invariant[k]:
                 inputs.append(first)
             elif isinstance(first, int) and step is not None:
-                inputs.append(_Line(first, step))
+                inputs.append(Affine(first, step))
             else:
                 inputs.append(None)
-        values = _propagate(self.condition, [inputs[k] for k in self.condition_at])
-        left, right = (_line(values[register]) for register in comparison.operands)
+        values = propagate(self.condition, [inputs[k] for k in self.condition_at])
+        left, right = (as_affine(values[register]) for register in comparison.operands)
         if left is None or right is None:
             return None
         direction = comparison.instruction.attribute("direction")
         first, step = left.first - right.first, left.step - right.step
-        if not _HOLDS[direction](first, 0):
+        if not HOLDS[direction](first, 0):
             return 0
-        trips = _closed_form(first, step, direction)
+        trips = closed_form(first, step, direction)
         if trips is None or not self._stays_in_range(values, trips):
             return None
         return trips
 
-    def _stays_in_range(self, values: list[Value | _Line], trips: int) -> bool:
+    def _stays_in_range(self, values: list[Value | Affine], trips: int) -> bool:
         """Whether no value of the condition overflows before the loop ends."""
         for value, shape in zip(values, self.condition.shapes, strict=True):
-            if isinstance(value, _Line):
+            if isinstance(value, Affine):
                 low, high = value_range(shape.dtype) or (0, 0)
                 last = value.first + value.step * trips
                 if not (low <= value.first <= high and low <= last <= high):
                     return False
         return True
-
-
-class _Line(NamedTuple):
-    """``first + t·step`` in iteration t; with `of`, an offset from that value of the state."""
-
-    first: int
-    step: int
-    of: int | None = None
-
-
-def _line(value: Value | _Line) -> _Line | None:
-    if isinstance(value, int):
-        return _Line(value, 0)
-    return value if isinstance(value, _Line) else None
-
-
-def _propagate(part: Slice, inputs: Sequence[Value | _Line]) -> list[Value | _Line]:
-    """The registers of a slice, some of whose inputs are lines."""
-    part.evaluation.spend(1 + len(part.steps))
-    values: list[Value | _Line] = list(part.initial)
-    for register, value in zip(part.inputs.values(), inputs, strict=True):
-        values[register] = value
-    for step in part.steps:
-        operands = [values[i] for i in step.operands]
-        plain = [operand for operand in operands if not isinstance(operand, _Line)]
-        is_plain = len(plain) == len(operands)
-        values[step.register] = step.compute(plain) if is_plain else _of_lines(step, operands)
-    return values
-
-
-def _of_lines(step: Step, operands: list[Value | _Line]) -> _Line | None:
-    lines = [_line(operand) for operand in operands]
-    rule = _LINEAR.get(step.instruction.opcode)
-    if rule is None or None in lines:
-        return None
-    return rule(*lines)
-
-
-def _add(a: _Line, b: _Line) -> _Line | None:
-    if a.of is not None and b.of is not None:
-        return None
-    return _Line(a.first + b.first, a.step + b.step, b.of if a.of is None else a.of)
-
-
-def _subtract(a: _Line, b: _Line) -> _Line | None:
-    return None if b.of is not None else _Line(a.first - b.first, a.step - b.step, a.of)
-
-
-def _multiply(a: _Line, b: _Line) -> _Line | None:
-    if a.of is not None or b.of is not None or (a.step and b.step):
-        return None
-    return _Line(a.first * b.first, a.first * b.step + b.first * a.step)
-
-
-def _negate(a: _Line) -> _Line | None:
-    return _subtract(_Line(0, 0), a)
-
-
-def _convert(a: _Line) -> _Line | None:
-    return a if a.of is None else None  # it may overflow: only the range of a line is checked
-
-
-_LINEAR: dict[str, Callable[..., _Line | None]] = {
-    "add": _add,
-    "subtract": _subtract,
-    "multiply": _multiply,
-    "negate": _negate,
-    "convert": _convert,
-}
-_HOLDS: dict[str, Callable[[int, int], bool]] = {
-    "LT": operator.lt,
-    "LE": operator.le,
-    "GT": operator.gt,
-    "GE": operator.ge,
-    "EQ": operator.eq,
-    "NE": operator.ne,
-}
-
-
-def _closed_form(first: int, step: int, direction: str) -> int | None:
-    """The smallest k for which ``first + k·step DIRECTION 0`` does not hold, if there is one."""
-    if direction in ("GT", "GE"):
-        first, step, direction = -first, -step, {"GT": "LT", "GE": "LE"}[direction]
-    if direction == "LE":
-        first, direction = first - 1, "LT"
-    if direction == "LT" and step > 0:
-        return -(first // step)
-    if direction == "NE" and step and first % step == 0 and -first // step >= 0:
-        return -first // step
-    return 1 if direction == "EQ" and step else None

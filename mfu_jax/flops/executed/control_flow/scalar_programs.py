@@ -1,9 +1,9 @@
-"""Slices: the few instructions of a computation that compute the integers deciding what runs.
+"""Scalar programs: the few instructions that compute the integers deciding what runs.
 
-A `Slice` is a straight-line program over registers, through tuples, copies, fusions, calls, loops
-and conditionals. What it cannot evaluate is unknown: floats, large arrays, the program's arguments.
-The device number is an input like any other. If devices exchange integers, the values of all
-devices are computed together.
+A `ScalarProgram` is a backward slice of a computation, as a straight-line program over registers:
+through tuples, copies, fusions, calls, loops and conditionals. What it cannot evaluate is unknown:
+floats, large arrays, the arguments of the entry. The device number is an input like any other. If
+devices exchange integers, the values of all devices are computed together.
 """
 
 from __future__ import annotations
@@ -12,24 +12,31 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.control_flow.evaluation import Evaluation, StepLimitError
-from mfu_jax.flops.executed.control_flow.value_refs import DEVICE, NUMBER, Key, Leaf, Place
-from mfu_jax.flops.executed.hlo.dataflow import Frame, TuplePath, UnknownValueError
+from mfu_jax.flops.executed.control_flow.evaluation import UNKNOWN, Evaluation, StepLimitError
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.shapes import Shape
+from mfu_jax.flops.executed.hlo.value_refs import (
+    DEVICE_ID,
+    DEVICE_ID_SHAPE,
+    Frame,
+    ParameterRef,
+    RefKey,
+    TuplePath,
+    UnknownValueError,
+    ValueRef,
+)
 from mfu_jax.flops.executed.integers.arrays import keeps_order
 from mfu_jax.flops.executed.integers.by_device import on_each, on_each_choice
-from mfu_jax.flops.executed.integers.collective_eval import EXCHANGES, compile_exchange
+from mfu_jax.flops.executed.integers.collective_eval import COLLECTIVES, compile_collective
 from mfu_jax.flops.executed.integers.instructions import branch_index, compile_instruction
 from mfu_jax.flops.executed.integers.values import (
     ByDevice,
     Compute,
-    Table,
+    IntegerTable,
     Value,
     is_small_integer,
 )
 
-UNKNOWN = 0  # the register of all unknown values
 _MAX_NESTING = 30  # of loops and conditionals
 _SAME_VALUE = frozenset(
     "copy reshape opt-barrier optimization-barrier domain add-dependency".split()
@@ -37,7 +44,7 @@ _SAME_VALUE = frozenset(
 _LAZY = frozenset("and or multiply select while conditional".split())  # not all operands needed
 
 
-class Step(NamedTuple):
+class RegisterStep(NamedTuple):
     """Computes one register from others.
 
     Attributes:
@@ -57,12 +64,12 @@ class Step(NamedTuple):
     is_joint: bool
 
 
-_Make = Callable[[list[int]], int]
-_Sources = tuple[_Make, list[Place]]
+_MakeRegister = Callable[[list[int]], int]
+_Sources = tuple[_MakeRegister, list[ValueRef]]
 _NOT_KNOWN: _Sources = (lambda registers: UNKNOWN, [])
 
 
-class Slice:
+class ScalarProgram:
     """The steps that compute the wanted values of one computation.
 
     Attributes:
@@ -80,14 +87,14 @@ class Slice:
         self.evaluation = evaluation
         self.frame = Frame(computation)
         self.is_entry = is_entry  # its arguments are data
-        self.inputs: dict[Leaf, int] = {}
-        self.steps: list[Step] = []
+        self.inputs: dict[ParameterRef, int] = {}
+        self.steps: list[RegisterStep] = []
         self.sizes: list[tuple[int, int]] = []  # the register and size of each input
         self.shapes: list[Shape] = [Shape("opaque")]
         self.initial: list[Value] = [None]
         self.is_joint = False
         self._joint_runs: dict[tuple[Value, ...], list[Value]] = {}
-        self._registers: dict[Key, int] = {}
+        self._registers: dict[RefKey, int] = {}
         self._frames: dict[tuple[int, str], Frame] = {}
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
@@ -113,7 +120,8 @@ class Slice:
             else:
                 alone = value.values if isinstance(value, ByDevice) else (value,)
                 fits = all(
-                    len(v.elements) == size if isinstance(v, Table) else size == 1 for v in alone
+                    len(v.elements) == size if isinstance(v, IntegerTable) else size == 1
+                    for v in alone
                 )
             if fits:
                 values[register] = value
@@ -136,19 +144,21 @@ class Slice:
 
     def register(self, instruction: HloInstruction, path: TuplePath = ()) -> int:
         """The register of an instruction of the computation; adds the steps that compute it."""
-        wanted = Place(self.frame, instruction, path)
+        wanted = ValueRef(self.frame, instruction, path)
         first = wanted.key()
         registers = self._registers
         stack = [(first, wanted)]
-        pending: dict[Key, tuple[Shape | None, _Make, list[tuple[Key, Place]]]] = {}
+        pending: dict[
+            RefKey, tuple[Shape | None, _MakeRegister, list[tuple[RefKey, ValueRef]]]
+        ] = {}
         while stack:
-            key, place = stack[-1]
+            key, ref = stack[-1]
             if key in registers:
                 stack.pop()
                 continue
             if key not in pending:
-                shape = place.shape()
-                make, found = self._sources(place, shape)
+                shape = ref.shape()
+                make, found = self._sources(ref, shape)
                 pending[key] = shape, make, [(source.key(), source) for source in found]
             shape, make, sources = pending[key]
             missing = [pair for pair in sources if pair[0] not in registers]
@@ -157,7 +167,7 @@ class Slice:
                 registers[key] = register if self._holds(register, shape) else UNKNOWN
                 stack.pop()
             elif any(source in pending for source, _ in missing):
-                raise place.instruction.error("an instruction that depends on itself")
+                raise ref.instruction.error("an instruction that depends on itself")
             stack += missing
         return registers[first]
 
@@ -196,67 +206,69 @@ class Slice:
             return UNKNOWN if value is None else self._add(shape, value)
         register = self._add(shape)
         given = _given(operands)
-        self.steps.append(Step(register, instruction, compute, tuple(operands), given, is_joint))
+        self.steps.append(
+            RegisterStep(register, instruction, compute, tuple(operands), given, is_joint)
+        )
         self.is_joint |= is_joint
         return register
 
-    def _sources(self, place: Place, shape: Shape | None) -> _Sources:
-        """The places that a place's value comes from, and how to make its register from theirs."""
-        frame, instruction, path = place
+    def _sources(self, ref: ValueRef, shape: Shape | None) -> _Sources:
+        """The values that a ref's value comes from, and how to make its register from theirs."""
+        frame, instruction, path = ref
         if shape is None or not is_small_integer(shape):
             return _NOT_KNOWN
         opcode = instruction.opcode
-        if path == DEVICE or opcode == self.evaluation.device_opcode:
-            return lambda _: self._input(Leaf(0, DEVICE), NUMBER), []
+        if path == DEVICE_ID or opcode == self.evaluation.device_opcode:
+            return lambda _: self._input(ParameterRef(0, DEVICE_ID), DEVICE_ID_SHAPE), []
         if opcode == "get-tuple-element":
-            return _same(place.operand(0, (*instruction.integers("index"), *path)))
+            return _same(ref.operand(0, (*instruction.integers("index"), *path)))
         if opcode == "tuple" and path:
-            return _same(place.operand(path[0], path[1:]))
+            return _same(ref.operand(path[0], path[1:]))
         if opcode == "parameter":
-            return self._parameter(place, shape)
+            return self._parameter(ref, shape)
         if opcode in _SAME_VALUE:
-            return _same(place.operand(0, path))
+            return _same(ref.operand(0, path))
         if opcode == "copy-start" and path[:1] in ((0,), (1,)):  # (result, operand, context)
-            return _same(place.operand(0, path[1:]))
-        if opcode == "bitcast" and keeps_order(place.operand(0).shape(), shape):
-            return _same(place.operand(0))
+            return _same(ref.operand(0, path[1:]))
+        if opcode == "bitcast" and keeps_order(ref.operand(0).shape(), shape):
+            return _same(ref.operand(0))
         if opcode in ("fusion", "call"):
             return _same(self._inside(frame, instruction, path))
         if opcode == "while":
-            return self._loop(place, shape)
+            return self._loop(ref, shape)
         if opcode == "conditional":
-            return self._conditional(place, shape)
+            return self._conditional(ref, shape)
         if opcode.endswith("-done"):
-            return self._done(place, shape)
-        if opcode in EXCHANGES:
-            return self._received(place, path, opcode, shape)
+            return self._done(ref, shape)
+        if opcode in COLLECTIVES:
+            return self._received(ref, path, opcode, shape)
         if opcode == "constant":
             return lambda _: self._constant(frame.computation, instruction), []
-        return _NOT_KNOWN if path else self._computed(place, opcode, shape)
+        return _NOT_KNOWN if path else self._computed(ref, opcode, shape)
 
     def _constant(self, computation: HloComputation, instruction: HloInstruction) -> int:
         value = self.evaluation.constant(computation, instruction)
         return UNKNOWN if value is None else self._add(instruction.shape, value)
 
-    def _parameter(self, place: Place, shape: Shape) -> _Sources:
-        text = place.instruction.operand_text
+    def _parameter(self, ref: ValueRef, shape: Shape) -> _Sources:
+        text = ref.instruction.operand_text
         number = int(text) if text.isdecimal() else -1
-        if place.frame.call is not None:
+        if ref.frame.call is not None:
             try:
-                return _same(Place(*place.frame.argument(place.instruction), place.path))
+                return _same(ValueRef(*ref.frame.argument(ref.instruction), ref.path))
             except UnknownValueError:
-                raise place.instruction.error("parameter without an argument") from None
+                raise ref.instruction.error("parameter without an argument") from None
         if self.is_entry or number < 0:
             return _NOT_KNOWN
-        return lambda _: self._input(Leaf(number, place.path), shape), []
+        return lambda _: self._input(ParameterRef(number, ref.path), shape), []
 
-    def _input(self, leaf: Leaf, shape: Shape) -> int:
-        if leaf not in self.inputs:
-            self.inputs[leaf] = register = self._add(shape)
+    def _input(self, parameter: ParameterRef, shape: Shape) -> int:
+        if parameter not in self.inputs:
+            self.inputs[parameter] = register = self._add(shape)
             self.sizes.append((register, shape.size))
-        return self.inputs[leaf]
+        return self.inputs[parameter]
 
-    def _inside(self, frame: Frame, call: HloInstruction, path: TuplePath) -> Place:
+    def _inside(self, frame: Frame, call: HloInstruction, path: TuplePath) -> ValueRef:
         """The result of the computation that a fusion or call runs."""
         key = (id(frame), call.name)
         if key not in self._frames:
@@ -264,88 +276,88 @@ class Slice:
                 raise call.error(f"{call.opcode} without its computation")
             self._frames[key] = Frame(self.evaluation.module[call.callees[0]], frame, call)
         inner = self._frames[key]
-        return Place(inner, inner.computation.root, path)
+        return ValueRef(inner, inner.computation.root, path)
 
-    def _done(self, place: Place, shape: Shape) -> _Sources:
+    def _done(self, ref: ValueRef, shape: Shape) -> _Sources:
         """The result of asynchronous work, as if it were done at its start."""
-        started = place.operand(0)
+        started = ref.operand(0)
         while started.instruction.opcode.endswith("-update"):
             started = started.operand(0)
         opcode = started.instruction.opcode.removesuffix("-start")
         if opcode == "copy":
-            return _same(started.operand(0, place.path))
+            return _same(started.operand(0, ref.path))
         if opcode in ("async", "call", "fusion"):
-            return _same(self._inside(place.frame, started.instruction, place.path))
-        if opcode in EXCHANGES:
-            return self._received(started, place.path, opcode, shape)
-        return _NOT_KNOWN if place.path else self._computed(started, opcode, shape)
+            return _same(self._inside(ref.frame, started.instruction, ref.path))
+        if opcode in COLLECTIVES:
+            return self._received(started, ref.path, opcode, shape)
+        return _NOT_KNOWN if ref.path else self._computed(started, opcode, shape)
 
-    def _received(self, place: Place, path: TuplePath, opcode: str, shape: Shape) -> _Sources:
+    def _received(self, ref: ValueRef, path: TuplePath, opcode: str, shape: Shape) -> _Sources:
         """What a device receives, computed from the values of all devices."""
-        evaluation, instruction = self.evaluation, place.instruction
+        evaluation, instruction = self.evaluation, ref.instruction
         index = path[0] if path else 0  # of several that are sent at once
         is_one_of = len(instruction.operands) == 1 or (path and index < len(instruction.operands))
         if not evaluation.device_opcode or len(path) > 1 or not is_one_of:
             return _NOT_KNOWN
-        sent = place.operand(index)
+        sent = ref.operand(index)
         sent_shape = sent.shape()
         if sent_shape is None or not is_small_integer(sent_shape):
             return _NOT_KNOWN
-        compute = compile_exchange(evaluation.module, instruction, opcode, sent_shape, shape)
+        compute = compile_collective(evaluation.module, instruction, opcode, sent_shape, shape)
         if compute is None:
             return _NOT_KNOWN
-        number = Place(place.frame, instruction, DEVICE)
+        number = ValueRef(ref.frame, instruction, DEVICE_ID)
         return self._joint(instruction, shape, compute), [number, sent]
 
-    def _joint(self, instruction: HloInstruction, shape: Shape, compute: Compute) -> _Make:
+    def _joint(self, instruction: HloInstruction, shape: Shape, compute: Compute) -> _MakeRegister:
         """Makes a step that takes the values of all devices together."""
         return lambda sources: self._add_step(instruction, shape, compute, sources, is_joint=True)
 
-    def _computed(self, place: Place, opcode: str, shape: Shape) -> _Sources:
-        instruction, computation = place.instruction, place.frame.computation
+    def _computed(self, ref: ValueRef, opcode: str, shape: Shape) -> _Sources:
+        instruction, computation = ref.instruction, ref.frame.computation
         compute = compile_instruction(
             self.evaluation.module, computation, instruction, opcode, shape
         )
         if compute is None:
             return _NOT_KNOWN
-        operands = [place.operand(i) for i in range(len(instruction.operands))]
+        operands = [ref.operand(i) for i in range(len(instruction.operands))]
         return lambda registers: self._add_step(instruction, shape, compute, registers), operands
 
-    def _loop(self, place: Place, shape: Shape) -> _Sources:
+    def _loop(self, ref: ValueRef, shape: Shape) -> _Sources:
         """A value after a ``while``."""
-        evaluation, instruction, path = self.evaluation, place.instruction, place.path
+        evaluation, instruction, path = self.evaluation, ref.instruction, ref.path
         if evaluation.nesting > _MAX_NESTING:
             return _NOT_KNOWN
         evaluation.nesting += 1
-        loop = evaluation.parts.loop(evaluation, instruction, (path,))
+        loop = evaluation.programs.loop(evaluation, instruction, (path,))
         evaluation.nesting -= 1
         if loop.is_invariant(path):
-            return _same(place.operand(0, path))
+            return _same(ref.operand(0, path))
 
         def compute(values: Sequence[Value]) -> Value:
             return loop.final(values, path)
 
-        starts = [place.operand(0, start) for start in loop.paths]
+        starts = [ref.operand(0, start) for start in loop.paths]
         if loop.is_joint:
             return self._joint(instruction, shape, compute), starts
         return lambda registers: self._add_step(instruction, shape, compute, registers), starts
 
-    def _conditional(self, place: Place, shape: Shape) -> _Sources:
+    def _conditional(self, ref: ValueRef, shape: Shape) -> _Sources:
         """A result of the branch that runs."""
-        evaluation, instruction = self.evaluation, place.instruction
+        evaluation, instruction = self.evaluation, ref.instruction
         if evaluation.nesting > _MAX_NESTING:
             return _NOT_KNOWN
         evaluation.nesting += 1
         branches = [
-            evaluation.parts.branch(evaluation, name, place.path) for name in instruction.callees
+            evaluation.programs.branch(evaluation, name, ref.path) for name in instruction.callees
         ]
         evaluation.nesting -= 1
-        chosen_by = place.operand(0)
+        chosen_by = ref.operand(0)
         sources = [chosen_by]
         starts = []  # where each branch's inputs start among the sources
         for number, (branch, _) in enumerate(branches):
             starts.append(len(sources))
-            sources += [place.operand(1 + number, leaf.path) for leaf in branch.inputs]
+            sources += [ref.operand(1 + number, parameter.path) for parameter in branch.inputs]
 
         def branch_of(value: Value) -> int | None:
             return branch_index(chosen_by.instruction, len(branches), value)
@@ -373,5 +385,5 @@ def _given(registers: list[int]) -> Callable[[list[Value]], Sequence[Value]]:
     return operator.itemgetter(*registers)
 
 
-def _same(source: Place) -> _Sources:
+def _same(source: ValueRef) -> _Sources:
     return (lambda registers: registers[0]), [source]

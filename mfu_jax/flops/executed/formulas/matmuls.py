@@ -1,4 +1,7 @@
-"""FLOPs of the HLO instructions that multiply matrices: 2 per necessary multiply-add."""
+"""FLOPs of the HLO instructions that multiply matrices: 2 per necessary multiply-add.
+
+Adding one: a row of `MATMULS`; a collective is a row of `KINDS` in `costs.collectives`.
+"""
 
 from __future__ import annotations
 

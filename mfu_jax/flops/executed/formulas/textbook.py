@@ -4,6 +4,10 @@ Golub and Van Loan, Matrix Computations (4th ed.): LU 3.2.4, Cholesky 4.2.5, QR 
 Hessenberg 7.4.3, Schur 7.5.6, tridiagonal 8.3.1, symmetric QR 8.3.3, SVD 8.6.3. FFT: Cooley and
 Tukey's 5·N·log₂N. Lower-order terms are dropped, thirds are rounded down. This is not what a
 library runs, but how every program is counted, so that a step's counts agree on all platforms.
+
+Adding one: here and in `traced.linalg`, which shares no code; a library call in
+`kernels.linear_algebra`, TPU blocks in `formulas.tpu_factorizations`, HLO instructions and TPU
+loops in `formulas.factorizations`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _WINDOW = re.compile(r"size=([\dx]+)")
 _PASSED_ON = frozenset("get-tuple-element bitcast tuple copy copy-start copy-done".split())
 
 
-class Part(NamedTuple):
+class FactorizationPart(NamedTuple):
     """The part of an expansion that is counted at one instruction.
 
     Attributes:
@@ -48,23 +48,23 @@ class Part(NamedTuple):
     seen_by_xla: int = 0
 
 
-class Expansions:
+class TpuFactorizations:
     """Finds the expanded factorisations of a program."""
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
 
-    def part(self, instruction: HloInstruction) -> Part | None:
+    def part(self, instruction: HloInstruction) -> FactorizationPart | None:
         """The part of an expansion counted at an instruction; None if it belongs to none."""
         return self._parts.get(id(instruction))
 
     @functools.cached_property
-    def _parts(self) -> Mapping[int, Part]:
+    def _parts(self) -> Mapping[int, FactorizationPart]:
         names: dict[str, set[str]] = defaultdict(set)  # by computation with blocks
-        for computation, instruction in self.module.places("custom-call"):
+        for computation, instruction in self.module.with_opcode("custom-call"):
             if _is_block(instruction):
                 names[computation.name].add(_op_name(instruction))
-        parts: dict[int, Part] = {}
+        parts: dict[int, FactorizationPart] = {}
         for name, op_names in names.items():
             for op_name in op_names:
                 for members in self._expansions(self.module[name], op_name):
@@ -173,7 +173,7 @@ def _counted(
     primitive: str,
     members: Sequence[tuple[HloComputation, HloInstruction]],
     shared: Sequence[HloInstruction] = (),
-) -> dict[int, Part]:
+) -> dict[int, FactorizationPart]:
     """The parts of an expansion, counted at its first block; if blocks are shared, at a matmul."""
     blocks = [i for _, i in members if _is_block(i)] or list(shared)
     if not blocks or not members:
@@ -184,9 +184,9 @@ def _counted(
         raise blocks[0].error("a factorisation's block with too few dimensions")
     matmuls = [_summed(i) for _, i in members if i.opcode != "custom-call"]
     flops = _RULES[primitive](shapes, matmuls)
-    counted = {id(i): Part(primitive) for _, i in members}
+    counted = {id(i): FactorizationPart(primitive) for _, i in members}
     first = members[0][1] if shared else blocks[0]
-    return counted | {id(first): Part(primitive, flops, seen)}
+    return counted | {id(first): FactorizationPart(primitive, flops, seen)}
 
 
 def _summed(instruction: HloInstruction) -> Shape:
@@ -198,7 +198,7 @@ def _summed(instruction: HloInstruction) -> Shape:
     return Shape(instruction.shape.dtype, tuple(dim for dim, size in pairs if size == "1"))
 
 
-_Rule = Callable[[Sequence[Shape], Sequence[Shape]], int | None]
+_FlopsRule = Callable[[Sequence[Shape], Sequence[Shape]], int | None]
 
 
 def _batch(shape: Shape) -> int:
@@ -213,7 +213,7 @@ def _cholesky(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
     return _batch(blocks[0]) * textbook.cholesky(_width(blocks))
 
 
-def _panels(count: Callable[[int, int], int]) -> _Rule:
+def _panels(count: Callable[[int, int], int]) -> _FlopsRule:
     """The rule for blocks of columns, the first of which has all rows."""
 
     def rule(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
@@ -254,7 +254,7 @@ def _eigh(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
     )
 
 
-_RULES: dict[str, _Rule] = {
+_RULES: dict[str, _FlopsRule] = {
     "cholesky": _cholesky,
     "lu": _panels(textbook.lu),
     "geqrf": _panels(textbook.qr),

@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping, Set
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.formulas.matmuls import flops_per_multiply_add
-from mfu_jax.flops.executed.hlo.dataflow import Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.opcodes import MATMUL_NAME
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
+from mfu_jax.flops.executed.hlo.value_refs import Frame, FramedInstruction, UnknownValueError
 
 _PARTS = ("multiply", "reduce", "reduce-window")
 # Between a product and its sum, with the operands that lead there: bf16_x3 adds three products.
@@ -36,8 +37,6 @@ _SAME_OPERAND = frozenset("convert bitcast reshape transpose copy broadcast para
 _TO_THE_MATMUL = frozenset("convert bitcast reshape transpose copy broadcast".split())
 _MATMULS = frozenset({"multiply", "dot", "convolution"})
 _MAX_STEPS = 32
-
-_Place = tuple[Frame, HloInstruction]
 
 
 class VectorPart(NamedTuple):
@@ -90,10 +89,10 @@ class VectorMatmuls:
             if instruction.opcode == "multiply":
                 if not (_is_address(instruction) or _is_factor(computation, instruction)):
                     parts[id(instruction)] = self._product(frame, instruction, instruction)
-            elif places := self._summed(frame, instruction):
+            elif found := self._summed(frame, instruction):
                 parts[id(instruction)] = _OTHER
-                unnamed = [place for place in places if not _is_named(place[1])]
-                if unnamed and all(id(product) not in parts for _, product in places):
+                unnamed = [place for place in found if not _is_named(place[1])]
+                if unnamed and all(id(product) not in parts for _, product in found):
                     part = self._product(*unnamed[0], instruction)
                     if len(unnamed) > 1:
                         part = part._replace(passes=f"{part.dtype}_x{len(unnamed)}")
@@ -113,11 +112,11 @@ class VectorMatmuls:
         dtype = min((self._dtype(frame, o, named) for o in operands), key=dtype_bits)
         return VectorPart(flops_per_multiply_add(shape.dtype) * shape.size, dtype)
 
-    def _summed(self, frame: Frame, reduce: HloInstruction) -> list[_Place]:
+    def _summed(self, frame: Frame, reduce: HloInstruction) -> list[FramedInstruction]:
         """The multiplications whose results a reduce adds up: several if it runs in passes."""
         if not self._adds(reduce):
             return []
-        places: list[_Place] = []
+        found: list[FramedInstruction] = []
         stack = [(frame, frame.computation.operand(reduce, 0))]
         for _ in range(_MAX_STEPS):
             if not stack:
@@ -129,14 +128,14 @@ class VectorMatmuls:
             if path or _is_users(instruction, reduce):
                 return []
             if instruction.opcode == "multiply":
-                places.append((frame, instruction))
+                found.append((frame, instruction))
             elif instruction.opcode in _STAGES and self._adds(instruction):
                 stack.append((frame, frame.computation.operand(instruction, 0)))
             elif operands := _SAME_ELEMENTS.get(instruction.opcode):
                 stack += [(frame, frame.computation.operand(instruction, i)) for i in operands]
             elif instruction.opcode != "broadcast":  # of 0, where a pass overflowed
                 return []
-        return places
+        return found
 
     def _adds(self, reduce: HloInstruction) -> bool:
         names = reduce.computations("to_apply")

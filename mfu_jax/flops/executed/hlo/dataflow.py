@@ -3,46 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.value_refs import Frame, TuplePath, UnknownValueError, ValueRef
 
 MAX_DEPTH = 100
-
-TuplePath = tuple[int, ...]
-
-
-class UnknownValueError(Exception):
-    """The value depends on data, or on an instruction that is not evaluated."""
-
-
-@dataclass(slots=True, eq=False)
-class Frame:
-    """One computation and the values of its parameters.
-
-    Attributes:
-        computation: the computation.
-        outer: the frame of the call.
-        call: the instruction that runs it on its operands.
-        loop: for a computation inside a loop: the frame of the ``while``, and the ``while``.
-    """
-
-    computation: HloComputation
-    outer: Frame | None = None
-    call: HloInstruction | None = None
-    loop: tuple[Frame, HloInstruction] | None = None
-
-    def argument(self, parameter: HloInstruction) -> tuple[Frame, HloInstruction]:
-        """The caller's operand for a parameter.
-
-        Raises:
-            UnknownValueError: the caller passes no such operand.
-        """
-        text, outer, call = parameter.operand_text, self.outer, self.call
-        if outer is None or call is None or not text.isdecimal() or int(text) >= len(call.operands):
-            raise UnknownValueError
-        return outer, outer.computation[call.operands[int(text)]]
-
 
 SAME_VALUE = {
     "copy",
@@ -109,9 +74,7 @@ class Dataflow:
             self._entered[key] = Frame(self.module[names[0]], frame, call)
         return self._entered[key]
 
-    def follow(
-        self, frame: Frame, instruction: HloInstruction, path: TuplePath = ()
-    ) -> tuple[Frame, HloInstruction, TuplePath]:
+    def follow(self, frame: Frame, instruction: HloInstruction, path: TuplePath = ()) -> ValueRef:
         """Follows a value, or the element at `path` of a tuple, to the instruction that makes it.
 
         Stops at a parameter whose value is unknown; for a loop's state, the remaining path tells
@@ -147,18 +110,18 @@ class Dataflow:
                 frame, instruction, path = before
             else:
                 break
-        return frame, instruction, path
+        return ValueRef(frame, instruction, path)
 
     def _before(
         self, frame: Frame, loop: HloInstruction, body: HloComputation, path: TuplePath
-    ) -> tuple[Frame, HloInstruction, TuplePath] | None:
+    ) -> ValueRef | None:
         """The source of a loop-state element in all iterations, as from `follow`; None if unknown.
 
         A TPU copies a constant into fast memory before a loop, and again at the end of the body.
         """
         start = frame.computation.operand(loop, 0)
         if self._is_unchanged(body, path[0]):
-            return frame, start, path
+            return ValueRef(frame, start, path)
         try:
             inside, source, from_path = self.follow(Frame(body), body.root, path)
         except UnknownValueError:
@@ -183,12 +146,10 @@ class Dataflow:
         return self._unchanged[key]
 
 
-def _is_same(
-    one: tuple[Frame, HloInstruction, TuplePath], other: tuple[Frame, HloInstruction, TuplePath]
-) -> bool:
-    """Whether two results of `follow` have one value: the same instruction, or equal constants."""
-    if one[1] is other[1]:
-        return one[0] is other[0] and one[2] == other[2]
+def _is_same(one: ValueRef, other: ValueRef) -> bool:
+    """Whether two references have one value: the same instruction, or equal constants."""
+    if one.instruction is other.instruction:
+        return one.frame is other.frame and one.path == other.path
     constants = [source for _, source, _ in (one, other) if source.opcode == "constant"]
     if len(constants) < 2 or "..." in constants[0].operand_text:
         return False

@@ -307,8 +307,8 @@ class HloComputation:
         return self._parameters
 
 
-Place = tuple[HloComputation, HloInstruction]
-"""An instruction, and where it is."""
+InstructionRef = tuple[HloComputation, HloInstruction]
+"""An instruction, and the computation that it is in."""
 # Not a list of pairs: each garbage collection would visit millions of them.
 Index = tuple[list[HloComputation], list[HloInstruction]]
 _Callers = tuple[dict[str, HloComputation], dict[str, HloInstruction | None]]  # None for several
@@ -351,16 +351,16 @@ class HloModule:
         except KeyError:
             raise HloParseError(f"there is no computation %{name}") from None
 
-    def places(self, opcode: str) -> Iterable[Place]:
+    def with_opcode(self, opcode: str) -> Iterable[InstructionRef]:
         """The instructions of an opcode in `indexed`, with their computations."""
         return zip(*self.indexed.get(opcode, ((), ())), strict=True)
 
     @functools.cached_property
     def slicing(self) -> frozenset[str]:
         """Names of the computations that have a ``dynamic-slice``."""
-        return frozenset([computation.name for computation, _ in self.places("dynamic-slice")])
+        return frozenset([computation.name for computation, _ in self.with_opcode("dynamic-slice")])
 
-    def caller(self, name: str) -> Place | None:
+    def caller(self, name: str) -> InstructionRef | None:
         """The computation and instruction that call a computation, if there is exactly one."""
         if self._callers is None:
             self._callers = self._find_callers()
@@ -371,7 +371,7 @@ class HloModule:
         computations: dict[str, HloComputation] = {}
         calls: dict[str, HloInstruction | None] = {}
         for opcode in CALLS:
-            for computation, call in self.places(opcode):
+            for computation, call in self.with_opcode(opcode):
                 callees = call.callees
                 for callee in callees if len(callees) == 1 else set(callees):
                     calls[callee] = None if callee in calls else call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule, Index
 from mfu_jax.flops.executed.hlo.opcodes import (
@@ -17,7 +18,7 @@ from mfu_jax.flops.executed.hlo.text import (
     COMMENT,
     PATTERN,
     HloParseError,
-    Line,
+    InstructionLine,
     is_balanced,
     parse_shape,
     read_lines,
@@ -48,6 +49,24 @@ def parse_hlo(text: str) -> HloModule:
         HloParseError: a line cannot be parsed; the error shows it.
     """
     return _Parser(text).module()
+
+
+class LargeConstants:
+    """The program with its large constants written out; parsed only if one is needed."""
+
+    def __init__(self, program: Any) -> None:
+        self.program = program
+        self.made: HloModule | None = None
+        self.tried = False
+
+    def module(self) -> HloModule | None:
+        if not self.tried and hasattr(self.program, "runtime_executable"):
+            from mfu_jax.util.jax_internals import text_with_large_constants  # text needs no JAX
+
+            self.tried = True
+            text = text_with_large_constants(self.program)
+            self.made = parse_hlo(text) if text else None
+        return self.made
 
 
 class _Parser:
@@ -129,7 +148,9 @@ class _Parser:
         self.number += len(lines)
         return True
 
-    def _add(self, computation: HloComputation, lines: Sequence[Line], *, is_plain: bool) -> None:
+    def _add(
+        self, computation: HloComputation, lines: Sequence[InstructionLine], *, is_plain: bool
+    ) -> None:
         """Makes the instructions of a computation; `is_plain` if all their operands are."""
         one, indexed = self.kept.setdefault, self.indexed
         made, head = computation.instructions, computation.number
@@ -196,7 +217,7 @@ def _name_elements(operands: str, instructions: dict[str, HloInstruction], numbe
             )
 
 
-def _has_products(body: str, lines: Iterable[Line]) -> bool:
+def _has_products(body: str, lines: Iterable[InstructionLine]) -> bool:
     """Whether a multiplication may be a matmul."""
     return MATMUL_NAME in body and any(
         line[3] in ("multiply", "broadcast") and MATMUL_NAME in line[5] for line in lines
@@ -213,7 +234,7 @@ def _is_whole(tail: list[str]) -> bool:
     return not tail or is_balanced("(" + "\n".join(tail))
 
 
-def _elementwise_flops(lines: Iterable[Line]) -> int | None:
+def _elementwise_flops(lines: Iterable[InstructionLine]) -> int | None:
     """FLOPs of instructions that have no rule, from their text; None if a shape is invalid."""
     try:
         return sum([parse_shape(line[2]).size for line in lines if line[3] in ELEMENTWISE])

@@ -37,13 +37,13 @@ COMMENT = re.compile(r"/\*.*?\*/")
 PATTERN = r" *(ROOT |)%?([^ ]++) = (\(.*?\)|[^ ]++) ([a-z][^(]*+)\("
 _LINE = re.compile(rf"\n{PATTERN}([^)]*+)\)(.*+)")
 
-Line = tuple[str, str, str, str, str, str]
+InstructionLine = tuple[str, str, str, str, str, str]
 """``ROOT `` or nothing, name, shape, opcode, operands up to the first parenthesis, and the rest."""
 
 WITHOUT_OPERANDS = frozenset({"parameter", "constant"})
 
 
-def read_lines(text: str) -> list[Line] | None:
+def read_lines(text: str) -> list[InstructionLine] | None:
     """The instructions of a text; None unless every line of it is one, with a ``)``.
 
     Args:

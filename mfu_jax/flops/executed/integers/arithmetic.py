@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.integers.values import (
     Compute,
-    Table,
+    IntegerTable,
     Value,
     Wrap,
     bits_of,
@@ -23,15 +23,15 @@ def elementwise(function: Callable[..., int | None], wrap: Wrap) -> Compute:
     def compute(values: Sequence[Value]) -> Value:
         if None in values:
             return None
-        if Table not in map(type, values):
+        if IntegerTable not in map(type, values):
             result = function(*values)
             return None if result is None else wrap(result)
-        rows = [value.elements for value in values if isinstance(value, Table)]
+        rows = [value.elements for value in values if isinstance(value, IntegerTable)]
         size = len(rows[0])
-        columns = [v.elements if isinstance(v, Table) else (v,) * size for v in values]
+        columns = [v.elements if isinstance(v, IntegerTable) else (v,) * size for v in values]
         results = [function(*column) for column in zip(*columns, strict=True)]
         known = [wrap(result) for result in results if result is not None]
-        return Table(known) if len(known) == size else None
+        return IntegerTable(known) if len(known) == size else None
 
     return compute
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from mfu_jax.flops.executed.integers.values import ByDevice, Compute, Value
 
-Values = tuple[Value, ...]
-
 
 def joined(values: Sequence[Value]) -> Value:
     """The values of all devices, in the order of their numbers; just one if all are equal."""
@@ -23,7 +21,7 @@ def of_device(value: Value, device: int | None) -> Value:
     return value
 
 
-def among(values: Sequence[Value], devices: Collection[int]) -> Values:
+def among(values: Sequence[Value], devices: Collection[int]) -> tuple[Value, ...]:
     """The same values without those of other devices, which do not take part."""
     return tuple(
         ByDevice(tuple(v if d in devices else None for d, v in enumerate(value.values)))
@@ -39,7 +37,7 @@ def on_each(compute: Compute, values: Sequence[Value]) -> Value:
     if not count:
         return compute(list(values))
     columns = [v.values if isinstance(v, ByDevice) else (v,) * count for v in values]
-    results: dict[Values, Value] = {}
+    results: dict[tuple[Value, ...], Value] = {}
     rows = list(zip(*columns, strict=True))
     for row in rows:
         if row not in results:

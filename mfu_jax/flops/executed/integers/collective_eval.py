@@ -1,4 +1,7 @@
-"""Integers that devices exchange in all-reduces, all-gathers and collective permutes."""
+"""Integers that devices exchange in all-reduces, all-gathers and collective permutes.
+
+The traced count has its own, `traced.integers.exchanges`. Programs: tests/support/program_rings.py.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ from mfu_jax.flops.executed.integers.values import (
     wrap_of,
 )
 
-EXCHANGES = frozenset({"all-gather", "all-reduce", "collective-permute"})
+COLLECTIVES = frozenset({"all-gather", "all-reduce", "collective-permute"})
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _COMBINED = frozenset({"add", "minimum", "maximum"})
 
 _Receive = Callable[[Sequence[Value]], list[Value]]  # of what all devices send
 
 
-def compile_exchange(
+def compile_collective(
     module: HloModule, instruction: HloInstruction, opcode: str, sent: Shape, received: Shape
 ) -> Compute | None:
     """A function from the devices' numbers, and what each sends, to what each receives.
@@ -41,7 +44,7 @@ def compile_exchange(
         received: the shape of what it receives.
 
     Returns:
-        The function; None if such an exchange is not evaluated.
+        The function; None if such a collective is not evaluated.
 
     Raises:
         HloParseError: the collective lacks an attribute.

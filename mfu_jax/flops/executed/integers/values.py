@@ -1,8 +1,8 @@
 """Values: small arrays of integers, and the ranges of their dtypes.
 
-A value is an int (any array of one element), a `Table` (a small array), or None: unknown, because
-it depends on data or on an instruction that is not evaluated. If devices exchange integers, the
-values of all devices are evaluated together: `ByDevice` holds those that differ.
+A value is an int (any array of one element), an `IntegerTable` (a small array), or None: unknown,
+because it depends on data or on an instruction that is not evaluated. If devices exchange integers,
+the values of all devices are evaluated together: `ByDevice` holds those that differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ELEMENTS = 1 << 14  # of a table: the pattern of a model's layers is far sma
 _DTYPE = re.compile(r"(s|u)(2|4|8|16|32|64)")
 
 
-class Table:
+class IntegerTable:
     """A small array of integers in row-major order; compared by identity, which is cheap."""
 
     __slots__ = ("elements",)
@@ -34,7 +34,7 @@ class ByDevice(NamedTuple):
     values: tuple[Value, ...]
 
 
-Value: TypeAlias = "int | Table | ByDevice | None"
+Value: TypeAlias = "int | IntegerTable | ByDevice | None"
 Compute: TypeAlias = Callable[[Sequence[Value]], Value]
 Wrap: TypeAlias = Callable[[int], int]
 
@@ -81,7 +81,7 @@ def is_small_integer(shape: Shape, largest: int = MAX_ELEMENTS) -> bool:
 
 def make_value(elements: Sequence[int]) -> Value:
     """The value with the given elements."""
-    return elements[0] if len(elements) == 1 else Table(elements)
+    return elements[0] if len(elements) == 1 else IntegerTable(elements)
 
 
 def constant_value(text: str, shape: Shape) -> Value:
@@ -103,7 +103,7 @@ _BOOLEANS = {"true": 1, "false": 0}
 
 
 def elements_of(value: Value) -> tuple[int, ...]:
-    if isinstance(value, Table):
+    if isinstance(value, IntegerTable):
         return value.elements
     return (value,) if isinstance(value, int) else ()
 

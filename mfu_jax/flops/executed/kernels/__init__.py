@@ -10,7 +10,6 @@ A rule is registered under the custom call's target, or under the kernel's own n
 
 # Importing a module registers its rules.
 from mfu_jax.flops.executed.kernels import (
-    cublas,
     cudnn,
     linear_algebra,
     mosaic_gpu,
@@ -18,27 +17,5 @@ from mfu_jax.flops.executed.kernels import (
     transformer_engine,
     triton,
 )
-from mfu_jax.flops.executed.kernels.registry import (
-    KernelCall,
-    KernelCost,
-    UnknownCost,
-    kernel_cost,
-    kernel_name,
-    register_kernel,
-)
 
-__all__ = [
-    "KernelCall",
-    "KernelCost",
-    "UnknownCost",
-    "cublas",
-    "cudnn",
-    "kernel_cost",
-    "kernel_name",
-    "linear_algebra",
-    "mosaic_gpu",
-    "pallas_tpu",
-    "register_kernel",
-    "transformer_engine",
-    "triton",
-]
+__all__ = ["cudnn", "linear_algebra", "mosaic_gpu", "pallas_tpu", "transformer_engine", "triton"]

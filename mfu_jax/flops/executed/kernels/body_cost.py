@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from mfu_jax.flops.attention_kernels import kernel_in_scope, kernels_named
-from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
+from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, ScalarTable, UnknownBodyError
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
 from mfu_jax.flops.executed.kernels.ragged import of_given_groups, sequence_lengths
 from mfu_jax.flops.executed.kernels.ragged_gpu import of_groups_by_triton, of_groups_on_gpu
@@ -63,7 +63,7 @@ def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, i
     groups = _GROUPS.get(call.target, of_given_groups)(call, body)
     notes += [groups.note] if groups.note else []
 
-    def table(index: int) -> Table:
+    def table(index: int) -> ScalarTable:
         if index in groups.tables:
             return groups.tables[index]
         if call.literal(first + index) is None and (found := sequence_lengths(call, index)):
@@ -106,7 +106,7 @@ def _share_recomputed(body: KernelBody | None, call: KernelCall) -> Fraction:
     return (*fitting, *kernels)[0].share_recomputed if kernels else Fraction(0)
 
 
-def _scalar_table(call: KernelCall, index: int) -> Table:
+def _scalar_table(call: KernelCall, index: int) -> ScalarTable:
     """Dimensions and values, in row-major order, of a constant operand."""
     text = call.literal(index)
     if text is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_string
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
-from mfu_jax.flops.executed.kernels.bodies.reader import Reader, integer, integers, read_body
+from mfu_jax.flops.executed.kernels.bodies.reader import BodyReader, integer, integers, read_body
 from mfu_jax.flops.executed.kernels.body_cost import body_cost
 from mfu_jax.flops.executed.kernels.registry import (
     MOSAIC_GPU,
@@ -78,7 +78,7 @@ def _read_module(module: Any) -> KernelBody:
     if len(launches) != 1:
         raise UnknownBodyError(f"a Mosaic GPU kernel with {len(launches)} launches")
     (launch,) = launches
-    reader = Reader(_matmul)
+    reader = BodyReader(_matmul)
     segments = integers(launch.attributes["operandSegmentSizes"])
     count = sum(segments[:10])  # for a token, the grid, the threads, and a cluster's blocks
     sizes = [_constant(v) for v in list(launch.operands)[segments[0] : count]]

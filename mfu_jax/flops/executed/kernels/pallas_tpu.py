@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
-from mfu_jax.flops.executed.kernels.bodies.reader import Reader, integer, integers, read_body
+from mfu_jax.flops.executed.kernels.bodies.reader import BodyReader, integer, integers, read_body
 from mfu_jax.flops.executed.kernels.body_cost import body_cost
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
@@ -57,7 +57,7 @@ def _read_module(module: Any) -> KernelBody:
     operations = (op.operation for op in module.body.operations)
     functions = [f for f in operations if f.name == "func.func" and len(f.regions[0].blocks)]
     functions.sort(key=lambda function: "iteration_bounds" not in function.attributes)
-    reader = Reader(_matmul)
+    reader = BodyReader(_matmul)
     blocks = [reader.block(function.regions[0].blocks[0]) for function in functions]
     if not blocks:
         raise UnknownBodyError("its body has no function")

@@ -13,13 +13,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
+from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, ScalarTable, UnknownBodyError
 from mfu_jax.flops.executed.kernels.registry import KernelCall
 
 _PAGED_ATTENTION = re.compile(r"paged_(flash_)?attention")
 
 
-class Groups(NamedTuple):
+class GroupedBody(NamedTuple):
     """A kernel with its groups' sizes.
 
     Attributes:
@@ -30,12 +30,12 @@ class Groups(NamedTuple):
     """
 
     body: KernelBody
-    tables: dict[int, Table]
+    tables: dict[int, ScalarTable]
     needed: int | None = None
     note: str = ""
 
 
-def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
+def of_given_groups(call: KernelCall, body: KernelBody) -> GroupedBody:
     """A grouped matmul with the grid and tables that `group_sizes` imply; others unchanged.
 
     The kernels of megablox, and XLA's own for `ragged_dot`, have one dynamic axis, the visits of a
@@ -48,11 +48,11 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
     first = 0 if dynamic else 1  # of the four, among the body's tables
     tables = [shape.dims for shape in call.operands[1:5]]
     if len(dynamic or ["loop"]) != 1 or list(map(len, tables)) != [1] * 4:
-        return Groups(body, {})
+        return GroupedBody(body, {})
     if len(body.tables) != 4 + first or (first and (body.grid or call.operand(0).dims != (1,))):
-        return Groups(body, {})
+        return GroupedBody(body, {})
     if not sizes and call.literal(0) is not None:
-        return Groups(body, {})
+        return GroupedBody(body, {})
     if not sizes:
         raise UnknownBodyError("its grid depends on the groups' sizes (give group_sizes=)")
     groups = math.prod(tables[0]) - 1
@@ -75,7 +75,7 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
     }
     if first:
         made[0] = ((1,), (len(visited),))
-    return Groups(
+    return GroupedBody(
         dataclasses.replace(body, grid=grid), made, needed_flops(call, groups, sum(sizes))
     )
 
@@ -106,7 +106,7 @@ def visits(sizes: Sequence[int], tile: int) -> list[tuple[int, int]]:
     return visits
 
 
-def sequence_lengths(call: KernelCall, table: int) -> tuple[Table, str] | None:
+def sequence_lengths(call: KernelCall, table: int) -> tuple[ScalarTable, str] | None:
     """The lengths that paged attention reads from its first table, and a note if they are a bound.
 
     None for other tables and kernels.

@@ -11,15 +11,15 @@ import re
 from collections.abc import Sequence
 
 from mfu_jax.flops.executed.hlo.shapes import Shape
-from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
-from mfu_jax.flops.executed.kernels.ragged import Groups, needed_flops, visits
+from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, ScalarTable, UnknownBodyError
+from mfu_jax.flops.executed.kernels.ragged import GroupedBody, needed_flops, visits
 from mfu_jax.flops.executed.kernels.registry import KernelCall
 
 _BY_VISIT, _BY_GROUP = 7, 2  # number of tables
 _RAGGED = re.compile(r"ragged_?dot", re.IGNORECASE)
 
 
-def of_groups_on_gpu(call: KernelCall, body: KernelBody) -> Groups:
+def of_groups_on_gpu(call: KernelCall, body: KernelBody) -> GroupedBody:
     """A grouped matmul with the tables that its groups imply; other kernels unchanged.
 
     One kernel has seven tables [tiles + groups − 1], an entry for each visit of a tile of rows by a
@@ -31,27 +31,27 @@ def of_groups_on_gpu(call: KernelCall, body: KernelBody) -> Groups:
     size, arrays, result = len(integers), call.operands[len(integers) :], call.results[0].dims
     matrices = next((s.dims for s in (*arrays, *call.results) if len(s.dims) == 3), None)
     if matrices is None or len({table.dims for table in integers}) != 1:
-        return Groups(body, {})
+        return GroupedBody(body, {})
     (entries,), groups = integers[0].dims, matrices[0]
     tiles = entries - groups + 1
     if not (
         (size == _BY_VISIT and len(result) == 2 and tiles > 0)
         or (size == _BY_GROUP and entries == groups and _is_gradient(arrays, result))
     ):
-        return Groups(body, {})
+        return GroupedBody(body, {})
     if all(call.literal(index) for index in range(size)):
-        return Groups(body, {})
+        return GroupedBody(body, {})
     rows = result[0] if size == _BY_VISIT else arrays[1].dims[0]
     sizes, note = _sizes(call, groups, rows)
     values = _by_visit(sizes, rows, tiles) if size == _BY_VISIT else _by_group(sizes)
-    tables: dict[int, Table] = {
+    tables: dict[int, ScalarTable] = {
         index: ((entries,), (*column, *(0,) * (entries - len(column))))
         for index, column in enumerate(values)
     }
-    return Groups(body, tables, needed_flops(call, groups, sum(sizes)), note)
+    return GroupedBody(body, tables, needed_flops(call, groups, sum(sizes)), note)
 
 
-def of_groups_by_triton(call: KernelCall, body: KernelBody) -> Groups:
+def of_groups_by_triton(call: KernelCall, body: KernelBody) -> GroupedBody:
     """A grouped matmul whose last operands are each group's start and end row; others unchanged.
 
     It multiplies rows [rows, in] by matrices [groups, in, out], or [rows, in] by [rows, out] for
@@ -61,14 +61,14 @@ def of_groups_by_triton(call: KernelCall, body: KernelBody) -> Groups:
     matrices = next((s.dims for s in (*arrays, *call.results) if len(s.dims) == 3), (0,))
     is_ragged = _RAGGED.search(call.name) or _RAGGED.search(call.instruction.op_name)
     if not is_ragged or len(arrays) != 2 or not all(map(_is_table, tables)):
-        return Groups(body, {})
+        return GroupedBody(body, {})
     groups = matrices[0]
     if [table.dims for table in tables] != [(groups,)] * 2 or call.literal(2) is not None:
-        return Groups(body, {})
+        return GroupedBody(body, {})
     sizes, note = _sizes(call, groups, arrays[0].dims[0])
     ends = tuple(itertools.accumulate(sizes))
-    made: dict[int, Table] = {2: ((groups,), (0, *ends[:-1])), 3: ((groups,), ends)}
-    return Groups(body, made, needed_flops(call, groups, sum(sizes)), note)
+    made: dict[int, ScalarTable] = {2: ((groups,), (0, *ends[:-1])), 3: ((groups,), ends)}
+    return GroupedBody(body, made, needed_flops(call, groups, sum(sizes)), note)
 
 
 def _is_table(shape: Shape) -> bool:

@@ -14,7 +14,7 @@ from mfu_jax.flops.executed.kernels.bodies.attributes import (
     opaque_string,
 )
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
-from mfu_jax.flops.executed.kernels.bodies.reader import Reader, read_body
+from mfu_jax.flops.executed.kernels.bodies.reader import BodyReader, read_body
 from mfu_jax.flops.executed.kernels.body_cost import body_cost
 from mfu_jax.flops.executed.kernels.registry import (
     TRITON,
@@ -118,7 +118,7 @@ def _read_module(grid: Grid, module: Any) -> KernelBody:
     functions = [op for op in module.body.operations if op.operation.name == "tt.func"]
     if len(functions) != 1:
         raise UnknownBodyError("a Triton kernel of several functions")
-    reader = Reader(_matmul)
+    reader = BodyReader(_matmul)
     block = reader.block(functions[0].operation.regions[0].blocks[0])
     return reader.body(block, grid=grid, tables=block.arguments)
 

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from mfu_jax.flops.traced.integers.arrays import ARRAYS
-from mfu_jax.flops.traced.known_values import ConstantTable, Known, is_integer
+from mfu_jax.flops.traced.integers.arrays import ARRAYS, IntegerRule
+from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known, is_integer
 
 _LARGEST_RESULT = 2**16  # elements: what controls a loop is small, and evaluated in each iteration
-
-Rule = Callable[[Any, Sequence[Any]], Any]
 
 
 def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
@@ -49,6 +47,16 @@ def typed(value: Known, aval: Any) -> Known:
     if isinstance(value, np.generic) and value.dtype == aval.dtype:
         return value
     return np.asarray(value).astype(aval.dtype, copy=False)[()]  # turns 0-d arrays into scalars
+
+
+def where(runs: Any, new: Known, old: Known) -> Known:
+    """The new value where a loop still runs: in some programs of a grid, or examples of a batch."""
+    if new is None or np.all(runs):
+        return new
+    if old is None:
+        return None
+    dims = max(np.ndim(new), np.ndim(old), np.ndim(runs))
+    return np.where(np.reshape(runs, np.shape(runs) + (1,) * (dims - np.ndim(runs))), new, old)
 
 
 def _fits(aval: Any) -> bool:
@@ -184,7 +192,7 @@ def _negative(a: Any) -> Any:
     return (0 * a - a).astype(a.dtype)
 
 
-def _on_values(function: Callable[..., Any]) -> Rule:
+def _on_values(function: Callable[..., Any]) -> IntegerRule:
     return lambda eqn, operands: function(*operands)
 
 
@@ -199,7 +207,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "shift_left": _shift_left, "shift_right_logical": _shift_right_logical,
     "shift_right_arithmetic": _shift_right_arithmetic, "square": lambda a: a * a,
 }  # fmt: skip
-_ELEMENTWISE: dict[str, Rule] = {
+_ELEMENTWISE: dict[str, IntegerRule] = {
     **{name: _on_values(function) for name, function in _FUNCTIONS.items()},
     "select_n": _select,
     "convert_element_type": _convert,
@@ -213,4 +221,4 @@ _ELEMENTWISE: dict[str, Rule] = {
     ),
 }  # fmt: skip
 _PER_PROGRAM = {*_ELEMENTWISE, "reshape", "squeeze"}
-_RULES: dict[str, Rule] = {**ARRAYS, **_ELEMENTWISE}
+_RULES: dict[str, IntegerRule] = {**ARRAYS, **_ELEMENTWISE}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Rule = Callable[[Any, Sequence[Any]], Any]
+IntegerRule = Callable[[Any, Sequence[Any]], Any]
 
 
 def _reshape(eqn: Any, operands: Sequence[Any]) -> Any:
@@ -108,17 +108,17 @@ def _pad(eqn: Any, operands: Sequence[Any]) -> Any:
     return result
 
 
-def _reduce(function: Callable[..., Any]) -> Rule:
+def _reduce(function: Callable[..., Any]) -> IntegerRule:
     return lambda eqn, operands: function(
         operands[0], axis=tuple(eqn.params["axes"]), dtype=operands[0].dtype
     )
 
 
-def _position(function: Callable[..., Any]) -> Rule:
+def _position(function: Callable[..., Any]) -> IntegerRule:
     return lambda eqn, operands: function(operands[0], axis=eqn.params["axes"][0])
 
 
-def _cumulative(function: Any) -> Rule:
+def _cumulative(function: Any) -> IntegerRule:
     def run(eqn: Any, operands: Sequence[Any]) -> Any:
         axis, array = eqn.params["axis"], operands[0]
         array = np.flip(array, axis) if eqn.params["reverse"] else array
@@ -153,7 +153,7 @@ def parts_of(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
     return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], axis)
 
 
-ARRAYS: dict[str, Rule] = {
+ARRAYS: dict[str, IntegerRule] = {
     "reshape": _reshape,
     "squeeze": _reshape,
     "expand_dims": _reshape,

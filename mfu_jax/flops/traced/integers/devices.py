@@ -8,9 +8,9 @@ from typing import Any
 
 from mfu_jax.flops.traced.integers.arithmetic import typed
 from mfu_jax.flops.traced.integers.exchanges import exchange_axes, received
+from mfu_jax.flops.traced.integers.known_values import Known
 from mfu_jax.flops.traced.integers.places import at_place, together
-from mfu_jax.flops.traced.known_values import Known
-from mfu_jax.flops.traced.shards import Place, Share, manual_axes, shares
+from mfu_jax.flops.traced.integers.shards import DeviceShare, MeshCoordinates, manual_axes, shares
 
 
 class Devices:
@@ -23,8 +23,8 @@ class Devices:
     """
 
     def __init__(self) -> None:
-        self.place: Place = {}
-        self.places: tuple[Place, ...] = ()
+        self.place: MeshCoordinates = {}
+        self.places: tuple[MeshCoordinates, ...] = ()
         self.number: int | None = None
         self._asked: set[str] = set()  # axes on which an unknown coordinate was requested
         self._exchanging: set[str] = set()  # axes along which integers are exchanged
@@ -76,7 +76,7 @@ class Devices:
             self.places = before
 
     @contextlib.contextmanager
-    def _at(self, place: Place) -> Iterator[None]:
+    def _at(self, place: MeshCoordinates) -> Iterator[None]:
         """A context at this place, in addition to what is known of the current one."""
         before, self.place = self.place, {**self.place, **place}
         try:
@@ -86,7 +86,7 @@ class Devices:
 
     def by_place(
         self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
-    ) -> list[tuple[Share, Any]]:
+    ) -> list[tuple[DeviceShare, Any]]:
         """Results of `run` on a `shard_map`'s operands, for devices that differ.
 
         Args:

@@ -9,21 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mfu_jax.flops.traced.integers.arithmetic import evaluate, typed
+from mfu_jax.flops.traced.integers.arithmetic import evaluate, typed, where
 from mfu_jax.flops.traced.integers.arrays import parts_of
 from mfu_jax.flops.traced.integers.devices import Devices
 from mfu_jax.flops.traced.integers.exchanges import EXCHANGES
-from mfu_jax.flops.traced.integers.needs import (
-    PARTS,
-    Branches,
-    Call,
-    Need,
-    Needs,
-    Scan,
-    Shards,
-    Step,
-    While,
-)
+from mfu_jax.flops.traced.integers.known_values import Known, scalar
+from mfu_jax.flops.traced.integers.needs import PARTS, EvaluationStep, Need, Needs
 from mfu_jax.flops.traced.integers.places import (
     ByPlace,
     any_place,
@@ -35,8 +26,8 @@ from mfu_jax.flops.traced.integers.places import (
     together,
 )
 from mfu_jax.flops.traced.integers.proofs import prove
-from mfu_jax.flops.traced.known_values import Known, scalar
-from mfu_jax.flops.traced.shards import joined
+from mfu_jax.flops.traced.integers.shards import joined
+from mfu_jax.flops.traced.jaxprs import Branches, InlinedCall, Scan, Shards, While
 from mfu_jax.util.jax_internals import Literal
 
 LONGEST_LOOP = 50_000  # iterations of one loop that are evaluated
@@ -47,11 +38,13 @@ _MOST_SPECULATED = 10_000  # of these in code that may never run
 # work is the same.
 _TAKES_OVER = "query_cluster_cancel"
 
-Values = dict[Any, Known]  # by variable
-Visit = Callable[[Values, Known], None]  # Known: whether the loop runs, by place if that differs
+IntegerValues = dict[Any, Known]  # by variable
+Visit = Callable[
+    [IntegerValues, Known], None
+]  # Known: whether the loop runs, by place if that differs
 
 
-class Integers:
+class IntegerEvaluator:
     """Evaluates the integers that do not depend on data.
 
     Args:
@@ -68,7 +61,7 @@ class Integers:
         self._left = _MOST_EQUATIONS
         self._literals: dict[int, tuple[Any, Known]] = {}
 
-    def run(self, need: Need, known: Sequence[Known]) -> Values:
+    def run(self, need: Need, known: Sequence[Known]) -> IntegerValues:
         """The values of the variables in a need.
 
         Args:
@@ -76,7 +69,7 @@ class Integers:
             known: a value or None for each input of the need's jaxpr.
         """
         self._left -= (len(need.steps) + 1) * max(1, len(self.devices.places))
-        values: Values = {need.jaxpr.invars[i]: known[i] for i in need.inputs}
+        values: IntegerValues = {need.jaxpr.invars[i]: known[i] for i in need.inputs}
         for step in need.steps:
             operands = [self.read(values, atom) for atom in step.eqn.invars]
             found = self.results(step, operands)
@@ -97,7 +90,7 @@ class Integers:
         values = self.run(need, known)
         return {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
 
-    def results(self, step: Step, operands: Sequence[Known]) -> list[Known]:
+    def results(self, step: EvaluationStep, operands: Sequence[Known]) -> list[Known]:
         """The wanted results of an equation."""
         inner, wanted = step.inner, step.results
         if self.devices.places and not step.is_joint:
@@ -113,7 +106,7 @@ class Integers:
             found = self.while_loop(inner, operands, wanted)[1]
         elif isinstance(inner, Shards):
             found = self._shards(step.eqn, inner, operands, wanted)
-        elif isinstance(inner, Call):
+        elif isinstance(inner, InlinedCall):
             found = self.outputs(self.needs.of(inner.jaxpr, wanted), operands)
         elif step.eqn.primitive.name in PARTS:
             parts = parts_of(step.eqn, operands)
@@ -129,7 +122,7 @@ class Integers:
             return [evaluate(step.eqn, operands)]
         return [found.get(i) for i in wanted]
 
-    def _at_each(self, step: Step, operands: Sequence[Known]) -> list[Known]:
+    def _at_each(self, step: EvaluationStep, operands: Sequence[Known]) -> list[Known]:
         """The results of an equation at each place, if no device needs another's integers."""
         found = [
             self.results(step, [at_place(value, number) for value in operands])
@@ -337,19 +330,20 @@ def _and_one_more(trips: Any, runs: Any) -> Any:
     return trips + np.asarray(runs, np.int64)
 
 
-def where(runs: Any, new: Known, old: Known) -> Known:
-    """The new value where a loop still runs: in some programs of a grid, or examples of a batch."""
-    if new is None or np.all(runs):
-        return new
-    if old is None:
-        return None
-    dims = max(np.ndim(new), np.ndim(old), np.ndim(runs))
-    return np.where(np.reshape(runs, np.shape(runs) + (1,) * (dims - np.ndim(runs))), new, old)
-
-
 def _slice_of(step: int) -> Callable[[Known], Known]:
     return lambda value: None if value is None else value[step]
 
 
 def _stack(*slices: Known) -> Known:
     return np.stack(slices) if slices and all(v is not None for v in slices) else None
+
+
+def trip_count(loop: While, operands: Sequence[Known]) -> Known:
+    """Iterations of a `while` without constants of its own: a number, an array, or None.
+
+    Args:
+        loop: the parts of the loop.
+        operands: values of its operands; a scalar may have one per program of a grid.
+    """
+    trips, _ = IntegerEvaluator().while_loop(loop, operands, ())
+    return trips if trips is None or np.ndim(trips) else int(trips)

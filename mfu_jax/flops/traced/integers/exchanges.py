@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mfu_jax.flops.traced.known_values import Known
-from mfu_jax.flops.traced.shards import Place
+from mfu_jax.flops.traced.integers.known_values import Known
 
 _COMBINED = {
     "pmax": np.maximum,
@@ -29,7 +28,7 @@ def exchange_axes(eqn: Any) -> list[str]:
     return [axis if isinstance(axis, str) else "" for axis in axes]
 
 
-def received(eqn: Any, places: Sequence[Place], sent: Sequence[Known]) -> list[Known]:
+def received(eqn: Any, places: Sequence[Mapping[str, int]], sent: Sequence[Known]) -> list[Known]:
     """What the device at each place receives; None if not known.
 
     Args:

@@ -12,12 +12,20 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops.traced.integers.arithmetic import is_evaluable
 from mfu_jax.flops.traced.integers.exchanges import EXCHANGES
-from mfu_jax.flops.traced.known_values import is_integer
-from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
-from mfu_jax.flops.traced.pallas_attention import first_array
-from mfu_jax.flops.traced.primitive_kinds import has_work, is_call
-from mfu_jax.flops.traced.tracing import inner_jaxprs
-from mfu_jax.util.jax_internals import Literal, scan_groups
+from mfu_jax.flops.traced.integers.known_values import is_integer
+from mfu_jax.flops.traced.jaxprs import (
+    MESH_KERNELS,
+    Branches,
+    Inner,
+    Scan,
+    Shards,
+    While,
+    first_array,
+    inner_jaxprs,
+    inner_of,
+)
+from mfu_jax.flops.traced.primitive_kinds import has_work
+from mfu_jax.util.jax_internals import Literal
 
 # Primitives with several results, each a part of an operand or a reordered operand.
 PARTS = {"optimization_barrier", "sort", "split", "unstack"}
@@ -40,59 +48,13 @@ class Need:
     jaxpr: Any
     wanted: frozenset[int]
     inputs: frozenset[int]
-    steps: tuple[Step, ...]
+    steps: tuple[EvaluationStep, ...]
     decisive: tuple[Any, ...]
     is_joint: bool
     asks: bool
 
 
-class Scan(NamedTuple):
-    """The parts of a `scan` equation."""
-
-    body: Any
-    consts: int
-    carries: int
-    length: int
-    reverse: bool
-
-
-class While(NamedTuple):
-    """The parts of a `while` equation; its operands: both groups of constants, then the carry."""
-
-    condition: Any
-    body: Any
-    cond_consts: int
-    body_consts: int
-
-    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """The condition's constants, the body's constants, and the carry."""
-        start = self.cond_consts + self.body_consts
-        consts = operands[: self.cond_consts], operands[self.cond_consts : start]
-        return list(consts[0]), list(consts[1]), list(operands[start:])
-
-
-class Branches(NamedTuple):
-    """The branches of a `cond` equation."""
-
-    branches: tuple[Any, ...]
-
-
-class Call(NamedTuple):
-    """The jaxpr that an equation runs once."""
-
-    jaxpr: Any
-
-
-class Shards(NamedTuple):
-    """The jaxpr that each device of a `shard_map` runs."""
-
-    jaxpr: Any
-
-
-Inner = Branches | Call | Scan | Shards | While
-
-
-class Step(NamedTuple):
+class EvaluationStep(NamedTuple):
     """An equation to evaluate.
 
     Attributes:
@@ -110,39 +72,6 @@ class Step(NamedTuple):
     inner: Inner | None
     is_joint: bool
     asks: bool
-
-
-def inner_of(eqn: Any) -> Inner | None:
-    """What an equation runs, if that can be evaluated; else None."""
-    name = eqn.primitive.name
-    if name == "cond":
-        return Branches(inner_jaxprs(eqn.params)["branches"])
-    if name == "scan":
-        return scan_of(eqn)
-    if name == "while":
-        return while_of(eqn)
-    if name == "shard_map":
-        ((jaxpr,),) = inner_jaxprs(eqn.params).values()
-        return Shards(jaxpr)
-    if is_call(eqn):
-        ((jaxpr,),) = inner_jaxprs(eqn.params).values()
-        # `run_state` takes references, and returns their contents.
-        is_function = len(jaxpr.outvars) == len(eqn.outvars)
-        return Call(jaxpr) if is_function and len(jaxpr.invars) == len(eqn.invars) else None
-    return None
-
-
-def scan_of(eqn: Any) -> Scan:
-    """The parts of a `scan` equation."""
-    (body,) = inner_jaxprs(eqn.params)["jaxpr"]
-    return Scan(body, *scan_groups(eqn), eqn.params["length"], eqn.params["reverse"])
-
-
-def while_of(eqn: Any) -> While:
-    """The parts of a `while` equation."""
-    inner = inner_jaxprs(eqn.params)
-    (condition,), (body,) = inner["cond_jaxpr"], inner["body_jaxpr"]
-    return While(condition, body, eqn.params["cond_nconsts"], eqn.params["body_nconsts"])
 
 
 class Needs:
@@ -191,7 +120,7 @@ class Needs:
 
     def _of(self, jaxpr: Any, wanted: frozenset[int], decides: bool) -> Need:
         needed = {v for i in wanted if _can_be_known(v := jaxpr.outvars[i])}
-        steps: list[Step] = []
+        steps: list[EvaluationStep] = []
         is_joint = False
         decisive: dict[Any, None] = {}  # an order independent of what is wanted
         for eqn in reversed(jaxpr.eqns):
@@ -201,7 +130,7 @@ class Needs:
                 inner, inside = inner_of(eqn), self._inside(eqn, results, decides=False)
                 exchanges = eqn.primitive.name in EXCHANGES or any(n.is_joint for n in inside)
                 asks = eqn.primitive.name == "axis_index" or any(n.asks for n in inside)
-                steps.append(Step(eqn, results, variables, inner, exchanges, asks))
+                steps.append(EvaluationStep(eqn, results, variables, inner, exchanges, asks))
                 needed.update(_variables(eqn, self._operands(eqn, results)))
             if decides and has_work(eqn, self._work):
                 deciding = _variables(eqn, self.deciding(eqn))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mfu_jax.flops.traced.known_values import Known
+from mfu_jax.flops.traced.integers.known_values import Known
 
 
 class ByPlace:

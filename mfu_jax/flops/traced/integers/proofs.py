@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mfu_jax.flops.traced.integers.arithmetic import typed
-from mfu_jax.flops.traced.integers.needs import Call, Need, Scan, Step, While
-from mfu_jax.flops.traced.known_values import Known
+from mfu_jax.flops.traced.integers.known_values import Known
+from mfu_jax.flops.traced.jaxprs import InlinedCall, Scan, While
 
 if TYPE_CHECKING:
-    from mfu_jax.flops.traced.integers.evaluation import Integers
+    from mfu_jax.flops.traced.integers.evaluation import IntegerEvaluator
+    from mfu_jax.flops.traced.integers.needs import EvaluationStep, Need
 
 
-class Line(NamedTuple):
+class LinearValue(NamedTuple):
     """An integer that grows by a constant: start + k·step in iteration k.
 
     Both are Python ints, or arrays of them with one per program of a kernel's grid.
@@ -47,7 +48,7 @@ _COMPARISONS = {"lt", "le", "gt", "ge", "ne"}
 
 
 def prove(
-    integers: Integers, loop: While, test: Need, body: Need, operands: Sequence[Known]
+    integers: IntegerEvaluator, loop: While, test: Need, body: Need, operands: Sequence[Known]
 ) -> tuple[Known, dict[int, Known]] | None:
     """The trip count, and the final values of what the condition depends on.
 
@@ -84,7 +85,7 @@ def prove(
 
 
 def _suggested_lines(
-    integers: Integers, loop: While, body: Need, consts: list[Known], start: list[Known]
+    integers: IntegerEvaluator, loop: While, body: Need, consts: list[Known], start: list[Known]
 ) -> dict[int, Any] | None:
     """Each needed carry entry as a line, from its first two values."""
     if any(start[i] is None for i in body.wanted):
@@ -99,7 +100,7 @@ def _suggested_lines(
         if np.array_equal(first, second):
             lines[i] = first
         elif aval.shape == () and aval.dtype.kind in "iu":
-            lines[i] = Line(_exact(first), _exact(second) - _exact(first))
+            lines[i] = LinearValue(_exact(first), _exact(second) - _exact(first))
         else:
             return None
     return lines
@@ -108,9 +109,9 @@ def _suggested_lines(
 class _Proof:
     """Follows lines through a jaxpr and remembers each one, to check that it stays in its dtype."""
 
-    def __init__(self, integers: Integers) -> None:
+    def __init__(self, integers: IntegerEvaluator) -> None:
         self.integers = integers
-        self.lines: list[tuple[Line, Any]] = []
+        self.lines: list[tuple[LinearValue, Any]] = []
 
     def outputs(self, need: Need, known: Sequence[Any]) -> dict[int, Any]:
         """The wanted results: known values, lines, conditions, or None."""
@@ -130,16 +131,16 @@ class _Proof:
             for k in (0, last)
         )
 
-    def _results(self, step: Step, operands: list[Any]) -> list[Any]:
-        if not any(isinstance(v, Line | Until) for v in operands):
+    def _results(self, step: EvaluationStep, operands: list[Any]) -> list[Any]:
+        if not any(isinstance(v, LinearValue | Until) for v in operands):
             return self.integers.results(step, operands)
-        if isinstance(step.inner, Call):
+        if isinstance(step.inner, InlinedCall):
             found = self.outputs(self.integers.needs.of(step.inner.jaxpr, step.results), operands)
             return [found[i] for i in step.results]
         if len(step.eqn.outvars) != 1 or any(v is None for v in operands):
             return [None] * len(step.results)
         found = _apply(step.eqn, operands)
-        if isinstance(found, Line):
+        if isinstance(found, LinearValue):
             self.lines.append((found, step.eqn.outvars[0].aval.dtype))
         return [found]
 
@@ -156,21 +157,21 @@ def _apply(eqn: Any, operands: list[Any]) -> Any:
         return _both(*operands)
     if any(isinstance(v, Until) for v in operands):
         return None
-    lines = [v if isinstance(v, Line) else Line(_exact(v), 0) for v in operands]
+    lines = [v if isinstance(v, LinearValue) else LinearValue(_exact(v), 0) for v in operands]
     if name in _COMPARISONS:
-        return _first_failure(name, Line(*(a - b for a, b in zip(*lines, strict=True))))
+        return _first_failure(name, LinearValue(*(a - b for a, b in zip(*lines, strict=True))))
     return _combine(name, lines) if name in _LINEAR else None
 
 
-def _combine(name: str, lines: list[Line]) -> Line | None:
-    a, b = lines if len(lines) == 2 else (Line(0, 0), *lines)
+def _combine(name: str, lines: list[LinearValue]) -> LinearValue | None:
+    a, b = lines if len(lines) == 2 else (LinearValue(0, 0), *lines)
     if name == "add":
-        return Line(a.start + b.start, a.step + b.step)
+        return LinearValue(a.start + b.start, a.step + b.step)
     if name in ("sub", "neg"):
-        return Line(a.start - b.start, a.step - b.step)
+        return LinearValue(a.start - b.start, a.step - b.step)
     if np.any(a.step != 0) and np.any(b.step != 0):
         return None
-    return Line(a.start * b.start, a.step * b.start + a.start * b.step)
+    return LinearValue(a.start * b.start, a.step * b.start + a.start * b.step)
 
 
 def _both(a: Any, b: Any) -> Any:
@@ -186,7 +187,7 @@ def _from_bool(value: Any) -> int | None:
     return _NEVER if value else 0
 
 
-def _first_failure(name: str, difference: Line) -> Until | None:
+def _first_failure(name: str, difference: LinearValue) -> Until | None:
     """The first k for which the comparison `name` of start + k·step with 0 fails."""
     found = _map(lambda start, step: _fails(name, start, step), *difference)
     if np.ndim(found) and any(count is _NEVER for count in found.flat):
@@ -208,15 +209,15 @@ def _fails(name: str, start: int, step: int) -> int | None:
 
 def _is_next(found: Any, line: Any) -> bool:
     """Whether a result is the expected value of a carry entry one iteration later."""
-    if isinstance(line, Line):
-        return isinstance(found, Line) and bool(
+    if isinstance(line, LinearValue):
+        return isinstance(found, LinearValue) and bool(
             np.all(found.start == line.at(1)) and np.all(found.step == line.step)
         )
-    return not isinstance(found, Line | Until | None) and np.array_equal(found, line)
+    return not isinstance(found, LinearValue | Until | None) and np.array_equal(found, line)
 
 
 def _final(line: Any, count: Any, aval: Any) -> Known:
-    return typed(_as_known(line.at(count)), aval) if isinstance(line, Line) else line
+    return typed(_as_known(line.at(count)), aval) if isinstance(line, LinearValue) else line
 
 
 def _exact(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mfu_jax.flops.traced.known_values import ConstantTable, Known
+from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
 from mfu_jax.flops.traced.masks.pairs import Band
 
 _NO_BOUNDS = Band()

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from mfu_jax.flops.executed.attribution.padding import WasteFinder
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.parsing import parse_hlo
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.lengths import NO_LENGTHS
 
 M, N, K = 8, 960, 100

@@ -11,7 +11,8 @@ import pytest
 from jax import lax
 
 from mfu_jax.flops.executed.control_flow import evaluation, loops
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.result import ExecutedCount
 
 SIZE = 8
 ONE = 2 * SIZE**3

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support import program_factorizations as programs
 from tests.support.recorded import text_of

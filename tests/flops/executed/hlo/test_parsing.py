@@ -33,7 +33,8 @@ def _content(module: HloModule) -> list[object]:
         for c in module.computations.values()
     ]
     indexed = {
-        opcode: [(c.name, i.name) for c, i in module.places(opcode)] for opcode in module.indexed
+        opcode: [(c.name, i.name) for c, i in module.with_opcode(opcode)]
+        for opcode in module.indexed
     }
     return [module.name, module.header, module.entry.name, computations, indexed]
 

@@ -18,7 +18,7 @@ from mfu_jax.flops.executed.hlo.text import parse_shape
 from mfu_jax.flops.executed.integers.instructions import compile_instruction
 from mfu_jax.flops.executed.integers.values import (
     MAX_ELEMENTS,
-    Table,
+    IntegerTable,
     Value,
     constant_value,
     is_small_integer,
@@ -74,7 +74,7 @@ def evaluated(values: list[Value], *lines: str, more: str = "") -> Value:
 
 
 def elements(value: Value) -> list[int] | None:
-    if isinstance(value, Table):
+    if isinstance(value, IntegerTable):
         return list(value.elements)
     return None if value is None else [value]
 
@@ -137,7 +137,9 @@ LAYOUTS: dict[str, tuple[str, str, Any]] = {
 def test_instructions_that_lay_out_elements(opcode: str) -> None:
     result, attributes, expected = LAYOUTS[opcode]
     lines = of_parameters(opcode, result, "s32[2,3,4]", attributes=attributes)
-    assert elements(evaluated([Table(A.ravel().tolist())], *lines)) == expected.ravel().tolist()
+    assert (
+        elements(evaluated([IntegerTable(A.ravel().tolist())], *lines)) == expected.ravel().tolist()
+    )
 
 
 @pytest.mark.parametrize("starts", [(0, 1, 2), (-5, 9, 1), (1, 1, 1)])
@@ -145,12 +147,14 @@ def test_slices_at_an_index_stay_inside(starts: tuple[int, int, int]) -> None:
     indices = ["s32[]"] * 3
     sizes = ", dynamic_slice_sizes={1,2,2}"
     lines = of_parameters("dynamic-slice", "s32[1,2,2]", "s32[2,3,4]", *indices, attributes=sizes)
-    found = evaluated([Table(A.ravel().tolist()), *starts], *lines)
+    found = evaluated([IntegerTable(A.ravel().tolist()), *starts], *lines)
     assert elements(found) == lax.dynamic_slice(A, starts, (1, 2, 2)).ravel().tolist()
     lines = of_parameters(
         "dynamic-update-slice", "s32[2,3,4]", "s32[2,3,4]", "s32[1,2,2]", *indices
     )
-    found = evaluated([Table(A.ravel().tolist()), Table([90, 91, 92, 93]), *starts], *lines)
+    found = evaluated(
+        [IntegerTable(A.ravel().tolist()), IntegerTable([90, 91, 92, 93]), *starts], *lines
+    )
     update = np.array([90, 91, 92, 93], np.int32).reshape(1, 2, 2)
     assert elements(found) == lax.dynamic_update_slice(A, update, starts).ravel().tolist()
 
@@ -159,7 +163,7 @@ def test_joined_and_counted_elements() -> None:
     lines = of_parameters(
         "concatenate", "s32[2,3]", "s32[2,1]", "s32[2,2]", attributes=", dimensions={1}"
     )
-    found = evaluated([Table([1, 2]), Table([3, 4, 5, 6])], *lines)
+    found = evaluated([IntegerTable([1, 2]), IntegerTable([3, 4, 5, 6])], *lines)
     assert elements(found) == [1, 3, 4, 2, 5, 6]
     assert elements(evaluated([], "  ROOT %i = s32[2,3] iota(), iota_dimension=1")) == [0, 1, 2] * 2
 
@@ -167,13 +171,13 @@ def test_joined_and_counted_elements() -> None:
 def test_padded_elements() -> None:
     configuration, attribute = ((1, 0, 0), (0, -1, 0), (-1, 2, 1)), ", padding=1_0x0_-1x-1_2_1"
     lines = of_parameters("pad", "s32[3,2,8]", "s32[2,3,4]", "s32[]", attributes=attribute)
-    found = evaluated([Table(A.ravel().tolist()), 9], *lines)
+    found = evaluated([IntegerTable(A.ravel().tolist()), 9], *lines)
     assert elements(found) == lax.pad(A, np.int32(9), configuration).ravel().tolist()
 
 
 def test_a_bitcast_to_fewer_elements_has_the_first_ones() -> None:
     lines = of_parameters("bitcast", "s32[3]", "s32[5]")
-    assert elements(evaluated([Table([4, 5, 6, 7, 8])], *lines)) == [4, 5, 6]
+    assert elements(evaluated([IntegerTable([4, 5, 6, 7, 8])], *lines)) == [4, 5, 6]
 
 
 def test_a_reduction() -> None:
@@ -183,7 +187,7 @@ def test_a_reduction() -> None:
     )
     attributes = ", dimensions={0,2}, to_apply=%any"
     lines = of_parameters("reduce", "s32[3]", "s32[2,3,4]", "s32[]", attributes=attributes)
-    found = evaluated([Table(A.ravel().tolist()), 17], *lines, more=reducer)
+    found = evaluated([IntegerTable(A.ravel().tolist()), 17], *lines, more=reducer)
     assert elements(found) == np.maximum(A.max((0, 2)), 17).tolist()
 
 

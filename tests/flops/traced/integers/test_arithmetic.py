@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mfu_jax.flops.traced.integers.evaluation import Integers
+from mfu_jax.flops.traced.integers.evaluation import IntegerEvaluator
 
 EDGES = np.array([-128, -7, -1, 0, 1, 2, 3, 9, 100, 127])
 A, B = (g.reshape(-1) for g in np.meshgrid(EDGES, EDGES))
@@ -25,7 +25,7 @@ UNARY = [lax.neg, lax.abs, lax.sign, lax.bitwise_not, lax.population_count, lax.
 
 def check(fn, *values):
     closed = jax.make_jaxpr(fn)(*values)
-    integers = Integers(dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)))
+    integers = IntegerEvaluator(dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)))
     found = integers.outputs(integers.needs.of(closed.jaxpr, [0]), values)[0]
     expected = np.asarray(jax.jit(fn)(*values))
     assert found is not None, closed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-Table = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions, and values in row-major order
+ScalarTable = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions, and values in row-major order
 
 # Canonical names of operations that every dialect spells differently.
 POSITION, EXTENT = "grid.position", "grid.extent"
@@ -19,7 +19,7 @@ class UnknownBodyError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Op:
+class BodyOp:
     """One operation of the body; values, including block arguments, are numbered."""
 
     name: str
@@ -28,16 +28,16 @@ class Op:
     attribute: int = 0  # a constant's value, a comparison's predicate, an axis
     cases: tuple[int, ...] = ()  # of a switch: the values that choose its second, third … region
     flops: int = 0
-    regions: tuple[Block, ...] = ()
+    regions: tuple[BodyBlock, ...] = ()
     has_matmul: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class BodyBlock:
     """Operations that run in sequence, and the block's arguments."""
 
     arguments: tuple[int, ...]
-    ops: list[Op]
+    ops: list[BodyOp]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,14 +57,14 @@ class KernelBody:
     """
 
     grid: tuple[int, ...]
-    block: Block
+    block: BodyBlock
     positions: dict[int, int] = field(default_factory=dict)
     tables: tuple[int, ...] = ()
     cluster: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     matmuls: int = 0
     dtype: str = ""
-    makers: dict[int, Op] = field(default_factory=dict)
+    makers: dict[int, BodyOp] = field(default_factory=dict)
 
     def position(self, axis: int, index: int) -> int:
         """The value that a step at `index` of an axis reads as its position there."""

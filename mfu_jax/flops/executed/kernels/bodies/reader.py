@@ -13,14 +13,14 @@ from mfu_jax.flops.executed.kernels.bodies.body import (
     IN_CLUSTER,
     POSITION,
     TAKES_OVER,
-    Block,
+    BodyBlock,
+    BodyOp,
     KernelBody,
-    Op,
     UnknownBodyError,
 )
 
 # FLOPs and operand dtype of an operation; None if it multiplies no matrices.
-Matmul = Callable[[Any], tuple[int, str] | None]
+MatmulRule = Callable[[Any], tuple[int, str] | None]
 
 _POSITIONS = {
     "tpu.program_id": POSITION,
@@ -46,7 +46,7 @@ _BYTECODE = b"ML\xefR"
 _THREADS = {"gpu.thread_id": POSITION, "gpu.block_dim": EXTENT}
 
 
-class Reader:
+class BodyReader:
     """Copies operations, numbering their values.
 
     Args:
@@ -56,10 +56,10 @@ class Reader:
         makers, matmuls, dtype: as in a `KernelBody`.
     """
 
-    def __init__(self, matmul: Matmul) -> None:
+    def __init__(self, matmul: MatmulRule) -> None:
         self.matmul = matmul
         self.numbers: dict[Any, int] = {}
-        self.makers: dict[int, Op] = {}
+        self.makers: dict[int, BodyOp] = {}
         self.matmuls = 0
         self.dtype = ""
 
@@ -67,15 +67,15 @@ class Reader:
         """The number of a value."""
         return self.numbers.setdefault(value, len(self.numbers))
 
-    def block(self, block: Any) -> Block:
+    def block(self, block: Any) -> BodyBlock:
         """A block and all that is nested in it."""
         arguments = tuple(self.number(argument) for argument in block.arguments)
-        return Block(arguments, [self.op(op.operation) for op in block.operations])
+        return BodyBlock(arguments, [self.op(op.operation) for op in block.operations])
 
-    def op(self, operation: Any) -> Op:
+    def op(self, operation: Any) -> BodyOp:
         """One operation and all that is nested in it."""
         name, attribute = _name_and_attribute(operation)
-        op = Op(
+        op = BodyOp(
             name,
             tuple(self.number(operand) for operand in operation.operands),
             tuple(self.number(result) for result in operation.results),
@@ -94,7 +94,7 @@ class Reader:
             self.makers[number] = op
         return op
 
-    def body(self, block: Block, **facts: Any) -> KernelBody:
+    def body(self, block: BodyBlock, **facts: Any) -> KernelBody:
         """The kernel whose operations were read; `facts` are the other fields of a body."""
         return KernelBody(
             block=block, matmuls=self.matmuls, dtype=self.dtype, makers=self.makers, **facts

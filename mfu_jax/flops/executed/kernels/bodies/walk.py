@@ -17,15 +17,15 @@ from mfu_jax.flops.executed.kernels.bodies.body import (
     IN_CLUSTER,
     POSITION,
     TAKES_OVER,
-    Block,
+    BodyBlock,
+    BodyOp,
     KernelBody,
-    Op,
-    Table,
+    ScalarTable,
     UnknownBodyError,
 )
-from mfu_jax.flops.executed.kernels.bodies.carried import Carried, loop_arguments
+from mfu_jax.flops.executed.kernels.bodies.loop_carried import Carried, loop_arguments
 
-ScalarTable = Callable[[int], Table]
+TableOf = Callable[[int], ScalarTable]
 
 _MAX_GRID_STEPS = 1 << 20
 _MAX_ITERATIONS = 1 << 22  # over all loops that have to be run
@@ -34,7 +34,7 @@ _LOOPS = ("scf.for", "scf.while")
 Carry = dict[int, int]  # known values that a loop carries, by their position
 
 
-def grid_flops(body: KernelBody, table: ScalarTable) -> int:
+def grid_flops(body: KernelBody, table: TableOf) -> int:
     """Matmul FLOPs of all steps of a kernel's grid.
 
     Args:
@@ -57,7 +57,7 @@ def grid_flops(body: KernelBody, table: ScalarTable) -> int:
     if math.prod(map(len, steps)) > _MAX_GRID_STEPS:
         raise UnknownBodyError("its grid is too large to be walked")
     same = math.prod(n for i, n in enumerate(body.grid) if i not in deciding)
-    walk = _Walk(body, table)
+    walk = _BodyWalk(body, table)
     try:
         flops = same * sum(walk.step(indices) for indices in itertools.product(*steps))
     except RecursionError:  # a damaged body, in which a value depends on itself
@@ -67,7 +67,7 @@ def grid_flops(body: KernelBody, table: ScalarTable) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _walked(body: KernelBody) -> list[tuple[dict[int, Table], int]]:
+def _walked(body: KernelBody) -> list[tuple[dict[int, ScalarTable], int]]:
     """Walks of a kernel so far, as (tables that it read, FLOPs): layers share their kernels."""
     return []
 
@@ -92,7 +92,7 @@ def _deciding_axes(body: KernelBody) -> set[int]:
     return ids | {axis for value, axis in body.positions.items() if value in seen}
 
 
-def _walk_ops(block: Block) -> Iterator[Op]:
+def _walk_ops(block: BodyBlock) -> Iterator[BodyOp]:
     """All nested operations with regions, which decide what runs."""
     for op in block.ops:
         if op.regions:
@@ -101,7 +101,7 @@ def _walk_ops(block: Block) -> Iterator[Op]:
                 yield from _walk_ops(region)
 
 
-def _ops_inside(op: Op) -> Iterator[Op]:
+def _ops_inside(op: BodyOp) -> Iterator[BodyOp]:
     for region in op.regions:
         for inner in region.ops:
             yield inner
@@ -166,13 +166,13 @@ _SAME = {
 _ELECT, _SHUFFLE = "nvvm.elect.sync", "nvvm.shfl.sync"
 
 
-class _Walk:
+class _BodyWalk:
     """Runs the scalar part of a body, one step of the grid at a time."""
 
-    def __init__(self, body: KernelBody, table: ScalarTable) -> None:
+    def __init__(self, body: KernelBody, table: TableOf) -> None:
         self.body = body
         self.table = table
-        self.tables: dict[int, Table] = {}
+        self.tables: dict[int, ScalarTable] = {}
         self.values: dict[int, int] = {}
         self.indices: tuple[int, ...] = ()
         self.carried = Carried(body)
@@ -197,7 +197,7 @@ class _Walk:
         }
         return self.block(self.body.block)
 
-    def block(self, block: Block) -> int:
+    def block(self, block: BodyBlock) -> int:
         total = 0
         for op in block.ops:
             if not op.has_matmul:
@@ -219,19 +219,19 @@ class _Walk:
                 total += op.flops
         return total
 
-    def case(self, op: Op) -> Block:
+    def case(self, op: BodyOp) -> BodyBlock:
         """The region that a switch takes; the first one is its default."""
         value = self.value(op.operands[0])
         return op.regions[1 + op.cases.index(value) if value in op.cases else 0]
 
-    def loop(self, op: Op) -> int:
+    def loop(self, op: BodyOp) -> int:
         inner = op.regions[0]
         start, end, by = (self.value(v) for v in op.operands[:3])
         if not any(o.regions and o.has_matmul for o in inner.ops):
             return len(range(start, end, max(1, by))) * self.block(inner)
         return self.for_loop(op, self.carried.deciding(op), counted=True)[0]
 
-    def for_loop(self, op: Op, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
+    def for_loop(self, op: BodyOp, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
         """FLOPs of an ``scf.for``, if `counted`, and its carried values at the end."""
         start, end, by = (self.value(v) for v in op.operands[:3])
         inner, arguments = op.regions[0], loop_arguments(op)
@@ -246,7 +246,9 @@ class _Walk:
         self.values = outside
         return total, carry
 
-    def while_loop(self, op: Op, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
+    def while_loop(
+        self, op: BodyOp, indices: tuple[int, ...], *, counted: bool
+    ) -> tuple[int, Carry]:
         """FLOPs of an ``scf.while``, if `counted`, and its results."""
         before, after = op.regions
         last = before.ops[-1]
@@ -283,7 +285,7 @@ class _Walk:
             self.values[number] = self.evaluate(maker, number)
         return self.values[number]
 
-    def evaluate(self, op: Op, number: int) -> int:
+    def evaluate(self, op: BodyOp, number: int) -> int:
         if op.name == "arith.constant":
             return op.attribute
         if op.name in _BINARY:
@@ -327,12 +329,12 @@ class _Walk:
         """Blocks of a cluster along an axis."""
         return self.body.cluster[axis] if axis < len(self.body.cluster) else 1
 
-    def takes_over(self, op: Op) -> bool:
+    def takes_over(self, op: BodyOp) -> bool:
         """Whether an operation reads the reply to a block's query for another one's work."""
         maker = self.body.makers.get(op.operands[0])
         return maker is not None and maker.name == TAKES_OVER
 
-    def loop_result(self, op: Op, position: int) -> int:
+    def loop_result(self, op: BodyOp, position: int) -> int:
         """One of the values that a loop returns."""
         indices = self.carried.deciding(op, position)
         run = self.for_loop if op.name == "scf.for" else self.while_loop
@@ -353,7 +355,7 @@ class _Walk:
             position += self.value(offset)
         return self.element(pointer, lambda dims: position)
 
-    def load(self, op: Op) -> int:
+    def load(self, op: BodyOp) -> int:
         source, *indices = op.operands
         maker = self.body.makers.get(source)
         if maker and maker.name == "memref.subview" and not indices:  # of one element

@@ -1,0 +1,225 @@
+"""What families share: masks, attention, MLP and experts, and what surrounds the layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mfu_jax.flops.analytic import formulas, mixers
+from mfu_jax.flops.analytic.components import Layer, Model
+from mfu_jax.flops.analytic.formulas import Components
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.towers.maxtext_towers import maxtext_towers
+from mfu_jax.flops.masks import (
+    BlockDiffusion,
+    Causal,
+    Chunked,
+    Full,
+    Mask,
+    Packed,
+    Prefix,
+    SlidingWindow,
+)
+
+# Blocks in the style of GPT: LayerNorm, learned positions.
+GPT_BLOCKS = ("gpt2", "gpt3")
+
+
+def layer_norm(config: ModelConfig) -> bool:
+    """Whether norms have a bias (LayerNorm) or not (RMSNorm)."""
+    if (normalization := config.stack.normalization) != "auto":
+        return normalization == "layernorm"
+    return config.decoder_block in GPT_BLOCKS
+
+
+def learned_positions(config: ModelConfig) -> bool:
+    """Whether positions have their own table."""
+    if (positions := config.embedding.position_embedding) != "auto":
+        return positions == "learned"
+    return config.decoder_block in GPT_BLOCKS
+
+
+def norms(config: ModelConfig, copies: int, name: str = "norms") -> Components:
+    """`copies` norms over the model width."""
+    return (formulas.norm(name, config.emb_dim, bias=layer_norm(config), copies=copies),)
+
+
+def global_mask(config: ModelConfig) -> Mask:
+    """Causal over the whole sequence, except for a prefix and packed documents."""
+    prefix = config.attention.prefix_length
+    return _packed(config, Prefix(prefix) if prefix else Causal())
+
+
+def layer_mask(config: ModelConfig) -> Mask:
+    """The mask of a family with uniform layers.
+
+    A window or chunk size in the config applies regardless of `attention_type`.
+    """
+    kind = config.attention.attention_type
+    if kind == "full":
+        return _packed(config, Full())
+    if kind == "block_diffusion":
+        config.require("causal_block_size")
+        return _packed(config, BlockDiffusion(config.attention.causal_block_size))
+    if config.attention.chunk_attn_window_size:
+        return chunk_mask(config)
+    return window_mask(config)
+
+
+def window_mask(config: ModelConfig) -> Mask:
+    """The sliding window; without a window size, the layer is global."""
+    window = config.attention.sliding_window_size
+    return _packed(config, SlidingWindow(window)) if window else global_mask(config)
+
+
+def chunk_mask(config: ModelConfig) -> Mask:
+    """Chunked attention; without a chunk size, the layer is global."""
+    chunk = config.attention.chunk_attn_window_size
+    return _packed(config, Chunked(chunk)) if chunk else global_mask(config)
+
+
+def _packed(config: ModelConfig, mask: Mask) -> Mask:
+    step = config.step
+    if step.packed_document_lengths:
+        return Packed(mask, lengths=step.packed_document_lengths)
+    if step.packed_document_length:
+        return Packed(mask, each=min(step.packed_document_length, step.max_target_length))
+    return mask
+
+
+def attention(config: ModelConfig, mask: Mask, **changes: Any) -> Components:
+    """Multi-head or latent attention, depending on `attention_type`."""
+    sizes = config.attention
+    if sizes.attention_type == "mla":
+        return latent_attention(config, mask)
+    options: dict[str, Any] = {
+        "kv_heads": sizes.num_kv_heads or sizes.num_query_heads,
+        "head_dim": sizes.head_dim,
+        "bias": sizes.attention_bias or config.feed_forward.use_bias,
+        "qk_norm": sizes.use_qk_norm,
+        "shared_kv": sizes.share_kv_projections,
+        **changes,
+    }
+    config.require("num_query_heads", *(() if options["head_dim"] else ("head_dim",)))
+    return formulas.attention(config.emb_dim, sizes.num_query_heads, mask=mask, **options)
+
+
+def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> Components:
+    """MLA without an indexer."""
+    config.require(
+        "num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+    )
+    sizes = config.latent_attention
+    return mixers.latent_attention(
+        config.emb_dim,
+        config.attention.num_query_heads,
+        q_lora_rank=sizes.q_lora_rank,
+        kv_lora_rank=sizes.kv_lora_rank,
+        nope_dim=sizes.qk_nope_head_dim,
+        rope_dim=sizes.qk_rope_head_dim,
+        v_dim=sizes.v_head_dim,
+        mask=mask,
+        bias=bias,
+    )
+
+
+def delta_net(config: ModelConfig) -> Components:
+    """A gated delta net."""
+    sizes = config.linear_attention
+    return mixers.gated_delta_net(
+        config.emb_dim,
+        key_heads=sizes.gdn_num_key_heads,
+        value_heads=sizes.gdn_num_value_heads,
+        key_dim=sizes.gdn_key_head_dim,
+        value_dim=sizes.gdn_value_head_dim,
+        kernel=sizes.gdn_conv_kernel_dim,
+        chunk=sizes.scan_chunk_size,
+    )
+
+
+def mlp(config: ModelConfig, hidden: int | None = None, name: str = "mlp") -> Components:
+    """The dense MLP, of hidden width `hidden` (None: `mlp_dim`)."""
+    sizes = config.feed_forward
+    if hidden is None:
+        config.require("mlp_dim")
+        hidden = sizes.mlp_dim
+    return formulas.mlp(config.emb_dim, hidden, gated=sizes.gated, bias=sizes.use_bias, name=name)
+
+
+def moe(config: ModelConfig, *, shared_dim: int | None = None, **changes: Any) -> Components:
+    """Routed experts and, if the config has them, shared experts of width `shared_dim`."""
+    config.require("moe_mlp_dim", "num_experts", "num_experts_per_tok")
+    sizes = config.experts
+    options: dict[str, Any] = {
+        "width": config.emb_dim,
+        "hidden": sizes.moe_mlp_dim,
+        "bias": config.feed_forward.use_bias,
+        "router_bias": sizes.routed_bias,
+        "capacity_factor": sizes.capacity_factor or None,
+        **changes,
+    }
+    routed = formulas.moe(
+        experts=sizes.num_experts,
+        per_token=sizes.num_experts_per_tok,
+        gated=config.feed_forward.gated,
+        **options,
+    )
+    if not sizes.shared_experts:
+        return routed
+    hidden = sizes.shared_experts * (sizes.moe_mlp_dim if shared_dim is None else shared_dim)
+    return (*routed, *mlp(config, hidden, "moe/shared"))
+
+
+def feed_forward(config: ModelConfig, *, dense: bool = False) -> Components:
+    """Experts if the model has them and this layer is not `dense`; else the MLP."""
+    return mlp(config) if dense or config.experts.num_experts == 1 else moe(config)
+
+
+def head(config: ModelConfig, width: int, *, bias: bool = False) -> formulas.Component:
+    """The output head, at every position or at only `logits_positions` of them."""
+    tied, step = config.embedding.logits_via_embedding, config.step
+    output = formulas.head(config.vocab_size, width, tied=tied, bias=bias)
+    if not step.logits_positions:
+        return output
+    return output.replace(tokens=min(step.logits_positions, step.max_target_length))
+
+
+def decoder(
+    config: ModelConfig,
+    layers: tuple[Layer, ...],
+    *,
+    embedding: Components = (),
+    closing: Components = (),
+) -> Model:
+    """`layers` between the embedding and the output head.
+
+    Args:
+        embedding: further components next to the token embedding.
+        closing: components between the last layer and the final norm.
+    """
+    first = [formulas.table("tokens", config.vocab_size, config.emb_dim)]
+    if learned_positions(config):
+        positions = config.embedding.trainable_position_size or config.step.max_target_length
+        first.append(formulas.table("positions", positions, config.emb_dim))
+    output = head(config, config.emb_dim)
+    final = norms(config, 1, "final_norm")
+    return Model(
+        layers=(
+            *maxtext_towers(config),
+            Layer(name="embedding", components=(*first, *embedding)),
+            *layers,
+            *mtp_modules(config, layers[-1].components, output),
+            Layer(name="head", components=(*closing, *final, output)),
+        )
+    )
+
+
+def mtp_modules(
+    config: ModelConfig, layer: Components, output: formulas.Component
+) -> tuple[Layer, ...]:
+    """The multi-token-prediction modules, each with a copy of the last decoder layer."""
+    if not config.stack.mtp_num_layers:
+        return ()
+    parts = formulas.multi_token_prediction(config.emb_dim, layer, output)
+    return (
+        Layer(name="multi_token_prediction", components=parts, repeats=config.stack.mtp_num_layers),
+    )

@@ -1,0 +1,1 @@
+"""How often the parts of a jaxpr run, and on which branch."""

@@ -1,0 +1,207 @@
+"""The work of loops, branches and `shard_map`s in a jaxpr."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.traced.abstract_values import AbstractValue, either
+from mfu_jax.flops.traced.control_flow.iterations import Decided, IterationGroup
+from mfu_jax.flops.traced.integers.evaluation import LONGEST_LOOP, chosen_branch
+from mfu_jax.flops.traced.integers.known_values import Known
+from mfu_jax.flops.traced.jaxprs import inner_jaxprs, scan_of, while_of
+from mfu_jax.flops.traced.work_totals import WorkTotals, unaccounted
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.traced.control_flow.decisions import Decisions
+
+Values = list[AbstractValue]
+
+
+class Interpreter(Protocol):
+    """What control flow needs of the interpreter that meets it; see `JaxprCounter`."""
+
+    decisions: Decisions
+    takes_decisions: bool
+
+    def walk(
+        self,
+        jaxpr: Any,
+        values: Sequence[AbstractValue],
+        stack: str = "",
+        decided: Decided | None = None,
+    ) -> tuple[Values, WorkTotals]: ...
+
+    def without_decisions(self) -> contextlib.AbstractContextManager[None]: ...
+
+
+def scan(counter: Interpreter, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
+    """Adds the work of all iterations."""
+    loop = scan_of(eqn)
+    if counter.takes_decisions:
+        groups = counter.decisions.of_scan(loop, [value.known for value in values])
+    else:
+        groups = [IterationGroup(Decided(), loop.length)]
+    start = loop.consts + loop.carries
+    slices = [value.stacked(loop.length, -1) for value in values[start:]]
+    values = [*values[:start], *slices]
+    body = _Body(loop.body, loop.consts, loop.carries, stack)
+    results = _loop_work(counter, body, values, groups, totals)
+    stacked = (value.stacked(loop.length, 1) for value in results[loop.carries :])
+    return [*results[: loop.carries], *stacked]
+
+
+def while_loop(
+    counter: Interpreter, eqn: Any, values: Values, stack: str, totals: WorkTotals
+) -> Values:
+    """Adds the work of all iterations and tests; of one iteration if their number is unknown."""
+    loop = while_of(eqn)
+    trips, groups = None, [IterationGroup(Decided(), 1)]
+    if counter.takes_decisions:
+        trips, groups = counter.decisions.of_while(loop, [value.known for value in values])
+    fixed = values[: loop.cond_consts]
+    inputs = values[loop.cond_consts :]
+    work = WorkTotals()
+    body = _Body(loop.body, loop.body_consts, len(inputs) - loop.body_consts, stack)
+    results = _loop_work(counter, body, inputs, groups, work)
+    _, test = counter.walk(loop.condition, [*fixed, *results], stack)
+    totals.add(work)
+    totals.add(test, 2 if trips is None else trips + 1)
+    if trips is None and (work.flops or test.flops or work.unaccounted or test.unaccounted):
+        reason = (
+            "a while loop whose trip count depends on data, or is not proved and more than "
+            f"{LONGEST_LOOP:,}: its body was counted once; use scan or fori_loop with a static "
+            "bound, or add the other iterations yourself"
+        )
+        totals.unaccounted[unaccounted(eqn, stack, reason)] += 1
+    return results
+
+
+def cond(counter: Interpreter, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
+    """Adds the work of the branch that runs, or of the most expensive one if that is unknown."""
+    branches = inner_jaxprs(eqn.params)["branches"]
+    index, *operands = values
+    chosen = chosen_branch(counter.decisions.here(index.known), len(branches))
+    if chosen is not None:
+        branches = (branches[chosen],)
+    runs = [counter.walk(branch, operands, stack) for branch in branches]
+    flops = [body.total for _, body in runs]
+    costliest = max((body for _, body in runs), key=lambda body: body.total)
+    unknown: Counter[Unaccounted] = Counter()
+    for _, body in runs:  # any of them may have unaccounted work
+        unknown |= body.unaccounted
+    kernels = {kernel for _, body in runs for kernel in body.kernels}
+    totals.add(WorkTotals(costliest.flops, unknown, kernels))
+    if len(set(flops)) > 1:
+        reason = (
+            f"the branches cost {', '.join(map(str, flops))} FLOPs; which one runs depends on "
+            "data, or on a loop too long to evaluate: the most expensive one was counted"
+        )
+        totals.unaccounted[unaccounted(eqn, stack, reason)] += 1
+    results = runs[0][0]
+    for other, _ in runs[1:]:
+        results = [either(a, b) for a, b in zip(results, other, strict=True)]
+    return results
+
+
+def shard_map(
+    counter: Interpreter, eqn: Any, values: Values, stack: str, totals: WorkTotals
+) -> Values:
+    """Adds the work of the body, which is one device's, on all devices of the manual axes."""
+    (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
+
+    def run(known: Sequence[Known]) -> tuple[Values, WorkTotals]:
+        return counter.walk(jaxpr, list(map(AbstractValue.with_known, values, known)), stack)
+
+    results: Values = []
+    known = [value.known for value in values]
+    for share, (found, body) in counter.decisions.by_place(eqn, known, run):
+        totals.add(body, share.devices)
+        pairs = zip(results, found, strict=True)
+        results = [either(a, b) for a, b in pairs] if results else found
+    return results
+
+
+class _Body(NamedTuple):
+    """The body of a loop: a jaxpr (constants, carry, slices) → (carry, slices).
+
+    Attributes:
+        jaxpr: the open jaxpr.
+        consts: number of constants.
+        carries: number of carry entries.
+        stack: the name stack around the loop.
+    """
+
+    jaxpr: Any
+    consts: int
+    carries: int
+    stack: str
+
+
+def _loop_work(
+    counter: Interpreter,
+    body: _Body,
+    values: Sequence[AbstractValue],
+    groups: Sequence[IterationGroup],
+    totals: WorkTotals,
+) -> Values:
+    """Adds all iterations of a loop; returns the values of its body's results.
+
+    If iterations take different decisions, the values cover all branches.
+
+    Args:
+        counter: the interpreter.
+        body: the loop's body.
+        values: its inputs in the first iteration.
+        groups: its iterations, grouped by their decisions.
+        totals: where to add the work.
+    """
+    start = body.consts + body.carries
+    inputs = _BodyInputs(
+        list(values[: body.consts]),
+        [value.without_value() for value in values[body.consts : start]],
+        list(values[start:]),
+    )
+    if len(groups) == 1:
+        ((decided, times, _),) = groups
+        results, _, work = _settle(counter, body, inputs, decided)
+        totals.add(work, times)
+        return results
+    with counter.without_decisions():
+        results, inputs, _ = _settle(counter, body, inputs, Decided())
+    for decided, times, _ in groups:
+        totals.add(counter.walk(body.jaxpr, inputs.all, body.stack, decided)[1], times)
+    return results
+
+
+class _BodyInputs(NamedTuple):
+    """The inputs of a loop's body."""
+
+    consts: Values
+    carry: Values
+    slices: Values
+
+    @property
+    def all(self) -> Values:
+        return [*self.consts, *self.carry, *self.slices]
+
+
+def _settle(
+    counter: Interpreter, body: _Body, inputs: _BodyInputs, decided: Decided
+) -> tuple[Values, _BodyInputs, WorkTotals]:
+    """Walks a loop's body with a carry that holds in every iteration.
+
+    Returns:
+        The body's results, its inputs, and the work of one run.
+    """
+    while True:
+        results, work = counter.walk(body.jaxpr, inputs.all, body.stack, decided)
+        widened = [
+            either(before, after) for before, after in zip(inputs.carry, results, strict=False)
+        ]
+        if widened == inputs.carry:
+            return results, inputs, work
+        inputs = inputs._replace(carry=widened)

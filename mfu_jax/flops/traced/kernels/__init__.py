@@ -1,0 +1,1 @@
+"""Pallas kernels and fused attention in a jaxpr: what they compute, and for which pairs."""

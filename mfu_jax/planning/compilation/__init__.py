@@ -1,0 +1,1 @@
+"""Compiles a step for chips that are not attached, in a child process."""

@@ -1,1 +1,0 @@
-"""Plans and sweeps as HTML pages."""

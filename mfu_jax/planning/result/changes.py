@@ -1,0 +1,176 @@
+"""The changes to a step that would help most, and an upper limit on what each would save.
+
+A saving is the time that the walk of the schedule spends on what the changed program would not do.
+The changed program is not compiled, so a saving is a limit, not a promise; a sweep compiles it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
+from mfu_jax.planning.step_time.durations import Durations
+from mfu_jax.planning.step_time.gpu_kernels import (
+    attention_share,
+    is_attention,
+    is_masked,
+    odd_sizes,
+)
+from mfu_jax.planning.step_time.schedule import BUBBLE, PredictedTime
+from mfu_jax.planning.targets import Target
+
+MOST = 3
+_LEAST = 0.005  # of the step
+_WIDE = ("f32", "f64")
+_AGAIN = ("rematerialized", "xla_rematerialized")
+_WINDOWED = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
+_MORE_MICROBATCHES = "more microbatches (num_pipeline_microbatches): a smaller pipeline bubble"
+_INSTEAD = {
+    "copy": "avoid copies to other layouts, and between HBM and VMEM",
+    "host": "offload less to the host's memory",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposedChange:
+    """One change.
+
+    Attributes:
+        change: description.
+        saves_seconds: upper limit, per step; for twice the batch, per half of that step.
+        gain: upper limit on the gain in tokens per second: 0.1 is 10%.
+    """
+
+    change: str
+    saves_seconds: float
+    gain: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryHeadroom:
+    """Memory of a device.
+
+    Attributes:
+        peak_bytes: bytes that the step needs at its peak.
+        resident_bytes: the part that does not grow with the batch.
+        limit_bytes: bytes available.
+    """
+
+    peak_bytes: int
+    resident_bytes: int
+    limit_bytes: int
+
+    @property
+    def for_twice_the_batch(self) -> bool:
+        """Whether twice the batch fits even if all but the resident state doubles."""
+        return 0 < 2 * self.peak_bytes - self.resident_bytes <= self.limit_bytes
+
+
+def changes(
+    costs: ProgramCosts, durations: Durations, line: PredictedTime, room: MemoryHeadroom
+) -> tuple[ProposedChange, ...]:
+    """At most three changes, largest first; those that save under 0.5% are left out.
+
+    Args:
+        costs: the program's costs.
+        durations: durations of its instructions.
+        line: the program's timeline.
+        room: the device's memory.
+    """
+    saved = [
+        *_hidden(line, durations.target),
+        *_without_recomputing(costs, durations),
+        *_narrower(costs, durations),
+        *_on_gpus(costs, durations),
+        *_larger_batch(costs, durations, line, room),
+    ]
+    total = line.seconds
+    found = [
+        ProposedChange(change=words, saves_seconds=seconds, gain=seconds / (total - seconds))
+        for words, seconds in saved
+        if _LEAST * total < seconds < total
+    ]
+    return tuple(sorted(found, key=lambda change: -change.saves_seconds)[:MOST])
+
+
+def _hidden(line: PredictedTime, target: Target) -> Iterator[tuple[str, float]]:
+    """Savings from exposed transfers, and from idle ticks of a pipeline."""
+    for cause in line.transfers:
+        words = _INSTEAD.get(cause, f"hide or remove {cause}")
+        if cause.startswith("collective-permute") and target.platform == "tpu":
+            words += f" (of collective matmuls: {_WINDOWED})"
+        yield words, line.by_cause.get(cause, 0.0)
+    yield _MORE_MICROBATCHES, line.by_cause.get(BUBBLE, 0.0)
+
+
+def _without_recomputing(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
+    seconds = sum(
+        _seconds(record, durations) * _recomputed_share(record) for record in costs.records.values()
+    )
+    yield "recompute nothing in the backward pass (remat_policy), if the memory allows it", seconds
+
+
+def _recomputed_share(record: InstructionRecord) -> float:
+    if not record.flops:
+        return float(record.phase in _AGAIN)
+    return sum(record.flops_by_phase.get(phase, 0) for phase in _AGAIN) / record.flops
+
+
+def _narrower(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
+    """Savings from running float32 and float64 matmuls at bfloat16 speed."""
+    chip = durations.target.chip
+    seconds = 0.0
+    for record in costs.records.values():
+        wide = {d: n for d, n in record.flops_by_dtype.items() if d in _WIDE}
+        if wide:
+            narrow = sum(wide.values()) / chip.peak_flops_per_sec("bf16")
+            now = sum(n / chip.peak_flops_per_sec(d) for d, n in wide.items())
+            share = sum(wide.values()) / record.flops
+            seconds += _seconds(record, durations) * share * (1 - narrow / now)
+    yield "matmuls in bfloat16 that are in float32", seconds
+
+
+def _on_gpus(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
+    """Savings from filling tensor cores, and from cuDNN's attention without a mask."""
+    if durations.target.platform != "cuda":
+        return
+    shares, odd, masked = durations.efficiencies, 0.0, 0.0
+    sizes: set[int] = set()
+    for record in costs.records.values():
+        seconds = _seconds(record, durations)
+        if is_attention(record) and is_masked(record):
+            faster = attention_share(record, shares.gpu_masked_attention, masked=True)
+            masked += seconds * (
+                1 - faster / attention_share(record, shares.gpu_attention, masked=False)
+            )
+        elif record.flops and seconds and (found := odd_sizes(record)):
+            odd += seconds * (1 - shares.odd_matmul / durations.matmul_share)
+            sizes.update(found)
+    widths = ", ".join(map(str, sorted(sizes)[:3]))
+    yield f"matmul dimensions rounded up to a multiple of 8 ({widths})", odd
+    yield "attention without a mask, if every row is one document", masked
+
+
+def _larger_batch(
+    costs: ProgramCosts, durations: Durations, line: PredictedTime, room: MemoryHeadroom
+) -> Iterator[tuple[str, float]]:
+    """Half the time independent of the batch: the optimizer, and moving weights."""
+    if not room.for_twice_the_batch:
+        return
+    fixed = sum(
+        _seconds(record, durations)
+        for record in costs.records.values()
+        if record.op_name and "jvp(" not in record.op_name and not record.collective
+    )
+    fixed += sum(
+        seconds
+        for cause, seconds in line.by_cause.items()
+        if cause.startswith(("all-gather", "reduce-scatter"))
+    )
+    yield "twice the batch: the optimizer and the weights' transfers stay as they are", fixed / 2
+
+
+def _seconds(record: InstructionRecord, durations: Durations) -> float:
+    """Seconds of all runs of an instruction on the device's own units."""
+    return record.runs * sum(part.seconds for part in durations.of(record) if not part.lanes)

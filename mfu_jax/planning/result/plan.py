@@ -1,0 +1,179 @@
+"""A plan: whether a step fits on given chips, how long it takes there, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from mfu_jax.util.formatting import percent, seconds_text
+
+if TYPE_CHECKING:  # a plan is data: what makes its parts is imported by `planner`
+    from mfu_jax.planning.result.changes import ProposedChange
+    from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles
+    from mfu_jax.planning.step_time.layer_timeline import LayerTimeline
+    from mfu_jax.planning.step_time.schedule import PipelineTicks
+
+_DAY = 86400.0
+_MUCH_AGAIN = 0.01  # of the executed FLOPs
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """The work of one step on one device.
+
+    Attributes:
+        model_flops: by `convention`; None if not known.
+        tokens: tokens that it trains on; 0: not known.
+        convention: how attention pairs are counted.
+        experts: whether the model has experts; None if not known.
+        own_rows: share of their rows that grouped kernels multiply (expert parallelism).
+        tiles: tile sizes of grouped kernels; None: the program's own.
+        mesh: axis → size, in device order; empty: as the program says.
+        pipeline: ticks of the step's pipeline; None: it has none, or they are not known.
+    """
+
+    model_flops: int | None
+    tokens: float
+    convention: str
+    experts: bool | None = None
+    own_rows: float = 1.0
+    tiles: KernelTiles | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    pipeline: PipelineTicks | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One step of one program on given chips. Times in seconds, everything else per device.
+
+    Attributes:
+        target: the chips, as text.
+        chips: number of chips.
+        hardware: the chip's name.
+        devices: number of JAX devices: two per chip on some TPUs.
+        fits: whether the program fits into their memory.
+        memory_peak_bytes: the compiler's figure; None if it gives none.
+        memory_limit_bytes: what a program may use of a device's memory.
+        memory: bytes by kind.
+        activations_by_scope: bytes saved for the backward pass, by named scope.
+        resident_bytes: the part of `memory` that stays between steps: the arguments.
+        model_flops: by `convention`; None if not known.
+        executed_flops: FLOPs that the program runs; None if it does not fit.
+        xla_rematerialized_flops: the part of them that the compiler recomputes to save memory.
+        convention: the convention of `model_flops`.
+        step_time_bound_seconds: a lower bound: no run of this program is faster.
+        step_time_seconds: the prediction.
+        step_time_range: where nine of ten measured runs of such models (with experts, or without)
+            would lie; for GPUs, where too few runs were compared, the times at higher and lower
+            shares of their peaks.
+        mfu: predicted MFU.
+        mfu_ceiling: MFU at the bound.
+        hfu: predicted HFU.
+        tokens_per_sec_per_chip: predicted rate.
+        time_by_cause: seconds of the prediction by cause; they sum to it.
+        bound_by_resource: seconds that each resource is busy at its peak.
+        collectives: rows of ``kind`` (with its mesh axes and link), ``seconds``,
+            ``hidden_seconds``, ``exposed_seconds``.
+        layer: one iteration of the largest loop, to be drawn.
+        changes: what would help most, and an upper limit on what it would save.
+        tokens: tokens of the whole run; None if not given.
+        price: price of one chip-hour; None if not given.
+        days: days that `tokens` take at the predicted rate.
+        cost: cost of `tokens` at `price`.
+        notes: what the plan could not see.
+    """
+
+    target: str
+    chips: int
+    hardware: str = ""
+    devices: int = 0
+    fits: bool
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)
+    activations_by_scope: Mapping[str, int] = field(default_factory=dict)
+    resident_bytes: int = 0
+    model_flops: int | None = None
+    executed_flops: int | None = None
+    xla_rematerialized_flops: int = 0
+    convention: str = ""
+    step_time_bound_seconds: float | None = None
+    step_time_seconds: float | None = None
+    step_time_range: tuple[float, float] | None = None
+    mfu: float | None = None
+    mfu_ceiling: float | None = None
+    hfu: float | None = None
+    tokens_per_sec_per_chip: float | None = None
+    time_by_cause: Mapping[str, float] = field(default_factory=dict)
+    bound_by_resource: Mapping[str, float] = field(default_factory=dict)
+    collectives: tuple[Mapping[str, Any], ...] = ()
+    layer: LayerTimeline | None = None
+    changes: tuple[ProposedChange, ...] = ()
+    tokens: float | None = None
+    price: float | None = None
+    days: float | None = None
+    cost: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether the compiler recomputes a notable part of the matmuls to save memory."""
+        return is_much_recomputed(self.xla_rematerialized_flops, self.executed_flops or 0)
+
+    def for_run(self, *, tokens: float = 0.0, price: float = 0.0) -> Plan:
+        """Returns the plan with the days and the cost of a run.
+
+        Args:
+            tokens: tokens that the whole run trains on; 0: not given.
+            price: price of one chip-hour; 0: not given.
+        """
+        rate = self.tokens_per_sec_per_chip
+        if not tokens:
+            return self.with_notes("no cost: pass tokens= beside price=") if price else self
+        if not rate:
+            why = "the step's tokens, or its time, are not known"
+            return self.with_notes(f"no days for {tokens:,.4g} tokens: {why}")
+        chip_seconds = tokens / rate
+        return replace(
+            self,
+            tokens=tokens,
+            price=price or None,
+            days=chip_seconds / self.chips / _DAY,
+            cost=chip_seconds / 3600 * price if price else None,
+        )
+
+    def with_notes(self, *notes: str) -> Plan:
+        """Returns the plan with notes added."""
+        return replace(self, notes=(*self.notes, *notes))
+
+    def __str__(self) -> str:
+        """The plan as one screen of text."""
+        from mfu_jax.planning.result.rendering import render
+
+        return render(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole plan as plain JSON values."""
+        return asdict(self)
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        whole, peak, limit = self.step_time_seconds, self.memory_peak_bytes, self.memory_limit_bytes
+        title = f"{self.target}: {'fits' if self.fits else 'does NOT fit'}"
+        if peak and limit:
+            title += f", {peak / 2**30:,.2f} of {limit / 2**30:,.2f} GiB"
+        rows = [
+            (cause, seconds_text(seconds), percent(seconds / whole if whole else None))
+            for cause, seconds in self.time_by_cause.items()
+        ]
+        if whole is not None:
+            total = f"predicted step, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
+            rows.append((total, seconds_text(whole), percent(1.0)))
+        return fragment(title, ("seconds of a step", "time", "share"), rows, notes=self.notes)
+
+
+def is_much_recomputed(again: int, executed: int) -> bool:
+    """Whether recomputed FLOPs are a notable part of those executed."""
+    return again > _MUCH_AGAIN * max(executed, 1)

@@ -1,0 +1,132 @@
+"""A plan as one screen of text."""
+
+from __future__ import annotations
+
+from mfu_jax.planning.result.plan import Plan
+from mfu_jax.util.formatting import columns, percent
+
+_MOST_SCOPES = 4
+_COLUMNS = 72
+_LETTERS = {"matmul": "M", "kernel": "K", "vector": "v", "copy": "c", "host": "h", "waits": "."}
+
+
+def render(plan: Plan) -> str:
+    """The plan for the console."""
+    return "\n".join(
+        [*_head(plan), *_times(plan), *_layer(plan), *_changes(plan), *_run(plan), *_notes(plan)]
+    )
+
+
+def _head(plan: Plan) -> list[str]:
+    verdict = "fits" if plan.fits else "does NOT fit"
+    peak, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
+    sizes = f": {_gib(peak)} of {_gib(limit)}" if peak and limit else ""
+    lines = [f"{plan.target}: {verdict}{sizes}"]
+    if plan.memory:
+        lines += _memory(plan)
+    if plan.model_flops:
+        lines.append(
+            f"model        {plan.model_flops / 1e12:,.4g} TFLOP a step ({plan.convention})"
+        )
+    if plan.executed_flops:
+        lines.append(f"executed     {plan.executed_flops / 1e12:,.4g} TFLOP a step")
+    return lines
+
+
+def _memory(plan: Plan) -> list[str]:
+    """The kinds of memory, largest first, and the activations' scopes."""
+    kinds = sorted(plan.memory.items(), key=lambda pair: -pair[1])
+    lines = ["memory       " + ", ".join(f"{kind} {_gib(size)}" for kind, size in kinds)]
+    scopes = list(plan.activations_by_scope.items())[:_MOST_SCOPES]
+    if scopes:
+        lines.append("activations  " + ", ".join(f"{name} {_gib(size)}" for name, size in scopes))
+    return lines
+
+
+def _times(plan: Plan) -> list[str]:
+    if plan.step_time_seconds is None or plan.step_time_bound_seconds is None:
+        return []
+    limit = max(plan.bound_by_resource.items(), key=lambda pair: pair[1], default=("nothing", 0))
+    mfu = f", MFU {percent(plan.mfu)}" if plan.mfu is not None else ""
+    ceiling = f", MFU {percent(plan.mfu_ceiling)}" if plan.mfu_ceiling is not None else ""
+    tokens = plan.tokens_per_sec_per_chip
+    rate = f", {tokens:,.0f} tokens/s/chip" if tokens else ""
+    rows = [("  seconds of a step", "s", "share")]
+    rows += [
+        (f"  {cause}", f"{seconds:.4g}", percent(seconds / plan.step_time_seconds))
+        for cause, seconds in plan.time_by_cause.items()
+        if seconds >= 1e-3 * plan.step_time_seconds
+    ]
+    return [
+        f"bound        {plan.step_time_bound_seconds:.4g} s by {limit[0]}{ceiling}",
+        f"predicted    {plan.step_time_seconds:.4g} s{_range(plan)}{mfu}, "
+        f"HFU {percent(plan.hfu)}{rate}",
+        *columns(rows, "<>>"),
+        *_transfers(plan, plan.step_time_seconds),
+    ]
+
+
+def _transfers(plan: Plan, step_seconds: float) -> list[str]:
+    """What each kind of transfer takes in all, and what of it other work hides."""
+    rows = [
+        (
+            f"  {row['kind']}",
+            *(f"{row[f'{part}seconds']:.4g}" for part in ("", "hidden_", "exposed_")),
+        )
+        for row in plan.collectives
+        if row["seconds"] >= 1e-3 * step_seconds
+    ]
+    return (
+        columns([("  transfers, s", "total", "hidden", "exposed"), *rows], "<>>>") if rows else []
+    )
+
+
+def _range(plan: Plan) -> str:
+    if plan.step_time_range is None:
+        return ""
+    low, high = plan.step_time_range
+    return f" ({low:.4g} to {high:.4g})"
+
+
+def _layer(plan: Plan) -> list[str]:
+    """One line per lane; a column shows what takes most of that time."""
+    layer = plan.layer
+    if layer is None:
+        return []
+    width = max(map(len, layer.lanes))
+    lines = [f"one of {layer.runs} iterations, {layer.seconds:.4g} s:"]
+    for lane in layer.lanes:
+        cells = [" "] * _COLUMNS
+        for span in layer.spans:
+            first, last = (round(t / layer.seconds * _COLUMNS) for t in (span.start, span.end))
+            if span.lane == lane:
+                cells[first:last] = _LETTERS.get(span.cause, "#") * (last - first)
+        lines.append(f"  {lane:<{width}} │{''.join(cells)}│")
+    shown = {_LETTERS.get(s.cause, "#"): s.cause for s in layer.spans if s.cause in _LETTERS}
+    return [*lines, "  " + ", ".join(f"{letter} {cause}" for letter, cause in shown.items())]
+
+
+def _changes(plan: Plan) -> list[str]:
+    if not plan.changes:
+        return []
+    lines = [f"  −{c.saves_seconds:.3g} s (+{percent(c.gain)}): {c.change}" for c in plan.changes]
+    return ["would help most, each at most:", *lines]
+
+
+def _run(plan: Plan) -> list[str]:
+    if plan.days is None:
+        return []
+    lines = [f"run          {plan.days:,.1f} days for {plan.tokens:.4g} tokens"]
+    if plan.cost is not None:
+        lines.append(f"cost         {plan.cost:,.0f} at {plan.price:g} a chip-hour")
+    return lines
+
+
+def _notes(plan: Plan) -> list[str]:
+    return [f"note: {note}" for note in plan.notes]
+
+
+def _gib(size: int) -> str:
+    if size < 2**30 // 10:
+        return f"{size / 2**20:,.3g} MiB"
+    return f"{size / 2**30:,.2f} GiB"

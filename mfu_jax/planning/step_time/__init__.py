@@ -1,0 +1,1 @@
+"""How long a compiled step takes on given chips: its ops, its schedule, its range."""

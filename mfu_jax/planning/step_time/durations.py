@@ -1,0 +1,274 @@
+"""How long one instruction takes on a chip: XLA's cycle estimate where it has one, else a roofline.
+
+An efficiency is the share of a resource's peak that a kind of instruction reaches. `Efficiencies`
+has them for what XLA's cycle estimates do not cover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.mesh_axes import named_axes
+from mfu_jax.flops.executed.records import InstructionRecord
+from mfu_jax.hardware.chips import Chip
+from mfu_jax.planning.step_time import links
+from mfu_jax.planning.step_time.gpu_kernels import (
+    LAUNCH_SECONDS,
+    attention_share,
+    is_attention,
+    is_masked,
+    odd_sizes,
+)
+from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, visited_share
+from mfu_jax.planning.step_time.uncounted_attention import half_of_all_pairs, head_width
+from mfu_jax.planning.targets import Target
+
+# Per call: what 2 MB on eight H100 take beyond their bytes in XLA's table (`Efficiencies.nvlink`).
+_NCCL_SECONDS = 25e-6
+HOST = "host_gbps_per_device"
+HOST_LANES = ("host up", "host down")  # both directions of the bus work at once
+_TAKEN_HOST = "host_gbps_taken"
+_TYPICAL_HOST = 16  # GB/s, if the chip's is not known (scaling book, "How to think about TPUs")
+
+
+class Duration(NamedTuple):
+    """The time of an instruction, or of a part of it.
+
+    Attributes:
+        cause: what the device does: ``matmul``, ``vector``, ``kernel``, ``copy``, ``host``, or a
+            collective's kind and link.
+        seconds: its time with nothing else on its resource.
+        lanes: the resources that it occupies instead of the device's own units, as `links.lanes`
+            names them; empty for the units.
+    """
+
+    cause: str
+    seconds: float
+    lanes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiencies:
+    """Shares of a peak, 0 to 1.
+
+    Attributes:
+        kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted. Grouped matmuls
+            use `tpu_matmul` instead.
+        attention: TPU attention kernels whose heads fill the matrix unit; heads of 128 fill half
+            of one that is 256 wide. Not fitted: the softmax keeps the vector units busy.
+        matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (gpu_kernels.json in
+            scripts/results). Not fitted to a step.
+        shared_matmul: the same on several, where collectives take multiprocessors and power.
+            Fitted to the one GPU run in compared_runs.yml (8 H100).
+        odd_matmul: those with a dimension that is no multiple of 8: 0.24 to 0.43 there.
+        gpu_attention: cuDNN's attention over long sequences, from the same table.
+        gpu_masked_attention: the same with a mask or a bias.
+        tpu_matmul: the same in a TPU program without cycle estimates. Fitted by
+            scripts/comparisons/fit_plan.py to the runs in compared_runs.yml with
+            ``left_out_seconds``; XLA's cycles imply 0.82 to 0.90, and a v6e reached 0.79 with
+            one large matmul (yangwhale/gpu-tpu-pedia, v7_perf).
+        tpu_fusion: other fusions in such a program, of the memory bandwidth: additions of 5 GB
+            take 8.02 ms on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree
+            there; for bfloat16 they imply half of it, as they count elements of whatever width.
+        tpu_copy: copies to another layout, of the memory bandwidth: what XLA's cycles imply for
+            32-bit elements.
+        hbm: of the memory bandwidth; not fitted.
+        link: of the bandwidth of a TPU's link, and of the data-center network; not fitted.
+        nvlink: of NVLink's bandwidth: all-gathers of 0.25 to 2 GB on eight H100, from XLA's table
+            of collectives (openxla/xla, default_collective_perf_table.txtpb).
+        host: of the bandwidth between HBM and host memory: 28.4 GB/s to a v6e, 29.4 from it, in
+            openxla/xprof's trace of four (tests/data).
+        cycles: time at the nominal clock / time of XLA's estimated cycles.
+    """
+
+    kernel: float = 0.5
+    attention: float = 0.7
+    matmul: float = 0.77
+    shared_matmul: float = 0.6
+    odd_matmul: float = 0.3
+    gpu_attention: float = 0.62
+    gpu_masked_attention: float = 0.27
+    tpu_matmul: float = 0.70
+    tpu_fusion: float = 0.81
+    tpu_copy: float = 0.4
+    hbm: float = 0.85
+    link: float = 0.9
+    nvlink: float = 0.78
+    host: float = 0.9
+    cycles: float = 1.0
+
+
+# The range for GPUs, where too few runs were compared. Measured: 0.8 of the peak in the largest
+# matmuls of XLA's table for H100 (default_matmul_perf_table.txtpb), NVLink at 0.89 in its
+# all-reduces and at 0.73 in its reduce-scatters. All else is chosen by hand. A network at 0.45
+# stands for a host with half as many NICs.
+SLOW = Efficiencies(
+    **{"kernel": 0.35, "matmul": 0.6, "shared_matmul": 0.45, "odd_matmul": 0.2, "hbm": 0.7},
+    **{"link": 0.45, "nvlink": 0.65, "gpu_attention": 0.5, "gpu_masked_attention": 0.22},
+)
+FAST = Efficiencies(
+    **{"kernel": 0.65, "matmul": 0.88, "shared_matmul": 0.8, "odd_matmul": 0.6, "hbm": 0.95},
+    **{"link": 1.0, "nvlink": 0.89, "gpu_attention": 0.7, "gpu_masked_attention": 0.33},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """Durations of a program's instructions on some chips.
+
+    Attributes:
+        target: the chips.
+        efficiencies: shares of the chips' peaks that instructions reach.
+        tiles: tile sizes of grouped-matmul kernels; None: the program's own.
+        mesh: axis → size, in the order of the program's devices; empty: not known.
+    """
+
+    target: Target
+    efficiencies: Efficiencies
+    tiles: KernelTiles | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def matmul_share(self) -> float:
+        """The share of a GPU's peak that a matmul with even dimensions reaches."""
+        shares = self.efficiencies
+        return shares.matmul if self.target.devices == 1 else shares.shared_matmul
+
+    def of(self, record: InstructionRecord) -> Iterator[Duration]:
+        """The parts of an instruction in order of execution, its transfer last."""
+        if record.is_control:
+            return
+        if not (record.collective and record.estimated_cycles is None):
+            yield from self._on_device(record)
+        if record.collective:
+            yield self._exchange(record, record.collective)
+
+    def _exchange(self, record: InstructionRecord, collective: Collective) -> Duration:
+        group = record.device_groups[0] if record.device_groups else ()
+        link = links.route(self.target, group, collective.group_size).link
+        share = self.efficiencies.nvlink if link == "nvlink" else self.efficiencies.link
+        seconds = links.seconds(collective, group, self.target) / share
+        if seconds and self.target.platform == "cuda":
+            seconds += _NCCL_SECONDS
+        lanes = links.lanes(collective, record.device_groups, link)
+        axes = named_axes(record, self.mesh)
+        over = f" over {axes}" if axes else ""
+        return Duration(f"{collective.kind}{over} on {link}", seconds, lanes)
+
+    def _on_device(self, record: InstructionRecord) -> Iterator[Duration]:
+        if message := links.between_slices(record, self.target):
+            lane, alone = message
+            yield Duration(f"{record.opcode} on dcn", alone / self.efficiencies.link, (lane,))
+        elif record.host_bytes:
+            rate = host_gbps(self.target.chip) * 1e9
+            yield Duration(
+                "host", record.host_bytes / rate / self.efficiencies.host, (_host_lane(record),)
+            )
+        elif self.target.platform == "cuda" and not half_of_all_pairs(record):
+            yield self._on_gpu(record)
+        elif record.opcode.endswith("-start"):
+            yield Duration("copy", self._hbm_seconds(record), ("hbm",))
+        elif record.kernels or self._is_kernel(record):
+            yield Duration("kernel", self._kernel_seconds(record))
+        elif guessed := half_of_all_pairs(record):
+            yield Duration("kernel", self._seconds(guessed, self._kernel_share(record)))
+        elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
+            seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
+            # No matmul is faster than its peak, whatever XLA estimates; its cycles are too few
+            # where float32 runs in six passes.
+            seconds = max(seconds, record.shape.passes * self._matmul_seconds(record, 1.0))
+            yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
+        else:
+            yield self._roofline(record)
+
+    def _on_gpu(self, record: InstructionRecord) -> Duration:
+        """A GPU runs what a command buffer starts on one stream, one after the other."""
+        shares, memory = self.efficiencies, self._hbm_seconds(record)
+        if is_attention(record):
+            masked = is_masked(record)
+            longest = shares.gpu_masked_attention if masked else shares.gpu_attention
+            cause, share = "kernel", attention_share(record, longest, masked=masked)
+        elif record.kernels:
+            cause, share = "kernel", shares.kernel
+        else:
+            cause = "matmul" if record.flops else _vector_cause(record)
+            share = shares.odd_matmul if odd_sizes(record) else self.matmul_share
+        precision = "highest" if record.shape.is_full_float32 else None
+        matmul = self._seconds(record.flops_by_dtype, share, precision)
+        launch = LAUNCH_SECONDS if record.hbm_bytes else 0.0
+        return Duration(cause, max(matmul, memory) + launch)
+
+    def _kernel_seconds(self, record: InstructionRecord) -> float:
+        """A kernel's time; grouped kernels multiply whole tiles, as XLA's own matmuls do."""
+        visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
+        if visited is None:
+            return self._matmul_seconds(record, self._kernel_share(record))
+        matmul = visited * self._matmul_seconds(record, self.efficiencies.tpu_matmul)
+        return max(matmul, self._hbm_seconds(record))
+
+    def _is_kernel(self, record: InstructionRecord) -> bool:
+        """Whether it is one of XLA's own TPU kernels, such as ``ragged_dot``'s, without cycles."""
+        return bool(
+            self.target.platform == "tpu"
+            and record.opcode == "custom-call"
+            and record.flops
+            and record.estimated_cycles is None
+        )
+
+    def _kernel_share(self, record: InstructionRecord) -> float:
+        """A kernel's efficiency; heads narrower than a TPU's matrix unit leave part of it idle."""
+        shares, unit, width = self.efficiencies, self.target.chip.matrix_unit, head_width(record)
+        return min(shares.attention, width / unit) if unit and width else shares.kernel
+
+    def _roofline(self, record: InstructionRecord) -> Duration:
+        shares, memory = self.efficiencies, self._hbm_seconds(record)
+        if record.flops:
+            matmul = self._matmul_seconds(record, shares.tpu_matmul)
+            return Duration("matmul", max(matmul, memory))
+        own = {"fusion": shares.tpu_fusion, "copy": shares.tpu_copy}
+        memory *= shares.hbm / own.get(record.opcode, shares.hbm)
+        return Duration(_vector_cause(record), memory)
+
+    def _matmul_seconds(self, record: InstructionRecord, efficiency: float) -> float:
+        return self._seconds(record.flops_by_dtype, efficiency)
+
+    def _seconds(
+        self, flops_by_dtype: Mapping[str, int], efficiency: float, precision: str | None = None
+    ) -> float:
+        chip = self.target.chip
+        return sum(
+            flops / chip.peak_flops_per_sec(dtype, precision) / efficiency
+            for dtype, flops in flops_by_dtype.items()
+        )
+
+    def _hbm_seconds(self, record: InstructionRecord) -> float:
+        bandwidth = self.target.chip.memory_bandwidth_bytes_per_sec
+        return record.hbm_bytes / bandwidth / self.efficiencies.hbm
+
+
+def host_gbps(chip: Chip) -> float:
+    """10⁹ bytes/s between a device and host memory, one way; an assumed value if not known."""
+    given = chip.interconnect
+    return given.get(HOST, given.get(_TAKEN_HOST, _TYPICAL_HOST))
+
+
+def _has_cycles(record: InstructionRecord) -> bool:
+    """Whether XLA has a credible cycle estimate.
+
+    For a single elementwise operation that XLA did not fuse, its estimate is up to 24 times what
+    the bytes need (a broadcast, an add, the sum of partial results after an attention kernel);
+    for fusions it agrees with runs.
+    """
+    is_bare = not record.flops and record.opcode not in ("fusion", "copy", "custom-call")
+    return record.estimated_cycles is not None and not is_bare
+
+
+def _host_lane(record: InstructionRecord) -> str:
+    return HOST_LANES[0 if record.to_host else 1]
+
+
+def _vector_cause(record: InstructionRecord) -> str:
+    return "copy" if record.opcode.startswith("copy") else "vector"

@@ -1,0 +1,157 @@
+"""How long the thread that calls the steps did what, and how much of it left the device idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps
+from mfu_jax.profiling.attribution.host_work import (
+    KINDS,
+    SLEEPS,
+    ClassifiedEvents,
+    HostWork,
+    named,
+)
+from mfu_jax.profiling.timeline.devices import Executions
+from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.time_attribution import FloatArray, without_inner
+from mfu_jax.profiling.trace.wire import IntArray
+
+_PICOSECONDS = 1e12
+
+
+class HostTime(NamedTuple):
+    """Time of one kind of work.
+
+    Attributes:
+        seconds: per step; for calls, without the programs that the device runs within them.
+        idle: the part between the end of a step on the device and the call of the next one; for
+            waiting, from its start until that call.
+        times: how often per step; waits only if they leave the device idle.
+        steps: number of measured steps in which it occurred.
+        name: what took most of it, as named in the trace; of waits, what left the device idle.
+        caller: the function that most of it was called from; empty if the trace does not say.
+    """
+
+    seconds: float
+    idle: float
+    times: float
+    steps: int
+    name: str
+    caller: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSums:
+    """What the threads of one or several devices did, in seconds per step, summed over devices.
+
+    Attributes:
+        late: idle seconds because of late calls.
+        asleep: the part of `late` in which the host sleeps or waits for others, and uses no core.
+        recording: seconds that recording Python's calls takes.
+        by_kind: [3, kinds]: seconds, idle seconds and number of times of each kind in `KINDS`.
+        steps: [kinds]: number of measured steps in which each kind occurred, the most of a device.
+        by_name: seconds by kind, name and caller.
+    """
+
+    late: float = 0.0
+    asleep: float = 0.0
+    recording: float = 0.0
+    by_kind: FloatArray = field(default_factory=lambda: np.zeros((3, len(KINDS))))
+    steps: IntArray = field(default_factory=lambda: np.zeros(len(KINDS), np.int64))
+    by_name: Mapping[tuple[HostWork, str, str], float] = field(default_factory=dict)
+
+    def __add__(self, other: HostSums) -> HostSums:
+        by_name = dict(self.by_name)
+        for name, seconds in other.by_name.items():
+            by_name[name] = by_name.get(name, 0.0) + seconds
+        return HostSums(
+            late=self.late + other.late,
+            asleep=self.asleep + other.asleep,
+            recording=self.recording + other.recording,
+            by_kind=self.by_kind + other.by_kind,
+            steps=np.maximum(self.steps, other.steps),
+            by_name=by_name,
+        )
+
+    def mean(self, devices: int) -> dict[HostWork, HostTime]:
+        """Times by kind of work, as the mean over devices."""
+        means = {}
+        numbers = zip(KINDS, self.by_kind.T.tolist(), self.steps.tolist(), strict=True)
+        for kind, sums, steps in numbers:
+            names = {name: own for name, own in self.by_name.items() if name[0] is kind}
+            if names:
+                _, name, caller = max(names, key=lambda key: names[key])
+                seconds, idle, times = (total / devices for total in sums)
+                means[kind] = HostTime(seconds, idle, times, steps, name, caller)
+        return means
+
+
+def host_sums(
+    thread: HostThread,
+    events: ClassifiedEvents,
+    gaps: DispatchGaps,
+    executions: Executions,
+    bounds: IntArray,
+    scale: float,
+) -> HostSums:
+    """What the thread of one device did.
+
+    Args:
+        thread: the thread that calls the device's steps.
+        events: its events.
+        gaps: its intervals from the end of a step to the call of the next one.
+        executions: executions of all programs on the device.
+        bounds: start of each measured step, and end of the last one, picoseconds.
+        scale: seconds per step for one picosecond of the trace.
+    """
+    begin, end = int(bounds[0]), int(bounds[-1])
+    first, last = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
+    own = without_inner((last - first).astype(np.float64), events.parents)
+    is_call = events.is_first & (events.kinds == KINDS.index(HostWork.DISPATCH))
+    own -= np.where(thread.is_python, np.minimum(own, thread.per_call), 0.0)
+    own = (own - np.where(is_call, _executing(executions, first, last), 0.0)) * scale
+    idle = without_inner(gaps.idle_within(thread.starts, thread.ends), events.parents) * scale
+    asleep = float(idle[named(thread, SLEEPS)].sum())
+    is_wait = events.kinds == KINDS.index(HostWork.WAIT)
+    stalls = np.where(events.is_first, _stalls(thread, gaps) * scale, 0.0)
+    idle = np.where(is_wait, stalls, idle)
+    step = np.searchsorted(bounds, thread.starts, "right") - 1
+    starts = events.is_first & (step >= 0) & (thread.starts < end)
+    starts &= ~is_wait | (stalls > 0)
+    columns = (own, idle, starts * scale * _PICOSECONDS)
+    occurred = np.unique(np.stack([events.kinds[starts], step[starts]]), axis=1)
+    seconds = np.bincount(events.names, np.where(is_wait, stalls, own), len(events.table))
+    return HostSums(
+        late=float(gaps.idle_within(*np.array([[begin], [end]]))[0]) * scale,
+        asleep=asleep,
+        recording=float(thread.recording(bounds[:1], bounds[-1:])[0]) * scale,
+        by_kind=np.stack([np.bincount(events.kinds, column, len(KINDS)) for column in columns]),
+        steps=np.bincount(occurred[0], minlength=len(KINDS)),
+        by_name=dict(zip(events.table, seconds.tolist(), strict=True)),
+    )
+
+
+def _stalls(thread: HostThread, gaps: DispatchGaps) -> FloatArray:
+    """Each event's idle time as a wait: from its start until the next step is called, at most its
+    length; 0 if the device has another step to run when it ends."""
+    idle = gaps.idle_within(thread.starts, gaps.next_step(thread.ends))
+    return np.minimum(idle, (thread.ends - thread.starts).astype(np.float64))
+
+
+def _executing(executions: Executions, starts: IntArray, ends: IntArray) -> FloatArray:
+    """How long the device runs executions that begin and end within each interval.
+
+    The host's thread waits for them there: a CPU's runtime runs programs on several devices, and
+    programs with callbacks, within their call.
+    """
+    done = np.maximum.accumulate(executions.ends)
+    begins = np.maximum(executions.starts, np.append(0, done[:-1]))  # overlaps count once
+    until = np.append(0, np.cumsum(np.maximum(done - begins, 0)))
+    first = np.searchsorted(executions.starts, starts)
+    last = np.maximum(first, np.searchsorted(done, ends, "right"))
+    return (until[last] - until[first]).astype(np.float64)

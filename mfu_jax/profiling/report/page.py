@@ -1,0 +1,228 @@
+"""A profile as a self-contained HTML page: headline numbers, waterfall, advice, tables, ledger.
+
+Adding a section: a section here; only `mfu_jax.pages` makes HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
+from mfu_jax.pages.markup import Markup, joined, number, tag
+from mfu_jax.pages.tables import Column, Word, rest_row, table, wide
+from mfu_jax.profiling.breakdown.tables import TableRow
+from mfu_jax.profiling.breakdown.waterfall import MFU, Bar
+from mfu_jax.profiling.profile import Profile
+from mfu_jax.util.formatting import percent, readable, seconds_text, short
+
+_DEEPEST = 4
+_UNITS = "Seconds of a step, and points of MFU: percent of the step. They sum to the step."
+
+# The class of a bar, by the start of its name; all others are work that is not the model's.
+_KINDS = (
+    ("idle", "idle"),
+    ("exposed communication", "communication"),
+    ("ops without", "unknown"),
+    ("loops and calls", "memory"),
+    ("exposed copies", "memory"),
+    ("memory-bound", "memory"),
+    ("matmuls below peak", "below"),
+    (MFU, "model"),
+)
+
+_COLUMNS: tuple[Column[TableRow] | Word[TableRow], ...] = (
+    Column[TableRow]("time", lambda r: r.seconds, lambda r: seconds_text(r.seconds)),
+    Column[TableRow]("of step", lambda r: r.share_of_step, lambda r: percent(r.share_of_step)),
+    Column[TableRow]("runs", lambda r: r.runs, lambda r: f"{r.runs:g}"),
+    Column[TableRow](
+        "GFLOP", lambda r: r.flops, lambda r: readable(r.flops / 1e9) if r.flops else "–"
+    ),
+    Column[TableRow]("MFU", lambda r: r.mfu, lambda r: percent(r.mfu) if r.flops else "–"),
+    Column[TableRow]("HFU", lambda r: r.hfu, lambda r: percent(r.hfu) if r.flops else "–"),
+    Column[TableRow]("MB", lambda r: r.hbm_bytes, lambda r: readable(r.hbm_bytes / 1e6)),
+    Column[TableRow](
+        "bandwidth", lambda r: r.bandwidth_share, lambda r: percent(r.bandwidth_share)
+    ),
+    Word[TableRow]("bound by", lambda r: r.bound_by),
+)
+
+
+def page(profile: Profile) -> str:
+    """The whole page's HTML.
+
+    Args:
+        profile: the profile to show.
+    """
+    answer = profile.overview()
+    by = {kind: profile.table(kind) for kind in ("scope", "op", "kernel", "phase")}
+    title = f"{short(answer['program'])}: MFU {percent(profile.mfu)}"
+    body = [
+        tag("h1", short(answer["program"])),
+        _headlines(profile, answer),
+        notes(profile.notes),
+        section("Where the peak went", quiet(_UNITS), _waterfall(profile.waterfall, "waterfall")),
+        *_phases(profile),
+        *_advice(profile),
+        section("Scopes", _scope_tables(profile, by["scope"])),
+        section("Ops", _row_table("op", by["op"])),
+        section("By kernel", _row_table("kernel", by["kernel"])),
+        section("By phase", _row_table("phase", by["phase"])),
+        section("FLOPs", _ledger(profile)),
+    ]
+    return document(title, body, script=packaged("mfu_jax.profiling.report", "script.js"))
+
+
+def _headlines(profile: Profile, answer: Mapping[str, Any]) -> Markup:
+    count = len(answer["devices"])
+    numbers = [
+        ("MFU", percent(profile.mfu), answer["mfu"]),
+        ("HFU", percent(profile.hfu), answer["hfu"]),
+        ("step time", seconds_text(answer["step_time_seconds"]), answer["step_time_seconds"]),
+        ("coverage", percent(answer["coverage"]), answer["coverage"]),
+    ]
+    about = (
+        f"{count} × {answer['device_kind'] or answer['platform']}, {profile.peaks.main}; mean of "
+        f"{answer['steps']} steps. Trace: {answer['source']}"
+    )
+    return joined([headlines(numbers), quiet(about)])
+
+
+def _waterfall(bars: Sequence[Bar], title: str) -> Markup:
+    """From the peak down, each bar begins where the last one ended."""
+    rows = [_bar("peak", "peak", 0.0, 100.0, None, ""), *_bars(bars)]
+    return tag("div", *rows, class_="waterfall", role="table", aria_label=title)
+
+
+def _bars(bars: Sequence[Bar]) -> Iterator[Markup]:
+    done = 0.0
+    for bar in bars:
+        most = ", ".join(f"{short(s)} {seconds_text(t)}" for s, t in bar.scopes.items())
+        yield _bar(bar.name, _kind_of(bar.name), done, bar.mfu_points, bar.seconds, most)
+        done += bar.mfu_points
+
+
+def _kind_of(name: str) -> str:
+    """A bar's style-sheet class."""
+    return next((kind for start, kind in _KINDS if name.startswith(start)), "other")
+
+
+def _bar(
+    name: str, kind: str, start: float, points: float, seconds: float | None, most: str
+) -> Markup:
+    """A row: its name, its track, and its numbers, with a remark below."""
+    time = "" if seconds is None else seconds_text(seconds)
+    return tag(
+        "div",
+        tag("span", name, class_="name", role="cell"),
+        tag("span", _mark(kind, start, start + points), class_="track", aria_hidden="true"),
+        tag("span", time, class_="n", role="cell", data_seconds=seconds),
+        tag("span", f"{points:.2f}", class_="n", role="cell", data_points=points),
+        tag("small", most, role="cell", class_="most") if most else None,
+        class_="bar",
+        role="row",
+        data_bar=name,
+    )
+
+
+def _mark(kind: str, start: float, end: float) -> Markup:
+    """A bar between its two ends, which are percentages of the track."""
+    left, right = sorted((max(0.0, min(100.0, start)), max(0.0, min(100.0, end))))
+    return tag("i", class_=kind, style=f"left:{number(left)}%;width:{number(right - left)}%")
+
+
+def _phases(profile: Profile) -> Iterator[Markup]:
+    """One waterfall per program, if a step consists of several."""
+    if len(profile.programs) > 1:
+        parts = []
+        for program in profile.programs:
+            head = (
+                f"{short(program.name)}: {seconds_text(program.seconds)} of a step in "
+                f"{program.executions:g} execution{'' if program.executions == 1 else 's'}"
+            )
+            bars = _waterfall(program.waterfall, program.name)
+            parts.append(tag("div", tag("h3", head), bars, data_program=program.name))
+        yield section("Each program on its own", *parts)
+
+
+def _advice(profile: Profile) -> Iterator[Markup]:
+    if profile.advice:
+        items = []
+        for advice in profile.advice:
+            share = percent(advice.gain_seconds / profile.measured.step_seconds)
+            gain = f": {seconds_text(advice.gain_seconds)} of a step ({share})"
+            evidence = tag("div", advice.evidence)
+            cause = tag("b", advice.cause)
+            items.append(tag("li", cause, gain, evidence, data_gain=advice.gain_seconds))
+        note = quiet("The largest gain first; gains do not add up.")
+        yield section("Advice", note, tag("ol", *items, class_="advice"))
+
+
+def _scope_tables(profile: Profile, rows: Sequence[TableRow]) -> Markup:
+    """The table by scope, once per depth; the script shows one of them.
+
+    Args:
+        profile: the profile to show.
+        rows: rows of whole scopes.
+    """
+    found: list[tuple[int, Sequence[TableRow]]] = [(0, rows)]
+    most = max((row.name.count("/") + 1 for row in rows), default=1)
+    depths = range(1, min(most, _DEEPEST + 1))
+    found += [(depth, profile.table("scope", depth=depth)) for depth in depths]
+    choice = [tag("option", "all", value="0", selected="")]
+    choice += [tag("option", str(depth), value=str(depth)) for depth in depths]
+    select = tag("select", *choice, id="depth")
+    tables = [_row_table("scope", rows, depth=depth) for depth, rows in found]
+    return joined([tag("p", tag("label", "depth of scopes ", select), class_="script"), *tables])
+
+
+def _row_table(by: str, rows: Sequence[TableRow], *, depth: int = 0) -> Markup:
+    """A table of the longest rows.
+
+    Args:
+        by: what a row is.
+        rows: longest first.
+        depth: depth of scopes; 0: whole scopes. Other depths are hidden at first.
+    """
+    body = table(
+        by,
+        rows,
+        lambda row: row.name or "(no scope)",
+        _COLUMNS,
+        foot=_rest,
+        kind="rows paths",
+    )
+    return wide(body, data_depth=str(depth), hidden="" if depth else None)
+
+
+def _rest(rows: Sequence[TableRow]) -> Markup:
+    seconds = sum(row.seconds for row in rows)
+    share = sum(row.share_of_step for row in rows)
+    cells = [tag("td", seconds_text(seconds), data_value=seconds)]
+    cells.append(tag("td", percent(share), data_value=share))
+    return rest_row(len(rows), *cells, *[tag("td")] * (len(_COLUMNS) - 2))
+
+
+def _ledger(profile: Profile) -> Markup:
+    """The ledger from model FLOPs to executed FLOPs of one run of the main program."""
+    ledger = profile.program.ledger
+    rows = [(line.label, line.flops, line.note) for line in ledger.lines]
+    rows.append(("residual", ledger.residual, ""))
+    rows.append(("= executed", ledger.executed, f"model FLOPs are {ledger.convention}"))
+    rows += [(f"of which {line.label}", line.flops, line.note) for line in ledger.of_which]
+    head = tag("tr", *(tag("th", title, scope="col") for title in _LEDGER))
+    body = [_ledger_row(*row, ledger.executed) for row in rows]
+    return wide(tag("table", tag("thead", head), tag("tbody", *body), data_by="ledger"))
+
+
+_LEDGER = ("FLOPs per run of the program and device", "FLOPs", "of executed", "")
+
+
+def _ledger_row(label: str, flops: int, note: str, whole: int) -> Markup:
+    return tag(
+        "tr",
+        tag("th", label, scope="row"),
+        tag("td", f"{flops:,}", data_value=flops),
+        tag("td", percent(flops / whole if whole else None)),
+        tag("td", note, class_="word"),
+    )

@@ -1,0 +1,184 @@
+"""Whether a run is slower than its baseline by more than a threshold and more than chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from mfu_jax.errors import UserError, one_line
+from mfu_jax.runs.comparison.runs import (
+    WITH_WAITS,
+    MetricChange,
+    RunComparison,
+    change_text,
+    interval,
+    unseen,
+)
+from mfu_jax.storage.targets import write_whole
+from mfu_jax.util.formatting import percent
+
+_WIDE = 0.05  # a wider interval is reported, and so is one around a larger slowdown
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateCheck:
+    """One metric against the threshold.
+
+    Attributes:
+        row: the metric of both runs.
+        threshold: the smallest slowdown that fails, as a fraction.
+    """
+
+    row: MetricChange
+    threshold: float
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the slowdown is real and at least the threshold."""
+        speed = self.row.speed
+        return speed.is_real and speed.change < 0 and self.slowdown >= self.least
+
+    @property
+    def least(self) -> float:
+        """The smallest slowdown that fails: the threshold, or what a short run can resolve."""
+        return max(self.threshold, unseen(self.row.speed))
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer the same work takes; negative if it takes less."""
+        return 1 / (1 + self.row.speed.change) - 1
+
+    @property
+    def hidden(self) -> float:
+        """The largest slowdown inside the interval: a smaller one may be there, undetected."""
+        low = self.row.speed.low
+        return 0.0 if low is None else max(0.0, 1 / (1 + low) - 1)
+
+    @property
+    def text(self) -> str:
+        """The finding, in one line."""
+        found, show = self.row.difference, self.row.metric.text
+        return (
+            f"{self.row.metric.title} {show(found.a)} → {show(found.b)} ({change_text(found)}, "
+            f"interval {interval(found)})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """The checks of one run, and their result.
+
+    Attributes:
+        comparison: the run (B) against its baseline (A).
+        checks: by metric.
+    """
+
+    comparison: RunComparison
+    checks: tuple[GateCheck, ...]
+
+    @property
+    def failed(self) -> tuple[GateCheck, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.has_failed)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run is slower than its baseline."""
+        return bool(self.failed)
+
+    @property
+    def message(self) -> str:
+        """The answer, in one line."""
+        threshold = percent(self.checks[0].least)
+        if self.has_failed:
+            return f"regression of at least {threshold}: {'; '.join(c.text for c in self.failed)}"
+        hidden = max(check.hidden for check in self.checks)
+        is_wide = hidden > _WIDE or any(check.slowdown >= check.least for check in self.checks)
+        aside = f"; noise hides slowdowns below {percent(hidden)}" if is_wide else ""
+        return f"no regression of {threshold} or more: {self.checks[0].text}{aside}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "regression": self.has_failed,
+            "threshold": self.checks[0].threshold,
+            "message": self.message,
+            "checks": [
+                {
+                    "metric": check.row.metric.name,
+                    "slowdown": check.slowdown,
+                    "failed": check.has_failed,
+                    **check.row.to_json(),
+                }
+                for check in self.checks
+            ],
+            "comparison": self.comparison.to_json(),
+        }
+
+    def render(self) -> str:
+        """The table of both runs and the result, for a terminal."""
+        answer = "FAILED" if self.has_failed else "passed"
+        return f"{self.comparison.render()}\n{answer}: {self.message}"
+
+    def annotation(self) -> str:
+        """The command that makes GitHub Actions show the result beside the run."""
+        kind = "error" if self.has_failed else "notice"
+        text = one_line(self.message).replace("%", "%25")
+        return f"::{kind} title=mfu-jax gate::{text}"
+
+    def write_junit(self, name: str) -> None:
+        """Writes the checks as one JUnit test suite.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        suite = ElementTree.Element(
+            "testsuite",
+            name="mfu-jax gate",
+            tests=str(len(self.checks)),
+            failures=str(len(self.failed)),
+            errors="0",
+        )
+        suite.extend(self._cases())
+        text = ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+        write_whole(name, "--junit", text.encode())
+
+    def _cases(self) -> Iterator[ElementTree.Element]:
+        for check in self.checks:
+            case = ElementTree.Element(
+                "testcase", classname="mfu_jax.gate", name=check.row.metric.title
+            )
+            text = one_line(f"{check.text}; {self.comparison.b} against {self.comparison.a}")
+            if check.has_failed:
+                failure = ElementTree.SubElement(case, "failure", message=one_line(check.text))
+                failure.text = text
+            else:
+                ElementTree.SubElement(case, "system-out").text = text
+            yield case
+
+
+def check(comparison: RunComparison, *, threshold: float) -> Gate:
+    """Checks the metric that decides between two runs, and the time including the wait for data.
+
+    Args:
+        comparison: its run A is the baseline.
+        threshold: the smallest slowdown that fails, as a fraction.
+
+    Raises:
+        UserError: too few steps to decide.
+    """
+    if not comparison.decisive.difference.is_known:
+        a, b = comparison.steps
+        raise UserError(
+            f"{a} measured steps of the baseline and {b} of the run are too few; expected at least "
+            f"4 of each, better 20; usually warm-up takes most of a short run; train longer, or "
+            f"pass warmup_steps=0"
+        )
+    rows = [comparison.decisive]
+    if (waits := comparison.row(WITH_WAITS)) is not None and comparison.is_step_time_decisive:
+        rows.append(waits)
+    return Gate(
+        comparison=comparison, checks=tuple(GateCheck(row=row, threshold=threshold) for row in rows)
+    )

@@ -1,0 +1,297 @@
+"""Divides the time of one process into categories: every microsecond belongs to exactly one.
+
+Times are whole microseconds since 1970 on the run's clock. Pauses take precedence over
+compilations, and those over steps; time that none covers is start-up, idle or lost. Blocks of many
+steps are added as a whole wherever nothing overlaps them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mfu_jax.runs.goodput.journals import JournaledAttempt, StepBlock
+from mfu_jax.runs.goodput.run_time import CATEGORIES
+
+DAY = 86_400_000_000  # µs
+_ALL = 10**18  # µs
+_PAUSES = frozenset({"eval", "checkpoint", "restore", "compile", "data_wait"})
+
+Times = defaultdict[int, defaultdict[str, int]]
+"""Day (days since 1970, UTC) → category → µs."""
+
+
+def no_times() -> Times:
+    """Empty times to add to."""
+    return defaultdict(lambda: defaultdict(int))
+
+
+@dataclass(kw_only=True)
+class AttemptOnRunClock:
+    """An attempt placed on the run's clock, in µs.
+
+    Attributes:
+        attempt: from its journal.
+        offset: the run's clock − its monotonic clock, in seconds.
+        start: when the process started.
+        end: when it ended.
+        how: how it ended.
+        redone_from: steps from this one on were repeated later; None: none were.
+        done_after: steps after its last known one that a later attempt built on.
+    """
+
+    attempt: JournaledAttempt
+    offset: float
+    start: int
+    end: int
+    how: str
+    redone_from: int | None = None
+    done_after: int = 0
+
+    def at(self, seconds: float) -> int:
+        """A time of the attempt's monotonic clock on the run's clock."""
+        return round(1e6 * (seconds + self.offset))
+
+    def counted(self, block: StepBlock) -> int:
+        """How many steps of a block were not repeated later."""
+        if self.redone_from is None:
+            return len(block.us)
+        return max(0, min(len(block.us), -((block.first - self.redone_from) // block.by)))
+
+
+@dataclass
+class _Overlay:
+    """A pause or a compilation."""
+
+    begin: int
+    end: int
+    category: str
+    is_pause: bool
+
+
+@dataclass
+class WallClockAttribution:
+    """Divides the time of one attempt.
+
+    Args:
+        placed: the attempt.
+        median_us: median time of the steps that counted, over the whole run.
+        times: receives the time.
+    """
+
+    placed: AttemptOnRunClock
+    median_us: int
+    times: Times = field(default_factory=no_times)
+
+    def run(self) -> Times:
+        """Divides the time from the process's start to its end."""
+        placed = self.placed
+        self._overlays = _overlays(placed)
+        self._next = 0
+        self._now = placed.start
+        for index, block in enumerate(placed.attempt.blocks):
+            self._add_block(block, is_first=index == 0 and not placed.attempt.goes_on)
+        self._add_tail()
+        return self.times
+
+    def _add_block(self, block: StepBlock, *, is_first: bool) -> None:
+        """Adds a block: steps without overlays together, others one by one."""
+        counted, end = self.placed.counted(block), self.placed.at(block.end_m)
+        if not is_first and counted in (0, len(block.us)) and end <= self._clear_until():
+            first_gap = block.gap_us[0] if block.gap_us else 0
+            if end - block.spent_us + first_gap >= self._now:
+                self._add_many(block, 0, len(block.us), end, is_counted=counted > 0)
+                return
+        ends, index = block.ends(end), 0
+        while index < len(ends):
+            limit = self._clear_until()
+            stop = index if is_first and index == 0 else bisect.bisect_right(ends, limit, index)
+            if index < counted < stop:
+                stop = counted
+            begin = ends[index] - block.us[index]
+            if stop > index and begin >= self._now:
+                self._add_many(block, index, stop, ends[stop - 1], is_counted=index < counted)
+                index = stop
+            else:
+                is_start = is_first and index == 0
+                self._add_one(block, index, begin, index < counted, is_start=is_start)
+                index += 1
+
+    def _clear_until(self) -> int:
+        """The time until which nothing overlaps, from now, within the same day."""
+        overlays = self._overlays
+        while self._next < len(overlays) and overlays[self._next].end <= self._now:
+            self._next += 1
+        clear = min(self.placed.end, (self._now // DAY + 1) * DAY)
+        return clear if self._next == len(overlays) else min(clear, overlays[self._next].begin)
+
+    def _add_many(
+        self, block: StepBlock, first: int, stop: int, end: int, *, is_counted: bool
+    ) -> None:
+        """Adds steps of a block, the last of which ends at `end`."""
+        us = block.us[first:stop]
+        spent = sum(us)
+        between = end - self._now - spent
+        waited = min(between, sum(block.data_us[first:stop]))
+        times = self.times[self._now // DAY]
+        times["data_wait"] += waited
+        times["idle"] += between - waited
+        self._now = end
+        if is_counted:
+            median = self.median_us
+            above = [spent for spent in us if spent > median]
+            slow = sum(above) - len(above) * median
+            times["slow_steps"] += slow
+            times["train"] += spent - slow
+        else:
+            times["lost_steps"] += spent
+
+    def _add_one(
+        self, block: StepBlock, index: int, begin: int, is_counted: bool, *, is_start: bool
+    ) -> None:
+        """Adds one step of a block; `is_start`: it is the first of its process."""
+        waited = block.data_us[index] if block.data_us else 0
+        end = begin + block.us[index]
+        step = [("lost_steps", _ALL)]
+        if is_counted:
+            rest = "startup" if is_start else "slow_steps"
+            step = [("train", self.median_us), (rest, _ALL)]
+        paused = 0 if is_start else self._paused_until(end)
+        if not paused:
+            self._until(begin - waited, "startup" if is_start else "idle")
+            self._until(begin, "data_wait")
+            self._spread(end, step)
+            return
+        # The pause's place in the loop is known, but not where the steps around it ended.
+        idle = max(0, begin - self._now - paused - waited)
+        self._spread(end, [("idle", idle), ("data_wait", waited), *step])
+
+    def _paused_until(self, end: int) -> int:
+        """Paused time from now to `end`."""
+        spent = 0
+        for overlay in itertools.islice(self._overlays, self._next, None):
+            if overlay.begin >= end:
+                break
+            if overlay.is_pause:
+                spent += max(0, min(end, overlay.end) - max(self._now, overlay.begin))
+        return spent
+
+    def _add_tail(self) -> None:
+        """Adds what follows the last known step."""
+        placed, attempt = self.placed, self.placed.attempt
+        if not attempt.blocks:
+            self._until(placed.end, "idle" if attempt.goes_on else "startup")
+            return
+        shares: list[tuple[str, int]] = []  # of the time without pauses
+        if placed.done_after:
+            shares.append(("train", placed.done_after * self.median_us))
+        if placed.how in ("killed", "running") or placed.how.startswith("exception"):
+            # The last moments, without a sign of life, are assumed to be like the steps before.
+            unseen = max(0, placed.end - placed.at(attempt.alive))
+            waited = 1e6 * attempt.wait_seconds + unseen * attempt.blocks[-1].wait_fraction
+            rest = "other" if placed.how == "running" else "lost_steps"
+            shares += [("data_wait", round(waited)), (rest, _ALL)]
+        self._spread(placed.end, [*shares, ("idle", _ALL)])
+
+    def _until(self, end: int, category: str) -> None:
+        """Advances to `end`, in `category` except for overlays; no effect if `end` has passed."""
+        self._spread(end, [(category, _ALL)])
+
+    def _spread(self, end: int, shares: Sequence[tuple[str, int]]) -> None:
+        """Advances to `end`: overlays take precedence, and shares fill the rest in turn.
+
+        Args:
+            end: a time; nothing happens if it has passed.
+            shares: category and maximum µs of each; the last one takes all that is left.
+        """
+        end = min(end, self.placed.end)
+        left = deque(shares)
+        while self._now < end:
+            overlay = self._overlays[self._next] if self._next < len(self._overlays) else None
+            if overlay is not None and overlay.begin <= self._now:
+                if overlay.end <= self._now:
+                    self._next += 1
+                else:
+                    self._spend(min(end, overlay.end), overlay.category)
+                continue
+            category, most = left.popleft()
+            stop = min(end, self._now + most, end if overlay is None else overlay.begin)
+            most -= stop - self._now
+            self._spend(stop, category)
+            if most:
+                left.appendleft((category, most))
+
+    def _spend(self, end: int, category: str) -> None:
+        """Adds the time until `end`, day by day."""
+        while self._now < end:
+            day = self._now // DAY
+            stop = min(end, (day + 1) * DAY)
+            self.times[day][category] += stop - self._now
+            self._now = stop
+
+
+def add_down(times: Times, begin: int, end: int) -> None:
+    """Adds the time between two processes, day by day."""
+    while begin < end:
+        stop = min(end, (begin // DAY + 1) * DAY)
+        times[begin // DAY]["down"] += stop - begin
+        begin = stop
+
+
+def in_seconds(times: Times) -> dict[str, float]:
+    """Category → seconds of all days together, every category among them."""
+    return {name: sum(day[name] for day in times.values()) / 1e6 for name in CATEGORIES}
+
+
+def _overlays(placed: AttemptOnRunClock) -> list[_Overlay]:
+    """Pauses, and compilations outside them, ordered by begin; they do not overlap."""
+    pauses = [
+        _Overlay(
+            placed.at(begin), placed.end if end is None else placed.at(end), _category(name), True
+        )
+        for name, begin, end in placed.attempt.spans
+    ]
+    compiled = [
+        _Overlay(placed.at(begin), placed.at(begin + spent), "compile", False)
+        for begin, spent in placed.attempt.compiled
+    ]
+    found: list[_Overlay] = []
+    for overlay in _disjoint(sorted(pauses, key=lambda o: o.begin)):
+        found.append(overlay)
+    free = list(_between(_disjoint(sorted(compiled, key=lambda o: o.begin)), found))
+    return sorted([*found, *free], key=lambda overlay: overlay.begin)
+
+
+def _category(name: str) -> str:
+    """The category of a pause with this name."""
+    return name if name in _PAUSES else "other"
+
+
+def _disjoint(overlays: list[_Overlay]) -> Iterator[_Overlay]:
+    """Each overlay, trimmed to start at the end of the previous one."""
+    now = 0
+    for overlay in overlays:
+        begin = max(now, overlay.begin)
+        if begin < overlay.end:
+            now = overlay.end
+            yield _Overlay(begin, now, overlay.category, overlay.is_pause)
+
+
+def _between(overlays: Iterator[_Overlay], above: list[_Overlay]) -> Iterator[_Overlay]:
+    """The parts of overlays that none of those `above` covers."""
+    index = 0
+    for overlay in overlays:
+        begin = overlay.begin
+        while index < len(above) and above[index].end <= begin:
+            index += 1
+        over = index
+        while over < len(above) and above[over].begin < overlay.end:
+            if begin < above[over].begin:
+                yield _Overlay(begin, above[over].begin, overlay.category, overlay.is_pause)
+            begin = max(begin, above[over].end)
+            over += 1
+        if begin < overlay.end:
+            yield _Overlay(begin, overlay.end, overlay.category, overlay.is_pause)

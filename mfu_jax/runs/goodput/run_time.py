@@ -1,0 +1,171 @@
+"""Where a run's wall clock went over all restarts: the result of `read_run`.
+
+Adding a category: `CATEGORIES` here, `attribution` beside it; ``python -m
+tests.support.kill_campaign kind=loop kills=5`` checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+CATEGORIES = (
+    "train",
+    "compile",
+    "data_wait",
+    "eval",
+    "checkpoint",
+    "restore",
+    "startup",
+    "lost_steps",
+    "down",
+    "slow_steps",
+    "idle",
+    "other",
+)
+"""Every moment from the first process start to the last event is in exactly one of these."""
+
+MEANING: Mapping[str, str] = {
+    "train": "steps that counted, up to the median step time",
+    "compile": "JAX traced, lowered or compiled while the run waited",
+    "data_wait": "the device waited for data",
+    "eval": "evaluations",
+    "checkpoint": "the loop waited for a checkpoint",
+    "restore": "reading a checkpoint",
+    "startup": "from the start of the process to its first step",
+    "lost_steps": "steps that were done again after a restart, or never finished",
+    "down": "no process",
+    "slow_steps": "steps that counted: what they took beyond the median",
+    "idle": "the process lived, with no step and no pause under way",
+    "other": "pauses by other names",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One process from its start to its end.
+
+    Attributes:
+        process: process number in the job.
+        host: the machine's name.
+        pid: process id on that machine.
+        start: when the process started, seconds since 1970 on the run's clock.
+        end: its last sign of life, on the same clock.
+        how: ``clean``, the name of a signal, ``exception: …``, ``killed`` or ``running``.
+        first_step: its first completed step; None: there is none.
+        last_step: its last completed step.
+        restored_step: the step it continued from after reading a checkpoint, if recorded.
+        steps: steps that counted.
+        lost_steps: steps that a later attempt repeated.
+        time: seconds by category, without ``down``.
+    """
+
+    process: int
+    host: str
+    pid: int
+    start: float
+    end: float
+    how: str
+    first_step: int | None
+    last_step: int | None
+    restored_step: int | None
+    steps: int
+    lost_steps: int
+    time: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSlice:
+    """A day of a run, or one of its processes.
+
+    Attributes:
+        name: the day as ``2026-11-22`` (UTC), or the process number.
+        time: seconds by category; they add up to `wall_seconds`.
+    """
+
+    name: str
+    time: Mapping[str, float]
+    mfu: float | None = None
+
+    @property
+    def wall_seconds(self) -> float:
+        """From the first process start to the last event, or the part of it on that day."""
+        return sum(self.time.values())
+
+    @property
+    def goodput(self) -> float | None:
+        """Fraction of the wall clock spent in steps that counted."""
+        return goodput_of(self.time)
+
+    @property
+    def effective_mfu(self) -> float | None:
+        """The run's MFU × goodput."""
+        return product(self.mfu, self.goodput)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTime:
+    """The division of a run's wall clock; of process 0 unless stated otherwise.
+
+    Without a journal, values that need one are None, and `time` has only what is known.
+
+    Attributes:
+        path: the metrics file, which may no longer exist.
+        steps: steps that counted, each once.
+        mfu: of the measured steps that counted; None if unknown, like the next ones.
+        hfu: the same for the executed FLOPs.
+        goodput: fraction of the wall clock spent in steps that counted.
+        effective_mfu: ``mfu × goodput``: model FLOPs that counted / (wall clock × peak).
+        wall_seconds: from the first process start to the last event.
+        restarts: process starts after the first.
+        lost_steps: steps that were repeated after a restart.
+        median_seconds: median time of the steps that counted.
+        time: seconds by category (`CATEGORIES`); they add up to `wall_seconds`.
+        attempts: of process 0, in order.
+        days: the same time by UTC day.
+        processes: the same time for each process of the job.
+        notes: notes for the user, one per line.
+    """
+
+    path: str
+    steps: int
+    mfu: float | None
+    hfu: float | None
+    goodput: float | None
+    effective_mfu: float | None
+    wall_seconds: float | None
+    restarts: int | None
+    lost_steps: int | None
+    median_seconds: float | None
+    time: Mapping[str, float]
+    attempts: Sequence[Attempt] = ()
+    days: Sequence[TimeSlice] = ()
+    processes: Sequence[TimeSlice] = ()
+    notes: Sequence[str] = ()
+
+    def with_utilization(self, mfu: float | None, hfu: float | None) -> RunTime:
+        """The same time with another MFU and HFU, for example relative to another peak."""
+        return replace(
+            self,
+            mfu=mfu,
+            hfu=hfu,
+            effective_mfu=product(mfu, self.goodput),
+            days=tuple(replace(day, mfu=mfu) for day in self.days),
+            processes=tuple(replace(process, mfu=mfu) for process in self.processes),
+        )
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether the wall clock is known."""
+        return bool(self.attempts)
+
+
+def goodput_of(time: Mapping[str, float]) -> float | None:
+    """Fraction of the time, given by category, that was spent in steps that counted."""
+    wall = sum(time.values())
+    return (time["train"] + time["slow_steps"]) / wall if wall > 0 else None
+
+
+def product(a: float | None, b: float | None) -> float | None:
+    """``a × b``, if both are known."""
+    return None if a is None or b is None else a * b

@@ -1,0 +1,1 @@
+"""All that is known of one run: its steps, time, set-up, processes, and its plan."""

@@ -1,0 +1,240 @@
+"""Compares a plan's prediction of a step with the run's measurement, also by cause.
+
+A plan's causes are those of instructions (``matmul``, ``all-gather over fsdp on ici``); a profile's
+are the bars of its waterfall, which the metrics contain after the profiled steps. Both are grouped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mfu_jax.errors import UserError
+from mfu_jax.hardware.naming import find
+from mfu_jax.runs.report.run_data import RunData
+from mfu_jax.util.formatting import columns, percent, seconds_text
+from mfu_jax.util.user_files import read_text
+
+_EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
+_MOST_BYTES = 2**24
+_BAR = "profile/waterfall/"
+_MATMULS = "matmuls and kernels"
+_VECTOR = "memory-bound and vector work"
+_COPIES = "copies"
+_IDLE = "idle"
+_CAUSES = {
+    **{"matmul": _MATMULS, "kernel": _MATMULS, "pipeline bubble": _MATMULS},
+    **{"copy": _COPIES, "host": _COPIES},
+}
+_BARS = (
+    ("idle", _IDLE),
+    ("exposed copies", _COPIES),
+    ("memory-bound", _VECTOR),
+    ("loops and calls", "loops and calls"),
+    ("ops without", "ops without an instruction"),
+)
+_COMMUNICATION = "exposed communication: "
+_RUN_ON = re.compile(r"\d+ × (.+?)(?: \(\d+ processes\))?")  # devices as a run logs them
+_NOISE = 0.02  # of a measured time
+_ROUNDED = 1e-3  # of FLOPs, as logs print them
+
+
+class PlannedRow(NamedTuple):
+    """One number from the plan and from the run.
+
+    Attributes:
+        name: what it is.
+        predicted: by the plan; None if it has no value.
+        measured: in the run; None if it has no value.
+        unit: ``seconds``, ``fraction`` or ``bytes``.
+    """
+
+    name: str
+    predicted: float | None
+    measured: float | None
+    unit: str
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured / predicted."""
+        if self.predicted and self.measured is not None:
+            return self.measured / self.predicted
+        return None
+
+    def text(self, value: float | None) -> str:
+        """A value formatted for display."""
+        if value is None:
+            return "n/a"
+        if self.unit == "bytes":
+            return f"{value / 2**30:,.2f} GiB"
+        return percent(value) if self.unit == "fraction" else seconds_text(value)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row as text."""
+        ratio = "" if self.ratio is None else f"{self.ratio:.3g}"
+        return self.name, self.text(self.predicted), self.text(self.measured), ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanComparison:
+    """A plan beside a run.
+
+    Attributes:
+        path: the plan's file.
+        target: the chips planned for.
+        rows: step time, MFU, HFU and memory.
+        causes: seconds of a step by cause; measured ones come from the run's profile.
+        notes: what is unknown.
+    """
+
+    path: str
+    target: str
+    rows: tuple[PlannedRow, ...]
+    causes: tuple[PlannedRow, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "file": self.path,
+            "target": self.target,
+            "rows": [_json(row) for row in self.rows],
+            "time_by_cause": [_json(row) for row in self.causes],
+            "notes": list(self.notes),
+        }
+
+    def render(self) -> str:
+        """The tables for a terminal."""
+        head = ("plan and run", "predicted", "measured", "measured / predicted")
+        causes = [(f"  {row.cells[0]}", *row.cells[1:]) for row in self.causes]
+        lines = columns([head, *(row.cells for row in self.rows), *causes], "<>>>")
+        return "\n".join([f"plan for {self.target}: {self.path}", *lines, *_notes(self.notes)])
+
+
+def _json(row: PlannedRow) -> dict[str, Any]:
+    return {**row._asdict(), "ratio": row.ratio}
+
+
+def _notes(notes: tuple[str, ...]) -> list[str]:
+    return [f"note: {note}" for note in notes]
+
+
+def read_plan(path: str) -> Mapping[str, Any]:
+    """Reads a plan as printed by ``mfu-jax plan … --json``.
+
+    Raises:
+        UserError: the file holds no plan.
+    """
+    text = read_text(path, _EXPECTED, _MOST_BYTES)
+    try:
+        plan = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path!r} is no JSON ({error}); expected {_EXPECTED}") from None
+    known = isinstance(plan, dict) and isinstance(plan.get("time_by_cause"), dict)
+    if not known or not isinstance(plan.get("step_time_seconds"), int | float):
+        raise UserError(
+            f"{path!r} has no step_time_seconds and time_by_cause; expected {_EXPECTED}"
+        )
+    return dict(plan)
+
+
+def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanComparison:
+    """Compares a plan with a run.
+
+    Args:
+        plan: as `read_plan` returns it.
+        path: of its file.
+        run: the run of the planned step.
+    """
+    summary, profile = run.summary, run.metrics.profile
+    peak = max(run.columns.measured("memory/peak_bytes_in_use")[1], default=None)
+    step = _number(plan, "step_time_seconds")
+    rows = (
+        PlannedRow("step time", step, summary.median_seconds, "seconds"),
+        PlannedRow("MFU", _number(plan, "mfu"), summary.mfu, "fraction"),
+        PlannedRow("HFU", _number(plan, "hfu"), summary.hfu, "fraction"),
+        PlannedRow("peak memory", _number(plan, "memory_peak_bytes"), peak, "bytes"),
+    )
+    notes = [*_differences(plan, run), *_verdict(plan, summary.median_seconds)]
+    if not profile:
+        notes.append("the run has no profile (profile_steps=): no measured causes")
+    if profile and (traced := profile.get("profile/step_time_seconds")):
+        notes.append(f"measured causes are of profiled steps of {seconds_text(traced)}")
+    causes = tuple(_causes(dict(_predicted(plan["time_by_cause"])), dict(_measured(profile))))
+    return PlanComparison(
+        path=path, target=str(plan.get("target", "")), rows=rows, causes=causes, notes=tuple(notes)
+    )
+
+
+def _differences(plan: Mapping[str, Any], run: RunData) -> Iterator[str]:
+    """Where the run differs from the plan."""
+    chip, logged = plan.get("hardware"), _RUN_ON.fullmatch(str(run.setup.values.get("devices")))
+    if chip and logged and chip not in [found.name for found in find(logged[1])]:
+        yield f"the plan is for {chip}, the run was on {logged[1]}: other hardware"
+    devices, count = _number(plan, "devices"), run.setup.devices
+    if devices and count and devices != count:
+        yield f"the plan is for {devices:,.0f} devices, the run had {count:,}"
+    model, same = _number(plan, "model_flops"), plan.get("convention") == run.setup.convention
+    done = max(run.columns.measured("perf/per_device_tflops")[1], default=0.0) * 1e12
+    if model and done and same and abs(done / model - 1) > _ROUNDED:
+        yield (
+            f"the planned model needs {model / 1e12:,.4g} TFLOP a step and device, the run's "
+            f"{done / 1e12:,.4g}: another model, batch, sequence length or number of devices"
+        )
+
+
+def _verdict(plan: Mapping[str, Any], seconds: float | None) -> Iterator[str]:
+    """Where the measured step lies: within the plan's range, outside it, or below its bound."""
+    bound, span = _number(plan, "step_time_bound_seconds"), plan.get("step_time_range")
+    if seconds is None:
+        return
+    if bound and seconds < bound * (1 - _NOISE):
+        yield (
+            f"the run is faster than the plan's bound, {seconds_text(bound)}: it ran another "
+            "program, or on other chips"
+        )
+    elif isinstance(span, list) and [type(end) for end in span] == [float, float]:
+        low, high = map(seconds_text, span)
+        place = "within" if span[0] <= seconds <= span[1] else "outside of"
+        yield f"the measured step time is {place} the plan's range, {low} to {high}"
+
+
+def _number(plan: Mapping[str, Any], key: str) -> float | None:
+    value = plan.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _causes(predicted: dict[str, float], measured: dict[str, float]) -> Iterator[PlannedRow]:
+    """All groups, longest first; one that a profile does not show took no time."""
+    names = {**predicted, **measured}
+    for name in sorted(names, key=lambda name: -max(predicted.get(name, 0), measured.get(name, 0))):
+        found = measured.get(name, 0.0) if measured else None
+        yield PlannedRow(name, predicted.get(name, 0.0), found, "seconds")
+
+
+def _predicted(causes: Mapping[str, Any]) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for cause, seconds in causes.items():
+        kind, on, _ = cause.partition(" on ")
+        group = kind.partition(" over ")[0] if on else _CAUSES.get(cause, _VECTOR)
+        found[group] = found.get(group, 0.0) + float(seconds)
+    return found
+
+
+def _measured(profile: Mapping[str, float]) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for name, seconds in profile.items():
+        if name.startswith(_BAR):
+            group = _group(name.removeprefix(_BAR))
+            found[group] = found.get(group, 0.0) + seconds
+    return found
+
+
+def _group(bar: str) -> str:
+    if bar.startswith(_COMMUNICATION):
+        return bar.removeprefix(_COMMUNICATION).partition(" over ")[0]
+    return next((group for start, group in _BARS if bar.startswith(start)), _MATMULS)

@@ -1,0 +1,352 @@
+"""One run, read from its files: the content of `mfu-jax report`."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from mfu_jax import hardware
+from mfu_jax.errors import UserError
+from mfu_jax.logger.summary import Summary
+from mfu_jax.runs.goodput import time_table
+from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
+from mfu_jax.runs.goodput.wall_clock import of_metrics, read_journaled, read_run
+from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
+from mfu_jax.runs.metrics.run_files import metrics_file_of
+from mfu_jax.runs.report.collective_waits import CollectiveWaits
+from mfu_jax.runs.report.processes import JobProcesses, read_processes
+from mfu_jax.runs.report.setup import (
+    ModelBreakdown,
+    Setup,
+    count_logged_model,
+    count_model,
+    read_setup,
+)
+from mfu_jax.storage.addresses import path_of
+from mfu_jax.util.formatting import percent, readable
+
+_SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
+_FORMS = {
+    "jsonl": "mfu_jax metrics",
+    "maxtext": "MaxText metrics_file",
+    "log": "log lines",
+    "levanter": "levanter metrics",
+    "torchtitan": "torchtitan metrics",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a run is read.
+
+    Attributes:
+        peak: the peak that MFU refers to; None: the run's own.
+        warmup_steps: as for `MetricsRun.summary`.
+        model: a bundled model or a file to count FLOPs from; empty: the run's own FLOPs.
+        fields: changed fields of the model.
+        convention: how the model is counted.
+        price: of one device for one hour; None: not given.
+        devices: number of devices in the job; None: from the run's set-up.
+    """
+
+    peak: hardware.Peak | None = None
+    warmup_steps: int = WARMUP_STEPS
+    model: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    convention: str = "maxtext"
+    price: float | None = None
+    devices: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """One run, from its files.
+
+    Attributes:
+        metrics: its steps.
+        time: where its wall clock went.
+        summary: of its measured steps.
+        setup: its logged set-up.
+        processes: its processes at their last exchange; None: one process, or unknown.
+        counted: the FLOPs of the model named in the options.
+        answer: the output of ``mfu-jax report --json``.
+        options: how it was read.
+        waits: its hosts' waits in collectives, from a profile; None: no profile of several hosts.
+    """
+
+    metrics: MetricsRun
+    time: RunTime
+    summary: Summary
+    setup: Setup
+    processes: JobProcesses | None
+    counted: ModelBreakdown
+    answer: Mapping[str, Any]
+    options: Options
+    waits: CollectiveWaits | None = None
+
+    @property
+    def cost(self) -> float | None:
+        """The cost of all devices over the wall clock, in the price's currency."""
+        price, wall = self.options.price, self.time.wall_seconds
+        devices = self.options.devices or self.setup.devices
+        if price is None or devices is None or wall is None:
+            return None
+        return price * devices * wall / 3600
+
+    @cached_property
+    def model(self) -> ModelBreakdown:
+        """The model's FLOPs: from the options, else from the logged settings."""
+        return self.counted if self.options.model else count_logged_model(self.setup)
+
+    @property
+    def conventions(self) -> dict[str, tuple[float, float | None]]:
+        """Per convention: TFLOPs of a step on one device, and MFU."""
+        rate, seconds = self.summary.tflops_per_sec_per_device, self.summary.mean_seconds
+        own, mfu = (rate or 0.0) * (seconds or 0.0), self.summary.mfu
+        return {
+            name: (tflops, mfu * tflops / own if mfu and own else None)
+            for name, tflops in self.model.conventions.items()
+        }
+
+    @cached_property
+    def columns(self) -> StepColumns:
+        """The steps, as columns by metric."""
+        return StepColumns.of(self.metrics, self.options.warmup_steps)
+
+    def render(self) -> str:
+        """The run for a terminal."""
+        return _text(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepColumns:
+    """The steps of a run, with one column per metric.
+
+    Attributes:
+        numbers: of the steps.
+        is_measured: 1 for a measured step, 0 for a compile or warm-up step.
+        values: metric → value in each step; NaN where a step has none.
+    """
+
+    numbers: array.array[int]
+    is_measured: bytearray
+    values: Mapping[str, array.array[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: MetricsRun, warmup_steps: int) -> StepColumns:
+        """The columns of a run."""
+        values: dict[str, array.array[float]] = {}
+        is_measured = bytearray()
+        for kind, segment in run.segments(warmup_steps=warmup_steps):
+            before, count = len(is_measured), len(segment.numbers)
+            is_measured += (b"\1" if kind == "step" else b"\0") * count
+            for name, column in segment.columns.items():
+                if name not in values:
+                    values[name] = array.array("d", [math.nan]) * before
+                values[name].extend(column)
+            for name in values.keys() - segment.columns.keys():
+                values[name].extend(array.array("d", [math.nan]) * count)
+        return cls(numbers=run.steps.numbers, is_measured=is_measured, values=values)
+
+    def measured(self, name: str) -> tuple[list[int], list[float]]:
+        """Positions and values of a metric in the measured steps that have it."""
+        column = self.values.get(name, ())
+        places = [i for i, v in enumerate(column) if self.is_measured[i] and math.isfinite(v)]
+        return places, [column[i] for i in places]
+
+
+def read_metrics_of(run: str) -> MetricsRun:
+    """The steps of a run.
+
+    Args:
+        run: the run's folder, metrics file or log; ``-``: standard input.
+    """
+    return read_metrics(run if run == "-" else str(metrics_file_of(path_of(run))))
+
+
+def answer_without_steps(run: str) -> tuple[Mapping[str, Any], RunTime] | None:
+    """What a run's journal alone tells, as JSON and in full; None if it has measured steps.
+
+    A process may end before its first step, and its time is lost nevertheless.
+
+    Args:
+        run: as for `read_metrics_of`.
+    """
+    time = None if run == "-" else read_journaled(metrics_file_of(path_of(run)))
+    if time is None or _has_steps(run):
+        return None
+    return {"file": time.path, "mfu": time.mfu, "hfu": time.hfu} | _time(
+        time, Summary(steps=0)
+    ), time
+
+
+def _has_steps(run: str) -> bool:
+    try:
+        return read_metrics_of(run).summary(warmup_steps=0).steps > 0
+    except UserError:
+        return False
+
+
+def read_run_data(run: str, options: Options) -> RunData:
+    """Reads one run.
+
+    Args:
+        run: as for `read_metrics_of`.
+        options: how to read it.
+
+    Raises:
+        UserError: it has no measured step, or the model is not this run's.
+    """
+    metrics = read_metrics_of(run)
+    time = of_metrics(metrics) if run == "-" else read_run(metrics.path, metrics=metrics)
+    metrics, reported, model = _recounted(metrics, options)
+    summary = metrics.summary(warmup_steps=options.warmup_steps)
+    if not summary.steps or not summary.mean_seconds:
+        raise UserError(
+            f"{run!r} holds {len(metrics.steps)} steps, none of them with a measured time; "
+            f"expected steps after compilation and warm-up; usually the run was short, or a log "
+            f"has 0.000 for its times; pass warmup_steps=0, or the metrics file instead of the log"
+        )
+    time = time.with_utilization(summary.mfu, summary.hfu)
+    answer = _answer(metrics, summary, options.peak, reported, model.conventions)
+    setup, processes = read_setup(metrics.path), read_processes(metrics.path)
+    return RunData(
+        metrics=metrics,
+        time=time,
+        summary=summary,
+        setup=setup,
+        processes=processes,
+        counted=model,
+        answer=answer
+        | _time(time, summary)
+        | {"hosts": processes.answer if processes else None, "collective_waits": None},
+        options=options,
+    )
+
+
+def _recounted(run: MetricsRun, options: Options) -> tuple[MetricsRun, float, ModelBreakdown]:
+    """The run with the options' model and peak, its own TFLOPs per step, and the model's."""
+    from mfu_jax.runs.metrics.recounted import check_tokens, tflops_of_a_step, with_flops, with_peak
+
+    reported, model = tflops_of_a_step(run), ModelBreakdown()
+    if options.model:
+        from mfu_jax.flops.analytic.conventions import find_convention
+        from mfu_jax.flops.analytic.maxtext_keys import parse_override
+        from mfu_jax.flops.analytic.overrides import load_model_config
+
+        find_convention(options.convention)
+        fields = {key: parse_override(key, text) for key, text in options.fields.items()}
+        config = load_model_config(options.model, fields)
+        check_tokens(run, config, options.model)
+        model = count_model(config, options.convention)
+        run = with_flops(run, model.conventions[options.convention])
+    if options.peak is not None:
+        run = with_peak(run, options.peak)
+    return run, reported, model
+
+
+def _answer(
+    run: MetricsRun,
+    summary: Summary,
+    peak: hardware.Peak | None,
+    reported: float,
+    conventions: Mapping[str, float],
+) -> dict[str, Any]:
+    def mfu(tflops: float) -> float | None:
+        own, seconds = summary.tflops_per_sec_per_device, summary.mean_seconds
+        return summary.mfu * tflops / seconds / own if summary.mfu and own and seconds else None
+
+    return {
+        "file": run.path,
+        "form": run.form,
+        "first_step": run.steps.numbers[0],
+        "last_step": run.steps.numbers[-1],
+        "restarts": run.restarts,
+        "unreadable_lines": run.unreadable,
+        "repeated_lines": run.repeated,
+        "peak_tflops_per_device": None if peak is None else peak.tflops_per_sec,
+        "peak": None if peak is None else str(peak),
+        **summary.to_json(),
+        "reported_tflops": reported,
+        "gpu": dict(run.gpu) or None,
+        "conventions": {
+            name: {"tflops": tflops, "mfu": mfu(tflops)} for name, tflops in conventions.items()
+        },
+    }
+
+
+def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
+    """Measured steps, and what the journal says; its numbers are None without one."""
+    known = {
+        "measured_steps": summary.steps,
+        "goodput": run.goodput,
+        "effective_mfu": run.effective_mfu,
+        "wall_seconds": run.wall_seconds,
+        "restarts": run.restarts,
+        "lost_steps": run.lost_steps,
+        "time": {name: run.time.get(name) for name in CATEGORIES},
+        "attempts": [dataclasses.asdict(attempt) for attempt in run.attempts],
+        "days": [_part(day) for day in run.days],
+        "processes": [_part(process) for process in run.processes],
+        "notes": run.notes,
+    }
+    return known | ({"steps": run.steps} if run.has_journal else {})
+
+
+def _part(part: TimeSlice) -> dict[str, Any]:
+    names = ("name", "wall_seconds", "goodput", "effective_mfu", "time")
+    return {name: getattr(part, name) for name in names}
+
+
+def _text(data: RunData) -> str:
+    """The run's steps, MFU in several conventions, and where its time went."""
+    run, answer = data.metrics, data.answer
+    asides = [
+        f"{count} {text}"
+        for count, text in (
+            (data.time.restarts, "restart" if data.time.restarts == 1 else "restarts"),
+            (run.other_records, "records that are not steps"),
+            (run.repeated, "lines that repeat a step"),
+            (run.unreadable, "unreadable lines"),
+        )
+        if count
+    ]
+    lines = [
+        f"{_FORMS[run.form]}, steps {answer['first_step']} to {answer['last_step']}"
+        + (f" ({', '.join(asides)})" if asides else ""),
+        data.summary.render(),
+    ]
+    if answer["peak"]:
+        lines.append(f"  peak         {answer['peak']}")
+    if reported := answer["reported_tflops"]:
+        lines.append(f"  model        {readable(reported)} TFLOP per step and device, as reported")
+    for name in _SHOWN:
+        if name in answer["conventions"]:
+            row = answer["conventions"][name]
+            lines.append(
+                f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
+            )
+    if run.gpu:
+        lines.append(f"  GPUs         {_gpus(run.gpu)}")
+    processes = data.processes.render() if data.processes else ""
+    waits = data.waits.render() if data.waits else ""
+    return "\n".join([*lines, *filter(None, [time_table.render(data.time), processes, waits])])
+
+
+def _gpus(reading: Mapping[str, float]) -> str:
+    """The last GPU reading, in one line."""
+    shown = {
+        "gpu/power_watts": "W",
+        "gpu/temperature_celsius": "°C",
+        "gpu/sm_clock_mhz": "MHz",
+        "gpu/tokens_per_joule": "tokens/J",
+    }
+    values = [f"{reading[name]:.4g} {unit}" for name, unit in shown.items() if name in reading]
+    if "perf/mfu_at_clock" in reading:
+        values.append(f"MFU at that clock {percent(reading['perf/mfu_at_clock'])}")
+    return f"{', '.join(values)} (at step {reading.get('step', 0):.0f})"

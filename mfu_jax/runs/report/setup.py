@@ -1,0 +1,146 @@
+"""What a run logged before its first step: devices, peak, configuration, ledger."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from mfu_jax.errors import UserError
+from mfu_jax.runs.metrics.run_files import read_beside
+
+_DEVICES = re.compile(r"(\d+) × (.*)")
+_CONVENTION = re.compile(r"\((\w+)[:;)]")
+# The format of `Ledger.render`: at least two spaces between columns.
+_LINE = re.compile(
+    r"  (?P<label>\S.*?) {2,}(?P<flops>-?[\d,]+)(?: +-?[\d.]+%)?(?: {2,}(?P<note>.*))?"
+)
+
+
+class LedgerRow(NamedTuple):
+    """One line of a logged FLOPs ledger."""
+
+    label: str
+    flops: int
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A run's set-up; empty where its logger wrote none.
+
+    Attributes:
+        values: name → value, as logged.
+        config: the trainer's settings, key → text.
+        ledger: from the model's FLOPs to XLA's report, per step and device.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+    ledger: tuple[LedgerRow, ...] = ()
+
+    @property
+    def devices(self) -> int | None:
+        """The job's number of JAX devices, if logged."""
+        found = _DEVICES.match(str(self.values.get("devices", "")))
+        return int(found[1]) if found else None
+
+    @property
+    def convention(self) -> str:
+        """How attention pairs are counted; empty if unknown."""
+        found = _CONVENTION.search(str(self.values.get("model TFLOP per device per step", "")))
+        return found[1] if found else ""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Everything except the ledger, name → text."""
+        return {name: str(value) for name, value in self.values.items()} | dict(self.config)
+
+
+def read_setup(metrics_file: str) -> Setup:
+    """The set-up beside a metrics file."""
+    found = read_beside(metrics_file, "setup")
+    values, texts = (found.get(name) for name in ("values", "texts"))
+    values, texts = (part if isinstance(part, dict) else {} for part in (values, texts))
+    return Setup(
+        values=values,
+        config=_pairs(str(texts.get("config", ""))),
+        ledger=tuple(_ledger(str(texts.get("ledger", "")))),
+    )
+
+
+def _pairs(text: str) -> dict[str, str]:
+    words = (word.partition("=") for word in text.split())
+    return {key: value for key, equals, value in words if equals}
+
+
+def _ledger(text: str) -> list[LedgerRow]:
+    found = (_LINE.fullmatch(line) for line in text.splitlines())
+    return [
+        LedgerRow(line["label"], int(line["flops"].replace(",", "")), line["note"] or "")
+        for line in found
+        if line
+    ]
+
+
+class ComponentRow(NamedTuple):
+    """Training FLOPs of one component of the model, per step and device."""
+
+    layer: str
+    component: str
+    repeats: int
+    flops: int | Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBreakdown:
+    """A model's FLOPs from its config, per step and device.
+
+    Attributes:
+        components: by the convention ``maxtext`` or the one requested.
+        conventions: TFLOPs by convention.
+    """
+
+    components: tuple[ComponentRow, ...] = ()
+    conventions: Mapping[str, float] = field(default_factory=dict)
+
+
+def count_model(config: Any, convention: str) -> ModelBreakdown:
+    """Counts a model.
+
+    Args:
+        config: as for `flops_breakdown`.
+        convention: of the components.
+
+    Raises:
+        UserError: the config is wrong, or the convention unknown.
+    """
+    from mfu_jax.flops.analytic.totals import TERA, compare_conventions, flops_breakdown
+
+    rows = flops_breakdown(config, convention)
+    counted = compare_conventions(config)
+    return ModelBreakdown(
+        components=tuple(
+            ComponentRow(row.layer, row.component, row.repeats, row.training_flops) for row in rows
+        ),
+        conventions={name: float(found.training) / TERA for name, found in counted.items()},
+    )
+
+
+def count_logged_model(setup: Setup) -> ModelBreakdown:
+    """The model of a run of the reference trainer, from its logged settings; else empty."""
+    from mfu_jax.flops.analytic.maxtext_keys import override_keys, parse_override
+    from mfu_jax.flops.analytic.sources import as_model_config
+
+    known = set(override_keys())
+    try:
+        fields = {k: parse_override(k, v) for k, v in setup.config.items() if k in known}
+        if not fields:
+            return ModelBreakdown()
+        config = as_model_config(types.SimpleNamespace(**fields))
+        return count_model(config, setup.convention or "maxtext")
+    except UserError:  # settings of another trainer or version
+        return ModelBreakdown()

@@ -1,0 +1,1 @@
+"""The trainer's configuration: its keys, their rules, the mesh's axes."""

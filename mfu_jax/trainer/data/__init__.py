@@ -1,0 +1,1 @@
+"""The trainer's batches: text, images, pairs for preference optimisation."""

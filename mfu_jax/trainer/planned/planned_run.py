@@ -1,0 +1,217 @@
+"""Maps a measured MaxText run to the reference trainer's keys: the nearest step it can run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import re
+import typing
+from collections.abc import Iterator, Mapping
+
+from mfu_jax.flops.analytic.sources import as_model_config
+from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
+from mfu_jax.planning.targets import Target
+from mfu_jax.trainer.config.mesh_axes import AXES
+from mfu_jax.trainer.config.model_keys import RematKeys
+from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.trainer.config.validation import FUSED_BLOCKS
+from mfu_jax.util.optional_deps import QUANTIZE
+from mfu_jax.util.values import typed
+
+# MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, and gives cuDNN
+# no mask, which ours needs for packed documents.
+_DEFAULTS = {
+    "dataset_type": "synthetic",
+    **{"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"},
+    **{"weight_gathers": "xla", "norm_gradients": "fused"},
+}
+_ATTENTION = {
+    "autoselected": "auto",
+    "flash": "auto",
+    "cudnn_flash_te": "cudnn_flash",
+    "cudnn_flash_jax": "cudnn_flash",
+}
+_MESH_KEY = "_parallelism"
+# Tile sizes of the experts' kernels: the plan's times are for the run's tiles.
+_TILE = re.compile(r"tile_.*(?:batch_seq|_dim)$")
+_CALIBRATION = "_quantization_calibration_method"
+# Keys that do not change the program.
+_SILENT = (
+    *("dataset_type", "dataset_path", "allow_split_physical_axes", "use_iota_embed", "steps"),
+    *("enable_checkpointing", "async_checkpointing", "tokenizer_path", "tokenizer_type"),
+    *("skip_jax_distributed_system", "reuse_example_batch", "profiler", "profiler_steps"),
+    *("skip_first_n_steps_for_profiler", "profile_periodically_period", "hardware", "run_name"),
+    *("base_output_directory", "gcs_metrics", "save_config_to_gcs", "monitor_goodput"),
+    *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
+    "use_qwix_quantization",  # here, all quantisation is qwix's
+)
+# Values that describe what our step does anyway. MaxText's dropout_rate is 0.
+_SAME = {
+    **{"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"},
+    **{"logits_dot_in_fp32": "false", "enable_dropout": "false", "use_2d_fsdp_sharding": "false"},
+    "shard_exp_on_fsdp": "false",
+}
+# Older names of MaxText's keys.
+_RENAMED = {"fsdp_shard_on_exp": "shard_exp_on_fsdp"}
+_SCALE = "global_parameter_scale"
+
+
+def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The trainer's keys for a run, and notes on what they cannot express.
+
+    Args:
+        run: a run with MaxText's keys.
+
+    Raises:
+        UserError: a size of the mesh or of the model is not a number.
+    """
+    fields = {field.name for field in dataclasses.fields(Config)}
+    kinds = typing.get_type_hints(Config)
+    keys = {"override_model_config": "true", **_DEFAULTS, **_sizes_of(run)}
+    lost: list[str] = []
+    for name, value in _program_keys(run):
+        own = name.removeprefix("base_")
+        own, value = _RENAMED.get(own, own), _ATTENTION.get(value, value)
+        if own not in fields or not _takes(kinds[own], value):
+            lost.append(f"{name}={value}")
+        elif "quantization" in own and importlib.util.find_spec("qwix") is None:
+            lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
+        elif own == "fused_qkv" and not _may_fuse(run):
+            lost.append(f"{name}={value}")
+        elif own.endswith(_CALIBRATION) and not run.keys.get("quantization"):
+            lost.append(f"{name}={value} (without quantization)")
+        else:
+            keys[own] = value
+    mesh, others = _mesh(run.keys, run.target)
+    notes = ["MaxText is not installed: the reference model's step is planned in its place"]
+    lost += others
+    if "shard_exp_on_fsdp" in keys and not _has_whole_experts(run, mesh):
+        lost.append(f"shard_exp_on_fsdp={keys.pop('shard_exp_on_fsdp')}")
+    if lost:
+        notes.append(f"not followed by the reference model: {', '.join(lost)}")
+    return {**keys, **mesh}, tuple(notes)
+
+
+def _may_fuse(run: MeasuredRun) -> bool:
+    """Whether its block can fuse, with as many key/value heads as query heads."""
+    config = as_model_config(run.model)
+    heads = config.attention
+    return config.decoder_block in FUSED_BLOCKS and heads.num_query_heads == heads.num_kv_heads
+
+
+def _has_whole_experts(run: MeasuredRun, mesh: Mapping[str, str]) -> bool:
+    """Whether the experts divide evenly over the devices, each expert whole."""
+    parts = math.prod(int(mesh[axis]) for axis in ("expert", "fsdp", "context_parallelism"))
+    return as_model_config(run.model).experts.num_experts % parts == 0
+
+
+def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
+    """The run's keys that change the program and are not expressed otherwise."""
+    scaled = _SCALE in run.keys or run.keys["model_name"] == "default"
+    tensors = {field.name for field in dataclasses.fields(RematKeys)} - {"remat_policy"}
+    keeps = run.keys.get("remat_policy") == "custom"
+    for name, value in run.keys.items():
+        if _is_as_experts_are(name, run.keys) or (_TILE.search(name) and run.tiles):
+            continue
+        if name.endswith(_MESH_KEY) or name in _SILENT or _SAME.get(name) == value or not value:
+            continue
+        if scaled and (name.startswith("base_") or name in (_SCALE, "model_name")):
+            continue
+        if name in tensors and not keeps:  # MaxText reads them only with this policy
+            continue
+        yield name, value
+
+
+def _is_as_experts_are(name: str, keys: Mapping[str, str]) -> bool:
+    """Whether a key follows from others: MaxText's sparse experts drop nothing."""
+    is_sparse = keys.get("sparse_matmul") == "true"
+    if name == "capacity_factor":
+        return is_sparse
+    has_slots = typed("capacity_factor", keys.get("capacity_factor", "-1"), float) > 0
+    return name == "sparse_matmul" and (is_sparse or has_slots)
+
+
+def _sizes_of(run: MeasuredRun) -> dict[str, str]:
+    """Sizes of MaxText's default model, or of one that it scales."""
+    if run.keys["model_name"] != "default" and _SCALE not in run.keys:
+        return {}
+    config = as_model_config(run.model)
+    heads, mlp = config.attention, config.feed_forward
+    sizes = {
+        "num_decoder_layers": str(config.num_decoder_layers),
+        "emb_dim": str(config.emb_dim),
+        "num_query_heads": str(heads.num_query_heads),
+        "num_kv_heads": str(heads.num_kv_heads),
+        "mlp_dim": str(mlp.mlp_dim),
+    }
+    if config.experts.num_experts > 1:
+        sizes["moe_mlp_dim"] = str(config.experts.moe_mlp_dim)
+    if run.keys["model_name"] != "default":
+        given = {key: size for key, size in sizes.items() if size != "0"}  # absent in such a model
+        return {**given, "model_name": run.keys["model_name"]}
+    activations = ",".join(DEFAULT_MODEL["mlp_activations"])
+    return {
+        **sizes,
+        "vocab_size": str(config.vocab_size),
+        "head_dim": str(heads.head_dim),
+        "mlp_activations": f"[{activations}]",
+        "logits_via_embedding": "false",
+    }
+
+
+def _takes(kind: object, value: str) -> bool:
+    """Whether a key with a fixed set of words accepts this one; others are checked when read."""
+    words = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    return not words or value in words
+
+
+def _mesh(keys: Mapping[str, str], target: Target) -> tuple[dict[str, str], list[str]]:
+    """Sizes of our axes, and MaxText's axes that they merely stand in for."""
+    slices = _slices(keys, target)
+    within = _sizes(keys, "ici", "fsdp", target.devices // slices)
+    between = _sizes(keys, "dcn", "data", slices)
+    sizes = {name: within.get(name, 1) * between.get(name, 1) for name in {**within, **between}}
+    mesh = {axis.key: math.prod(sizes.get(n, 1) for n in axis.maxtext) for axis in AXES}
+    others = [
+        f"{name}{_MESH_KEY}={sizes[name]} (as {axis.name})"
+        for axis in AXES
+        for name in axis.stand_ins
+        if sizes.get(name, 1) > 1
+    ]
+    known = {name for axis in AXES for name in axis.maxtext}
+    others += [f"{name}{_MESH_KEY}={s}" for name, s in sizes.items() if name not in known and s > 1]
+    return {key: str(size) for key, size in mesh.items()}, others
+
+
+def _slices(keys: Mapping[str, str], target: Target) -> int:
+    """The product of MaxText's dcn axes: slices of TPUs, hosts of GPUs.
+
+    One if a GPU run's ici axes already cover all GPUs.
+    """
+    if target.platform == "tpu":
+        return target.slices
+    within = math.prod(size for _, size in _given(keys, "ici") if size > 0)
+    return 1 if within > target.shape[-1] else target.shape[0]
+
+
+def _sizes(keys: Mapping[str, str], network: str, rest: str, devices: int) -> dict[str, int]:
+    """MaxText's axis sizes over one network; an axis of -1 takes what the others leave.
+
+    The axis `rest` is -1 by default, as in MaxText's base.yml.
+    """
+    sizes = dict(_given(keys, network))
+    known = math.prod(size for size in sizes.values() if size > 0)
+    if not any(size < 1 for size in sizes.values()):
+        sizes.setdefault(rest, -1)
+    for name, size in sizes.items():
+        if size < 1:
+            sizes[name], known = max(1, devices // known), devices
+    return sizes
+
+
+def _given(keys: Mapping[str, str], network: str) -> Iterator[tuple[str, int]]:
+    for key, value in keys.items():
+        if key.startswith(f"{network}_") and key.endswith(_MESH_KEY):
+            name = key.removeprefix(f"{network}_").removesuffix(_MESH_KEY)
+            yield name, typed(key, value, int)

@@ -1,0 +1,146 @@
+"""The trainer's step for `mfu-jax plan`: words, config and mesh. Nothing imports JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.step_sources import executed_flops_of, pipeline_ticks, work_of
+from mfu_jax.planning.sweep.search import Analytic
+from mfu_jax.planning.targets import Target
+from mfu_jax.trainer.config.mesh_axes import (
+    axis_keys,
+    check_batch,
+    check_shape,
+    mesh_shape,
+    own_names,
+    weight_shards,
+)
+from mfu_jax.trainer.config.pyconfig import Config, load
+from mfu_jax.util.values import typed
+
+_SOURCES = ("mfu_jax.layers", "mfu_jax.trainer")
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class TrainerStep:
+    """The reference trainer's step.
+
+    Args:
+        target: the chips.
+        files: the user's config files.
+    """
+
+    module = "mfu_jax.trainer.planned.ahead_of_time"
+    python = sys.executable
+
+    def __init__(self, target: Target, files: Sequence[str] = ()) -> None:
+        self.target = target
+        self.files = tuple(files)
+
+    def words(self, values: Mapping[str, str]) -> list[str]:
+        """The trainer's arguments; without a mesh, weights are split over all devices."""
+        keys = own_names(values, "command line")
+        if not any(key in keys for key in axis_keys()):
+            keys |= {"data": "1", "fsdp": "-1"}
+        with contextlib.suppress(UserError):  # `invalid` reports it
+            keys |= self._sizes(keys)
+        return [*self.files, *(f"{key}={value}" for key, value in keys.items())]
+
+    def _sizes(self, keys: Mapping[str, Any]) -> dict[str, str]:
+        """The given axes of -1, as numbers."""
+        given = {key: typed(key, keys.get(key, 1), int) for key in axis_keys()}
+        shape = mesh_shape(SimpleNamespace(**given), self.target.devices, self.target.slices)
+        return {key: str(size) for key, size in shape.keys.items() if str(keys.get(key)) == "-1"}
+
+    def run_words(self, values: Mapping[str, str]) -> list[str]:
+        """The same words: the trainer runs exactly what was planned."""
+        return self.words(values)
+
+    def work(self, values: Mapping[str, str]) -> StepWork:
+        """What the step is for."""
+        config = load(self.words(values))
+        return self.placed(work_of(config, config.convention), values)
+
+    def placed(self, work: StepWork, values: Mapping[str, str]) -> StepWork:
+        """The work, with what the mesh decides.
+
+        A device gathers the rows of its neighbours along the expert axis, too, and multiplies those
+        of its own experts.
+        """
+        config = load(self.words(values))
+        return dataclasses.replace(
+            work,
+            own_rows=1 / (config.expert * config.dcn_expert_parallelism),
+            mesh=self._mesh(config),
+            pipeline=pipeline_ticks(
+                config,
+                config.pipeline * config.dcn_pipeline_parallelism,
+                config.num_layers_per_pipeline_stage,
+                config.num_pipeline_microbatches,
+            ),
+        )
+
+    def _mesh(self, config: Config) -> Mapping[str, int]:
+        with contextlib.suppress(UserError):  # `invalid` reports it
+            return mesh_shape(config, self.target.devices, self.target.slices).sizes
+        return {}
+
+    def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
+        """Every key of the config, and the source of the model and the step."""
+        config = dataclasses.asdict(load(self.words(values)))
+        return {"config": {key: str(value) for key, value in config.items()}, "source": _digest()}
+
+    def invalid(self, values: Mapping[str, str]) -> str:
+        """What is wrong with the config, or with its mesh on these chips."""
+        try:
+            config = load(self.words(values))
+        except UserError as error:
+            return str(error)
+        return self._wrong_mesh(config)
+
+    def _wrong_mesh(self, config: Config) -> str:
+        """The trainer's own error, before a minute of tracing."""
+        try:
+            shape = mesh_shape(config, self.target.devices, self.target.slices)
+            check_shape(config, shape)
+            check_batch(config, shape, self.target.devices)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def analytic(self, values: Mapping[str, str]) -> Analytic:
+        """FLOPs, and the minimum bytes of weights and optimizer state on a device."""
+        config = load(self.words(values))
+        dtypes = [config.weight_dtype] * (1 + config.use_dpo)  # with the reference model
+        if not config.lora_rank and not config.frozen:  # AdamW's moments
+            dtypes += [config.weight_dtype, config.mu_dtype or config.weight_dtype]
+        width = sum(_BYTES[dtype] for dtype in dtypes)
+        state = width * count_parameters(config).total // weight_shards(config)
+        return Analytic(
+            executed_flops=executed_flops_of(config, config.remat_policy), state_bytes=state
+        )
+
+
+def _digest() -> str:
+    found = hashlib.sha256()
+    for path in _files():
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _files() -> Iterator[Path]:
+    for name in _SOURCES:
+        spec = importlib.util.find_spec(name)
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            yield from sorted(Path(folder).rglob("*.py"))

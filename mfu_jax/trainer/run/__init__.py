@@ -1,0 +1,1 @@
+"""A run around the loop: its processes, signals, checkpoints and logger."""

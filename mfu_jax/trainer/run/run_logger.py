@@ -1,0 +1,197 @@
+"""The trainer's side of the `MetricLogger`: its settings, its FLOPs and its set-up."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from mfu_jax.flops.analytic.totals import (
+    calculate_tflops_per_device,
+    calculate_tokens_per_device,
+)
+from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
+from mfu_jax.instrumentation import assembly, counts
+from mfu_jax.instrumentation.counts import StepFlops
+from mfu_jax.instrumentation.device_trace import StepProfile
+from mfu_jax.instrumentation.dumping import dump_paths, dump_step
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import Sink
+from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.settings import MetricsKeys, Settings
+from mfu_jax.storage.addresses import Address
+from mfu_jax.storage.files import local_path
+from mfu_jax.storage.locks import FileLock
+from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.trainer.run.overheads import known_overheads, pipeline_schedule
+from mfu_jax.trainer.run.stopping import StopRequest
+from mfu_jax.trainer.step.state import TrainState, parameter_count
+
+_log = logging.getLogger("mfu_jax")
+
+
+def settings_of(config: Config, start_step: int = 0) -> Settings:
+    """The logger settings among the keys of a config."""
+    shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(MetricsKeys)}
+    files = {
+        "metrics_file": config.metrics_path,
+        "tensorboard_dir": config.tensorboard_path,
+        "heartbeat_file": config.heartbeat_path,
+        "profile_dir": config.profile_path,
+    }
+    return Settings.of(
+        shared
+        | {key: path or "" for key, path in files.items()}
+        | {"flops_source": "analytic", "start_step": start_step}
+    )
+
+
+def find_step_peaks(config: Config) -> StepPeaks:
+    """The peaks of one device for the model's matmuls: given, from the table, or measured.
+
+    Raises:
+        UserError: the chip is not in the table and no peak is given.
+    """
+    model = counts.analytic_model(config, convention=config.convention)
+    settings = settings_of(config)
+    return find_peaks(
+        jax.local_devices()[0],
+        model.flops_by_dtype,
+        peak_tflops_per_device=settings.peak_tflops_per_device,
+        hardware_name=settings.hardware,
+    )
+
+
+def make_run_sinks(config: Config, settings: Settings) -> list[Sink]:
+    """The sinks of the settings, with a progress bar on the console unless switched off."""
+    progress = None if config.progress_bar else False
+    return assembly.sinks_of(settings, total_steps=config.steps, progress=progress)
+
+
+def lock_run(config: Config) -> contextlib.AbstractContextManager[object]:
+    """Locks the run folder if this process writes to it.
+
+    Raises:
+        UserError: another run writes to it, or it cannot be created.
+    """
+    folder = config.run_directory
+    writes = config.enable_checkpointing or "auto" in (config.metrics_file, config.tensorboard_dir)
+    if jax.process_index() != 0 or not writes or isinstance(folder, Address):
+        return contextlib.nullcontext()
+    lock = FileLock(local_path(folder / "run.lock", "run folder"), f"run folder {str(folder)!r}")
+    for warning in lock.warnings:
+        _log.warning("%s", warning)
+    return lock
+
+
+@contextlib.contextmanager
+def run_journal(
+    config: Config,
+    started: Journal | NoJournal | None,
+    stop: StopRequest,
+    compile_log: CompileLog,
+) -> Iterator[Journal | NoJournal]:
+    """Opens this process's journal, unless it is open already; records how the run ended."""
+    journal = started or assembly.open_journal(config.metrics_path, until_exit=True)
+    try:
+        with journal.compiling(compile_log):
+            yield journal
+        journal.stop(stop.signal.name if stop.signal else "clean")
+    except BaseException as error:
+        journal.stop(f"exception: {type(error).__name__}")
+        raise
+    finally:
+        journal.flush()  # one of several processes ends without its exit handlers
+
+
+def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
+    """Counts the compiled step and explains the count, starting from the model's FLOPs."""
+    return counts.count_program(train_step, model_of(config))
+
+
+def model_of(config: Config) -> counts.ModelCount:
+    """The model FLOPs of a step, and what its mesh executes beyond them."""
+    model = counts.analytic_model(config, convention=config.convention)
+    return dataclasses.replace(model, overheads=known_overheads(config))
+
+
+def step_profile(
+    settings: Settings, train_step: jax.stages.Compiled, flops: StepFlops, peaks: StepPeaks
+) -> StepProfile:
+    """Traces the steps named in the settings; writes the step's program beside the traces."""
+    for path in dump_paths(settings, "train_step"):
+        dump_step(path, 1, train_step, flops.model, kernel_flops={}, trip_counts=None)
+    return StepProfile(settings, peak=lambda: peaks.main)
+
+
+def make_run_logger(
+    config: Config,
+    settings: Settings,
+    *,
+    flops: StepFlops,
+    state: TrainState,
+    peaks: StepPeaks,
+    sinks: list[Sink],
+    compile_log: CompileLog,
+    journal: Journal | NoJournal,
+) -> MetricLogger:
+    """The logger of this run, with its set-up already written."""
+    cost = flops.cost(
+        peaks,
+        tokens_per_device=flops.model.tokens_per_device,
+        hfu_source=settings.hfu_source,
+    )
+    logger = assembly.logger_of(
+        settings, cost=cost, sinks=sinks, compile_log=compile_log, journal=journal
+    )
+    logger.write_setup(*_setup(config, state, peaks, flops))
+    return logger
+
+
+def _setup(
+    config: Config, state: TrainState, peaks: StepPeaks, flops: StepFlops
+) -> tuple[dict[str, Any], dict[str, str]]:
+    kind = jax.local_devices()[0].device_kind
+    table = assembly.setup_table(
+        devices=f"{jax.device_count()} × {kind} ({jax.process_count()} processes)",
+        peaks=peaks,
+        model=flops.model,
+        model_details=_shares(config),
+        tokens_per_device=calculate_tokens_per_device(config),
+        flops_by_dtype=flops.executed.by_dtype,
+        parameters=f"{parameter_count(state):,}",
+    )
+    arguments = " ".join(f"{k}={as_argument(v)}" for k, v in dataclasses.asdict(config).items())
+    texts = {"config": textwrap.fill(arguments, 100), "ledger": flops.ledger.render()}
+    run = {"run": str(config.run_directory)}
+    if schedule := pipeline_schedule(config):
+        run["pipeline"] = (
+            f"{schedule.stages} stages × {schedule.repeats} passes, {schedule.microbatches} "
+            f"microbatches: bubble {float(schedule.bubble):.2%} of {schedule.turns} turns"
+        )
+    return run | table, texts
+
+
+def _shares(config: Config) -> str:
+    """The convention, and the TFLOPs of weights and of attention."""
+    tflops = calculate_tflops_per_device(config, config.convention)
+    weights, attention = tflops.learnable_weight, tflops.attention
+    return f"{config.convention}: weights {weights:.6g}, attention {attention:.6g}"
+
+
+def as_argument(value: object) -> str:
+    """A value as the command line takes it, so that a logged config can be rerun.
+
+    >>> as_argument(("silu", "linear")), as_argument((0, 4, 128)), as_argument(True)
+    ('[silu,linear]', '[0,4,128]', 'true')
+    """
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""The trainer's step: state, losses, mesh, and the compiled functions."""

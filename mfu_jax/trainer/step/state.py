@@ -1,0 +1,191 @@
+"""The train state: weights, optimizer state and step, created already sharded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from mfu_jax.errors import UserError
+from mfu_jax.layers.attention.ops import SPLIT, choose_attention
+from mfu_jax.layers.decoder import Decoder
+from mfu_jax.layers.families import model_spec
+from mfu_jax.layers.stack.pipeline import schedule_of
+from mfu_jax.layers.stack.remat import computes_again
+from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.trainer.step.mesh import state_shardings
+from mfu_jax.trainer.step.trainable import trained_and_frozen
+from mfu_jax.util.optional_deps import QUANTIZE, require
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What a step takes and returns; checkpoints hold all of it.
+
+    Attributes:
+        reference: the initial weights, which DPO compares with; without DPO, nothing.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    reference: Any = ()
+
+
+def learning_rate_schedule(config: Config) -> optax.Schedule:
+    """Linear warm-up, then a cosine decay to a fraction of the peak."""
+    warmup = round(config.steps * config.warmup_steps_fraction)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=config.learning_rate,
+        warmup_steps=warmup,
+        decay_steps=max(config.steps, warmup + 1),
+        end_value=config.learning_rate * config.cosine_learning_rate_final_fraction,
+    )
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """AdamW (arXiv 1711.05101) after clipping by the global norm."""
+    adamw = optax.adamw(
+        learning_rate_schedule(config),
+        b1=config.adam_b1,
+        b2=config.adam_b2,
+        weight_decay=config.adam_weight_decay,
+        mu_dtype=config.mu_dtype or None,
+    )
+    if not config.gradient_clipping_threshold:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.gradient_clipping_threshold), adamw)
+
+
+def resolve_attention(config: Config, mesh: Mesh) -> Config:
+    """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
+
+    Also resolves `grouped_matmul`, `weight_gathers` and `norm_gradients` of ``auto``.
+
+    Raises:
+        UserError: a kernel does not support this platform or dtype, or the layers cannot be split
+            as the mesh requires.
+    """
+    platform = mesh.devices.flat[0].platform
+    spec = model_spec(config)
+    is_split = dict(mesh.shape)["context"] > 1
+    try:
+        attention = choose_attention(
+            _ring(config) if is_split else config.attention,
+            platform=platform,
+            dtype=config.dtype,
+            needs=spec.needs | ({SPLIT} if is_split else set()),
+        )
+        schedule_of(config, spec.layers)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return dataclasses.replace(
+        config,
+        attention=attention,
+        grouped_matmul=_grouped_matmul(config, platform),
+        weight_gathers=_weight_gathers(config, platform),
+        norm_gradients=_norm_gradients(config, mesh.devices.flat[0]),
+    )
+
+
+def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:
+    """The implementation that multiplies dropless experts' rows on a platform."""
+    if config.grouped_matmul == "kernel" and platform != "tpu":
+        raise UserError(
+            f"grouped_matmul=kernel is a TPU's, and the devices are {platform}; leave it at auto"
+        )
+    if config.grouped_matmul == "auto":
+        return "kernel" if platform == "tpu" else "xla"
+    return config.grouped_matmul
+
+
+def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
+    """Whether weights are gathered before their products on a platform.
+
+    A gather before its product is exposed. It pays where a recomputed product shares the gather
+    with its gradient, and where activations are large; a pipeline gathers again in every turn,
+    for one microbatch. XLA has collective matmuls on TPUs only.
+    """
+    if config.weight_gathers != "auto":
+        return config.weight_gathers
+    stages = config.pipeline * config.dcn_pipeline_parallelism
+    pays = platform == "tpu" and stages == 1 and computes_again(config, "mlpwi_0")
+    return "first" if pays else "xla"
+
+
+def _norm_gradients(config: Config, device: jax.Device) -> Literal["whole", "fused"]:
+    """Whether the backward pass of a norm waits for its whole input on a device.
+
+    It pays on TPU v5p and v6e where a matmul is in front of it, and costs on TPU7x; rows from
+    experts are gathered.
+    """
+    if config.norm_gradients != "auto":
+        return config.norm_gradients
+    is_dense = config.num_experts <= 1
+    pays = device.platform == "tpu" and is_dense and device.device_kind.startswith("TPU v")
+    return "whole" if pays else "fused"
+
+
+def _ring(config: Config) -> str:
+    """The config's attention implementation for split sequences."""
+    if config.context_parallel_strategy != "ring":
+        return config.attention
+    if config.attention not in ("auto", "ring"):
+        raise ValueError(
+            f"context_parallel_strategy=ring with attention={config.attention}: the ring has an "
+            "attention of its own; leave attention at auto, or take all_gather"
+        )
+    return "ring"
+
+
+def make_model(config: Config, seed: int | jax.Array) -> Decoder:
+    """The model with its initial weights.
+
+    Raises:
+        UserError: the config quantises, but qwix is missing.
+    """
+    if config.quantization:
+        require("qwix", f"quantization={config.quantization}", install=QUANTIZE)
+    return Decoder(config, attention=config.attention, rngs=nnx.Rngs(params=seed))
+
+
+def model_graph(config: Config) -> Any:
+    """The model's structure without weights, for `nnx.merge(graph, params)`."""
+    return nnx.graphdef(nnx.eval_shape(lambda: make_model(config, 0)))
+
+
+def abstract_state(config: Config, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the state, without any array."""
+    shapes = jax.eval_shape(lambda: _initial_state(config))
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        shapes,
+        state_shardings(mesh, shapes),
+    )
+
+
+def create_state(config: Config, mesh: Mesh) -> TrainState:
+    """The initial state; each device creates its own part."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, mesh))
+    with jax.set_mesh(mesh):
+        return jax.jit(lambda: _initial_state(config), out_shardings=shardings)()
+
+
+def parameter_count(state: TrainState) -> int:
+    """The number of weights, trained or not."""
+    return sum(leaf.size for leaf in jax.tree.leaves(state.params))
+
+
+def _initial_state(config: Config) -> TrainState:
+    params = nnx.state(make_model(config, config.seed), nnx.Param)
+    trained, _ = trained_and_frozen(config, params)
+    reference = jax.tree.map(jnp.copy, params) if config.use_dpo else ()
+    moments = make_optimizer(config).init(trained)
+    return TrainState(jnp.zeros((), jnp.int32), params, moments, reference)

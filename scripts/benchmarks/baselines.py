@@ -1,0 +1,120 @@
+"""Comparisons for a benchmark run: a plan's prediction, and PyTorch on the same device.
+
+Both run in separate processes after the trainer has released the device. Where one is missing, the
+reason takes its place.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.hardware.naming import lookup
+from scripts.benchmarks.platforms import Device, performance_flags
+
+_PLANNER = (sys.executable, "-m", "mfu_jax.cli", "plan")
+_PYTORCH = (sys.executable, "-m", "scripts.comparisons.pytorch_step")
+_PLANNED = ("step_time_seconds", "mfu", "hfu", "memory_peak_bytes", "fits")
+# Chip → the prefix of its slice names, and what the name counts per JAX device.
+_SLICES = {
+    "TPU v4": ("v4", 2),
+    "TPU v5e": ("v5e", 1),
+    "TPU v5p": ("v5p", 2),
+    "TPU v6e (Trillium)": ("v6e", 1),
+    "TPU7x (Ironwood)": ("tpu7x", 1),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """One comparison.
+
+    Attributes:
+        values: its numbers; empty if there are none.
+        why: the reason for having none.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+def predicted(
+    settings: Mapping[str, Any],
+    device: Device,
+    *,
+    timeout: float,
+    planner: Sequence[str] = _PLANNER,
+) -> Baseline:
+    """`mfu-jax plan`'s prediction of a run, with the run's own compiler flags.
+
+    Args:
+        settings: the trainer's keys.
+        device: the device that ran it.
+        timeout: seconds.
+        planner: the command.
+    """
+    try:
+        target = _target(device)
+    except UserError as error:
+        return Baseline(why=str(error))
+    flags = performance_flags(device.platform, device.kind, device.count)
+    compiler = " ".join(text for text in flags.values() if text.startswith("--"))
+    words = [f"{key}={value}" for key, value in settings.items()]
+    command = [*planner, *target, *words, *([f"xla_flags={compiler}"] * bool(compiler)), "--json"]
+    found = _json_of(command, timeout, codes=(0, 1))
+    return Baseline(values={k: found.values.get(k) for k in _PLANNED}) if found.values else found
+
+
+def _target(device: Device) -> list[str]:
+    """A plan's arguments for these devices.
+
+    Raises:
+        UserError: plans do not support them.
+    """
+    if device.platform == "gpu":
+        return [f"hardware={device.kind}", f"devices={device.count}"]
+    if device.platform == "cpu":
+        raise UserError("no plans are made for CPUs")
+    name, each = _SLICES.get(lookup(device.kind).name, ("", 0))
+    if not name:
+        raise UserError(f"no plans are made for {device.kind}")
+    return [f"topology={name}-{device.count * each}"]
+
+
+def beside_pytorch(
+    settings: Mapping[str, Any],
+    device: Device,
+    *,
+    timeout: float,
+    program: Sequence[str] = _PYTORCH,
+) -> Baseline:
+    """The same model in PyTorch, compiled, on one GPU, with the trainer's batch.
+
+    Args:
+        settings: the trainer's keys.
+        device: the device that ran it.
+        timeout: seconds.
+        program: the command.
+    """
+    if device.platform != "gpu":
+        return Baseline(why="PyTorch runs beside GPUs only")
+    if device.count > 1:
+        return Baseline(why=f"PyTorch runs on one GPU; here are {device.count}")
+    return _json_of([*program, *(f"{k}={v}" for k, v in settings.items())], timeout, codes=(0,))
+
+
+def _json_of(command: Sequence[str], timeout: float, codes: Sequence[int]) -> Baseline:
+    """A command's output, or the last line of its errors."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return Baseline(why=f"not finished after {timeout:.0f} s")
+    if done.returncode in codes and done.stdout.strip():
+        return Baseline(values=json.loads(done.stdout))
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return Baseline(why=lines[-1][:300] if lines else f"exit code {done.returncode}")

@@ -1,0 +1,194 @@
+"""What `instrument` adds to a step on the training thread, and to a loop as a whole.
+
+    python -m scripts.benchmarks.instrument [--steps 2000] [--write]
+
+Run it from the repository root. The step's model has many leaves, as real ones do, and hardly any
+arithmetic. Waiting for the device is not counted as a cost: without `instrument`, the loop would
+wait for the same step elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import mfu_jax
+from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
+from mfu_jax.logger.summary import percentile
+from scripts import results
+
+WARMUP = 100
+_NOTE = "Calls: an idle device; console, JSONL and TensorBoard on. Loop: all cores compute."
+# Leaves of the state, number of batch shapes, seconds between steps.
+CASES = ((10, 1, 0.005), (1000, 1, 0.005), (10, 2, 0.005), (1000, 2, 0.005), (10, 1, 0.0))
+
+
+def make_step() -> Callable[..., Any]:
+    @functools.partial(jax.jit, donate_argnums=0)
+    def train_step(state: Any, x: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        loss = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(state)) * x.mean()
+        return jax.tree.map(lambda w: w * 0.999, state), {"loss": loss, "grad_norm": loss}
+
+    return train_step
+
+
+def make_state(leaves: int) -> dict[str, jax.Array]:
+    return {f"w{i}": jnp.ones((4, 4)) for i in range(leaves)}
+
+
+class Timed:
+    """A jitted function that records how long its own call takes."""
+
+    def __init__(self, jitted: Any) -> None:
+        self.__name__ = jitted.__name__
+        self.jitted = jitted
+        self.lower, self.trace = jitted.lower, jitted.trace
+        self.seconds = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        begin = time.perf_counter()
+        output = self.jitted(*args)
+        self.seconds = time.perf_counter() - begin
+        return output
+
+
+def costs(leaves: int, steps: int, shapes: int, pause: float) -> tuple[list[float], list[float]]:
+    """Per step: microseconds of the jitted call, and of what `instrument` does around it."""
+    batches = [jnp.ones((8 + i, 8)) for i in range(shapes)]
+    own, added = [], []
+    with tempfile.TemporaryDirectory() as name, open(os.path.join(name, "log"), "w") as console:
+        folder = Path(name)
+        sinks = [
+            ConsoleSink(console, progress=False),
+            JsonlSink(folder / "metrics.jsonl"),
+            TensorBoardSink(folder / "tensorboard"),
+        ]
+        inner = Timed(make_step())
+        step = mfu_jax.instrument(inner, sinks=sinks, peak_tflops_per_device=1)
+        state = make_state(leaves)
+        for number in range(WARMUP + steps):
+            x = batches[number % shapes]
+            begin = time.perf_counter()
+            output = step(state, x)
+            spent = time.perf_counter() - begin
+            own.append(1e6 * inner.seconds)
+            added.append(1e6 * (spent - inner.seconds))
+            state = output[0]
+            jax.block_until_ready(output)
+            time.sleep(pause)  # as long as a short step; the writer thread works meanwhile
+        step.close()
+    return sorted(own[WARMUP:]), sorted(added[WARMUP:])
+
+
+def profile_costs(steps: int) -> tuple[float, float]:
+    """Median added microseconds without `profile_steps`, and with it, outside the named steps.
+
+    Both steps alternate, so that other load on the machine affects both.
+    """
+    added: dict[str, list[float]] = {"": [], "1000000-1000002": []}
+    with tempfile.TemporaryDirectory() as folder:
+        loops = []
+        for named in added:
+            inner = Timed(make_step())
+            options = {"profile_steps": named, "profile_dir": folder, "peak_tflops_per_device": 1}
+            loops.append((named, inner, mfu_jax.instrument(inner, sinks=[], **options)))
+        states = {named: make_state(10) for named in added}
+        x = jnp.ones((8, 8))
+        for number in range(WARMUP + steps):
+            for named, inner, step in loops if number % 2 else reversed(loops):
+                begin = time.perf_counter()
+                output = step(states[named], x)
+                added[named].append(1e6 * (time.perf_counter() - begin - inner.seconds))
+                states[named] = output[0]
+                jax.block_until_ready(output)
+                time.sleep(0.002)
+        for _, _, step in loops:
+            step.close()
+    without, with_it = (statistics.median(spent[WARMUP:]) for spent in added.values())
+    return without, with_it
+
+
+def loop_ratio(steps: int) -> tuple[float, list[float]]:
+    """Seconds per step of a 10 ms matmul loop, and sorted ratios with / without `instrument`."""
+
+    def matmuls(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        for _ in range(4):
+            x = x @ x * 1e-3
+        return x, x.mean()
+
+    bare = jax.jit(matmuls)
+    ours = mfu_jax.instrument(jax.jit(matmuls), sinks=[], peak_tflops_per_device=1)
+
+    def seconds(step: Callable[..., Any]) -> float:
+        x = jnp.full((700, 700), 0.5)
+        begin = time.perf_counter()
+        for _ in range(steps):
+            x, _ = step(x)
+        jax.block_until_ready(x)
+        return (time.perf_counter() - begin) / steps
+
+    seconds(bare), seconds(ours)
+    pairs = [(seconds(bare), seconds(ours)) for _ in range(31)]
+    ours.close()
+    ratios = sorted(with_it / without for without, with_it in pairs)
+    return statistics.median(without for without, _ in pairs), ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
+    options = parser.parse_args()
+    calls: list[results.Row] = []
+    for leaves, shapes, pause in CASES:
+        own, added = costs(leaves, options.steps, shapes, pause)
+        name = f"{leaves} leaves" + (f", {shapes} alternating shapes" if shapes > 1 else "")
+        shown = {q: round(percentile(added, q / 100), 1) for q in (50, 90, 99)}
+        calls.append(
+            {
+                "step": name + ("" if pause else ", no pause between steps"),
+                "jitted call µs": round(percentile(own, 0.5), 1),
+                "added µs, median": shown[50],
+                "added µs, p90": shown[90],
+                "added µs, p99": shown[99],
+            }
+        )
+    without, with_it = profile_costs(options.steps)
+    seconds, ratios = loop_ratio(max(10, options.steps // 20))
+    measured: dict[str, list[results.Row]] = {
+        "what a call of the instrumented step adds on the training thread": calls,
+        "a loop of matmul steps with and without instrument": [
+            {
+                "step ms": round(1e3 * seconds, 1),
+                "time with / without, median": round(percentile(ratios, 0.5), 3),
+                "first quartile": round(percentile(ratios, 0.25), 3),
+                "third quartile": round(percentile(ratios, 0.75), 3),
+                "pairs": len(ratios),
+            }
+        ],
+        "a call outside the steps of profile_steps": [
+            {
+                "added µs with profile_steps": round(with_it, 1),
+                "added µs without": round(without, 1),
+                "calls each": options.steps,
+            }
+        ],
+    }
+    for what, rows in measured.items():
+        print(f"{what}\n\n{results.table(rows)}\n")
+        if options.write:
+            results.write("instrument_cost", what, rows, notes=[_NOTE])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""`python -m scripts.benchmarks.run --platform gpu`: standard configs on the attached devices.
+
+Each config trains for a few steps in its own process (a TPU belongs to one process, and running out
+of memory kills it); its metrics file is read back. ``scripts/benchmark_gpu.sh`` and
+``scripts/benchmark_tpu.sh`` call this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError, nearest, one_line
+from mfu_jax.logger.summary import StepStatistics
+from mfu_jax.runs.metrics.files import read_metrics
+from mfu_jax.util.formatting import columns
+from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
+from scripts.benchmarks.configs import BENCHMARKS, STANDARD, Benchmark
+from scripts.benchmarks.platforms import GIB, Device, environment_of, performance_flags, probe
+
+TRAINER = (sys.executable, "-m", "mfu_jax.train", "configs/base.yml")
+
+# Weights, gradients and AdamW's two moments: four numbers per parameter, all in `weight_dtype`.
+_STATE_BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 8}
+_STATE_SHARE = 0.85  # of memory; the rest is for activations
+_TOO_LARGE = "out of memory"
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkResult:
+    """One row of the table; `status` is ``ok`` or the reason for missing numbers."""
+
+    name: str
+    status: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    plan: Baseline = dataclasses.field(default_factory=Baseline)
+    pytorch: Baseline = dataclasses.field(default_factory=Baseline)
+    peak: str = ""
+    log: str = ""
+
+
+def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
+    """Trainer settings to try in turn, largest batch first.
+
+    Weights, gradients and moments are split over all devices, in float32 if they fit, otherwise in
+    bfloat16.
+
+    Raises:
+        UserError: the training state does not fit even in bfloat16.
+    """
+    benchmark = BENCHMARKS[name]
+    share = benchmark.parameters / device.count
+    room = _STATE_SHARE * device.memory_bytes if device.memory_bytes else float("inf")
+    fitting = [d for d, size in _STATE_BYTES_PER_PARAMETER.items() if share * size <= room]
+    if not fitting:
+        need = share * _STATE_BYTES_PER_PARAMETER["bfloat16"] / GIB
+        raise UserError(
+            f"does not fit: weights, gradients and AdamW in bfloat16 need {need:.1f} GiB a device "
+            f"on {device.count}; the limit is {room / GIB:.1f} GiB, {_STATE_SHARE:.0%} of memory"
+        )
+    common = {
+        "steps": steps,
+        "dataset_type": "synthetic",
+        "dtype": "float32" if device.platform == "cpu" else "bfloat16",
+        "weight_dtype": fitting[0],
+        **_mesh(benchmark, device),
+        "enable_checkpointing": "false",
+        "progress_bar": "false",
+        "tensorboard_dir": "",
+        **benchmark.settings,
+    }
+    # a larger batch does not make a CPU faster, and its memory is unknown here
+    batches = benchmark.batches[-1:] if device.platform == "cpu" else benchmark.batches
+    if benchmark.split_sequences:
+        return [{**common, "per_device_batch_size": batch / device.count} for batch in batches]
+    return [{**common, "per_device_batch_size": batch} for batch in batches]
+
+
+def _mesh(benchmark: Benchmark, device: Device) -> dict[str, Any]:
+    """Keys of the one mesh axis over all devices; either choice splits the weights."""
+    if not benchmark.split_sequences:
+        return {"fsdp": device.count}
+    # GPU kernels take whole sequences, and scores over all keys at once are too large.
+    strategy = "ring" if device.platform == "gpu" and device.count > 1 else "all_gather"
+    return {"context_parallelism": device.count, "context_parallel_strategy": strategy}
+
+
+def run_benchmark(
+    name: str,
+    device: Device,
+    folder: Path,
+    *,
+    steps: int,
+    timeout: float,
+    trainer: Sequence[str] = TRAINER,
+) -> BenchmarkResult:
+    """Runs one config with ever smaller batches until it fits, and reads back its metrics."""
+    try:
+        attempts = plan(name, device, steps)
+    except UserError as reason:
+        return BenchmarkResult(name=name, status=str(reason))
+    log = folder / f"{name}.log"
+    for settings in attempts:
+        run_name = f"{name}-b{settings['per_device_batch_size']}"
+        metrics_file = folder / f"{run_name}.jsonl"
+        keys = {
+            **settings,
+            "run_name": run_name,
+            "base_output_directory": folder,
+            "metrics_file": metrics_file,
+        }
+        command = [*trainer, *(f"{key}={value}" for key, value in keys.items())]
+        status = _train(command, environment_of(device), log, timeout)
+        if status == "ok":
+            return _result_of(name, settings, metrics_file, log)
+        if status != _TOO_LARGE:
+            return BenchmarkResult(name=name, status=status, settings=settings, log=str(log))
+    status = f"{_TOO_LARGE} even with batch {attempts[-1]['per_device_batch_size']}"
+    return BenchmarkResult(name=name, status=status, settings=attempts[-1], log=str(log))
+
+
+def with_baselines(result: BenchmarkResult, device: Device, timeout: float) -> BenchmarkResult:
+    """A run's result with a plan's prediction and PyTorch's time added."""
+    if result.status != "ok":
+        return result
+    return dataclasses.replace(
+        result,
+        plan=predicted(result.settings, device, timeout=timeout),
+        pytorch=beside_pytorch(result.settings, device, timeout=timeout),
+    )
+
+
+def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeout: float) -> str:
+    """Runs the trainer; returns ``ok``, ``out of memory``, or what went wrong."""
+    with log.open("w", encoding="utf-8") as stream:
+        print("$", *command, file=stream, flush=True)
+        try:
+            # unbuffered: the last line of the log is then the last that the child wrote
+            code = subprocess.run(
+                command,
+                env={**environment, "PYTHONUNBUFFERED": "1"},
+                stdout=stream,
+                stderr=stream,
+                timeout=timeout,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return f"not finished after {timeout:.0f} s"
+    if code == 0:
+        return "ok"
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if any(sign in text for sign in _OUT_OF_MEMORY):
+        return _TOO_LARGE
+    return f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
+
+
+def _result_of(
+    name: str, settings: Mapping[str, Any], metrics_file: Path, log: Path
+) -> BenchmarkResult:
+    try:
+        metrics = summarize(metrics_file)
+    except UserError as error:
+        return BenchmarkResult(
+            name=name, status=f"failed: {error}", settings=settings, log=str(log)
+        )
+    return BenchmarkResult(
+        name=name,
+        status="ok",
+        settings=settings,
+        metrics=metrics,
+        peak=_peak_of(metrics_file),
+        log=str(log),
+    )
+
+
+def summarize(path: Path) -> dict[str, float]:
+    """Statistics of a metrics file: compile and warm-up steps excluded, rates over the total time.
+
+    Raises:
+        UserError: it has no measured step.
+    """
+    statistics = StepStatistics()
+    steps = read_metrics(path).steps
+    for step in steps:
+        if step.kind == "step":
+            statistics.add_many({name: (value,) for name, value in step.scalars.items()})
+    if not len(statistics):
+        raise UserError(
+            f"{path} has no measured step; expected some after compilation and warm-up; usually "
+            f"too few steps; pass a larger --steps"
+        )
+    return {
+        **statistics.fields(),
+        "compile_seconds": sum(s.scalars.get("compile/seconds", 0.0) for s in steps),
+        "peak_memory_bytes": max(
+            step.scalars.get("memory/peak_bytes_in_use", 0.0) for step in steps
+        ),
+    }
+
+
+def _peak_of(path: Path) -> str:
+    """The peak that MFU and HFU refer to, from the set-up beside the metrics file."""
+    setup = path.with_name(path.name + ".setup.json")
+    if not setup.exists():
+        return ""
+    return str(json.loads(setup.read_text(encoding="utf-8"))["values"].get("peak of one device"))
+
+
+_COLUMNS: Mapping[str, Callable[[BenchmarkResult], str]] = {
+    "config": lambda r: r.name,
+    "batch": lambda r: str(r.settings.get("per_device_batch_size", "")),
+    "tokens": lambda r: str(r.settings.get("max_target_length", "")),
+    "weights": lambda r: str(r.settings.get("weight_dtype", "")),
+    "remat": lambda r: str(r.settings.get("remat_policy", "")),
+    "step s": lambda r: _number(r, "median_seconds", ".4f"),
+    "p90 s": lambda r: _number(r, "p90_seconds", ".4f"),
+    "TFLOP/s/device": lambda r: _number(r, "tflops_per_sec_per_device", ".4g"),
+    "tokens/s/device": lambda r: _number(r, "tokens_per_sec_per_device", ".1f"),
+    "MFU": lambda r: _number(r, "mfu", ".2%"),
+    "HFU": lambda r: _number(r, "hfu", ".2%"),
+    "peak GiB": lambda r: _number(r, "peak_memory_bytes", ".1f", 1 / GIB),
+    "planned s": lambda r: _beside(r.plan, "step_time_seconds", ".4f"),
+    "planned GiB": lambda r: _beside(r.plan, "memory_peak_bytes", ".1f", 1 / GIB),
+    "PyTorch s": lambda r: _beside(r.pytorch, "median_seconds", ".4f"),
+    "PyTorch MFU": lambda r: _pytorch_mfu(r),
+}
+
+
+def _pytorch_mfu(result: BenchmarkResult) -> str:
+    """MFU in PyTorch's time, with the same model FLOPs and the same peak."""
+    seconds = result.pytorch.values.get("median_seconds")
+    ours = result.metrics.get("median_seconds")
+    return format(result.metrics["mfu"] * ours / seconds, ".2%") if seconds and ours else "-"
+
+
+def _beside(baseline: Baseline, name: str, form: str, scale: float = 1.0) -> str:
+    value = baseline.values.get(name)
+    return format(value * scale, form) if value else "-"
+
+
+def _number(result: BenchmarkResult, name: str, form: str, scale: float = 1.0) -> str:
+    value = result.metrics.get(name)
+    return format(value * scale, form) if value else "-"
+
+
+def render(results: Sequence[BenchmarkResult]) -> str:
+    """The table, then one line with the reason for each config without numbers."""
+    done = [r for r in results if r.status == "ok"]
+    cells = [list(_COLUMNS)] * bool(done)
+    cells += [[column(r) for column in _COLUMNS.values()] for r in done]
+    lines = columns(cells, ">")
+    lines += [f"peak: {peak}" for peak in dict.fromkeys(r.peak for r in done if r.peak)]
+    lines += [
+        f"{r.name}: {r.status}" + (f" (log: {r.log})" if r.log else "")
+        for r in results
+        if r.status != "ok"
+    ]
+    lines += [f"{r.name}: no prediction: {r.plan.why}" for r in done if r.plan.why]
+    lines += [f"{r.name}: no PyTorch: {r.pytorch.why}" for r in done if r.pytorch.why]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the configs in turn, prints the table, writes ``results.json``.
+
+    Returns:
+        0; 1 if a config failed or none gave numbers; 2 for wrong input.
+    """
+    parser = argparse.ArgumentParser(prog="scripts.benchmarks.run", description=__doc__)
+    parser.add_argument("--platform", choices=("gpu", "tpu", "cpu"), required=True)
+    parser.add_argument("--configs", default=",".join(STANDARD), help=", ".join(BENCHMARKS))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds for one run")
+    parser.add_argument("--output", type=Path, help="folder; default: output/benchmark-…")
+    options = parser.parse_args(argv)
+    try:
+        return _main(options)
+    except UserError as error:
+        print(one_line(f"benchmark: {error}"), file=sys.stderr)
+        return 2
+
+
+def _main(options: argparse.Namespace) -> int:
+    names = [name for name in options.configs.split(",") if name]
+    for name in names:
+        if name not in BENCHMARKS:
+            raise UserError(
+                f"unknown config {name!r}{nearest(name, BENCHMARKS)}; expected some of "
+                f"{', '.join(BENCHMARKS)}; usually a misspelling; pass --configs=gpt2-124m"
+            )
+    if options.steps < 1 or not options.timeout > 0:
+        raise UserError(
+            f"--steps={options.steps} --timeout={options.timeout:g}: expected at least one step "
+            f"and a time above 0; leave them out for 30 steps and half an hour"
+        )
+    device = probe(options.platform)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = (options.output or Path("output") / f"benchmark-{options.platform}-{stamp}").resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--output={str(folder)!r} cannot be created ({error.strerror}); expected a folder "
+            f"that this user may write to; pass another"
+        ) from None
+    print(f"{device.count} × {device.kind}, jax {device.jax_version}", flush=True)
+    results = []
+    for name in names:
+        print(f"{name} …", flush=True)
+        result = run_benchmark(name, device, folder, steps=options.steps, timeout=options.timeout)
+        results.append(with_baselines(result, device, options.timeout))
+    report = {
+        "device": dataclasses.asdict(device),
+        "environment": performance_flags(device.platform, device.kind, device.count),
+        "results": [dataclasses.asdict(result) for result in results],
+    }
+    path = folder / "results.json"
+    path.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    print(render(results))
+    print(f"results: {path}")
+    wrong = any(r.status.startswith(("failed", "not finished")) for r in results)
+    return 1 if wrong or not any(r.status == "ok" for r in results) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

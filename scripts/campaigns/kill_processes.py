@@ -1,0 +1,186 @@
+"""Kills one of two training processes at random moments: the other's last line, and a resume.
+
+    python -m scripts.campaigns.kill_processes kills=20 seed=0
+
+Prints one line per kill; the last line says whether every step and loss of the killed and resumed
+run equals that of an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.util.arguments import parse
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SIZES = (
+    "num_decoder_layers=1 emb_dim=32 mlp_dim=64 num_query_heads=2 num_kv_heads=1 head_dim=16 "
+    "max_target_length=32 per_device_batch_size=2 peak_tflops_per_device=5 tensorboard_dir="
+).split()
+_HANG_SECONDS = 600.0
+_STEPS_A_KILL = 20
+# Long enough for several checkpoints, so that kills also hit one being written.
+_LATEST_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """One killed process, and how the other ended.
+
+    Attributes:
+        victim: process number of the killed process.
+        delay_seconds: from process 0's first step to the kill.
+        survivor_seconds: from the kill to the end of the other process.
+        exit_code: of the other process.
+        last_line: the last line that the other process wrote to stderr.
+        stderr: everything that it wrote there after the kill.
+    """
+
+    victim: int
+    delay_seconds: float
+    survivor_seconds: float
+    exit_code: int
+    last_line: str
+    stderr: str
+
+
+class Pair:
+    """Two training processes on one CPU device each, with pipes that are read to the end."""
+
+    def __init__(self, folder: Path, *keys: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            address = f"localhost:{probe.getsockname()[1]}"
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"
+        env = {**os.environ, "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
+        command = [sys.executable, "-m", "mfu_jax.train", "configs/base.yml", *_SIZES]
+        command += [f"base_output_directory={folder}", "enable_checkpointing=true", *keys]
+        command += [f"coordinator_address={address}", "num_processes=2"]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.processes: list[Any] = [
+            subprocess.Popen([*command, f"process_id={i}"], cwd=_ROOT, env=env, text=True, **pipes)
+            for i in range(2)
+        ]
+        self.errors: list[list[str]] = [[], []]
+        self.first_step = threading.Event()
+        self._readers = [
+            threading.Thread(target=target, args=(i,))
+            for i in range(2)
+            for target in (self._read_output, self._read_errors)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_output(self, process: int) -> None:
+        with self.processes[process].stdout as lines:
+            for line in lines:
+                if line.startswith("completed step: "):
+                    self.first_step.set()
+
+    def _read_errors(self, process: int) -> None:
+        with self.processes[process].stderr as lines:
+            self.errors[process] += lines
+
+    def wait(self) -> list[int]:
+        """The exit codes of both.
+
+        Raises:
+            subprocess.TimeoutExpired: one of them hangs.
+        """
+        try:
+            return [process.wait(_HANG_SECONDS) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+            for reader in self._readers:
+                reader.join()
+
+
+def kill_one(folder: Path, *keys: str, victim: int, delay_seconds: float) -> Kill:
+    """Starts or resumes both processes; kills `victim` that long after the first step."""
+    pair = Pair(folder, *keys)
+    pair.first_step.wait(_HANG_SECONDS)
+    time.sleep(delay_seconds)
+    pair.processes[victim].send_signal(signal.SIGKILL)
+    begin = time.monotonic()
+    codes = pair.wait()
+    survivor = 1 - victim
+    lines = [line for line in pair.errors[survivor] if not line.startswith("[Gloo]")]
+    return Kill(
+        victim=victim,
+        delay_seconds=delay_seconds,
+        survivor_seconds=time.monotonic() - begin,
+        exit_code=codes[survivor],
+        last_line=lines[-1].rstrip() if lines else "",
+        stderr="".join(lines),
+    )
+
+
+def run_with_kills(
+    folder: Path, kills: int, *, seed: int = 0, report: Any = lambda kill: None
+) -> tuple[list[Kill], list[tuple[int, float]]]:
+    """Trains in two processes, killing each in turn at random moments; resumes and finishes.
+
+    Returns:
+        The kills, and the step and loss of every record of the whole run.
+    """
+    choices = random.Random(seed)
+    keys = (f"steps={_STEPS_A_KILL * (kills + 1)}", "checkpoint_period=5")
+    done = []
+    for i in range(kills):
+        delay = choices.uniform(0, _LATEST_SECONDS)
+        done.append(kill_one(folder, *keys, victim=(i + seed) % 2, delay_seconds=delay))
+        report(done[-1])
+    codes = Pair(folder, *keys).wait()
+    if codes != [0, 0]:
+        raise RuntimeError(f"the last resume ended with {codes}")
+    return done, read_losses(folder)
+
+
+def read_losses(folder: Path) -> list[tuple[int, float]]:
+    """Step and loss of every record of a run."""
+    lines = (folder / "default" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [(record["step"], record["learning/loss"]) for record in records]
+
+
+def main() -> int:
+    values = parse(sys.argv[1:], keys=("kills", "seed")).values
+    kills, seed = int(values.get("kills", 20)), int(values.get("seed", 0))
+
+    def show(kill: Kill) -> None:
+        print(
+            f"process {kill.victim} killed {kill.delay_seconds:.2f} s after a step; the other "
+            f"ended {kill.survivor_seconds:.2f} s later with {kill.exit_code}: {kill.last_line}",
+            flush=True,
+        )
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        killed, records = run_with_kills(folder / "killed", kills, seed=seed, report=show)
+        pair = Pair(folder / "whole", f"steps={_STEPS_A_KILL * (kills + 1)}")
+        pair.wait()
+        whole = read_losses(folder / "whole")
+    named = sum(f"process {kill.victim} of 2 died" in kill.last_line for kill in killed)
+    slowest = max((kill.survivor_seconds for kill in killed), default=0.0)
+    print(
+        f"{named} of {kills} named; slowest end {slowest:.2f} s; losses "
+        f"{'bitwise equal' if records == whole else 'DIFFER'} over {len(whole)} steps"
+    )
+    return 0 if named == kills and records == whole else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,24 @@
+"""What libtpu is asked for."""
+
+import pytest
+
+from mfu_jax.planning.compilation.absent_devices import tpu_options
+
+
+@pytest.mark.parametrize(
+    ("topology", "slices", "options"),
+    [
+        ("v5p:2x2x1", 1, {}),
+        ("v5p:2x2x1", 2, {"num_slices": 2}),
+        # JAX has one device for both cores of a v4; libtpu has one for each without being told.
+        ("v4:2x2x1", 1, {"chip_config_name": "megacore"}),
+        ("v4:2x2x1", 2, {"num_slices": 2, "chip_config_name": "megacore"}),
+        ("v6e:16x16", 1, {}),
+        # libtpu refuses a topology that its hosts of 2x2x1 chips do not divide.
+        ("v6e:1x1", 1, {"chips_per_host_bounds": (1, 1, 1)}),
+        ("v5e:1x4", 1, {"chips_per_host_bounds": (1, 2, 1)}),
+        ("tpu7x:1x1x1", 1, {"chips_per_host_bounds": (1, 1, 1)}),
+    ],
+)
+def test_slices_hosts_and_the_cores_of_a_v4(topology, slices, options):
+    assert tpu_options({"topology": topology, "slices": slices}) == options

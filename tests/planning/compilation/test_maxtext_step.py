@@ -1,0 +1,48 @@
+"""What MaxText is told of the chips, seen from a stand-in of its `train_compile`."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from mfu_jax.planning.compilation import maxtext_step
+from mfu_jax.planning.compilation.compiling import Request, request_json
+from mfu_jax.planning.targets import parse_target
+
+
+@pytest.mark.parametrize(
+    ("chips", "topology", "slices", "hardware", "devices"),
+    [
+        ({"topology": "2xv6e-8"}, "v6e:2x4", 2, "tpu", 8),
+        ({"hardware": "h100", "devices": 16}, "1x2x8", 1, "gpu", 16),
+    ],
+)
+def test_the_topology_and_the_devices_are_the_requests(
+    chips, topology, slices, hardware, devices, tmp_path, monkeypatch
+):
+    said = []
+    table = SimpleNamespace(get_system_characteristics=None)
+    stand_in = SimpleNamespace(
+        accelerator_to_spec_map=table, jit_and_compile=None, main=said.extend
+    )
+    packages = {"maxtext": ModuleType("maxtext"), "maxtext.trainers": ModuleType("trainers")}
+    packages["maxtext"].__file__ = str(tmp_path / "__init__.py")
+    packages["maxtext.trainers.pre_train"] = SimpleNamespace(train_compile=stand_in)
+    for name, package in packages.items():
+        monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setattr(maxtext_step, "obey_parent", lambda: None)
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
+    config = {"arguments": ["model_name=llama3.1-8b"]}
+    target = parse_target(**chips)
+    asked = tmp_path / "request.json"
+    asked.write_text(json.dumps(request_json(Request(module="", target=target, config=config))))
+    maxtext_step.main([str(asked), str(tmp_path / "out.mfu")])
+    assert said[2:] == [
+        "model_name=llama3.1-8b",
+        f"compile_topology={topology}",
+        f"compile_topology_num_slices={slices}",
+        f"hardware={hardware}",
+    ]
+    system = table.get_system_characteristics(topology)
+    assert (system.platform, system.devices_per_slice) == ("tpu", devices)

@@ -1,0 +1,45 @@
+"""Sizes of a program from XLA's assignment of buffers, added up by hand."""
+
+import os
+import time
+
+from mfu_jax.planning.compilation.scheduled_text import (
+    is_scheduled,
+    memory_of_buffers,
+    read_scheduled,
+)
+
+BUFFERS = """BufferAssignment:
+allocation 0: size 100, thread-local:
+ value: <2 reduce @0> (size=100,offset=0): f32[]
+allocation 1: size 4000, parameter 0, shape |bf16[4,256]| at ShapeIndex {}, maybe-live-out:
+allocation 2: size 800, parameter 1, shape |bf16[1024]| at ShapeIndex {}:
+allocation 3: size 30, maybe-live-out:
+allocation 4: size 7, constant:
+allocation 5: size 20000, preallocated-temp:
+allocation 6: size 33, color 1, preallocated-temp:
+allocation 7: size 500000, color 5, preallocated-temp:
+"""
+
+
+def test_sizes_in_hbm_and_what_is_offloaded():
+    assert memory_of_buffers(BUFFERS) == {
+        "peak_memory_in_bytes": 100 + 4000 + 800 + 30 + 7 + 20000,
+        "argument_size_in_bytes": 4800,
+        "output_size_in_bytes": 4030,
+        "alias_size_in_bytes": 4000,
+        "temp_size_in_bytes": 20000,
+        "host_temp_size_in_bytes": 500000,
+    }
+
+
+def test_no_dump_is_no_program(tmp_path):
+    assert read_scheduled(tmp_path) is None
+
+
+def test_a_program_whose_buffers_are_old_is_scheduled(tmp_path):
+    report = tmp_path / "m0.jit_step.after_optimizations-memory-usage-report.txt"
+    report.write_text("Total bytes used: 1")
+    assert not is_scheduled(tmp_path)  # the compiler may still refuse it
+    os.utime(report, (time.time() - 120,) * 2)
+    assert is_scheduled(tmp_path)

@@ -1,0 +1,73 @@
+"""What would help most: limits that follow from the program's own counts."""
+
+import lzma
+
+import pytest
+
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.planning.result.planner import make_plan
+from mfu_jax.planning.targets import parse_target
+from tests.support.paths import RECORDED
+
+PEAK = 459e12  # v5p, bfloat16
+
+
+@pytest.fixture(scope="module")
+def text():
+    return lzma.decompress((RECORDED / "v5p_llama70b.hlo.xz").read_bytes()).decode()
+
+
+def _plan(text, peak_gib):
+    memory = {"peak_memory_in_bytes": peak_gib * 2**30, "argument_size_in_bytes": 2**30}
+    return make_plan(ProgramDump(text=text, memory=memory), parse_target(topology="v5p:8x8x8"))
+
+
+def test_each_saving_is_what_the_walk_spends(text):
+    plan = _plan(text, peak_gib=60)
+    saves = {change.change: change.saves_seconds for change in plan.changes}
+    exposed = next(r for r in plan.collectives if r["kind"] == "all-reduce on ici")
+    assert saves["hide or remove all-reduce on ici"] == pytest.approx(exposed["exposed_seconds"])
+    again = executed_flops(text).rematerialized / PEAK
+    recompute = next(s for words, s in saves.items() if words.startswith("recompute nothing"))
+    assert again < recompute < 2 * again  # at their peak, at half of it
+
+
+def test_at_most_three_the_largest_first_and_their_gains(text):
+    plan = _plan(text, peak_gib=60)
+    savings = [change.saves_seconds for change in plan.changes]
+    assert len(savings) == 3
+    assert savings == sorted(savings, reverse=True)
+    for change in plan.changes:
+        faster = plan.step_time_seconds / (plan.step_time_seconds - change.saves_seconds)
+        assert change.gain == pytest.approx(faster - 1)
+
+
+@pytest.mark.parametrize(("peak_gib", "offered"), [(40, True), (60, False)])
+def test_a_larger_batch_only_where_it_fits(text, peak_gib, offered):
+    """95 GiB hold twice 40 without the state of 1 GiB, not twice 60."""
+    words = " ".join(change.change for change in _plan(TRANSFERS, peak_gib).changes)
+    assert ("twice the batch" in words) == offered
+
+
+TRANSFERS = """HloModule jit_step, num_partitions=512
+ENTRY %main (p: f32[4096,4096]) -> f32[4096,4096] {
+  %p = f32[4096,4096] parameter(0)
+  %g = f32[4096,4096] multiply(%p, %p), metadata={op_name="jit(step)/transpose(jvp(mlp))/mul"}
+  ROOT %n = f32[4096,4096] add(%g, %p), metadata={op_name="jit(step)/add"}
+}
+"""
+
+
+def test_matmuls_of_float32():
+    """On H100, bfloat16 has twice TF32's peak: half of the matmul's time is saved."""
+    text = TRANSFERS.replace(
+        "multiply(%p, %p)", "dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    )
+    plan = make_plan(ProgramDump(text=text), parse_target(hardware="h100", devices=8))
+    narrow = next(c for c in plan.changes if c.change.startswith("matmuls in bfloat16"))
+    plan_chip = parse_target(hardware="h100", devices=8).chip
+    peaks = [plan_chip.peak_flops_per_sec(d) for d in ("f32", "bf16")]
+    assert narrow.saves_seconds == pytest.approx(
+        plan.time_by_cause["matmul"] * (1 - peaks[0] / peaks[1])
+    )

@@ -1,0 +1,92 @@
+"""The pages: the numbers are those of the JSON, and names cannot break out of the text."""
+
+import lzma
+import re
+
+import pytest
+
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.planning.result.page import plan_page
+from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.result.planner import make_plan
+from mfu_jax.planning.sweep.page import sweep_page
+from mfu_jax.planning.sweep.running import SweepResult, SweepRow
+from mfu_jax.planning.targets import parse_target
+from tests.support.paths import RECORDED
+
+
+@pytest.fixture(scope="module")
+def plan():
+    text = lzma.decompress((RECORDED / "v5p_llama70b.hlo.xz").read_bytes()).decode()
+    work = StepWork(model_flops=7_360_126_541_365_248, tokens=16_384, convention="exact")
+    plan = make_plan(ProgramDump(text=text), parse_target(topology="v5p:8x8x8"), work=work)
+    return plan.for_run(tokens=1e12, price=4.0)
+
+
+def _headlines(page):
+    return dict(re.findall(r'data-headline="([^"]+)" data-value="([^"]+)"', page))
+
+
+def test_the_numbers_of_a_plan(plan):
+    shown = _headlines(plan_page(plan))
+    assert float(shown["predicted step"]) == plan.step_time_seconds
+    assert float(shown["MFU"]) == plan.mfu
+    assert (
+        float(shown["days"])
+        == plan.days
+        == pytest.approx(1e12 / 16_384 * plan.step_time_seconds / 512 / 86400)
+    )
+    assert float(shown["cost"]) == plan.cost == pytest.approx(plan.days * 512 * 24 * 4.0)
+
+
+def test_transfers_are_those_of_the_json(plan):
+    page = plan_page(plan)
+    table = page[page.index("Transfers") : page.index("What would help most")]
+    assert plan.to_json()["collectives"]
+    for row in plan.to_json()["collectives"]:
+        assert row["kind"] in table
+        for part in ("seconds", "hidden_seconds", "exposed_seconds"):
+            assert f">{row[part]:.4g}<" in table
+
+
+def test_every_span_of_the_layer_is_drawn(plan):
+    assert plan_page(plan).count("<rect ") == len(plan.layer.spans) > 10
+
+
+def test_a_plan_that_does_not_fit_has_a_page():
+    from mfu_jax.planning.result.plan import Plan
+
+    page = plan_page(Plan(target="<b>8 chips</b>", chips=8, fits=False, notes=("a <note>",)))
+    assert "does not fit" in page
+    assert "<b>8 chips" not in page
+
+
+def _result(*rows):
+    return SweepResult(
+        target="8 chips", memory_limit_bytes=2**35, rows=rows, winner=rows[0], flags="a=<b>",
+        compiles=1, resumed=0,
+    )  # fmt: skip
+
+
+def _row(**changes):
+    known = {"memory_peak_bytes": 2**30, "tokens_per_sec_per_chip": 100.0, "fits": True}
+    return SweepRow(values={"a": "<i>", "b": "2"}, **{"source": "compiled", **known, **changes})
+
+
+def test_points_that_fit_are_drawn():
+    rows = (
+        _row(pareto=True),
+        _row(source="estimated", memory_peak_bytes=2**31),
+        _row(fits=False),
+        _row(source="unknown", fits=None, memory_peak_bytes=None, tokens_per_sec_per_chip=None),
+    )
+    page = sweep_page(_result(*rows))
+    assert len(re.findall(r'<circle[^>]*class="compiled"', page)) == 1
+    assert len(re.findall(r'<circle[^>]*class="estimated"', page)) == 1
+    assert page.count("<tr>") == 1 + len(rows)
+    assert "<i>" not in page
+    assert "a=&lt;b&gt;" in page
+
+
+def test_a_sweep_without_a_time_has_a_page():
+    assert "No point that fits has a time" in sweep_page(_result(_row(fits=False)))

@@ -1,0 +1,183 @@
+"""A plan of the recorded Llama-3-70B step on 512 v5p: sums that an independent reading gives."""
+
+import dataclasses
+import lzma
+import re
+
+import pytest
+
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.planning.compilation.compiling import TooLarge
+from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.result.planner import make_plan, refused
+from mfu_jax.planning.step_time.compared_runs import residuals
+from mfu_jax.planning.step_time.durations import Efficiencies
+from mfu_jax.planning.targets import parse_target
+from tests.support.fake_compiler import TEXT
+from tests.support.paths import RECORDED
+
+TARGET = parse_target(topology="v5p:8x8x8")
+LAYERS = 80
+EXECUTED = 9_134_399_006_179_328  # by hand in tests/flops/executed/test_recorded_programs.py
+MODEL = 7_360_126_541_365_248
+TOKENS = 16_384
+
+
+@pytest.fixture(scope="module")
+def text():
+    return lzma.decompress((RECORDED / "v5p_llama70b.hlo.xz").read_bytes()).decode()
+
+
+@pytest.fixture(scope="module")
+def plan(text):
+    work = StepWork(model_flops=MODEL, tokens=TOKENS, convention="exact")
+    memory = {"peak_memory_in_bytes": 60 * 2**30, "argument_size_in_bytes": 2**30}
+    return make_plan(ProgramDump(text=text, memory=memory), TARGET, work=work)
+
+
+def test_the_bound_is_the_matmuls_at_their_peak(plan):
+    assert plan.step_time_bound_seconds == pytest.approx(EXECUTED / 459e12)
+    assert plan.mfu_ceiling == pytest.approx(MODEL / EXECUTED)
+
+
+def test_xlas_cycles_are_counted_once_for_each_trip(plan, text):
+    """Cycles of fusions and copies by a regular expression; the two loops run 80 times.
+
+    Matmuls are no faster than their peak, and few other instructions have any time.
+    """
+    bodies = re.findall(r" while\(.*body=%([\w.]+)", text)
+    cycles = 0
+    for computation in re.split(r"\n\n", text):
+        found = re.findall(r' (?:fusion|copy)\(.*"estimated_cycles":"(\d+)"', computation)
+        in_loop = computation.strip().startswith(tuple(f"%{body} " for body in bodies))
+        cycles += sum(map(int, found)) * (LAYERS if in_loop else 1)
+    assert len(bodies) == 2
+    scheduled = sum(plan.time_by_cause[cause] for cause in ("matmul", "vector", "copy"))
+    assert scheduled == pytest.approx(cycles / 1.75e9, rel=0.02)
+
+
+def test_without_cycles_the_schedule_gives_nearly_the_same_time(text, plan):
+    """A program without machine code: XLA's cycles taken out, all else the same.
+
+    XLA's cycles come to 0.82 to 0.9 of the matrix units' peak; measured steps, to less.
+    """
+    scheduled = re.sub(r'"estimated_cycles":"\d+"', '"estimated_cycles":""', text)
+    shares = Efficiencies(tpu_matmul=0.86)
+    found = make_plan(ProgramDump(text=scheduled), TARGET, efficiencies=shares)
+    assert found.step_time_seconds == pytest.approx(plan.step_time_seconds, rel=0.05)
+    assert found.time_by_cause["matmul"] >= EXECUTED / 459e12 - plan.time_by_cause["kernel"]
+    assert found.time_by_cause["kernel"] == pytest.approx(plan.time_by_cause["kernel"])
+
+
+def test_the_peak_is_that_of_hbm_where_activations_are_offloaded():
+    """10 of arguments and 13 of temporaries, of which 22 are on the host: libtpu prints 32."""
+    memory = {
+        "peak_memory_in_bytes": 32 * 2**30,
+        "argument_size_in_bytes": 10 * 2**30,
+        "output_size_in_bytes": 10 * 2**30,
+        "alias_size_in_bytes": 10 * 2**30,
+        "temp_size_in_bytes": 13 * 2**30,
+        "host_temp_size_in_bytes": 22 * 2**30,
+    }
+    found = make_plan(ProgramDump(text=TEXT, memory=memory), parse_target(topology="v6e-8"))
+    assert (found.fits, found.memory_peak_bytes) == (True, 23 * 2**30)
+
+
+def test_the_parts_of_the_prediction_sum_to_it(plan):
+    assert sum(plan.time_by_cause.values()) == pytest.approx(plan.step_time_seconds)
+    assert plan.step_time_seconds >= plan.step_time_bound_seconds
+
+
+def test_a_step_at_its_bound_says_by_what():
+    memory = {"argument_size_in_bytes": 10**13}  # that the program does not read
+    found = make_plan(ProgramDump(text=TEXT, memory=memory), parse_target(topology="v6e-8"))
+    assert found.step_time_seconds == found.step_time_bound_seconds > 5.0
+    assert next(iter(found.time_by_cause)) == "bound by hbm"
+    assert sum(found.time_by_cause.values()) == pytest.approx(found.step_time_seconds)
+
+
+def test_rates_follow_from_the_time(plan):
+    assert plan.mfu == pytest.approx(MODEL / 459e12 / plan.step_time_seconds)
+    assert plan.hfu == pytest.approx(EXECUTED / 459e12 / plan.step_time_seconds)
+    assert plan.tokens_per_sec_per_chip == pytest.approx(TOKENS / plan.step_time_seconds)
+
+
+def test_all_collectives_are_exposed_where_the_program_has_no_asynchronous_ones(plan):
+    assert "  transfers, s" in str(plan)
+    for row in plan.collectives:
+        assert row["hidden_seconds"] == 0
+        assert row["exposed_seconds"] == pytest.approx(row["seconds"])
+
+
+@pytest.mark.parametrize(("low", "expected"), [(0.9, 0.9), (0.1, None)])
+def test_the_range_is_that_of_other_runs_and_above_the_bound(text, plan, low, expected):
+    ranged = make_plan(ProgramDump(text=text), TARGET, residuals=(low, 1.2))
+    seconds, bound = ranged.step_time_seconds, ranged.step_time_bound_seconds
+    assert ranged.step_time_range == (expected * seconds if expected else bound, 1.2 * seconds)
+    assert f"({ranged.step_time_range[0]:.4g} to" in str(ranged)
+    low, high = residuals("tpu")
+    least = max(plan.step_time_bound_seconds, low * plan.step_time_seconds)
+    assert plan.step_time_range == (least, high * plan.step_time_seconds)
+
+
+def test_the_range_of_gpus_is_the_time_at_other_shares_of_the_peaks():
+    """Three arrays of 8 × 8 numbers are bound by HBM: 0.95 and 0.7 of its bandwidth, for 0.85."""
+    found = make_plan(ProgramDump(text=TEXT), parse_target(hardware="h100", devices=1))
+    launch = 1.5e-6
+    seconds = found.step_time_seconds - launch
+    assert found.step_time_range == pytest.approx(
+        (launch + seconds * 0.85 / 0.95, launch + seconds * 0.85 / 0.7)
+    )
+
+
+@pytest.mark.parametrize(
+    ("chips", "gib", "fits", "note"),
+    [
+        ({"hardware": "h100", "devices": 8}, 50, True, False),
+        ({"hardware": "h100", "devices": 8}, 79, True, True),
+        ({"hardware": "h100", "devices": 8}, 81, False, False),
+        ({"topology": "v5p:2x2x2"}, 95.7, True, False),  # libtpu's limit is 95.74
+        ({"topology": "v5p:2x2x2"}, 95.8, False, False),  # a dump of other chips
+        ({"topology": "v6e:2x4"}, 31.2, True, False),  # 31.25 of 32
+        ({"topology": "v6e:2x4"}, 31.5, False, False),
+    ],
+)
+def test_what_compilers_do_not_refuse(chips, gib, fits, note):
+    """GPU compilers compile what does not fit; by default, JAX takes three quarters of a GPU."""
+    memory = {"peak_memory_in_bytes": int(gib * 2**30)}
+    found = make_plan(ProgramDump(text=TEXT, memory=memory), parse_target(**chips))
+    assert found.fits == fits
+    assert any("XLA_PYTHON_CLIENT_MEM_FRACTION" in line for line in found.notes) == note
+
+
+def test_a_refused_program_does_not_fit():
+    refusal = TooLarge(used_bytes=38 * 2**30, limit_bytes=31 * 2**30, message="38G exceeds 31G")
+    plan = refused(TARGET, refusal)
+    assert not plan.fits
+    assert (plan.memory_peak_bytes, plan.memory_limit_bytes) == (38 * 2**30, 31 * 2**30)
+    assert plan.step_time_seconds is None
+    scheduled = dataclasses.replace(refusal, program=ProgramDump(text=TEXT))
+    plan = refused(TARGET, scheduled)
+    assert (plan.fits, plan.memory_peak_bytes) == (False, 38 * 2**30)
+    assert plan.step_time_seconds == make_plan(scheduled.program, TARGET).step_time_seconds
+    assert "had it fitted" in plan.notes[-2]
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("d.7.remat", True), ("e.7", False)])
+def test_what_the_compiler_recomputes_is_told(name, is_told):
+    """Two products of 2·8·4·4 FLOPs; XLA names the one that it makes again."""
+    dot = "dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    text = f"""HloModule m, num_partitions=1
+ENTRY %main (x: f32[8,4], w: f32[4,4]) -> (f32[8,4], f32[8,4]) {{
+  %x = f32[8,4] parameter(0)
+  %w = f32[4,4] parameter(1)
+  %d.7 = f32[8,4] {dot}
+  %{name} = f32[8,4] {dot}
+  ROOT %t = (f32[8,4], f32[8,4]) tuple(%d.7, %{name})
+}}
+"""
+    plan = make_plan(ProgramDump(text=text), parse_target(topology="v6e-1"))
+    assert plan.executed_flops == 2 * 256
+    told = [note for note in plan.notes if note.startswith("memory is short")]
+    assert len(told) == is_told
+    assert all("2.56e-10 TFLOP of matmuls a step (50.0% of what runs)" in note for note in told)

@@ -1,0 +1,104 @@
+"""A run's tiles against arithmetic: whole tiles, and those that two groups share twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, InstructionShape
+from mfu_jax.flops.scopes import FlopPhase
+from mfu_jax.planning.measured_runs import read_run
+from mfu_jax.planning.step_time.durations import Durations, Efficiencies
+from mfu_jax.planning.step_time.grouped_matmuls import tiles_of_run
+from mfu_jax.planning.targets import parse_target
+
+ROWS, GROUPS, EMBED, MLP = 294_912, 64, 2048, 1408  # deepseek2-16b, 24 sequences of 2048
+FLOPS = 2 * ROWS * EMBED * MLP
+
+
+def kernel(
+    matrix: str = "wi_0", phase: FlopPhase = "forward", *, of_matrices: bool = False
+) -> InstructionRecord:
+    """One of this project's, in tiles of 128 rows."""
+    steps = ROWS // 128 + GROUPS - 1
+    lists = [ArrayShape("s32", (size,)) for size in (1, GROUPS + 1, steps, steps, 1)]
+    inwards, matrices = ArrayShape("bf16", (ROWS, EMBED)), ArrayShape("bf16", (GROUPS, EMBED, MLP))
+    outwards = ArrayShape("bf16", (ROWS, MLP))
+    read, made = (outwards, matrices) if of_matrices else (matrices, outwards)
+    return InstructionRecord(
+        name="kernel.1",
+        module="m",
+        computation="main",
+        opcode="custom-call",
+        op_name=f"jit(f)/moe/experts/{matrix}/pallas_call",
+        phase=phase,
+        runs=1,
+        flops_by_dtype={"bf16": FLOPS},
+        shape=InstructionShape(operand_arrays=(*lists, inwards, read), results=(made,)),
+    )
+
+
+def test_maxtexts_default_tiles_do_not_divide_deepseeks_hidden_width() -> None:
+    """512 rows; 2048 is two tiles of 1024, and 1408 is multiplied as 2048."""
+    tiles = tiles_of_run({}, EMBED)
+    assert tiles
+    share = tiles.visited_share(kernel())
+    assert share == pytest.approx((576 + 63) / 576 * 2048 / 1408)
+    target = parse_target(topology="v5p:2x2x1")  # 459e12 FLOP/s in bf16, by its data sheet
+    shares = Efficiencies(tpu_matmul=0.5)
+    (duration,) = Durations(target=target, efficiencies=shares, tiles=tiles).of(kernel())
+    assert duration.seconds == pytest.approx(FLOPS * share / 459e12 / 0.5)
+
+
+def test_each_matrix_and_pass_has_tiles_of_its_own() -> None:
+    keys = {
+        "wi_tile_dlhs_batch_seq": "256",
+        "wi_tile_drhs_mlp_dim": "1408",
+        "wo_tile_fwd_embed_dim": "768",
+    }
+    tiles = tiles_of_run(keys, EMBED)
+    assert tiles
+    rows = (576 + 63) / 576
+    backward = tiles.visited_share(kernel(phase="backward"))
+    assert backward == pytest.approx((1152 + 63) / 1152 * 2048 / 1408)
+    gradient = tiles.visited_share(kernel(phase="backward", of_matrices=True))
+    assert gradient == pytest.approx(rows)
+    again = tiles.visited_share(kernel("wo", "rematerialized"))
+    assert again == pytest.approx(rows * 2304 / 2048 * 2048 / 1408)  # three tiles of 768
+
+
+def test_older_runs_have_one_tile_for_all_passes() -> None:
+    tiles = tiles_of_run({"tile_batch_seq": "128", "tile_weight_dim": "128"}, EMBED)
+    assert tiles
+    assert tiles.visited_share(kernel()) == pytest.approx((2304 + 63) / 2304)
+
+
+def test_other_instructions_have_none() -> None:
+    tiles = tiles_of_run({}, EMBED)
+    assert tiles
+    other = InstructionRecord(name="f", module="m", computation="main", opcode="fusion")
+    assert tiles.visited_share(other) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "has_tiles"),
+    [
+        ("mixtral-8x7b", {}, True),
+        ("llama2-7b", {}, False),
+        ("mixtral-8x7b", {"sparse_matmul": False, "capacity_factor": 1.25}, False),
+        ("mixtral-8x7b", {"megablox": False}, True),  # XLA's kernel, in the same tiles
+        ("mixtral-8x7b", {"use_tokamax_gmm": True}, False),
+        ("mixtral-8x7b", {"use_tokamax_gmm": True, "wi_tile_fwd_batch_seq": 128}, True),
+    ],
+)
+def test_runs_of_experts_without_slots_have_tiles(
+    model: str, flags: dict[str, object], has_tiles: bool
+) -> None:
+    run = {
+        "model_name": model,
+        "per_device_batch_size": 1,
+        "max_target_length": 4096,
+        "hardware": "v5p",
+        "topology": "2x2x1",
+        "other_flags": flags,
+    }
+    assert (read_run(run).tiles is not None) == has_tiles

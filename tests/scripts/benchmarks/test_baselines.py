@@ -1,0 +1,89 @@
+"""What stands beside a benchmark run; stand-ins print what the commands would."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.trainer.config import pyconfig
+from scripts.benchmarks import run as benchmarking
+from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
+from scripts.benchmarks.configs import BENCHMARKS
+from tests.scripts.benchmarks.test_run import CPU, H100, V5E
+from tests.support.work import HANG_SECONDS
+
+V5P = dataclasses.replace(V5E, kind="TPU v5p", count=4)
+IRONWOOD = dataclasses.replace(V5E, kind="TPU7x", count=8)
+PLANNER = """
+import json, sys
+words = [word for word in sys.argv[1:] if "=" in word]
+print(json.dumps({"step_time_seconds": 0.5, "fits": True, "memory_peak_bytes": 2**31,
+                  "mfu": " ".join(words), "hfu": 0.5, "notes": ["left out"]}, indent=1))
+"""
+
+
+def _stand_in(script: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", script)
+
+
+@pytest.mark.parametrize(
+    ("device", "target"),
+    [
+        (H100, "hardware=NVIDIA H100 80GB HBM3 devices=1"),
+        (dataclasses.replace(V5E, count=8), "topology=v5e-8"),
+        (V5P, "topology=v5p-8"),  # slices are named by TensorCores, two a chip
+        (IRONWOOD, "topology=tpu7x-8"),  # a device is a core here
+    ],
+)
+def test_a_run_is_planned_for_its_own_devices(device: benchmarking.Device, target: str) -> None:
+    settings = {"model_name": "llama3-8b", "fsdp": device.count}
+    found = predicted(settings, device, timeout=HANG_SECONDS, planner=_stand_in(PLANNER))
+    words = found.values["mfu"]
+    assert words.startswith(f"{target} model_name=llama3-8b fsdp={device.count}")
+    assert ("xla_flags=--xla" in words) == (device.platform == "gpu" or device.count > 1)
+    assert found.values["step_time_seconds"] == 0.5
+    assert "notes" not in found.values
+
+
+def test_what_is_missing_is_said() -> None:
+    assert predicted({}, CPU, timeout=1).why == "no plans are made for CPUs"
+    failing = _stand_in("import sys; print('warning', file=sys.stderr); sys.exit('no compiler')")
+    assert predicted({}, H100, timeout=HANG_SECONDS, planner=failing).why == "no compiler"
+    assert beside_pytorch({}, V5E, timeout=1).why == "PyTorch runs beside GPUs only"
+    two = dataclasses.replace(H100, count=2)
+    assert beside_pytorch({}, two, timeout=1).why == "PyTorch runs on one GPU; here are 2"
+    slow = beside_pytorch({}, H100, timeout=0.2, program=_stand_in("import time; time.sleep(60)"))
+    assert slow.why == "not finished after 0 s"
+
+
+def test_the_table_has_the_plan_and_pytorchs_mfu_in_the_same_flops() -> None:
+    result = benchmarking.BenchmarkResult(
+        name="llama3-8b",
+        status="ok",
+        metrics={"median_seconds": 0.6, "mfu": 0.5},
+        plan=Baseline(values={"step_time_seconds": 0.55, "memory_peak_bytes": 3 * 2**30}),
+        pytorch=Baseline(values={"median_seconds": 0.75}),
+    )
+    table = benchmarking.render([result]).splitlines()
+    for cell in ("0.5500", "3.0", "0.7500", "40.00%"):  # 0.5 · 0.6 / 0.75
+        assert cell in table[1].split()
+    missing = dataclasses.replace(result, plan=Baseline(why="no compiler"), pytorch=Baseline())
+    assert "llama3-8b: no prediction: no compiler" in benchmarking.render([missing])
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_parameters_are_those_of_the_model(name: str) -> None:
+    settings = [f"{key}={value}" for key, value in BENCHMARKS[name].settings.items()]
+    counted = count_parameters(pyconfig.load(["configs/base.yml", *settings])).total
+    assert counted == pytest.approx(BENCHMARKS[name].parameters, rel=0.01)
+
+
+def test_results_are_json() -> None:
+    result = benchmarking.BenchmarkResult(
+        name="tiny", status="ok", plan=Baseline(values={"fits": True})
+    )
+    assert json.loads(json.dumps(dataclasses.asdict(result)))["plan"]["values"] == {"fits": True}

@@ -1,0 +1,149 @@
+"""Measured runs as the reference trainer's keys: meshes by hand, and what is not followed."""
+
+import sys
+import types
+
+import pytest
+
+from mfu_jax.planning.measured_runs import read_run
+from mfu_jax.trainer.planned.planned_run import reference_keys
+from mfu_jax.trainer.planned.planned_step import TrainerStep
+
+RUN = {"model_name": "llama3.1-8b", "per_device_batch_size": 1, "max_target_length": 8192}
+
+
+@pytest.mark.parametrize(
+    ("chips", "given", "mesh"),
+    [
+        ({"device_type": "v6e-8"}, {"ici_fsdp_parallelism": -1}, (1, 8, 1, 1)),
+        ({"device_type": "v6e-8"}, {}, (1, 8, 1, 1)),
+        (
+            {"device_type": "v6e-256", "num_slices": 2},
+            {"ici_fsdp_parallelism": 256},
+            (2, 256, 1, 1),
+        ),
+        (
+            {"device_type": "v6e-256", "num_slices": 2},
+            {"ici_fsdp_parallelism": 256, "dcn_fsdp_parallelism": 2},
+            (1, 512, 1, 1),
+        ),
+        (
+            {"device_type": "v6e-256"},
+            {"ici_fsdp_parallelism": 16, "ici_tensor_parallelism": 4, "ici_expert_parallelism": 4},
+            (1, 16, 4, 4),
+        ),
+    ],
+)
+def test_axes_of_both_networks_multiply(chips, given, mesh):
+    keys, notes = reference_keys(read_run({**RUN, "hardware": "v6e", **chips, "mesh": given}))
+    assert tuple(int(keys[axis]) for axis in ("data", "fsdp", "expert", "tensor")) == mesh
+    assert len(notes) == 1
+
+
+def test_maxtext_leaves_it_to_xla_when_weights_are_gathered():
+    run = {**RUN, "hardware": "v6e", "device_type": "v6e-8", "remat_policy": "full"}
+    keys, _ = reference_keys(read_run({**run, "mesh": {"ici_fsdp_parallelism": -1}}))
+    assert (keys["weight_gathers"], keys["norm_gradients"]) == ("xla", "fused")
+
+
+def test_axes_that_another_stands_for_are_named():
+    mesh = {"ici_sequence_parallelism": 2, "ici_pipeline_parallelism": 4}
+    keys, notes = reference_keys(
+        read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "mesh": mesh})
+    )
+    assert keys["context_parallelism"] == "2"
+    assert "sequence_parallelism=2 (as context)" in notes[1]
+
+
+@pytest.fixture
+def qwix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", types.SimpleNamespace(__spec__=object()))
+
+
+def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
+    run = {
+        **RUN,
+        "hardware": "tpu7x",
+        "topology": "4x8x8",
+        "per_device_batch_size": 0.125,
+        "mesh": {"ici_fsdp_parallelism": -1, "ici_context_parallelism": 8},
+        "remat_policy": "custom",
+        "remat_tensors": {"context": "device", "mlpwo": "offload"},
+        "splash": {"sa_block_q": 1024, "use_tokamax_splash": True},
+        "optimizer": {"opt_type": "adamw"},
+        "attention": "flash",
+        "other_flags": {
+            "base_num_decoder_layers": 2,
+            "use_iota_embed": True,
+            "use_qwix_quantization": True,
+            "act_quantization_calibration_method": "fixed,-224,224",
+        },
+        "quantization": "fp8_full",
+    }
+    read = read_run(run)
+    keys, notes = reference_keys(read)
+    assert notes[1:] == ("not followed by the reference model: use_tokamax_splash=true",)
+    expected = {
+        "fsdp": "64",
+        "context_parallelism": "8",
+        "tensor": "1",
+        "context": "device",
+        "mlpwo": "offload",
+        "sa_block_q": "1024",
+        "num_decoder_layers": "2",
+        "attention": "auto",
+        "dtype": "bfloat16",
+        "quantization": "fp8_full",
+        "act_quantization_calibration_method": "fixed,-224,224",
+    }
+    assert {key: keys[key] for key in expected} == expected
+    assert TrainerStep(read.target).invalid(keys) == ""
+
+
+@pytest.mark.parametrize(
+    ("sparse", "capacity", "slots", "lost"),
+    [
+        (True, 1.25, None, ()),  # MaxText's dropless experts have no slots
+        (False, 1.25, "1.25", ()),
+        (False, -1, "-1", ("not followed by the reference model: sparse_matmul=false",)),
+    ],
+)
+def test_experts_have_slots_where_maxtexts_have(sparse, capacity, slots, lost):
+    flags = {"sparse_matmul": sparse, "capacity_factor": capacity, "use_custom_sort_vjp": True}
+    run = {**RUN, "model_name": "mixtral-8x7b", "hardware": "v6e", "device_type": "v6e-8"}
+    keys, notes = reference_keys(read_run({**run, "other_flags": flags}))
+    assert keys.get("capacity_factor") == slots
+    assert notes[1:] == lost
+
+
+def test_whole_experts_are_followed_where_each_device_gets_as_many():
+    flags = {"fsdp_shard_on_exp": True, "mu_dtype": "bfloat16", "grad_dtype": "bfloat16"}
+    run = {**RUN, "model_name": "mixtral-8x7b", "hardware": "v6e", "other_flags": flags}
+    keys, notes = reference_keys(read_run({**run, "device_type": "v6e-8"}))  # eight experts
+    assert (keys["shard_exp_on_fsdp"], keys["mu_dtype"]) == ("true", "bfloat16")
+    assert keys["grad_dtype"] == "bfloat16"
+    assert notes[1:] == ()
+    keys, notes = reference_keys(read_run({**run, "device_type": "v6e-16"}))
+    assert "shard_exp_on_fsdp" not in keys
+    assert notes[1:] == ("not followed by the reference model: shard_exp_on_fsdp=true",)
+
+
+def test_without_qwix_quantisation_is_not_followed_and_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    keys, notes = reference_keys(
+        read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "quantization": "int8"})
+    )
+    assert "quantization" not in keys
+    assert "quantization=int8 (it needs pip install 'mfu-jax[quantize]')" in notes[1]
+
+
+def test_calibration_of_no_quantisation_is_named():
+    flags = {"act_quantization_calibration_method": "absmax", "logits_dot_in_fp32": False}
+    keys, notes = reference_keys(
+        read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "other_flags": flags})
+    )
+    assert "act_quantization_calibration_method" not in keys
+    assert notes[1:] == (
+        "not followed by the reference model: act_quantization_calibration_method=absmax "
+        "(without quantization)",
+    )

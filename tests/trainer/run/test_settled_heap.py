@@ -1,0 +1,32 @@
+"""What the garbage collector looks at during training."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from mfu_jax.trainer.run.settled_heap import settled_heap
+
+
+def test_the_collector_leaves_alone_what_was_there_before() -> None:
+    old = [[]]
+    with settled_heap() as settle:
+        assert any(one is old for one in gc.get_objects())
+        settle()
+        assert not any(one is old for one in gc.get_objects())
+        new = [[]]
+        assert any(one is new for one in gc.get_objects())
+    assert any(one is old for one in gc.get_objects())
+
+
+def a_loop_that_raises() -> None:
+    with settled_heap() as settle:
+        settle()
+        raise KeyError
+
+
+def test_a_loop_that_raises_gives_everything_back() -> None:
+    with pytest.raises(KeyError):
+        a_loop_that_raises()
+    assert gc.get_freeze_count() == 0

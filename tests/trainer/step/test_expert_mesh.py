@@ -1,0 +1,59 @@
+"""Experts over a mesh: eight devices give the losses of one, dropless and with a capacity."""
+
+import jax
+import numpy as np
+import pytest
+
+from mfu_jax.trainer.config import pyconfig
+from mfu_jax.trainer.step import mesh, state
+from mfu_jax.trainer.step import train_step as step
+from tests.support.floats import assert_close_as_float32
+
+ROWS, LENGTH = 8, 32
+
+
+def config(**keys: object) -> pyconfig.Config:
+    sizes = {
+        "model_name": "mixtral-8x7b",
+        "scale": "tiny",
+        "attention": "dot_product",
+        "max_target_length": LENGTH,
+        "learning_rate": 1e-2,
+    }
+    return pyconfig.from_mapping({}, overrides={**sizes, **keys})
+
+
+def losses(c: pyconfig.Config, devices: int) -> list[float]:
+    grid = mesh.make_mesh(c, jax.devices()[:devices])
+    train_step = step.compile_train_step(c, grid, state.abstract_state(c, grid))
+    train_state = state.create_state(c, grid)
+    tokens = np.random.default_rng(0).integers(1, 256, (1, ROWS, LENGTH + 1)).astype(np.int32)
+    ones = np.ones((1, ROWS, LENGTH), np.int32)
+    batch = {
+        "inputs": tokens[..., :-1],
+        "targets": tokens[..., 1:],
+        "inputs_position": np.arange(LENGTH, dtype=np.int32) * ones,
+        "inputs_segmentation": ones,
+        "targets_weight": ones,
+    }
+    out = []
+    for _ in range(3):
+        train_state, metrics = train_step(train_state, mesh.put_batch(batch, grid))
+        out += [float(metrics["loss"]), float(metrics["moe_lb_loss"])]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("capacity", "whole", "expert"),
+    [(-1.0, True, 2), (1.5, False, 2), (1.5, False, 1)],
+    ids=["dropless", "capacity", "capacity, whole experts"],
+)
+def test_a_mesh_of_eight_gives_the_losses_of_one_device(
+    capacity: float, whole: bool, expert: int
+) -> None:
+    # Two key/value heads, so that `tensor` can split them.
+    both = {"capacity_factor": capacity, "num_kv_heads": 2, "override_model_config": True}
+    axes = {"fsdp": 4 // expert, "expert": expert, "tensor": 2, "shard_exp_on_fsdp": whole}
+    eight = config(per_device_batch_size=1, **axes, **both)
+    one = config(per_device_batch_size=ROWS, **both)
+    assert_close_as_float32(losses(eight, 8), losses(one, 1), terms=64 * ROWS * LENGTH)

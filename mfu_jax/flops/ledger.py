@@ -12,24 +12,27 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from mfu_jax.flops.count import FlopCount
+from mfu_jax.flops.count import COMPLEX_DTYPES, FlopCount
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.missing import lacking, largest, missing_operations
+from mfu_jax.flops.names import (
+    EVALUATION,
+    MASKED_PAIRS,
+    OTHER,
+    OVERHEAD_ATTENTION,
+    RECOMPUTED_BY_XLA,
+    REMATERIALISED,
+)
 from mfu_jax.util.formatting import columns
 
 # Model work that the compiler removed.
 REMOVED = "removed by XLA"
-# An overhead of attention over all pairs; if kernels run it, the pairs they compute are counted.
-OVERHEAD_ATTENTION = "pipeline bubble: attention"
-# Forward work that trains nothing and is missing from the model.
-EVALUATION = "evaluation"
 _EVALUATION_NOTE = "forward work that trains nothing: a loss or metrics on the side"
 _WHY_REMOVED = (
     "merged with equal work, moved out of a loop, not needed for a result, or elementwise"
 )
 _ON_HOST = "moved to the host"
 THREE_REAL = "complex products by three real ones"
-_COMPLEX = {"c64", "c128"}
 _FFT = re.compile(r"\bfft\)*$")
 
 
@@ -201,7 +204,7 @@ def compare_flops(
         unaccounted = [f"{i.name} {i.where} {i.shapes}: {i.reason}" for i in model.unaccounted]
         is_whole = not (model.unaccounted or executed.unaccounted)
         attention = Fraction(getattr(model, "activations", 0), devices)
-        complex_products = Fraction(sum(model.by_dtype.get(d, 0) for d in _COMPLEX), devices)
+        complex_products = Fraction(model.complex_products, devices)
         model = Fraction(model.forward + model.backward, devices)
     model = round(model)
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
@@ -217,16 +220,16 @@ def compare_flops(
         most = 0 if counts_all else beyond if dense is None else skipped
         beyond = max(least, min(most, beyond))
         note = "attention pairs that the kernels' blocks compute beyond it"
-        lines.append(LedgerLine(label="masked pairs", flops=beyond, note=note))
+        lines.append(LedgerLine(label=MASKED_PAIRS, flops=beyond, note=note))
     elif dense is not None:
         note = "attention pairs that the mask throws away but the program computes"
-        lines.append(LedgerLine(label="masked pairs", flops=round(dense) - model, note=note))
+        lines.append(LedgerLine(label=MASKED_PAIRS, flops=round(dense) - model, note=note))
     note = "forward work done again by jax.checkpoint"
-    lines.append(LedgerLine(label="rematerialised", flops=executed.rematerialized, note=note))
+    lines.append(LedgerLine(label=REMATERIALISED, flops=executed.rematerialized, note=note))
     if executed.xla_rematerialized:
         note = "forward work that XLA does again where its results do not fit into memory"
         flops = executed.xla_rematerialized
-        lines.append(LedgerLine(label="recomputed by XLA to save memory", flops=flops, note=note))
+        lines.append(LedgerLine(label=RECOMPUTED_BY_XLA, flops=flops, note=note))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     duplicated = executed.duplicated - _asked_for(operations or {}, executed)
     lines.append(LedgerLine(label="duplicated by XLA", flops=duplicated, note=note))
@@ -245,7 +248,7 @@ def compare_flops(
     for label, flops in (overheads or {}).items():
         lines.append(LedgerLine(label=label, flops=flops))
     outside = executed.optimizer + executed.other
-    lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
+    lines.append(LedgerLine(label=OTHER, flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
     is_traced = is_whole or bool(operations)  # such a model includes the step's evaluations
     if not is_traced and 0 < executed.evaluation <= missing:
@@ -267,7 +270,7 @@ def compare_flops(
         flops = -round(sum(on_host.values()))
         lines.append(LedgerLine(label=_ON_HOST, flops=flops, note=note))
         lacks = _less(lacks, on_host)
-    is_split = bool(complex_products) and not _COMPLEX & executed.by_dtype.keys()
+    is_split = bool(complex_products) and executed.by_dtype.keys().isdisjoint(COMPLEX_DTYPES)
     fewer, half = (
         _shares_of(Fraction(1, n), lacks, operations or {}) if is_split else {} for n in (4, 2)
     )

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 HfuSource = Literal["executed", "cost_analysis"]
 
-_COMPLEX = ("c64", "c128")
 _WIDE = {"fp32", "fp64"}  # dtypes to which compilers widen narrower ones
 
 
@@ -130,7 +129,7 @@ def traced_model(
         packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
         operations={name: _share(n, devices) for name, n in count.by_operation.items()},
         avoidable={name: _share(n, devices) for name, n in count.avoidable.items()},
-        complex_products=_share(sum(count.by_dtype.get(d, 0) for d in _COMPLEX), devices),
+        complex_products=_share(count.complex_products, devices),
         checkpointed=_share(count.rematerialized, devices),
         flops_by_dtype=count.by_dtype,
         unaccounted=tuple(

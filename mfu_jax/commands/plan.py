@@ -49,12 +49,11 @@ from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiler_flags import compiler_flags
-from mfu_jax.planning.dumped_program import check_dump
-from mfu_jax.planning.measured_runs import MeasuredRun, read_run
-from mfu_jax.planning.result.plan import Plan, Work, make_plan
-from mfu_jax.planning.run_verdict import judged
+from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
+from mfu_jax.planning.result.plan import Plan, StepWork
+from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
-from mfu_jax.planning.targets import Target, parse_target
+from mfu_jax.planning.targets import Target, check_dump, parse_target
 from mfu_jax.storage.dump_names import SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
@@ -152,7 +151,7 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
     program = load(name)
     notes = check_dump(name, program, target)
     model = _number(values, MODEL_FLOPS) or (program.model.per_device if program.model else 0)
-    work = Work(
+    work = StepWork(
         model_flops=round(model) or None,
         tokens=_number(values, "tokens_per_step"),
         convention=program.model.convention if program.model else "maxtext",
@@ -223,12 +222,12 @@ def _compiled(
     source: StepSource,
     keys: Mapping[str, str],
     *,
-    work: Work | None = None,
+    work: StepWork | None = None,
     flags: Sequence[str] = (),
     seconds: float | None = None,
 ) -> Plan:
     from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
-    from mfu_jax.planning.result.plan import refused
+    from mfu_jax.planning.result.planner import refused
 
     values = arguments.values
     unknown: tuple[str, ...] = ()
@@ -260,7 +259,7 @@ def _compiled(
     return plan.with_notes(*notes, *unknown)
 
 
-def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[Work | None, tuple[str, ...]]:
+def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None, tuple[str, ...]]:
     """The step's work, or None and a note if its config does not say."""
     try:
         return source.work(keys), ()
@@ -272,16 +271,16 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     from mfu_jax.planning.sweep.page import sweep_page
     from mfu_jax.planning.sweep.rendering import render_sweep
     from mfu_jax.planning.sweep.running import Sweep, run
-    from mfu_jax.planning.sweep.space import Point, seconds_of, split
+    from mfu_jax.planning.sweep.space import SweepPoint, seconds_of, split
 
     values = arguments.values
     source = _source(arguments, target)
     fixed, points = split(_step_keys(values, _OWN_OF_SWEEP))
 
-    def keys(point: Point) -> dict[str, str]:
+    def keys(point: SweepPoint) -> dict[str, str]:
         return {**fixed, **point.values}
 
-    def compiled(point: Point, seconds: float | None) -> Plan:
+    def compiled(point: SweepPoint, seconds: float | None) -> Plan:
         return _compiled(arguments, target, source, keys(point), seconds=seconds)
 
     result = run(
@@ -313,7 +312,7 @@ def _state(
 ) -> Any:
     """The sweep's state file; None if neither a file nor a cache is set."""
     from mfu_jax.planning.compilation.compiling import Request
-    from mfu_jax.planning.sweep.state_file import StateFile
+    from mfu_jax.planning.sweep.outcomes import StateFile
 
     values = arguments.values
     first = {**fixed, **points[0].values}

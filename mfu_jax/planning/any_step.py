@@ -19,7 +19,8 @@ from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiler_flags import compiler_flags
 from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
-from mfu_jax.planning.result.plan import Plan, Work, make_plan, refused
+from mfu_jax.planning.result.plan import Plan, StepWork
+from mfu_jax.planning.result.planner import make_plan, refused
 from mfu_jax.planning.targets import Target, parse_target
 
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
@@ -98,7 +99,7 @@ def plan(
     return _plan(program, target, work).with_notes(*notes, *compiled_notes, *work_notes)
 
 
-def _plan(program: Any, target: Target, work: Work) -> Plan:
+def _plan(program: Any, target: Target, work: StepWork) -> Plan:
     if isinstance(program, TooLarge):
         return refused(target, program, work)
     return make_plan(program, target, work=work)
@@ -228,11 +229,11 @@ def _split(abstract: Any, count: int) -> Any:
 
 def _work(
     step: Callable[..., Any], abstract: tuple[Any, ...], target: Target, tokens: float
-) -> tuple[Work, tuple[str, ...]]:
+) -> tuple[StepWork, tuple[str, ...]]:
     """Model FLOPs of the traced step, and notes on what cannot be counted."""
     from mfu_jax.flops.traced.counting import count_model_flops
 
-    work = Work(model_flops=None, tokens=tokens / target.devices, convention="maxtext")
+    work = StepWork(model_flops=None, tokens=tokens / target.devices, convention="maxtext")
     try:
         count = count_model_flops(step, *abstract)
     except Exception as error:  # a plan without an MFU is still useful

@@ -10,14 +10,15 @@ outside the groups.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.maxtext_keys import parse_override
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.flops.analytic.sources import as_model_config
-from mfu_jax.planning.step_time.kernel_tiles import KernelTiles, tiles_of_run
+from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target
 from mfu_jax.util.values import typed
 
@@ -35,6 +36,7 @@ _KNOWN = (
     *("step_time_seconds", "tflops_per_sec_per_device", "tokens_per_sec_per_device"),
 )
 _MEASURED = "_printed"
+_WORTH_SAYING = 0.05  # of the peak
 # Keys that a plan sets itself, and those that need the run's own data and cluster.
 FIXED = {
     "dataset_type": "synthetic",
@@ -244,3 +246,31 @@ def _not_followed(run: Mapping[str, Any], words: Sequence[str]) -> tuple[str, ..
             f"the run used {run['framework_commit_or_image']}; the plan, what is installed"
         )
     return tuple(notes)
+
+
+def judged(plan: Plan, run: MeasuredRun) -> Plan:
+    """The plan of the reference model's step, judged and annotated for MaxText's.
+
+    MaxText's may need more memory for its loss. Where the reference model's fits only because the
+    compiler recomputes matmuls, and this would not fit beside it, the run does not fit.
+    """
+    peak, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
+    if not (plan.fits and peak and limit):
+        return plan
+    more = run.loss_bytes
+    if not _WORTH_SAYING * peak <= more <= limit:  # XLA recomputes more than that
+        return plan
+    is_over = peak + more > limit
+    verdict = " and may then not fit" if is_over else ""
+    if is_over and plan.is_short_of_memory:
+        plan = replace(plan, fits=False)
+        verdict = (
+            " and is taken not to fit, as the reference model's fits only because the compiler "
+            "recomputes matmuls"
+        )
+    return plan.with_notes(
+        "the memory is that of the reference model's step; MaxText's may need up to "
+        f"{more / 2**30:,.3g} GiB more{verdict}: its loss has logits, exponentials, one-hot "
+        "targets and gradients in float32, of which XLA may keep none or all; "
+        "maxtext_python=FILE plans it"
+    )

@@ -20,8 +20,8 @@ from mfu_jax.flops.analytic.totals import (
     model_flops_per_device,
 )
 from mfu_jax.planning.measured_runs import DEFAULT_STEP, FIXED, model_of
-from mfu_jax.planning.result.plan import Work
-from mfu_jax.planning.step_time.schedule import Turns
+from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.step_time.schedule import PipelineTicks
 from mfu_jax.planning.sweep.search import REMAT, Analytic
 
 # What each policy recomputes of the forward pass: everything in the layers, or attention only.
@@ -45,14 +45,14 @@ class StepSource(Protocol):
     def run_words(self, values: Mapping[str, str]) -> list[str]:
         """The trainer's arguments to run the step."""
 
-    def work(self, values: Mapping[str, str]) -> Work:
+    def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work.
 
         Raises:
             UserError: the config is wrong, or does not give the model's sizes.
         """
 
-    def placed(self, work: Work, values: Mapping[str, str]) -> Work:
+    def placed(self, work: StepWork, values: Mapping[str, str]) -> StepWork:
         """The work, with what the step's mesh decides: `own_rows`, `mesh` and `pipeline`."""
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
@@ -85,11 +85,11 @@ class MaxTextStep:
         """MaxText's arguments without the plan's own."""
         return [f"{key}={value}" for key, value in values.items()]
 
-    def work(self, values: Mapping[str, str]) -> Work:
+    def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work, from the model's bundled config, MaxText's keys and its defaults."""
         return work_of(_maxtext_model(values))
 
-    def placed(self, work: Work, values: Mapping[str, str]) -> Work:
+    def placed(self, work: StepWork, values: Mapping[str, str]) -> StepWork:
         """The same work: only MaxText knows its mesh, and what its kernels skip."""
         return work
 
@@ -114,13 +114,13 @@ def _maxtext_model(values: Mapping[str, str]) -> Mapping[str, Any]:
     return model_of({**DEFAULT_STEP, **values})
 
 
-def work_of(config: Any, convention: str = "maxtext") -> Work:
+def work_of(config: Any, convention: str = "maxtext") -> StepWork:
     """The work of a step whose config has MaxText's keys.
 
     Raises:
         UserError: a size is missing or wrong.
     """
-    return Work(
+    return StepWork(
         model_flops=round(model_flops_per_device(config, convention).training),
         tokens=float(calculate_tokens_per_device(config)),
         convention=convention,
@@ -128,11 +128,13 @@ def work_of(config: Any, convention: str = "maxtext") -> Work:
     )
 
 
-def turns_of(config: Any, stages: int, layers_per_stage: int, microbatches: int) -> Turns | None:
-    """The turns of a circular pipeline (arXiv 2104.04473, section 2.2); None without one.
+def pipeline_ticks(
+    config: Any, stages: int, layers_per_stage: int, microbatches: int
+) -> PipelineTicks | None:
+    """The ticks of a circular pipeline (arXiv 2104.04473, section 2.2); None without one.
 
     P stages of L layers each pass M microbatches around R times, R·P·L being all layers, in
-    M·R + P − 1 turns. A stage works on a microbatch in M·R of them.
+    M·R + P − 1 ticks. A stage works on a microbatch in M·R of them.
 
     Args:
         config: the model's; has MaxText's keys.
@@ -145,7 +147,7 @@ def turns_of(config: Any, stages: int, layers_per_stage: int, microbatches: int)
     layers = {row.layer: row.repeats for row in flops_breakdown(config) if _is_layer(row)}
     passes = sum(layers.values()) // (stages * layers_per_stage)
     parts = stages if microbatches == -1 else microbatches
-    return Turns(total=parts * passes + stages - 1, idle=stages - 1)
+    return PipelineTicks(total=parts * passes + stages - 1, idle=stages - 1)
 
 
 def _is_layer(row: FlopsRow) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.chips import Chip, table
-from mfu_jax.hardware.naming import named
+from mfu_jax.hardware.naming import find, named
+from mfu_jax.util.yaml_files import read_mapping
 
 # libtpu's names of generations, and whether a slice's name (v5p-128) counts TensorCores.
 _GENERATIONS = {
@@ -22,6 +25,9 @@ _GENERATIONS = {
 }
 _LIBTPU_NAMES = {"v5litepod": "v5e"}
 _MOST_CHIPS = 2**16
+_GPU_TARGETS = Path(__file__).with_name("gpu_targets.yml")
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")  # in the first line of HLO text
+_OWN_NAMES = {"gpu": "cuda"}  # a platform's name in dumps → its compiler's name
 _CUBE = 64  # chips that are wired together; larger slices connect such cubes
 
 
@@ -227,4 +233,66 @@ def _gpus(chip: Chip, devices: int) -> Target:
         topology=f"1x{shape[0]}x{shape[1]}",
         shape=shape,
         devices=devices,
+    )
+
+
+def target_config(chip: Chip) -> str:
+    """XLA's description of a GPU that is not attached: GpuTargetConfigProto, as text.
+
+    Raises:
+        UserError: the table does not have the chip.
+    """
+    known = read_mapping(_GPU_TARGETS)
+    if chip.name not in known["gpus"]:
+        raise UserError(
+            f"{chip.name}: XLA's description of it is not known here; expected one of "
+            f"{', '.join(known['gpus'])}; pick the nearest"
+        )
+    row = {**known["common"], **known["gpus"][chip.name]}
+    description = row.pop("description")
+    major, minor = row.pop("compute_capability").rstrip("a").split(".")
+    fields = [f"  {key}: {value}" for key, value in row.items()]
+    return "\n".join(
+        [
+            "gpu_device_info {",
+            *fields,
+            f"  cuda_compute_capability {{ major: {major} minor: {minor} }}",
+            "}",
+            'platform_name: "CUDA"',
+            "dnn_version_info { major: 9 minor: 1 }",
+            f'device_description_str: "{description}"',
+        ]
+    )
+
+
+def check_dump(name: str, program: ProgramDump, target: Target) -> tuple[str, ...]:
+    """A note if the program is for another chip, as far as the dump says.
+
+    Args:
+        name: the file's name, for messages.
+        program: the dump.
+        target: the chips.
+
+    Raises:
+        UserError: the program is for another platform, or for another number of devices.
+    """
+    topology = program.topology
+    if _OWN_NAMES.get(topology.platform, topology.platform) not in ("", target.platform):
+        raise UserError(
+            f"{name} is a program for {topology.platform}; expected one for {target.platform}, as "
+            f"{target} needs; usually a step compiled where no such chip is attached; plan the "
+            "step itself, or pass the chips of the dump"
+        )
+    head = program.text.partition("\n")[0]
+    devices = math.prod(int(count) for count in _DEVICES.findall(head))
+    if devices != target.devices:
+        raise UserError(
+            f"{name} is a program of {devices} devices; expected {target.devices}, those of "
+            f"{target}; usually other chips than it was compiled for; pass theirs"
+        )
+    if not topology.device_kind or target.chip in find(topology.device_kind):
+        return ()
+    return (
+        f"the program was compiled for {topology.device_kind}: one for {target.chip.name} has "
+        "another schedule, and may need another amount of memory",
     )

@@ -18,13 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.compilation.cache import compile_cached
 from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
 from mfu_jax.planning.measured_runs import read_run
 from mfu_jax.planning.step_time.compared_runs import compared_runs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.step_time.schedule import timeline
+from mfu_jax.planning.step_time.schedule import predicted_time
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.planned.planned_run import reference_keys
 from mfu_jax.trainer.planned.planned_step import TrainerStep
@@ -67,7 +68,7 @@ def predict(run: Mapping[str, Any], measured_seconds: float, folder: Path) -> Fi
         run["id"],
         measured_seconds,
         {
-            share: timeline(
+            share: predicted_time(
                 costs, Durations(target=target, efficiencies=Efficiencies(tpu_matmul=share))
             ).seconds
             for share in SHARES

@@ -4,9 +4,8 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.planning.measured_runs import read_run
+from mfu_jax.planning.measured_runs import judged, read_run
 from mfu_jax.planning.result.plan import Plan
-from mfu_jax.planning.run_verdict import judged
 
 RUN = {
     "hardware": "v6e",

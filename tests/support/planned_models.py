@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.sweep.search import Analytic
-from mfu_jax.planning.sweep.space import Point
+from mfu_jax.planning.sweep.space import SweepPoint
 
 GIB = 2**30
 LIMIT = 32 * GIB
@@ -51,7 +51,7 @@ class Model:
     def seconds(self, policy: str, batch: float) -> float:
         return self.fixed_seconds + self.matmuls(policy, batch) + batch * self.other_seconds
 
-    def plan(self, point: Point) -> Plan:
+    def plan(self, point: SweepPoint) -> Plan:
         policy, batch = point.values["remat_policy"], point.batch
         peak = self.peak(policy, batch)
         if peak > LIMIT:
@@ -73,7 +73,7 @@ class Model:
             executed_flops=round(1e12 * self.matmuls(policy, batch)),
         )
 
-    def analytic(self, point: Point) -> Analytic:
+    def analytic(self, point: SweepPoint) -> Analytic:
         policy = point.values["remat_policy"]
         return Analytic(
             executed_flops=1e12 * self.matmuls(policy, point.batch),

@@ -20,7 +20,7 @@ from typing import Any
 from mfu_jax.dumps.files import load, write
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.planning.compilation import installed_packages
+from mfu_jax.planning.compilation import child_process
 from mfu_jax.planning.compilation.compiling import (
     Compiled,
     Limits,
@@ -67,7 +67,7 @@ def compile_cached(
     if folder is None:
         return compile_known_flags(request, limits=limits, progress=progress)
     limits = limits or Limits()
-    entry = _Entry(folder, key_of(request))
+    entry = _CacheEntry(folder, key_of(request))
     damage: tuple[str, ...] = ()
     if entry.exists():
         try:
@@ -109,10 +109,10 @@ def installed_versions(python: str) -> Mapping[str, str]:
         UserError: the interpreter cannot be run.
     """
     if python == sys.executable:
-        return installed_packages.versions()
+        return child_process.versions()
     try:
         said = subprocess.run(
-            [python, "-P", installed_packages.__file__],
+            [python, "-P", child_process.__file__],
             capture_output=True,
             check=True,
             text=True,
@@ -126,7 +126,7 @@ def installed_versions(python: str) -> Mapping[str, str]:
         ) from None
 
 
-class _Entry:
+class _CacheEntry:
     """A dump or a refusal in the cache: ``KEY.json``, and ``KEY.mfu`` beside it.
 
     Args:

@@ -1,14 +1,31 @@
-"""First steps of a compiling child process: it limits itself, and ends with its parent."""
+"""The child process that compiles: its limits, its end with its parent, its interpreter's versions.
+
+Another interpreter also runs this file by its path, to print the versions of the packages that
+determine a compiled program, so it imports only the standard library.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
 import os
 import resource
 import signal
 import sys
+from pathlib import Path
 
 MEMORY = "MFU_JAX_COMPILE_BYTES"  # of the environment; 0 or absent: no limit
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_PACKAGES = (
+    *("mfu_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "maxtext", "tokamax"),
+    *("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+)
+_CHECKOUTS = ("maxtext",)  # often run from a checkout, where the version says little
+_INSTALLED = {"site-packages", "dist-packages"}
+_SOURCES = {".py", ".yml"}
 
 
 def obey_parent() -> None:
@@ -22,3 +39,38 @@ def obey_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def versions() -> dict[str, str]:
+    """Package → version; for a checkout also ``"NAME source"`` → a hash of its files."""
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    for name in _CHECKOUTS:
+        if folder := _checkout(name):
+            found[f"{name} source"] = _hash_of(folder)
+    return found
+
+
+def _checkout(name: str) -> Path | None:
+    """The package's folder, unless pip copied it there."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    return None if _INSTALLED & set(folder.parts) else folder
+
+
+def _hash_of(folder: Path) -> str:
+    """Changes with the contents of any source or config file."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _SOURCES and path.is_file():
+            digest.update(str(path.relative_to(folder)).encode() + b"\0")
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    print(json.dumps(versions()))

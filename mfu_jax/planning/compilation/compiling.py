@@ -19,11 +19,10 @@ from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation.child_process import MEMORY
-from mfu_jax.planning.compilation.gpu_targets import target_config
 from mfu_jax.planning.compilation.kernel_bodies import in_own_form
 from mfu_jax.planning.compilation.scheduled_text import dump_flags, read_scheduled
 from mfu_jax.planning.compilation.watched_child import run_watched
-from mfu_jax.planning.targets import Target
+from mfu_jax.planning.targets import Target, target_config
 from mfu_jax.util.child_process import child_environment
 
 # Without these, libtpu looks for attached TPUs and their metadata server.

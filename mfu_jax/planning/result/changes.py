@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.planning.step_time.durations import Durations
 from mfu_jax.planning.step_time.gpu_kernels import (
     attention_share,
@@ -17,7 +17,7 @@ from mfu_jax.planning.step_time.gpu_kernels import (
     is_masked,
     odd_sizes,
 )
-from mfu_jax.planning.step_time.schedule import BUBBLE, Timeline
+from mfu_jax.planning.step_time.schedule import BUBBLE, PredictedTime
 from mfu_jax.planning.targets import Target
 
 MOST = 3
@@ -33,7 +33,7 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ProposedChange:
     """One change.
 
     Attributes:
@@ -48,7 +48,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class MemoryHeadroom:
     """Memory of a device.
 
     Attributes:
@@ -68,8 +68,8 @@ class Room:
 
 
 def changes(
-    costs: ProgramCosts, durations: Durations, line: Timeline, room: Room
-) -> tuple[Change, ...]:
+    costs: ProgramCosts, durations: Durations, line: PredictedTime, room: MemoryHeadroom
+) -> tuple[ProposedChange, ...]:
     """At most three changes, largest first; those that save under 0.5% are left out.
 
     Args:
@@ -87,15 +87,15 @@ def changes(
     ]
     total = line.seconds
     found = [
-        Change(change=words, saves_seconds=seconds, gain=seconds / (total - seconds))
+        ProposedChange(change=words, saves_seconds=seconds, gain=seconds / (total - seconds))
         for words, seconds in saved
         if _LEAST * total < seconds < total
     ]
     return tuple(sorted(found, key=lambda change: -change.saves_seconds)[:MOST])
 
 
-def _hidden(line: Timeline, target: Target) -> Iterator[tuple[str, float]]:
-    """Savings from exposed transfers, and from idle turns of a pipeline."""
+def _hidden(line: PredictedTime, target: Target) -> Iterator[tuple[str, float]]:
+    """Savings from exposed transfers, and from idle ticks of a pipeline."""
     for cause in line.transfers:
         words = _INSTEAD.get(cause, f"hide or remove {cause}")
         if cause.startswith("collective-permute") and target.platform == "tpu":
@@ -153,7 +153,7 @@ def _on_gpus(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, f
 
 
 def _larger_batch(
-    costs: ProgramCosts, durations: Durations, line: Timeline, room: Room
+    costs: ProgramCosts, durations: Durations, line: PredictedTime, room: MemoryHeadroom
 ) -> Iterator[tuple[str, float]]:
     """Half the time independent of the batch: the optimizer, and moving weights."""
     if not room.for_twice_the_batch:

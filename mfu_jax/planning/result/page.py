@@ -6,13 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
-from mfu_jax.pages.markup import Markup, tag
+from mfu_jax.pages.markup import Markup, joined, key, number, tag
+from mfu_jax.pages.svg import chart, line, text
 from mfu_jax.pages.tables import Column, table, wide
-from mfu_jax.planning.result.layer_picture import layer_picture
 from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.step_time.layer_timeline import LaneInterval, LayerTimeline
 from mfu_jax.util.formatting import percent, seconds_text
 
 _GIB = 2**30
+_WIDTH, _LEFT, _RIGHT = 900, 64, 10
+_LANE, _GAP, _BOTTOM = 22, 8, 24
+_TICKS = 5
+_OWN = ("matmul", "kernel", "vector", "copy", "host", "waits")
+_KEY = (
+    ("matmul", "matmul"),
+    ("kernel", "kernel"),
+    ("vector", "vector"),
+    ("copy", "copy"),
+    ("transfer", "transfer"),
+    ("waits", "waits for a transfer"),
+)
 
 
 def plan_page(plan: Plan) -> str:
@@ -97,3 +110,52 @@ def _shares(by: str, numbers: Mapping[str, float], unit: str) -> Markup:
         ),
     ]
     return table(by, rows, lambda row: row[0], columns, kind="rows shares")
+
+
+def layer_picture(layer: LayerTimeline) -> Markup:
+    """Draws one layer's timeline: lanes for the units, for each link, and for memory."""
+    height = len(layer.lanes) * (_LANE + _GAP) + _BOTTOM
+    picture = chart(
+        *_ticks(layer, height - _BOTTOM),
+        *(mark for row, lane in enumerate(layer.lanes) for mark in _lane(layer, lane, row)),
+        width=_WIDTH,
+        height=height,
+        label="one layer: what the units, the links and the memory do over its time",
+        kind="layer",
+    )
+    return joined([picture, key(_KEY)])
+
+
+def _lane(layer: LayerTimeline, lane: str, row: int) -> Iterator[Markup]:
+    top = row * (_LANE + _GAP) + _GAP / 2
+    yield text(_LEFT - 8, top + _LANE * 0.7, lane, "end")
+    for span in layer.spans:
+        if span.lane == lane:
+            yield _rectangle(layer, span, top)
+
+
+def _rectangle(layer: LayerTimeline, span: LaneInterval, top: float) -> Markup:
+    start, end = _x(layer, span.start), _x(layer, span.end)
+    took = seconds_text(span.end - span.start)
+    return tag(
+        "rect",
+        tag("title", f"{span.cause}, {took}, from {seconds_text(span.start)}"),
+        x=number(start, 1),
+        y=number(top, 1),
+        width=number(end - start, 1),
+        height=number(_LANE, 1),
+        class_=span.cause if span.cause in _OWN else "transfer",
+    )
+
+
+def _ticks(layer: LayerTimeline, bottom: float) -> Iterator[Markup]:
+    for tick in range(_TICKS + 1):
+        seconds = layer.seconds * tick / _TICKS
+        x = _x(layer, seconds)
+        yield line(x, 0, x, bottom, "grid")
+        anchor = "start" if tick == 0 else "end" if tick == _TICKS else "middle"
+        yield text(x, bottom + 16, seconds_text(seconds) if tick else "0", anchor)
+
+
+def _x(layer: LayerTimeline, seconds: float) -> float:
+    return _LEFT + (_WIDTH - _LEFT - _RIGHT) * seconds / layer.seconds

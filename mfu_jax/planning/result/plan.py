@@ -4,35 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mfu_jax.dumps.program import ProgramDump
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
-from mfu_jax.planning.compilation.compiling import TooLarge
-from mfu_jax.planning.result.changes import Change, Room, changes
-from mfu_jax.planning.result.memory import memory_of
-from mfu_jax.planning.step_time import compared_runs
-from mfu_jax.planning.step_time.bound import bounds
-from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.step_time.grouped_matmuls import without_skipped_rows
-from mfu_jax.planning.step_time.kernel_tiles import KernelTiles
-from mfu_jax.planning.step_time.layer_timeline import Layer, largest_layer
-from mfu_jax.planning.step_time.schedule import Timeline, Turns, timeline
-from mfu_jax.planning.step_time.time_range import host_notes, time_range
-from mfu_jax.planning.step_time.uncounted_attention import executed_by_dtype, half_of_all_pairs
-from mfu_jax.planning.targets import Target
 from mfu_jax.util.formatting import percent, seconds_text
 
+if TYPE_CHECKING:  # a plan is data: what makes its parts is imported by `planner`
+    from mfu_jax.planning.result.changes import ProposedChange
+    from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles
+    from mfu_jax.planning.step_time.layer_timeline import LayerTimeline
+    from mfu_jax.planning.step_time.schedule import PipelineTicks
+
 _DAY = 86400.0
-_PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler prints
-_JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
-_LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a few metrics
 _MUCH_AGAIN = 0.01  # of the executed FLOPs
-_UNITS = ("matmul", "vector", "kernel", "copy", "host")  # not transfers between devices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class StepWork:
     """The work of one step on one device.
 
     Attributes:
@@ -43,7 +30,7 @@ class Work:
         own_rows: share of their rows that grouped kernels multiply (expert parallelism).
         tiles: tile sizes of grouped kernels; None: the program's own.
         mesh: axis → size, in device order; empty: as the program says.
-        pipeline: turns of the step's pipeline; None: it has none, or they are not known.
+        pipeline: ticks of the step's pipeline; None: it has none, or they are not known.
     """
 
     model_flops: int | None
@@ -53,7 +40,7 @@ class Work:
     own_rows: float = 1.0
     tiles: KernelTiles | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
-    pipeline: Turns | None = None
+    pipeline: PipelineTicks | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +108,8 @@ class Plan:
     time_by_cause: Mapping[str, float] = field(default_factory=dict)
     bound_by_resource: Mapping[str, float] = field(default_factory=dict)
     collectives: tuple[Mapping[str, Any], ...] = ()
-    layer: Layer | None = None
-    changes: tuple[Change, ...] = ()
+    layer: LayerTimeline | None = None
+    changes: tuple[ProposedChange, ...] = ()
     tokens: float | None = None
     price: float | None = None
     days: float | None = None
@@ -132,7 +119,7 @@ class Plan:
     @property
     def is_short_of_memory(self) -> bool:
         """Whether the compiler recomputes a notable part of the matmuls to save memory."""
-        return _is_much(self.xla_rematerialized_flops, self.executed_flops or 0)
+        return is_much_recomputed(self.xla_rematerialized_flops, self.executed_flops or 0)
 
     def for_run(self, *, tokens: float = 0.0, price: float = 0.0) -> Plan:
         """Returns the plan with the days and the cost of a run.
@@ -187,193 +174,6 @@ class Plan:
         return fragment(title, ("seconds of a step", "time", "share"), rows, notes=self.notes)
 
 
-def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan:
-    """The plan of a program that the compiler refused, with its times if it was scheduled."""
-    if refusal.program is not None:
-        plan = make_plan(refusal.program, target, work=work).with_notes(
-            "times are those of the program as it was scheduled, had it fitted"
-        )
-    else:
-        plan = Plan(
-            target=str(target),
-            chips=target.chips,
-            hardware=target.chip.name,
-            devices=target.devices,
-            fits=False,
-            model_flops=work.model_flops if work else None,
-            convention=work.convention if work else "",
-        )
-    return replace(
-        plan,
-        fits=False,
-        memory_peak_bytes=refusal.used_bytes,
-        memory_limit_bytes=refusal.limit_bytes,
-        notes=(*plan.notes, f"the compiler: {refusal.message}"),
-    )
-
-
-def make_plan(
-    program: ProgramDump,
-    target: Target,
-    *,
-    work: Work | None = None,
-    efficiencies: Efficiencies | None = None,
-    residuals: tuple[float, float] | None = None,
-) -> Plan:
-    """Plans a compiled program.
-
-    Args:
-        program: compiled for `target`.
-        target: the chips.
-        work: the step's work; without it there is no MFU.
-        efficiencies: shares of the chip's peaks; defaults to `Efficiencies()`.
-        residuals: range of measured / predicted time for nine of ten runs; by default from
-            compared_runs.yml, for models with experts, or without, as this one is.
-
-    Raises:
-        HloParseError: the program's text is not optimised HLO.
-    """
-    costs = instruction_costs(
-        program,
-        kernel_flops=program.kernel_flops,
-        trip_counts=program.trip_counts,
-        lengths=program.lengths,
-    )
-    costs = without_skipped_rows(costs, work.own_rows if work else 1.0)
-    durations = Durations(
-        target=target,
-        efficiencies=efficiencies or Efficiencies(),
-        tiles=work.tiles if work else None,
-        mesh=(work.mesh if work else {}) or program.topology.mesh,
-    )
-    line = timeline(costs, durations, work.pipeline if work else None)
-    if residuals is None:
-        residuals = compared_runs.residuals(target.platform, work.experts if work else None)
-    resources = bounds(costs, target, program.memory)
-    limiting, bound = max(resources.items(), key=lambda pair: pair[1], default=("", 0.0))
-    if bound > line.seconds:
-        line.spend(f"bound by {limiting}", bound - line.seconds)
-    seconds = line.seconds
-    memory, kinds = _on_the_device(program.memory or {}), memory_of(program)
-    return Plan(
-        target=str(target),
-        chips=target.chips,
-        hardware=target.chip.name,
-        devices=target.devices,
-        fits=_fits(memory, target),
-        memory_peak_bytes=memory.get("peak_memory_in_bytes"),
-        memory_limit_bytes=target.chip.usable_memory_bytes,
-        memory=kinds.kinds,
-        activations_by_scope=kinds.activations,
-        resident_bytes=memory.get("argument_size_in_bytes", 0),
-        executed_flops=executed_by_dtype(costs).total(),
-        xla_rematerialized_flops=costs.executed.xla_rematerialized,
-        step_time_bound_seconds=bound,
-        step_time_seconds=seconds,
-        step_time_range=time_range(
-            costs, durations, seconds=seconds, bound=bound, residuals=residuals
-        ),
-        time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
-        bound_by_resource=resources,
-        collectives=_collectives(line),
-        layer=largest_layer(costs, durations),
-        changes=changes(costs, durations, line, _room(memory, target)),
-        notes=(*_notes(costs, memory), *host_notes(costs, target), *_gpu_memory(memory, target)),
-        **_rates(costs, target, work, bound, seconds),
-    )
-
-
-def _on_the_device(memory: Mapping[str, int]) -> Mapping[str, int]:
-    """Limits the peak to HBM: the compiler's also counts what is offloaded to the host.
-
-    HBM holds no more than the arguments, the new results and the temporaries.
-    """
-    if not memory.get("host_temp_size_in_bytes"):
-        return memory
-    sizes = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
-    most = sum(memory.get(key, 0) for key in sizes) - memory.get("alias_size_in_bytes", 0)
-    return {**memory, "peak_memory_in_bytes": min(memory.get("peak_memory_in_bytes", most), most)}
-
-
-def _fits(memory: Mapping[str, int], target: Target) -> bool:
-    """TPU compilers refuse what does not fit; GPU compilers and dumps for other chips do not."""
-    return memory.get("peak_memory_in_bytes", 0) <= target.chip.usable_memory_bytes + _PRINTED
-
-
-def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
-    """A note on the setting that lets JAX use this much of a GPU's memory."""
-    share = memory.get("peak_memory_in_bytes", 0) / (target.chip.memory_bytes or 1)
-    if target.platform != "cuda" or not _JAXS_SHARE < share <= 1:
-        return ()
-    return (
-        f"the step needs {percent(share)} of the memory, and JAX takes {percent(_JAXS_SHARE)}: set "
-        "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    )
-
-
-def _rates(
-    costs: ProgramCosts, target: Target, work: Work | None, bound: float, seconds: float
-) -> dict[str, Any]:
-    chip, executed = target.chip, executed_by_dtype(costs)
-    optimal = sum(flops / chip.peak_flops_per_sec(dtype) for dtype, flops in executed.items())
-    rates: dict[str, Any] = {"hfu": optimal / seconds}
-    if work and work.tokens:
-        rates["tokens_per_sec_per_chip"] = work.tokens * chip.devices_per_chip / seconds
-    if work and work.model_flops and executed.total():
-        share = work.model_flops / executed.total()  # at the program's own mix of dtypes
-        rates |= {
-            "model_flops": work.model_flops,
-            "convention": work.convention,
-            "mfu": optimal * share / seconds,
-            "mfu_ceiling": optimal * share / bound,
-        }
-    return rates
-
-
-def _room(memory: Mapping[str, int], target: Target) -> Room:
-    return Room(
-        peak_bytes=memory.get("peak_memory_in_bytes", 0),
-        resident_bytes=memory.get("argument_size_in_bytes", 0),
-        limit_bytes=target.chip.usable_memory_bytes,
-    )
-
-
-def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:
-    rows = []
-    for kind, seconds in sorted(line.transfers.items(), key=lambda pair: -pair[1]):
-        exposed = line.by_cause.get(kind, 0.0)
-        hidden = max(0.0, seconds - exposed)  # a wait may also be for the link
-        if kind not in _UNITS:
-            times = {"seconds": seconds, "hidden_seconds": hidden, "exposed_seconds": exposed}
-            rows.append({"kind": kind, **times})
-    return tuple(rows)
-
-
-def _is_much(again: int, executed: int) -> bool:
+def is_much_recomputed(again: int, executed: int) -> bool:
+    """Whether recomputed FLOPs are a notable part of those executed."""
     return again > _MUCH_AGAIN * max(executed, 1)
-
-
-def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
-    notes = [
-        f"not counted: {item.name} {item.where}: {item.reason}"
-        for item in costs.executed.unaccounted
-    ]
-    if any(half_of_all_pairs(record) for record in costs.records.values() if record.runs):
-        notes.append(
-            "attention kernels that are not counted are taken for half of all pairs of query and "
-            "key, as causal masks keep, in executed FLOPs and in time"
-        )
-    again, runs = costs.executed.xla_rematerialized, costs.executed.total
-    if _is_much(again, runs):
-        notes.append(
-            f"memory is short: this compiler recomputes {again / 1e12:,.3g} TFLOP of matmuls a "
-            f"step ({percent(again / runs)} of what runs); another version may not make it fit; "
-            "a smaller batch, or a remat policy that keeps less, may be faster"
-        )
-    new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
-    if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):
-        notes.append(
-            f"the step returns {new / 2**20:,.3g} MiB beside its arguments; usually a state that "
-            "is not donated: jax.jit(step, donate_argnums=0)"
-        )
-    return tuple(notes)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.costs.collectives import Collective
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.costs.types import Collective
 from mfu_jax.flops.executed.mesh_axes import named_axes
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.step_time import links
 from mfu_jax.planning.step_time.gpu_kernels import (
@@ -22,8 +22,7 @@ from mfu_jax.planning.step_time.gpu_kernels import (
     is_masked,
     odd_sizes,
 )
-from mfu_jax.planning.step_time.grouped_matmuls import visited_share
-from mfu_jax.planning.step_time.kernel_tiles import KernelTiles
+from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, visited_share
 from mfu_jax.planning.step_time.uncounted_attention import half_of_all_pairs, head_width
 from mfu_jax.planning.targets import Target
 

@@ -1,16 +1,20 @@
 """Grouped matmuls of dropless experts: each group of rows times its own matrix, tile by tile.
 
 Such a kernel (megablox's, or XLA's own for ``ragged_dot``) visits a list of tiles that is made
-before it runs: a tile of rows shared by two groups is listed once for each of them.
+before it runs: a tile of rows shared by two groups is listed once for each of them. It multiplies
+whole tiles: if the tile size does not divide a dimension, the last tile is as long as the others.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
+from mfu_jax.util.values import typed
 
 _ROWS, _LIST = 2, 1  # dimensions
 
@@ -64,3 +68,94 @@ def without_skipped_rows(costs: ProgramCosts, own_rows: float) -> ProgramCosts:
             for dtype, whole in record.flops_by_dtype.items():
                 flops[dtype] -= record.runs * (whole - own[dtype])
     return replace(costs, records=records, executed=replace(costs.executed, by_dtype=flops))
+
+
+_PASSES = ("fwd", "dlhs", "drhs")
+_MATRICES = ("wi", "wo")
+_OF_MATRICES = 3  # dimensions: groups, in, out
+
+
+class Tile(NamedTuple):
+    """Tile size in rows, in the model's width, and in the hidden width."""
+
+    rows: int = 512
+    embed: int = 1024
+    mlp: int = 1024
+
+
+# MaxText's names for the three, older ones last.
+_FIELDS = (
+    ("batch_seq",),
+    ("embed_dim", "activation_dim"),
+    ("mlp_dim", "weight_dim"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTiles:
+    """The tiles of one run.
+
+    Attributes:
+        emb_dim: the model's width.
+        tiles: by matrix and pass: ``wi_fwd``.
+    """
+
+    emb_dim: int
+    tiles: Mapping[str, Tile]
+
+    def visited_share(self, record: InstructionRecord) -> float | None:
+        """Multiplied elements over useful ones in a grouped kernel; None for other kernels."""
+        found = grouped_rows(record)
+        matrices = next((a for a in _arrays(record) if len(a) == _OF_MATRICES), None)
+        if found is None or matrices is None:
+            return None
+        tile = self.tiles[f"{_matrix(record)}_{_pass(record)}"]
+        groups, *widths = matrices
+        rows = math.ceil(found / tile.rows)
+        wasted = math.prod(self._padded(width, tile) for width in widths)
+        return (rows + groups - 1) * tile.rows / found * wasted
+
+    def _padded(self, width: int, tile: Tile) -> float:
+        size = min(width, tile.embed if width == self.emb_dim else tile.mlp)
+        return math.ceil(width / size) * size / width
+
+
+def tiles_of_run(keys: Mapping[str, str], emb_dim: int) -> KernelTiles | None:
+    """The tiles set by a run's MaxText keys; None if its kernels choose their own.
+
+    Raises:
+        UserError: a size is not a number.
+    """
+    if keys.get("sparse_matmul") == "false":
+        return None
+    if keys.get("use_tokamax_gmm") == "true" and not any("_tile_" in key for key in keys):
+        return None
+    names = [f"{matrix}_{which}" for matrix in _MATRICES for which in _PASSES]
+    return KernelTiles(emb_dim=emb_dim, tiles={name: _tile(keys, name) for name in names})
+
+
+def _tile(keys: Mapping[str, str], name: str) -> Tile:
+    matrix, _, which = name.partition("_")
+    heads = (f"{matrix}_tile_{which}_", f"tile_{which}_", "tile_")
+    sizes = dict(zip(Tile._fields, Tile(), strict=True))
+    for field, ends in zip(Tile._fields, _FIELDS, strict=True):
+        given = (head + end for head in heads for end in ends if head + end in keys)
+        if key := next(given, ""):
+            sizes[field] = max(1, typed(key, keys[key], int))
+    return Tile(**sizes)
+
+
+def _arrays(record: InstructionRecord) -> list[tuple[int, ...]]:
+    shape = record.shape
+    return [array.dims for array in (*shape.operand_arrays, *shape.results)]
+
+
+def _matrix(record: InstructionRecord) -> str:
+    return "wo" if "/wo/" in record.op_name else "wi"
+
+
+def _pass(record: InstructionRecord) -> str:
+    """A kernel's pass: weight gradients return matrices; row gradients are in the backward pass."""
+    if any(len(array.dims) == _OF_MATRICES for array in record.shape.results):
+        return "drhs"
+    return "dlhs" if record.phase == "backward" else "fwd"

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.planning.step_time.durations import Durations
 from mfu_jax.planning.step_time.schedule import by_computation, walk
 
@@ -21,7 +21,7 @@ _SLOTS = 240
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class LaneInterval:
     """A stretch of one lane.
 
     Attributes:
@@ -38,7 +38,7 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class LayerTimeline:
     """One iteration of the step's largest loop.
 
     Attributes:
@@ -51,7 +51,7 @@ class Layer:
     computation: str
     runs: int
     seconds: float
-    spans: tuple[Span, ...]
+    spans: tuple[LaneInterval, ...]
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Layer:
         return tuple(dict.fromkeys([UNITS, *(span.lane for span in self.spans)]))
 
 
-def largest_layer(costs: ProgramCosts, durations: Durations) -> Layer | None:
+def largest_layer(costs: ProgramCosts, durations: Durations) -> LayerTimeline | None:
     """The layer to draw; None if the program takes no time."""
     walked = [
         (records[0], list(_spans(records, durations)))
@@ -74,7 +74,7 @@ def largest_layer(costs: ProgramCosts, durations: Durations) -> Layer | None:
     if chosen is None or not ends[chosen]:
         return None
     record, spans = walked[chosen]
-    return Layer(
+    return LayerTimeline(
         computation=record.computation,
         runs=record.runs,
         seconds=ends[chosen],
@@ -82,15 +82,15 @@ def largest_layer(costs: ProgramCosts, durations: Durations) -> Layer | None:
     )
 
 
-def _spans(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[Span]:
+def _spans(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[LaneInterval]:
     """The walk of the schedule, lane by lane."""
     for work in walk(records, durations):
         cause = WAITS if work.is_wait else work.cause
         for lane in work.lanes or (UNITS,):
-            yield Span(lane=lane, cause=cause, start=work.start, end=work.end)
+            yield LaneInterval(lane=lane, cause=cause, start=work.start, end=work.end)
 
 
-def _drawable(spans: Sequence[Span], seconds: float) -> Iterator[Span]:
+def _drawable(spans: Sequence[LaneInterval], seconds: float) -> Iterator[LaneInterval]:
     """Spans by slot: each slot shows what takes most of it, and equal neighbours are joined."""
     slots: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     width = seconds / _SLOTS
@@ -102,13 +102,15 @@ def _drawable(spans: Sequence[Span], seconds: float) -> Iterator[Span]:
         yield from _joined(lane, [slots.get((lane, slot), {}) for slot in range(_SLOTS)], width)
 
 
-def _joined(lane: str, slots: Sequence[dict[str, float]], width: float) -> Iterator[Span]:
+def _joined(lane: str, slots: Sequence[dict[str, float]], width: float) -> Iterator[LaneInterval]:
     causes = [_main_cause(slot, width) for slot in slots]
     start = 0
     for slot in range(1, _SLOTS + 1):
         if slot == _SLOTS or causes[slot] != causes[start]:
             if causes[start]:
-                yield Span(lane=lane, cause=causes[start], start=start * width, end=slot * width)
+                yield LaneInterval(
+                    lane=lane, cause=causes[start], start=start * width, end=slot * width
+                )
             start = slot
 
 

@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.costs.collectives import Collective
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.planning.targets import Target
 
 _MESSAGES = {"send": "dcn up", "recv": "dcn down"}  # both directions work at once

@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.planning.step_time.durations import HOST_LANES, Durations
-from mfu_jax.planning.step_time.host_bus import HostBus, Stretch
 
 
-class Work(NamedTuple):
+class Interval(NamedTuple):
     """A stretch of time on some lanes, or on the device's units.
 
     Attributes:
@@ -44,12 +43,12 @@ class Work(NamedTuple):
 BUBBLE = "pipeline bubble"
 
 
-class Turns(NamedTuple):
-    """The turns of a pipeline, in each of which every stage runs its layers.
+class PipelineTicks(NamedTuple):
+    """The ticks of a pipeline, in each of which every stage runs its layers.
 
     Attributes:
-        total: number of turns.
-        idle: of these, turns in which a stage runs them on zeros: the bubble.
+        total: number of ticks.
+        idle: of these, ticks in which a stage runs them on zeros: the bubble.
     """
 
     total: int
@@ -57,7 +56,7 @@ class Turns(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Timeline:
+class PredictedTime:
     """Seconds of one run of some instructions, by cause.
 
     Attributes:
@@ -75,7 +74,7 @@ class Timeline:
         self.by_cause[cause] += seconds
         self.seconds += seconds
 
-    def add(self, other: Timeline, times: float) -> None:
+    def add(self, other: PredictedTime, times: float) -> None:
         """Appends another timeline this many times."""
         self.seconds += times * other.seconds
         for mine, theirs in ((self.by_cause, other.by_cause), (self.transfers, other.transfers)):
@@ -83,14 +82,16 @@ class Timeline:
                 mine[cause] += times * seconds
 
 
-def timeline(costs: ProgramCosts, durations: Durations, pipeline: Turns | None = None) -> Timeline:
+def predicted_time(
+    costs: ProgramCosts, durations: Durations, pipeline: PipelineTicks | None = None
+) -> PredictedTime:
     """The time of one call of a program, with its loops multiplied out.
 
     Each computation's own instructions are walked once; the program's time is the sum of that time
     × runs over its computations. Transfers do not extend from one computation into another. With a
-    `pipeline`, what layers do in idle turns, transfers included, is the bubble.
+    `pipeline`, what layers do in idle ticks, transfers included, is the bubble.
     """
-    total = Timeline()
+    total = PredictedTime()
     for records in by_computation(costs):
         runs = records[0].runs
         if runs:
@@ -101,8 +102,8 @@ def timeline(costs: ProgramCosts, durations: Durations, pipeline: Turns | None =
     return total
 
 
-def _idle_runs(records: list[InstructionRecord], pipeline: Turns | None) -> float:
-    """How many of its runs a computation of layers spends in idle turns of a pipeline."""
+def _idle_runs(records: list[InstructionRecord], pipeline: PipelineTicks | None) -> float:
+    """How many of its runs a computation of layers spends in idle ticks of a pipeline."""
     runs = records[0].runs
     if pipeline is None or runs % pipeline.total or not any(map(_is_of_layers, records)):
         return 0.0
@@ -121,30 +122,91 @@ def by_computation(costs: ProgramCosts) -> Iterable[list[InstructionRecord]]:
     return found.values()
 
 
-def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[Work]:
+@dataclass(kw_only=True)
+class _Copy:
+    waited_for: int
+    cause: str
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class HostBus:
+    """One direction of the bus between HBM and host memory, simulated up to a time.
+
+    Several copies are in flight at once. The program's text does not say which one gets the bus
+    first; here it is the one that the program waits for first. A public profile of Llama-shaped
+    layers with offloaded activations on a v6e (scripts/results) shows no wait for such copies,
+    which together take nearly as long as a layer's forward pass: served in start order, they would
+    make most of it waits.
+
+    Attributes:
+        lane: its name.
+        now: the time up to which it is known what the bus carried.
+        left: unfinished copies by name, with the seconds that each still takes.
+    """
+
+    lane: str
+    now: float = 0.0
+    left: dict[str, _Copy] = field(default_factory=dict)
+
+    def begin(self, name: str, cause: str, seconds: float, waited_for: int) -> None:
+        """Begins a copy at `now`; call `serve` first to advance it.
+
+        Args:
+            name: the copy's instruction.
+            cause: the cause that its time is booked under.
+            seconds: its time with nothing else on the bus.
+            waited_for: position of the instruction that waits for it.
+        """
+        self.left[name] = _Copy(waited_for=waited_for, cause=cause, seconds=seconds)
+
+    def serve(self, until: float) -> Iterator[Interval]:
+        """What the bus carries up to a time."""
+        while self.left and self.now < until:
+            yield self._carry(until - self.now)
+        self.now = max(self.now, until)
+
+    def finish(self, name: str) -> Iterator[Interval]:
+        """What the bus carries until a copy is done."""
+        while name in self.left:
+            yield self._carry(self.left[name].seconds)
+
+    def _carry(self, most: float) -> Interval:
+        name = min(self.left, key=lambda name: self.left[name].waited_for)
+        copy, start = self.left[name], self.now
+        if copy.seconds <= most:
+            del self.left[name]
+            self.now += copy.seconds
+        else:
+            copy.seconds -= most
+            self.now += most
+        return Interval((self.lane,), copy.cause, start, self.now)
+
+
+def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[Interval]:
     """What the units and the lanes do while a computation runs once."""
     records = list(records)
     places = {record.started_by: place for place, record in enumerate(records) if record.started_by}
-    buses = {lane: HostBus() for lane in HOST_LANES}
+    buses = {lane: HostBus(lane=lane) for lane in HOST_LANES}
     now = 0.0
     under_way: dict[
-        str, tuple[Work, list[Work]]
+        str, tuple[Interval, list[Interval]]
     ] = {}  # a start → its transfer, and those before it
-    carried: dict[str, list[Work]] = defaultdict(list)  # what each lane carries, in order
+    carried: dict[str, list[Interval]] = defaultdict(list)  # what each lane carries, in order
     for record in records:
         only_waits = record.opcode.endswith(("-done", "-update"))
         for part in () if only_waits else durations.of(record):
             if bus := buses.get(part.lanes[0]) if part.lanes else None:
-                yield from _carried(part.lanes, bus.serve(now))
+                yield from bus.serve(now)
                 place = places.get(record.name, len(records)) if record.is_start else -1
                 bus.begin(record.name, part.cause, part.seconds, place)
                 if not record.is_start:
-                    yield from _waits(bus, part.lanes, record.name, now)
+                    yield from _waits(bus, record.name, now)
                     now = bus.now
                 continue
             before = max((carried[lane] for lane in part.lanes), key=_ends, default=[])
             start = max(now, _ends(before))
-            own = Work(part.lanes, part.cause, start, start + part.seconds)
+            own = Interval(part.lanes, part.cause, start, start + part.seconds)
             yield own
             ahead = [work for work in before if work.end > now]
             for lane in part.lanes:
@@ -157,54 +219,49 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
             now = own.end
         if record.opcode.endswith("-update"):
             continue
-        for lane, bus in buses.items():
+        for bus in buses.values():
             if record.started_by in bus.left:
-                yield from _carried((lane,), bus.serve(now))
-                yield from _waits(bus, (lane,), record.started_by, now)
+                yield from bus.serve(now)
+                yield from _waits(bus, record.started_by, now)
                 now = max(now, bus.now)
         if record.started_by in under_way:
             own, ahead = under_way.pop(record.started_by)
             yield from _waits_for(own, ahead, now)
             now = max(now, own.end)
-    for lane, bus in buses.items():
-        yield from _carried((lane,), bus.serve(now))
+    for bus in buses.values():
+        yield from bus.serve(now)
         for name in list(bus.left):
-            yield from _waits(bus, (lane,), name, now)
+            yield from _waits(bus, name, now)
             now = max(now, bus.now)
     for own, ahead in under_way.values():
         yield from _waits_for(own, ahead, now)
         now = max(now, own.end)
 
 
-def _ends(works: list[Work]) -> float:
+def _ends(works: list[Interval]) -> float:
     """When a lane is free again."""
     return works[-1].end if works else 0.0
 
 
-def _waits_for(own: Work, ahead: list[Work], now: float) -> Iterator[Work]:
+def _waits_for(own: Interval, ahead: list[Interval], now: float) -> Iterator[Interval]:
     """The units wait for a transfer; as long as its lane carries others, for those."""
     for work in (*ahead, own):
         if work.end > now:
-            yield Work((), work.cause, now, work.end, is_wait=True)
+            yield Interval((), work.cause, now, work.end, is_wait=True)
             now = work.end
 
 
-def _carried(lanes: tuple[str, ...], stretches: Iterable[Stretch]) -> Iterator[Work]:
-    for cause, start, end in stretches:
-        yield Work(lanes, cause, start, end)
-
-
-def _waits(bus: HostBus, lanes: tuple[str, ...], name: str, now: float) -> Iterator[Work]:
+def _waits(bus: HostBus, name: str, now: float) -> Iterator[Interval]:
     """The rest of a copy that the units wait for."""
     if name not in bus.left:
         return
     cause = bus.left[name].cause
-    yield from _carried(lanes, bus.finish(name))
-    yield Work((), cause, now, bus.now, is_wait=True)
+    yield from bus.finish(name)
+    yield Interval((), cause, now, bus.now, is_wait=True)
 
 
-def _summed(records: Iterable[InstructionRecord], durations: Durations) -> Timeline:
-    line = Timeline()
+def _summed(records: Iterable[InstructionRecord], durations: Durations) -> PredictedTime:
+    line = PredictedTime()
     for work in walk(records, durations):
         if work.lanes:
             line.transfers[work.cause] += work.seconds

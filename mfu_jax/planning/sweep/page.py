@@ -8,7 +8,7 @@ from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, 
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.pages.svg import chart, line, text
 from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.planning.sweep.running import Row, SweepResult, fastest_first
+from mfu_jax.planning.sweep.running import SweepResult, SweepRow, fastest_first
 from mfu_jax.util.formatting import percent
 
 _GIB = 2**30
@@ -66,11 +66,11 @@ def _picture(result: SweepResult) -> Markup:
     return joined([picture, key(_KEY)])
 
 
-def _x(row: Row) -> float:
+def _x(row: SweepRow) -> float:
     return (row.memory_peak_bytes or 0) / _GIB
 
 
-def _y(row: Row) -> float:
+def _y(row: SweepRow) -> float:
     return 1e6 / (row.tokens_per_sec_per_chip or 1.0)
 
 
@@ -80,7 +80,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _places(rows: Sequence[Row]) -> list[tuple[float, float]]:
+def _places(rows: Sequence[SweepRow]) -> list[tuple[float, float]]:
     (left, right), (low, high) = _ends([_x(r) for r in rows]), _ends([_y(r) for r in rows])
     return [
         (
@@ -91,7 +91,7 @@ def _places(rows: Sequence[Row]) -> list[tuple[float, float]]:
     ]
 
 
-def _dot(row: Row, place: tuple[float, float]) -> Markup:
+def _dot(row: SweepRow, place: tuple[float, float]) -> Markup:
     named = " ".join(f"{key}={text}" for key, text in row.values.items())
     about = f"{named}: {_x(row):.2f} GiB, {row.tokens_per_sec_per_chip:,.0f} tokens/s/chip"
     kind = "compiled" if row.source == "compiled" else "estimated"
@@ -105,7 +105,7 @@ def _dot(row: Row, place: tuple[float, float]) -> Markup:
     )
 
 
-def _axes(rows: Sequence[Row]) -> Iterator[Markup]:
+def _axes(rows: Sequence[SweepRow]) -> Iterator[Markup]:
     (left, right), (low, high) = _ends([_x(r) for r in rows]), _ends([_y(r) for r in rows])
     bottom, end = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     for tick in range(_TICKS + 1):
@@ -124,8 +124,8 @@ def _table(result: SweepResult) -> Markup:
         return "" if value is None else words.format(value)
 
     first, *others = result.rows[0].values
-    columns: list[Column[Row] | Word[Row]] = [
-        *(Word[Row](key, lambda row, key=key: row.values[key]) for key in others),  # type: ignore[misc]
+    columns: list[Column[SweepRow] | Word[SweepRow]] = [
+        *(Word[SweepRow](key, lambda row, key=key: row.values[key]) for key in others),  # type: ignore[misc]
         Word("fits", lambda row: {True: "fits", False: "too large", None: "?"}[row.fits]),
         Column(
             "GiB",

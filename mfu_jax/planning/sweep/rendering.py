@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.planning.sweep.running import Row, SweepResult, fastest_first
+from mfu_jax.planning.sweep.running import SweepResult, SweepRow, fastest_first
 from mfu_jax.util.formatting import columns, percent
 
 _WIDTH, _HEIGHT = 64, 14
@@ -41,7 +41,7 @@ def _table(result: SweepResult) -> list[str]:
     return lines + [f"  {_named(row)}: {note}" for note, row in why.items()]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: SweepRow) -> tuple[str, ...]:
     numbers = (
         f"{row.memory_peak_bytes / _GIB:.2f}" if row.memory_peak_bytes else "",
         f"{row.step_time_seconds:.4g}" if row.step_time_seconds else "",
@@ -52,11 +52,11 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (_VERDICT[row.fits], *numbers, f"{row.source}{star}")
 
 
-def _named(row: Row) -> str:
+def _named(row: SweepRow) -> str:
     return " ".join(f"{key}={text}" for key, text in row.values.items())
 
 
-def _plot(rows: Sequence[Row]) -> list[str]:
+def _plot(rows: Sequence[SweepRow]) -> list[str]:
     """Memory on x, time per token on y; `#` compiled, `o` estimated, `*` Pareto-optimal."""
     points = [
         (row.memory_peak_bytes / _GIB, 1e6 / row.tokens_per_sec_per_chip, row)

@@ -10,10 +10,9 @@ from typing import Any, Literal
 from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation.compiling import NoCompilerError
 from mfu_jax.planning.result.plan import Plan
-from mfu_jax.planning.sweep.outcomes import Outcome, outcome_of
+from mfu_jax.planning.sweep.outcomes import Outcome, StateFile, outcome_of
 from mfu_jax.planning.sweep.search import Analytic, Search, same_but_remat
-from mfu_jax.planning.sweep.space import Point
-from mfu_jax.planning.sweep.state_file import StateFile
+from mfu_jax.planning.sweep.space import SweepPoint
 
 _SMALL = 3  # points; a sweep this small may compile all of them
 
@@ -21,7 +20,7 @@ Source = Literal["compiled", "estimated", "ruled out", "invalid", "failed", "unk
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SweepRow:
     """One point of a finished sweep. Unknown numbers are None.
 
     Attributes:
@@ -64,8 +63,8 @@ class SweepResult:
 
     target: str
     memory_limit_bytes: int
-    rows: tuple[Row, ...]
-    winner: Row | None
+    rows: tuple[SweepRow, ...]
+    winner: SweepRow | None
     flags: str
     compiles: int
     resumed: int
@@ -94,11 +93,11 @@ class Sweep:
     """
 
     target: str
-    points: Sequence[Point]
-    flags: Callable[[Point], Sequence[str]]
-    compile: Callable[[Point, float | None], Plan]
-    invalid: Callable[[Point], str]
-    analytic: Callable[[Point], Analytic]
+    points: Sequence[SweepPoint]
+    flags: Callable[[SweepPoint], Sequence[str]]
+    compile: Callable[[SweepPoint, float | None], Plan]
+    invalid: Callable[[SweepPoint], str]
+    analytic: Callable[[SweepPoint], Analytic]
     limit_bytes: int
     most_compiles: int | None = None
     budget_seconds: float | None = None
@@ -168,7 +167,7 @@ class _Runner:
         self.began = sweep.monotonic()
         self.compiles = 0
         self.longest = 0.0
-        self.failures: dict[Point, str] = {}
+        self.failures: dict[SweepPoint, str] = {}
         self.notes: list[str] = []
 
     def run(self) -> None:
@@ -190,7 +189,7 @@ class _Runner:
             return None
         return max(0.0, self.sweep.budget_seconds - (self.sweep.monotonic() - self.began))
 
-    def _compile(self, point: Point, seconds: float | None) -> None:
+    def _compile(self, point: SweepPoint, seconds: float | None) -> None:
         self.compiles += 1
         self.progress(f"compile {self.compiles} of at most {self.most}: {point}")
         began = self.sweep.monotonic()
@@ -218,21 +217,24 @@ def _resume(search: Search, state: StateFile | None) -> int:
 
 
 def _row(
-    point: Point, search: Search, reasons: Mapping[Point, str], failures: Mapping[Point, str]
-) -> Row:
+    point: SweepPoint,
+    search: Search,
+    reasons: Mapping[SweepPoint, str],
+    failures: Mapping[SweepPoint, str],
+) -> SweepRow:
     if reasons[point]:
-        return Row(values=point.values, source="invalid", note=reasons[point])
+        return SweepRow(values=point.values, source="invalid", note=reasons[point])
     if point in failures:
-        return Row(values=point.values, source="failed", note=failures[point])
+        return SweepRow(values=point.values, source="failed", note=failures[point])
     if outcome := search.outcomes.get(point):
         return _compiled_row(point, outcome)
     if why := search.ruled_out(point):
-        return Row(values=point.values, source="ruled out", fits=False, note=why)
+        return SweepRow(values=point.values, source="ruled out", fits=False, note=why)
     return _estimated_row(point, search)
 
 
-def _compiled_row(point: Point, outcome: Outcome) -> Row:
-    return Row(
+def _compiled_row(point: SweepPoint, outcome: Outcome) -> SweepRow:
+    return SweepRow(
         values=point.values,
         source="compiled",
         fits=outcome.fits,
@@ -243,11 +245,11 @@ def _compiled_row(point: Point, outcome: Outcome) -> Row:
     )
 
 
-def _estimated_row(point: Point, search: Search) -> Row:
+def _estimated_row(point: SweepPoint, search: Search) -> SweepRow:
     fits = search.predicted_to_fit(point)
     found = search.estimate(point)
     if found:
-        return Row(
+        return SweepRow(
             values=point.values,
             source="estimated",
             fits=fits,
@@ -256,10 +258,12 @@ def _estimated_row(point: Point, search: Search) -> Row:
             tokens_per_sec_per_chip=found.tokens_per_sec_per_chip,
             mfu=found.mfu,
         )
-    return _by_flops(point, fits, search) or Row(values=point.values, source="unknown", fits=fits)
+    return _by_flops(point, fits, search) or SweepRow(
+        values=point.values, source="unknown", fits=fits
+    )
 
 
-def _by_flops(point: Point, fits: bool | None, search: Search) -> Row | None:
+def _by_flops(point: SweepPoint, fits: bool | None, search: Search) -> SweepRow | None:
     """An estimate from a compiled point with another remat policy, scaled by executed FLOPs."""
     mine = search.analytic[point].executed_flops
     compiled = ((p, o) for p, o in search.outcomes.items() if o.fits and same_but_remat(p, point))
@@ -270,7 +274,7 @@ def _by_flops(point: Point, fits: bool | None, search: Search) -> Row | None:
     seconds = outcome.step_time_seconds * mine / theirs
     share = point.batch / other.batch * outcome.step_time_seconds / seconds
     rate, mfu = outcome.tokens_per_sec_per_chip, outcome.mfu
-    return Row(
+    return SweepRow(
         values=point.values,
         source="estimated",
         fits=fits,
@@ -281,14 +285,14 @@ def _by_flops(point: Point, fits: bool | None, search: Search) -> Row | None:
     )
 
 
-_NONE: tuple[Point | None, Outcome | None] = (None, None)
+_NONE: tuple[SweepPoint | None, Outcome | None] = (None, None)
 
 
-def _with_pareto(rows: Sequence[Row]) -> list[Row]:
+def _with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
     """Marks the points that fit and that no other point beats in memory and time per token."""
     candidates = [r for r in rows if r.fits and r.memory_peak_bytes and _speed(r)]
 
-    def beaten(row: Row) -> bool:
+    def beaten(row: SweepRow) -> bool:
         return any(
             (other.memory_peak_bytes or 0) <= (row.memory_peak_bytes or 0)
             and _speed(other) >= _speed(row)
@@ -299,7 +303,7 @@ def _with_pareto(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, pareto=row in candidates and not beaten(row)) for row in rows]
 
 
-def _faster(rows: Sequence[Row], winner: Row | None) -> list[str]:
+def _faster(rows: Sequence[SweepRow], winner: SweepRow | None) -> list[str]:
     """A note on a point that may be faster than the winner but was not compiled."""
     first = fastest_first([row for row in rows if row.fits and row.source == "estimated"])[:1]
     if not first or winner is None or _speed(first[0]) <= _speed(winner):
@@ -308,7 +312,7 @@ def _faster(rows: Sequence[Row], winner: Row | None) -> list[str]:
     return [f"{named} may be faster, by its estimate; it was not compiled"]
 
 
-def fastest_first(rows: Sequence[Row]) -> list[Row]:
+def fastest_first(rows: Sequence[SweepRow]) -> list[SweepRow]:
     """Points sorted by speed: first those that fit, then those that may, then those that do not."""
     return sorted(rows, key=lambda row: (-_VERDICTS.index(row.fits), -_speed(row)))
 
@@ -316,11 +320,11 @@ def fastest_first(rows: Sequence[Row]) -> list[Row]:
 _VERDICTS = (False, None, True)
 
 
-def _speed(row: Row) -> float:
+def _speed(row: SweepRow) -> float:
     if row.tokens_per_sec_per_chip:
         return row.tokens_per_sec_per_chip
     return 1 / row.step_time_seconds if row.step_time_seconds else 0.0
 
 
-def _first(failures: Mapping[Point, str]) -> str:
+def _first(failures: Mapping[SweepPoint, str]) -> str:
     return next(iter(failures.values()))

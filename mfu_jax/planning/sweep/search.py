@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mfu_jax.planning.sweep.outcomes import Estimate, Outcome, estimate
-from mfu_jax.planning.sweep.space import Point
+from mfu_jax.planning.sweep.outcomes import EstimatedOutcome, Outcome, estimate
+from mfu_jax.planning.sweep.space import SweepPoint
 
 REMAT = "remat_policy"
 # Each policy keeps a subset of what the one before it keeps, and recomputes the rest.
@@ -49,38 +49,41 @@ class Search:
     """
 
     def __init__(
-        self, points: Sequence[Point], analytic: Callable[[Point], Analytic], limit_bytes: int
+        self,
+        points: Sequence[SweepPoint],
+        analytic: Callable[[SweepPoint], Analytic],
+        limit_bytes: int,
     ) -> None:
         self.points = list(points)
         self.limit_bytes = limit_bytes
-        self.outcomes: dict[Point, Outcome] = {}
-        self.failed: set[Point] = set()
+        self.outcomes: dict[SweepPoint, Outcome] = {}
+        self.failed: set[SweepPoint] = set()
         self.analytic = {point: analytic(point) for point in self.points}
-        self._groups: dict[tuple[tuple[str, str], ...], list[Point]] = defaultdict(list)
+        self._groups: dict[tuple[tuple[str, str], ...], list[SweepPoint]] = defaultdict(list)
         for point in sorted(self.points, key=lambda p: p.batch):
             self._groups[point.group].append(point)
 
-    def record(self, point: Point, outcome: Outcome) -> None:
+    def record(self, point: SweepPoint, outcome: Outcome) -> None:
         """Records that a point was compiled."""
         self.outcomes[point] = outcome
         if outcome.limit_bytes:
             self.limit_bytes = min(self.limit_bytes or outcome.limit_bytes, outcome.limit_bytes)
 
-    def fail(self, point: Point) -> None:
+    def fail(self, point: SweepPoint) -> None:
         """Records that a point could not be compiled; the rest of its group would fail as well."""
         self.failed.update(self._groups[point.group])
 
-    def next(self) -> Point | None:
+    def next(self) -> SweepPoint | None:
         """The point to compile next; None if no other point could win."""
         wanted = [point for group in self._groups for point in self._wanted(group)]
         return min(wanted, key=self._order) if wanted else None
 
-    def best(self) -> Point | None:
+    def best(self) -> SweepPoint | None:
         """The fastest compiled point that fits."""
         fitting = [point for point, outcome in self.outcomes.items() if outcome.fits]
         return max(fitting, key=lambda p: _speed(self.outcomes[p]), default=None)
 
-    def estimate(self, point: Point) -> Estimate | None:
+    def estimate(self, point: SweepPoint) -> EstimatedOutcome | None:
         """The estimate for a point that was not compiled."""
         alike = [
             self._known(group)
@@ -89,7 +92,7 @@ class Search:
         ]
         return estimate(point.batch, self._known(point.group), alike)
 
-    def ruled_out(self, point: Point) -> str:
+    def ruled_out(self, point: SweepPoint) -> str:
         """Why a point that was not compiled cannot fit; empty if it may."""
         state = self.analytic[point].state_bytes
         if self.limit_bytes and state > self.limit_bytes:
@@ -99,7 +102,7 @@ class Search:
                 return f"{other} does not fit, and needs less"
         return ""
 
-    def predicted_to_fit(self, point: Point) -> bool | None:
+    def predicted_to_fit(self, point: SweepPoint) -> bool | None:
         """Whether a point that was not compiled is expected to fit; None if not known."""
         if self.ruled_out(point):
             return False
@@ -115,7 +118,7 @@ class Search:
     def _known(self, group: tuple[tuple[str, str], ...]) -> list[Outcome]:
         return [self.outcomes[p] for p in self._groups[group] if p in self.outcomes]
 
-    def _wanted(self, group: tuple[tuple[str, str], ...]) -> Iterator[Point]:
+    def _wanted(self, group: tuple[tuple[str, str], ...]) -> Iterator[SweepPoint]:
         """At most one point of a group: its first, or the largest one that is likely to fit."""
         known = self._known(group)
         open_points = [
@@ -135,11 +138,11 @@ class Search:
             if self._could_win(point):
                 yield point
 
-    def _likely(self, point: Point) -> bool:
+    def _likely(self, point: SweepPoint) -> bool:
         found = self.estimate(point)
         return found is not None and found.peak_bytes <= self.limit_bytes
 
-    def _doubtful(self, larger: Sequence[Point], known: Sequence[Outcome]) -> list[Point]:
+    def _doubtful(self, larger: Sequence[SweepPoint], known: Sequence[Outcome]) -> list[SweepPoint]:
         """The next larger batch, unless its estimate clearly exceeds the limit."""
         found = self.estimate(larger[0]) if larger else None
         fitting = sum(outcome.fits for outcome in known)
@@ -148,7 +151,7 @@ class Search:
             return []
         return [larger[0]]
 
-    def _could_win(self, point: Point) -> bool:
+    def _could_win(self, point: SweepPoint) -> bool:
         """Whether a group's largest batch could be faster than what was compiled."""
         best = self.best()
         if best is None:
@@ -164,14 +167,14 @@ class Search:
         fewer = mine / point.batch < theirs / best.batch
         return fewer or largest.batch > best.batch
 
-    def _farthest(self, point: Point) -> Point:
+    def _farthest(self, point: SweepPoint) -> SweepPoint:
         """The group's largest batch that may fit; just `point` once two compiled batches fit."""
         if sum(outcome.fits for outcome in self._known(point.group)) > 1:
             return point
         group = self._groups[point.group]
         return [p for p in group if p == point or not self.ruled_out(p)][-1]
 
-    def _order(self, point: Point) -> tuple[bool, float, float]:
+    def _order(self, point: SweepPoint) -> tuple[bool, float, float]:
         """Sort key: groups with a compiled point last, as the others may rule more out."""
         flops = self.analytic[point].executed_flops
         compiled = bool(self._known(point.group))
@@ -181,7 +184,7 @@ class Search:
         return compiled, -speed if compiled else per_sequence, -point.batch
 
 
-def same_but_remat(one: Point, other: Point) -> bool:
+def same_but_remat(one: SweepPoint, other: SweepPoint) -> bool:
     """Whether two points differ only in what is recomputed and in the batch."""
     first, second = dict(one.group), dict(other.group)
     first.pop(REMAT, None)
@@ -189,7 +192,7 @@ def same_but_remat(one: Point, other: Point) -> bool:
     return first == second
 
 
-def _needs_more(one: Point, other: Point) -> bool:
+def _needs_more(one: SweepPoint, other: SweepPoint) -> bool:
     """Whether `one` certainly needs at least as much memory as `other`."""
     if not same_but_remat(one, other) or one.batch < other.batch:
         return False

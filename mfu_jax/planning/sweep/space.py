@@ -16,7 +16,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One combination.
 
     Attributes:
@@ -44,7 +44,7 @@ class Point:
         return " ".join(f"{key}={text}" for key, text in self.pairs)
 
 
-def split(values: Mapping[str, str]) -> tuple[dict[str, str], list[Point]]:
+def split(values: Mapping[str, str]) -> tuple[dict[str, str], list[SweepPoint]]:
     """The keys with one value, and the points of the keys that are swept.
 
     Args:
@@ -71,7 +71,8 @@ def split(values: Mapping[str, str]) -> tuple[dict[str, str], list[Point]]:
     if count > _MOST_POINTS:
         raise UserError(f"the sweep has {count:,} points; expected at most {_MOST_POINTS:,}")
     points = [
-        Point(tuple(zip(swept, texts, strict=True))) for texts in itertools.product(*swept.values())
+        SweepPoint(tuple(zip(swept, texts, strict=True)))
+        for texts in itertools.product(*swept.values())
     ]
     fixed = {key: text for key, text in values.items() if key not in swept}
     return fixed, points

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape
+from mfu_jax.flops.executed.records import ArrayShape
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     idle_time,

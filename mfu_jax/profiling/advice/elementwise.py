@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,

@@ -19,7 +19,7 @@ from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.timeline.devices import Program
 
 if TYPE_CHECKING:
-    from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+    from mfu_jax.flops.executed.records import InstructionRecord
     from mfu_jax.profiling.join.programs import KnownProgram
 
 _OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.profiling.advice.stats import (
     LEAST,
     ProfileStats,

@@ -21,7 +21,7 @@ from mfu_jax.profiling.join.ops import Join, work_by_name
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable, Program
 
 if TYPE_CHECKING:
-    from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+    from mfu_jax.flops.executed.records import InstructionRecord
     from mfu_jax.profiling.join.programs import KnownProgram
 
 AlignmentScores = npt.NDArray[np.int32]

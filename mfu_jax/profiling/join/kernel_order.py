@@ -19,7 +19,7 @@ from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable
 
 if TYPE_CHECKING:
-    from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+    from mfu_jax.flops.executed.records import InstructionRecord
     from mfu_jax.profiling.join.programs import KnownProgram
 
 

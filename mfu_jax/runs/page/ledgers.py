@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup, number, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.runs.goodput.run_time import MEANING, Attempt, Part
+from mfu_jax.runs.goodput.run_time import MEANING, Attempt, TimeSlice
 from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.runs.report.setup import ComponentRow, LedgerRow
@@ -85,8 +85,8 @@ def _step(step: int | None) -> str:
     return "none" if step is None else f"{step:,}"
 
 
-def _parts(by: str, parts: Sequence[Part]) -> Iterator[Markup]:
-    columns: list[Column[Part] | Word[Part]] = [
+def _parts(by: str, parts: Sequence[TimeSlice]) -> Iterator[Markup]:
+    columns: list[Column[TimeSlice] | Word[TimeSlice]] = [
         Column("wall clock", lambda p: p.wall_seconds, lambda p: span(p.wall_seconds)),
         Column("goodput", lambda p: p.goodput, lambda p: percent(p.goodput)),
         Column("effective MFU", lambda p: p.effective_mfu, lambda p: percent(p.effective_mfu)),
@@ -98,7 +98,7 @@ def _parts(by: str, parts: Sequence[Part]) -> Iterator[Markup]:
         yield wide(table(by, parts, lambda part: part.name, columns))
 
 
-def _spent(category: str) -> Callable[[Part], float]:
+def _spent(category: str) -> Callable[[TimeSlice], float]:
     return lambda part: part.time.get(category, 0.0)
 
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.report.sidecars import read_beside
+from mfu_jax.runs.metrics.run_files import read_beside
 
 _DEVICES = re.compile(r"(\d+) × (.*)")
 _CONVENTION = re.compile(r"\((\w+)[:;)]")
@@ -96,7 +96,7 @@ class ComponentRow(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCount:
+class ModelBreakdown:
     """A model's FLOPs from its config, per step and device.
 
     Attributes:
@@ -108,7 +108,7 @@ class ModelCount:
     conventions: Mapping[str, float] = field(default_factory=dict)
 
 
-def count_model(config: Any, convention: str) -> ModelCount:
+def count_model(config: Any, convention: str) -> ModelBreakdown:
     """Counts a model.
 
     Args:
@@ -122,7 +122,7 @@ def count_model(config: Any, convention: str) -> ModelCount:
 
     rows = flops_breakdown(config, convention)
     counted = compare_conventions(config)
-    return ModelCount(
+    return ModelBreakdown(
         components=tuple(
             ComponentRow(row.layer, row.component, row.repeats, row.training_flops) for row in rows
         ),
@@ -130,7 +130,7 @@ def count_model(config: Any, convention: str) -> ModelCount:
     )
 
 
-def count_logged_model(setup: Setup) -> ModelCount:
+def count_logged_model(setup: Setup) -> ModelBreakdown:
     """The model of a run of the reference trainer, from its logged settings; else empty."""
     from mfu_jax.flops.analytic.maxtext_keys import override_keys, parse_override
     from mfu_jax.flops.analytic.sources import as_model_config
@@ -139,8 +139,8 @@ def count_logged_model(setup: Setup) -> ModelCount:
     try:
         fields = {k: parse_override(k, v) for k, v in setup.config.items() if k in known}
         if not fields:
-            return ModelCount()
+            return ModelBreakdown()
         config = as_model_config(types.SimpleNamespace(**fields))
         return count_model(config, setup.convention or "maxtext")
     except UserError:  # settings of another trainer or version
-        return ModelCount()
+        return ModelBreakdown()

@@ -14,8 +14,8 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.planning.result.plan import Work
-from mfu_jax.planning.step_sources import executed_flops_of, turns_of, work_of
+from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.step_sources import executed_flops_of, pipeline_ticks, work_of
 from mfu_jax.planning.sweep.search import Analytic
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.config.mesh_axes import (
@@ -67,12 +67,12 @@ class TrainerStep:
         """The same words: the trainer runs exactly what was planned."""
         return self.words(values)
 
-    def work(self, values: Mapping[str, str]) -> Work:
+    def work(self, values: Mapping[str, str]) -> StepWork:
         """What the step is for."""
         config = load(self.words(values))
         return self.placed(work_of(config, config.convention), values)
 
-    def placed(self, work: Work, values: Mapping[str, str]) -> Work:
+    def placed(self, work: StepWork, values: Mapping[str, str]) -> StepWork:
         """The work, with what the mesh decides.
 
         A device gathers the rows of its neighbours along the expert axis, too, and multiplies those
@@ -83,7 +83,7 @@ class TrainerStep:
             work,
             own_rows=1 / (config.expert * config.dcn_expert_parallelism),
             mesh=self._mesh(config),
-            pipeline=turns_of(
+            pipeline=pipeline_ticks(
                 config,
                 config.pipeline * config.dcn_pipeline_parallelism,
                 config.num_layers_per_pipeline_stage,

@@ -11,7 +11,7 @@ from mfu_jax.flops.analytic.totals import (
     calculate_tokens_per_device,
     flops_breakdown,
 )
-from mfu_jax.flops.ledger import OVERHEAD_ATTENTION
+from mfu_jax.flops.names import OVERHEAD_ATTENTION
 from mfu_jax.layers.families import model_spec
 from mfu_jax.layers.stack.pipeline import PipelineSchedule, schedule_of
 from mfu_jax.trainer.config.pyconfig import Config

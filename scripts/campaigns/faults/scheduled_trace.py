@@ -15,13 +15,10 @@ from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.hlo.module import HloModule
 from mfu_jax.flops.executed.hlo.parsing import parse_hlo
-from mfu_jax.flops.executed.instruction_costs import (
-    InstructionRecord,
-    ProgramCosts,
-    instruction_costs,
-)
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.step_time.schedule import by_computation, timeline
+from mfu_jax.planning.step_time.schedule import by_computation, predicted_time
 from mfu_jax.planning.targets import Target
 from tests.support.accelerator_traces import write_trace
 from tests.support.xspace import Plane
@@ -69,7 +66,7 @@ class Schedule:
     @property
     def seconds(self) -> float:
         """Seconds per step by the planner, which adds them up without writing a trace."""
-        return timeline(self.costs, self._durations).seconds
+        return predicted_time(self.costs, self._durations).seconds
 
     def step(self) -> tuple[list[Op], float]:
         """The ops of a step, and its duration."""

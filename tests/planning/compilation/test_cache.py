@@ -68,7 +68,7 @@ def test_versions_and_xlas_environment_are_in_the_key(request_, monkeypatch):
         assert key_of(request_) != before
     assert key_of(request_) == before
     monkeypatch.setattr(
-        "mfu_jax.planning.compilation.installed_packages.versions", lambda: {"jax": "99"}
+        "mfu_jax.planning.compilation.child_process.versions", lambda: {"jax": "99"}
     )
     assert key_of(request_) != before
     assert installed_versions(request_.python) == {"jax": "99"}

@@ -15,8 +15,7 @@ from mfu_jax.planning.compilation.compiling import (
     compile_known_flags,
     compile_program,
 )
-from mfu_jax.planning.compilation.gpu_targets import target_config
-from mfu_jax.planning.targets import parse_target
+from mfu_jax.planning.targets import parse_target, target_config
 from tests.support.fake_compiler import TEXT
 from tests.support.paths import DATA
 

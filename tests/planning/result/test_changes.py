@@ -6,7 +6,7 @@ import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.planning.result.plan import make_plan
+from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import parse_target
 from tests.support.paths import RECORDED
 

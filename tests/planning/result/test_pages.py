@@ -7,9 +7,10 @@ import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.result.page import plan_page
-from mfu_jax.planning.result.plan import Work, make_plan
+from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.sweep.page import sweep_page
-from mfu_jax.planning.sweep.running import Row, SweepResult
+from mfu_jax.planning.sweep.running import SweepResult, SweepRow
 from mfu_jax.planning.targets import parse_target
 from tests.support.paths import RECORDED
 
@@ -17,7 +18,7 @@ from tests.support.paths import RECORDED
 @pytest.fixture(scope="module")
 def plan():
     text = lzma.decompress((RECORDED / "v5p_llama70b.hlo.xz").read_bytes()).decode()
-    work = Work(model_flops=7_360_126_541_365_248, tokens=16_384, convention="exact")
+    work = StepWork(model_flops=7_360_126_541_365_248, tokens=16_384, convention="exact")
     plan = make_plan(ProgramDump(text=text), parse_target(topology="v5p:8x8x8"), work=work)
     return plan.for_run(tokens=1e12, price=4.0)
 
@@ -69,7 +70,7 @@ def _result(*rows):
 
 def _row(**changes):
     known = {"memory_peak_bytes": 2**30, "tokens_per_sec_per_chip": 100.0, "fits": True}
-    return Row(values={"a": "<i>", "b": "2"}, **{"source": "compiled", **known, **changes})
+    return SweepRow(values={"a": "<i>", "b": "2"}, **{"source": "compiled", **known, **changes})
 
 
 def test_points_that_fit_are_drawn():

@@ -8,7 +8,8 @@ import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.compilation.compiling import TooLarge
-from mfu_jax.planning.result.plan import Work, make_plan, refused
+from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.result.planner import make_plan, refused
 from mfu_jax.planning.step_time.compared_runs import residuals
 from mfu_jax.planning.step_time.durations import Efficiencies
 from mfu_jax.planning.targets import parse_target
@@ -29,7 +30,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def plan(text):
-    work = Work(model_flops=MODEL, tokens=TOKENS, convention="exact")
+    work = StepWork(model_flops=MODEL, tokens=TOKENS, convention="exact")
     memory = {"peak_memory_in_bytes": 60 * 2**30, "argument_size_in_bytes": 2**30}
     return make_plan(ProgramDump(text=text, memory=memory), TARGET, work=work)
 

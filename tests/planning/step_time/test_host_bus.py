@@ -4,30 +4,33 @@ import pytest
 
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.step_time.host_bus import HostBus
-from mfu_jax.planning.step_time.schedule import timeline
+from mfu_jax.planning.step_time.schedule import HostBus, Interval, predicted_time
 from mfu_jax.planning.targets import parse_target
 
 TARGET = parse_target(topology="v5e:2x4")  # 1.5 GHz; 16 GB/s to the host are taken
 MILLISECOND = 1_500_000  # cycles
 
 
+def carried(start, end):
+    return Interval(("host up",), "host", start, end)
+
+
 def test_a_short_copy_that_is_waited_for_passes_a_long_one():
-    bus = HostBus()
+    bus = HostBus(lane="host up")
     bus.begin("long", "host", 10.0, waited_for=9)
-    assert list(bus.serve(2.0)) == [("host", 0.0, 2.0)]
+    assert list(bus.serve(2.0)) == [carried(0.0, 2.0)]
     bus.begin("short", "host", 1.0, waited_for=3)
-    assert list(bus.finish("short")) == [("host", 2.0, 3.0)]
-    assert list(bus.serve(5.0)) == [("host", 3.0, 5.0)]
-    assert list(bus.finish("long")) == [("host", 5.0, 11.0)]
+    assert list(bus.finish("short")) == [carried(2.0, 3.0)]
+    assert list(bus.serve(5.0)) == [carried(3.0, 5.0)]
+    assert list(bus.finish("long")) == [carried(5.0, 11.0)]
     assert (bus.now, bus.left) == (11.0, {})
 
 
 def test_an_idle_bus_saves_no_time_for_later():
-    bus = HostBus()
+    bus = HostBus(lane="host up")
     assert list(bus.serve(4.0)) == []
     bus.begin("copy", "host", 1.0, waited_for=0)
-    assert list(bus.finish("copy")) == [("host", 4.0, 5.0)]
+    assert list(bus.finish("copy")) == [carried(4.0, 5.0)]
 
 
 def _write(name, rows):
@@ -80,6 +83,6 @@ ENTRY %main ({arguments}) -> f32[8,{LONG}] {{
 }}
 """
     perfect = Efficiencies(host=1.0, cycles=1.0, hbm=1.0)
-    line = timeline(instruction_costs(text), Durations(target=TARGET, efficiencies=perfect))
+    line = predicted_time(instruction_costs(text), Durations(target=TARGET, efficiencies=perfect))
     assert line.seconds == pytest.approx(milliseconds * 1e-3, rel=1e-6)
     assert line.transfers["host"] == pytest.approx(3e-3)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape, InstructionShape
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, InstructionShape
 from mfu_jax.flops.scopes import FlopPhase
 from mfu_jax.planning.measured_runs import read_run
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.step_time.kernel_tiles import tiles_of_run
+from mfu_jax.planning.step_time.grouped_matmuls import tiles_of_run
 from mfu_jax.planning.targets import parse_target
 
 ROWS, GROUPS, EMBED, MLP = 294_912, 64, 2048, 1408  # deepseek2-16b, 24 sequences of 2048

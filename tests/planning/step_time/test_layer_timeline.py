@@ -8,7 +8,7 @@ import pytest
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.layer_timeline import largest_layer
-from mfu_jax.planning.step_time.schedule import timeline
+from mfu_jax.planning.step_time.schedule import predicted_time
 from mfu_jax.planning.targets import parse_target
 
 PERFECT = Efficiencies(kernel=1.0, matmul=1.0, hbm=1.0, link=1.0, host=1.0, cycles=1.0)
@@ -36,7 +36,7 @@ backend_config={"window_config":{"estimated_cycles":"1500000"}}
 def _layer(text):
     durations = Durations(target=parse_target(topology="v5e:2x4"), efficiencies=PERFECT)
     costs = instruction_costs(text)
-    return largest_layer(costs, durations), timeline(costs, durations)
+    return largest_layer(costs, durations), predicted_time(costs, durations)
 
 
 def test_a_transfer_beside_work_and_the_wait_for_its_rest():

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
-from mfu_jax.planning.step_time.bound import bounds
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.step_time.schedule import timeline
+from mfu_jax.planning.step_time.schedule import predicted_time
+from mfu_jax.planning.step_time.time_range import bounds
 from mfu_jax.planning.targets import parse_target
 from mfu_jax.profiling.join.programs import protos_of, text_of
 from mfu_jax.profiling.trace.xspace import Trace
@@ -39,7 +39,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_offloaded_arrays_take_the_time_that_they_took(text: str) -> None:
     costs, target = instruction_costs(text), parse_target(topology="v6e:2x2")
-    line = timeline(costs, Durations(target=target, efficiencies=Efficiencies()))
+    line = predicted_time(costs, Durations(target=target, efficiencies=Efficiencies()))
     assert line.seconds == pytest.approx(STEP_SECONDS, rel=0.05)
     least = bounds(costs, target, None)
     assert least["host"] == pytest.approx(3 * ARRAY / 32e9)
@@ -49,5 +49,5 @@ def test_offloaded_arrays_take_the_time_that_they_took(text: str) -> None:
 def test_additions_without_machine_code_take_the_time_that_they_took(text: str) -> None:
     scheduled = re.sub(r'"estimated_cycles":"\d+"', '"estimated_cycles":""', text)
     costs, target = instruction_costs(scheduled), parse_target(topology="v6e:2x2")
-    line = timeline(costs, Durations(target=target, efficiencies=Efficiencies()))
+    line = predicted_time(costs, Durations(target=target, efficiencies=Efficiencies()))
     assert line.by_cause["vector"] == pytest.approx(sum(ADDITIONS) / 1e3, rel=0.02)

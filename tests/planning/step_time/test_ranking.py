@@ -9,7 +9,7 @@ import pytest
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.planning.step_time.compared_runs import compared_runs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.step_time.schedule import timeline
+from mfu_jax.planning.step_time.schedule import predicted_time
 from mfu_jax.planning.targets import parse_target
 from tests.support.paths import RECORDED
 
@@ -27,7 +27,7 @@ def _costs(name):
 
 
 def _seconds(costs, target):
-    return timeline(costs, Durations(target=target, efficiencies=Efficiencies())).seconds
+    return predicted_time(costs, Durations(target=target, efficiencies=Efficiencies())).seconds
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -6,9 +6,9 @@ v5e: 1.5 GHz, 197e12 FLOP/s, 819e9 bytes/s, 45e9 bytes/s a link; a slice of 2x4 
 import pytest
 
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
-from mfu_jax.planning.step_time.bound import bounds
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
-from mfu_jax.planning.step_time.schedule import BUBBLE, Turns, timeline
+from mfu_jax.planning.step_time.schedule import BUBBLE, PipelineTicks, predicted_time
+from mfu_jax.planning.step_time.time_range import bounds
 from mfu_jax.planning.targets import parse_target
 
 PERFECT = Efficiencies(kernel=1.0, matmul=1.0, hbm=1.0, link=1.0, nvlink=1.0, host=1.0, cycles=1.0)
@@ -36,7 +36,7 @@ _PAIRS = "source_target_pairs={{0,1},{1,0}}"
 
 
 def _time(text, target=TARGET):
-    return timeline(instruction_costs(text), Durations(target=target, efficiencies=PERFECT))
+    return predicted_time(instruction_costs(text), Durations(target=target, efficiencies=PERFECT))
 
 
 def _entry(*lines):
@@ -75,7 +75,7 @@ def test_a_collective_is_that_of_its_mesh_axes(groups, cause):
     reduce = f"  %sum8 = f32[8] all-reduce(%x), replica_groups={{{groups}}}, {how}"
     costs = instruction_costs(_entry(reduce, _root("sum8")))
     mesh = {"data": 1, "fsdp": 4, "tensor": 2}
-    line = timeline(costs, Durations(target=TARGET, efficiencies=PERFECT, mesh=mesh))
+    line = predicted_time(costs, Durations(target=TARGET, efficiencies=PERFECT, mesh=mesh))
     assert [name for name in line.by_cause if name.startswith("all-reduce")] == [cause]
 
 
@@ -114,10 +114,10 @@ def test_what_layers_do_in_idle_turns_is_the_bubble():
     bodies = loop("layer", "jvp(decoder)/layers/mlp") + loop("head", "jvp(decoder)/logits_dense")
     text = _entry(*lines).replace("ENTRY", f"{condition}{bodies}ENTRY")
     durations = Durations(target=TARGET, efficiencies=PERFECT)
-    line = timeline(instruction_costs(text), durations, Turns(total=3, idle=1))
+    line = predicted_time(instruction_costs(text), durations, PipelineTicks(total=3, idle=1))
     assert line.by_cause[BUBBLE] == pytest.approx(2e-3, rel=1e-3)
     assert line.by_cause["vector"] == pytest.approx(10e-3, rel=1e-3)
-    assert line.seconds == timeline(instruction_costs(text), durations).seconds
+    assert line.seconds == predicted_time(instruction_costs(text), durations).seconds
 
 
 def test_what_stands_between_start_and_done_hides_the_transfer():

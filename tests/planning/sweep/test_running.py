@@ -7,9 +7,9 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation.compiling import NoCompilerError
+from mfu_jax.planning.sweep.outcomes import StateFile
 from mfu_jax.planning.sweep.running import Sweep, run
-from mfu_jax.planning.sweep.space import Point, split
-from mfu_jax.planning.sweep.state_file import StateFile
+from mfu_jax.planning.sweep.space import SweepPoint, split
 from tests.support.planned_models import GIB, LIMIT, Model
 
 SPACE = {"remat_policy": "none,minimal,full", "per_device_batch_size": "1..8"}
@@ -200,7 +200,7 @@ def test_points_of_a_mesh_are_not_compared_with_another():
 
 
 def test_a_point_is_its_pairs():
-    assert Point((("a", "1"),)) == Point((("a", "1"),))
+    assert SweepPoint((("a", "1"),)) == SweepPoint((("a", "1"),))
 
 
 class Squeezing(Model):
@@ -217,7 +217,7 @@ def test_refusals_that_say_little_are_halved(largest):
     model = Squeezing(**{**vars(MODEL), "activations_gib": {"full": 20 / (2 * largest - 2.5)}})
     assert model.peak("full", largest) <= LIMIT < model.peak("full", largest + 1)
     batches = map(str, range(1, 97))
-    points = [Point((("remat_policy", "full"), ("per_device_batch_size", b))) for b in batches]
+    points = [SweepPoint((("remat_policy", "full"), ("per_device_batch_size", b))) for b in batches]
     result = run(_sweep(Compiler(model), points))
     assert result.winner.values["per_device_batch_size"] == str(largest)
     assert result.compiles <= 9

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from mfu_jax.flops.analytic.huggingface.common import (
-    PLAIN_MLP,
+    GPT_STYLE,
     checked_length,
     decoder,
     equal_heads,
-    heads,
+    model_type,
     refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 def _layer_norm_decoder(c: Fields, **changes: object) -> ModelConfig:
-    """LayerNorm, a plain MLP, biases everywhere except in the head."""
-    values = {
-        "normalization": "layernorm",
-        "mlp_activations": PLAIN_MLP,
-        "attention_bias": True,
-        "use_bias": True,
-        **changes,
-    }
-    return decoder(c, **values)
+    return decoder(c, **{**GPT_STYLE, **changes})
 
 
 @model_type("gpt2", "gpt-sw3")
@@ -98,43 +89,6 @@ def gpt_neox_japanese(c: Fields) -> ModelConfig:
     )
 
 
-@model_type("ctrl")
-def ctrl(c: Fields) -> ModelConfig:
-    """Sinusoidal positions; biases everywhere, including the head."""
-    return _layer_norm_decoder(c, head_bias=True, mlp_dim=c.size("dff"), **equal_heads(c))
-
-
-@model_type("biogpt")
-def biogpt(c: Fields) -> ModelConfig:
-    """Learned positions, in a table with two extra rows."""
-    return _layer_norm_decoder(
-        c,
-        position_embedding="learned",
-        trainable_position_size=c.size("max_position_embeddings") + 2,
-        **equal_heads(c),
-    )
-
-
-@model_type("gptj", "codegen")
-def gptj(c: Fields) -> ModelConfig:
-    """Attention (without bias) and MLP in parallel after one norm; the head has a bias."""
-    return _layer_norm_decoder(
-        c,
-        attention_bias=False,
-        norms_per_layer=1,
-        head_bias=True,
-        mlp_dim=c.size("n_inner", 4 * c.size("hidden_size")),
-        **equal_heads(c),
-    )
-
-
-@model_type("gpt_neox")
-def gpt_neox(c: Fields) -> ModelConfig:
-    """LayerNorm, rotary positions, two norms even if attention and MLP are parallel."""
-    bias = c.flag("attention_bias", default=True)
-    return _layer_norm_decoder(c, attention_bias=bias, **equal_heads(c))
-
-
 @model_type("opt")
 def opt(c: Fields) -> ModelConfig:
     """Learned positions (two extra rows in the table); the token table may be narrower."""
@@ -171,29 +125,6 @@ def bloom(c: Fields) -> ModelConfig:
     return _layer_norm_decoder(c, embedding_norm=True, mlp_dim=4 * width, **equal_heads(c))
 
 
-@model_type("phi")
-def phi(c: Fields) -> ModelConfig:
-    """Attention and MLP in parallel after one norm; biases everywhere, including the head."""
-    qk_norm = c.flag("qk_layernorm")
-    return _layer_norm_decoder(
-        c,
-        norms_per_layer=1,
-        head_bias=True,
-        qk_norm="head" if qk_norm else "",
-        qk_norm_bias=qk_norm,
-        **heads(c),
-    )
-
-
-@model_type("persimmon")
-def persimmon(c: Fields) -> ModelConfig:
-    """LayerNorm on queries and keys, biases everywhere except in the head."""
-    qk_norm = c.flag("qk_layernorm", default=True)
-    return _layer_norm_decoder(
-        c, qk_norm="head" if qk_norm else "", qk_norm_bias=qk_norm, **equal_heads(c)
-    )
-
-
 @model_type("falcon")
 def falcon(c: Fields) -> ModelConfig:
     """One key/value head, several, or one per query head; norms depend on the kind of block."""
@@ -218,10 +149,3 @@ def falcon(c: Fields) -> ModelConfig:
         mlp_dim=c.size("ffn_hidden_size", 4 * c.size("hidden_size")),
         **sizes,
     )
-
-
-@model_type("starcoder2")
-def starcoder2(c: Fields) -> ModelConfig:
-    """One switch for every bias; a plain MLP."""
-    bias = c.flag("use_bias", default=True)
-    return _layer_norm_decoder(c, attention_bias=bias, use_bias=bias, **heads(c))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mfu_jax.flops.analytic.huggingface.common import tied_text, vision_encoder
-from mfu_jax.flops.analytic.huggingface.dense import llama
+from mfu_jax.flops.analytic.huggingface.common import (
+    TRANSLATIONS,
+    model_type,
+    tied_text,
+    vision_encoder,
+)
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.mixtures import llama4_text, qwen3_5_moe_text, qwen3_5_text
-from mfu_jax.flops.analytic.huggingface.registry import model_type
+from mfu_jax.flops.analytic.huggingface.mixtures import llama4_text, qwen3_5_moe_text
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 @model_type("emu3")
 def emu3(c: Fields) -> ModelConfig:
     """The text model, as built by AutoModelForCausalLM."""
-    return llama(c.nested("text_config", "emu3_text_model"))
+    return TRANSLATIONS["llama"](c.nested("text_config", "emu3_text_model"))
 
 
 @model_type("llama4")
@@ -45,7 +48,7 @@ def qwen3_5(c: Fields) -> ModelConfig:
 
     Images may have any size, given by image_size_for_vit; images_per_sequence is their number.
     """
-    return _qwen(c, "qwen3_5_text", qwen3_5_text)
+    return _qwen(c, "qwen3_5_text", TRANSLATIONS["qwen3_5_text"])
 
 
 @model_type("qwen3_5_moe")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
 from mfu_jax.flops.executed.records import InstructionRecord, MatmulShape
+from mfu_jax.flops.names import MASKED_PAIRS
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,
@@ -31,7 +32,6 @@ _BLOCK = 128  # queries
 _BLOCKED_MATMULS = 0.4  # of what leaving out masked pairs would save
 _IN_CACHES = 0.4  # of the time of other ops on the remaining scores
 _CACHE_BYTES = 2**20  # per core
-_MASKED = "masked pairs"
 
 
 def float32(stats: ProfileStats) -> tuple[float, str] | None:
@@ -252,6 +252,6 @@ def _is_of(dims: tuple[int, ...], scores: _AttentionScores) -> bool:
 
 def _masked_share(stats: ProfileStats, dots: list[OpTime]) -> float:
     ledger = stats.program.ledger
-    masked = sum(line.flops for line in ledger.lines if line.label == _MASKED)
+    masked = sum(line.flops for line in ledger.lines if line.label == MASKED_PAIRS)
     total = sum(op.runs * record_of(op).flops for op in dots)
     return min(1.0, max(0.0, masked / total)) if total else 0.0

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.profiling.timeline.devices import OpName, Program
 
 if TYPE_CHECKING:
-    from mfu_jax.flops.executed.records import InstructionRecord
     from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 
 

@@ -8,11 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.names import (
+    BELOW_PEAK,
+    EXPOSED_COMMUNICATION,
+    EXPOSED_COPIES,
+    IDLE,
+    LOOPS,
+    MFU,
+    NO_INSTRUCTION,
+    VECTOR_WORK,
+)
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
 from mfu_jax.pages.markup import Markup, joined, number, tag
 from mfu_jax.pages.tables import Column, Word, rest_row, table, wide
 from mfu_jax.profiling.breakdown.tables import TableRow
-from mfu_jax.profiling.breakdown.waterfall import MFU, Bar
+from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
@@ -21,13 +31,13 @@ _UNITS = "Seconds of a step, and points of MFU: percent of the step. They sum to
 
 # The class of a bar, by the start of its name; all others are work that is not the model's.
 _KINDS = (
-    ("idle", "idle"),
-    ("exposed communication", "communication"),
-    ("ops without", "unknown"),
-    ("loops and calls", "memory"),
-    ("exposed copies", "memory"),
-    ("memory-bound", "memory"),
-    ("matmuls below peak", "below"),
+    (IDLE, "idle"),
+    (EXPOSED_COMMUNICATION, "communication"),
+    (NO_INSTRUCTION, "unknown"),
+    (LOOPS, "memory"),
+    (EXPOSED_COPIES, "memory"),
+    (VECTOR_WORK, "memory"),
+    (BELOW_PEAK, "below"),
     (MFU, "model"),
 )
 

@@ -241,11 +241,11 @@ def _placed(
                 f"{overlap / 1e6:.1f} s before the end of the one before it; the time counts "
                 f"once, for the later one"
             )
-    _judge(placed)
+    _mark_repeated(placed)
     return placed
 
 
-def _judge(placed: Sequence[AttemptOnRunClock]) -> None:
+def _mark_repeated(placed: Sequence[AttemptOnRunClock]) -> None:
     """Finds which steps were repeated, and which are known because later attempts built on them."""
     redone: int | None = None
     for on_clock in reversed(placed):

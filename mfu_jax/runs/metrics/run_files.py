@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.journal.lines import journal_name
-from mfu_jax.storage.addresses import Address, open_object, path_of
-from mfu_jax.util.user_files import opened
+from mfu_jax.storage.addresses import Address, open_place, path_of
 
 
 def metrics_file_of(run: Path | Address) -> Path | Address:
@@ -50,7 +49,7 @@ def read_beside(metrics_file: str, name: Literal["setup", "summary", "hosts"]) -
     metrics = path_of(metrics_file)
     place = metrics.parent / f"{metrics.name}.{name}.json"
     try:
-        with open_object(place) if isinstance(place, Address) else opened(place, "JSON") as file:
+        with open_place(place, "JSON") as file:
             found = json.load(file)
     except (UserError, ValueError, RecursionError):
         return {}

@@ -118,7 +118,7 @@ def _header(dump: ProgramDump) -> dict[str, Any]:
 
 def _plain_model(model: ModelFlops) -> dict[str, Any]:
     values = dataclasses.asdict(model)
-    values["operations"] = _plain(model.operations)
+    values |= {key: _plain(values[key]) for key in ("operations", "avoidable")}
     return _plain(values)
 
 
@@ -155,15 +155,20 @@ def _model(
     convention: str,
     is_whole: bool,
     operations: Mapping[str, Any] | None = None,
+    avoidable: Mapping[str, Any] | None = None,
     overheads: Mapping[str, Any] | None = None,
     **flops: Any,
 ) -> ModelFlops:
-    named = {str(key): _exact(v) for key, v in (operations or {}).items()}
+    named, avoided = (
+        {str(key): _exact(v) for key, v in (found or {}).items()}
+        for found in (operations, avoidable)
+    )
     exact = {key: None if v is None else _exact(v) for key, v in flops.items()}
     return ModelFlops(
         convention=str(convention),
         is_whole=is_whole is True,
         operations=named,
+        avoidable=avoided,
         overheads=_integers(overheads or {}),
         **exact,  # type: ignore[arg-type]
     )

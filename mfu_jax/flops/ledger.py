@@ -28,6 +28,9 @@ from mfu_jax.util.formatting import columns
 # Model work that the compiler removed.
 REMOVED = "removed by XLA"
 _EVALUATION_NOTE = "forward work that trains nothing: a loss or metrics on the side"
+_WHY_REMOVED = (
+    "merged with equal work, moved out of a loop, not needed for a result, or elementwise"
+)
 _ON_HOST = "moved to the host"
 THREE_REAL = "complex products by three real ones"
 _FFT = re.compile(r"\bfft\)*$")
@@ -158,6 +161,7 @@ def compare_flops(
     overheads: Mapping[str, int] | None = None,
     is_whole: bool = False,
     operations: Mapping[str, int | Fraction] | None = None,
+    avoidable: Mapping[str, int | Fraction] | None = None,
     unaccounted: Sequence[str] = (),
     complex_products: int | Fraction = 0,
     checkpointed: int | Fraction = 0,
@@ -178,9 +182,11 @@ def compare_flops(
         overheads: other known program work beyond the model, by label, such as
             ``{"MoE one-hot and dispatch matmuls": …}``.
         is_whole: whether `model` was traced from the compiled function and both counts cover all
-            its work: anything missing from the program was then removed by the compiler.
-        operations: model FLOPs of one device, keyed as `FlopCount.by_operation`, to name what the
-            compiler removed.
+            its work.
+        operations: model FLOPs of one device, keyed as `FlopCount.by_operation`: the compiler
+            removed those that no instruction of the program is named after.
+        avoidable: the part of `operations` that the compiler may avoid, as in
+            `TracedCount.avoidable`.
         unaccounted: descriptions of work missing from `model` because it could not be counted.
         complex_products: the part of `model` in complex products, each counted as four real
             ones.
@@ -193,6 +199,8 @@ def compare_flops(
     if isinstance(model, FlopCount):
         convention, checkpointed = "dense", Fraction(model.rematerialized, devices)
         operations = {name: Fraction(n, devices) for name, n in model.by_operation.items()}
+        named = getattr(model, "avoidable", {})
+        avoidable = {name: Fraction(n, devices) for name, n in named.items()}
         unaccounted = [f"{i.name} {i.where} {i.shapes}: {i.reason}" for i in model.unaccounted]
         is_whole = not (model.unaccounted or executed.unaccounted)
         attention = Fraction(getattr(model, "activations", 0), devices)
@@ -206,6 +214,11 @@ def compare_flops(
         skipped = 0 if dense is None else round(dense) - model
         known -= _beside_kernels(round(attention) + skipped, operations or {}, executed)
         beyond = kernels - executed.repeated_attention - known
+        # Kernels compute every pair that the mask keeps, and at most all.
+        counts_all = convention == "dense" or (dense is not None and round(dense) == model)
+        least = -(round(attention) if counts_all else (overheads or {}).get(OVERHEAD_ATTENTION, 0))
+        most = 0 if counts_all else beyond if dense is None else skipped
+        beyond = max(least, min(most, beyond))
         note = "attention pairs that the kernels' blocks compute beyond it"
         lines.append(LedgerLine(label=MASKED_PAIRS, flops=beyond, note=note))
     elif dense is not None:
@@ -238,34 +251,39 @@ def compare_flops(
     lines.append(LedgerLine(label=OTHER, flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
     is_traced = is_whole or bool(operations)  # such a model includes the step's evaluations
-    if not is_traced and (beside := min(missing, executed.evaluation)) > 0:
-        lines.append(LedgerLine(label=EVALUATION, flops=beside, note=_EVALUATION_NOTE))
-        missing -= beside
+    if not is_traced and 0 < executed.evaluation <= missing:
+        lines.append(LedgerLine(label=EVALUATION, flops=executed.evaluation, note=_EVALUATION_NOTE))
     for label, flops in _beyond_whole_images(operations or {}, executed).items():
         note = "pieces of images multiply more than the whole: they overlap, or have zeros"
-        lines.append(LedgerLine(label=label, flops=max(0, min(missing, flops)), note=note))
-        missing -= lines[-1].flops
-    unnamed = min(missing, round(checkpointed) - executed.rematerialized)
+        lines.append(LedgerLine(label=label, flops=flops, note=note))
+    lacks, surplus = _differences(operations or {}, avoidable or {}, executed)
+    again = sum(round(n) for name, n in surplus.items() if name.startswith("backward "))
+    unnamed = min(again, round(checkpointed) - executed.rematerialized)
     if is_whole and unnamed > 0:
         note = "backward work that jax.checkpoint does again; its names do not say so"
         lines.append(LedgerLine(label="rematerialised backward", flops=unnamed, note=note))
-        missing -= unnamed
-    if is_whole and missing < 0 and (own := _own(-missing, operations or {}, executed)) > 0:
+    if is_whole and (own := _own(-missing, operations or {}, executed)) > 0:
         note = "the model has it as often: a shard_map asks for it, or rows of constants are alike"
         lines.append(LedgerLine(label="repeated by the model as well", flops=-own, note=note))
-        missing += own
-    if is_whole and missing < 0 and executed.host:
-        on_host = min(executed.host, -missing)
+    if is_whole and (on_host := _common(lacks, executed.host_operations)):
         note = "the host runs it instead (compute_on)"
-        lines.append(LedgerLine(label=_ON_HOST, flops=-on_host, note=note))
-        missing += on_host
-    if is_whole and missing < 0 and (fewer := _by_three(complex_products, -missing, executed)):
+        flops = -round(sum(on_host.values()))
+        lines.append(LedgerLine(label=_ON_HOST, flops=flops, note=note))
+        lacks = _less(lacks, on_host)
+    is_split = bool(complex_products) and executed.by_dtype.keys().isdisjoint(COMPLEX_DTYPES)
+    fewer, half = (
+        _shares_of(Fraction(1, n), lacks, operations or {}) if is_split else {} for n in (4, 2)
+    )
+    if is_whole and fewer:
         note = "a TPU multiplies three times and adds more often, instead of four products"
-        lines.append(LedgerLine(label=THREE_REAL, flops=max(missing, -fewer), note=note))
-        missing -= lines[-1].flops
-    if is_whole and missing < 0:
-        note = _removed(operations or {}, executed)
-        lines.append(LedgerLine(label=REMOVED, flops=missing, note=note))
+        flops = -round(sum(fewer.values()))
+        lines.append(LedgerLine(label=THREE_REAL, flops=flops, note=note))
+        lacks = _less(lacks, fewer)
+    removed = half | _removed(lacks, avoidable or {}, executed)
+    if is_whole and removed:
+        note = f"{_WHY_REMOVED}: {largest(removed)}"
+        flops = -round(sum(removed.values()))
+        lines.append(LedgerLine(label=REMOVED, flops=flops, note=note))
     reported = None if xla_reported is None or xla_reported < 0 else round(xla_reported)
     return Ledger(
         model=model,
@@ -322,27 +340,70 @@ def _asked_for(operations: Mapping[str, int | Fraction], executed: ExecutedCount
     )
 
 
+def _differences(
+    operations: Mapping[str, int | Fraction],
+    avoidable: Mapping[str, int | Fraction],
+    executed: ExecutedCount,
+) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
+    """What the program lacks of each operation of the model, and what it has beyond the model.
+
+    Without those that attention kernels run: their pairs have a line. An operation of whose name
+    the program has nothing runs under another one, before one that it has; what it may leave out,
+    it runs last.
+    """
+    kernels = executed.attention_operations
+    model = {name: n for name, n in operations.items() if name not in kernels}
+    ran = {name: n for name, n in executed.by_operation.items() if name not in kernels}
+    if not operations:
+        return {}, {}
+
+    def order(name: str) -> int:
+        return 2 if name in avoidable else _as_named(name) in executed.named
+
+    return missing_operations(model, ran, order), missing_operations(ran, model)
+
+
+def _common(
+    lacks: Mapping[str, Fraction], elsewhere: Mapping[str, int | Fraction]
+) -> dict[str, Fraction]:
+    """What the program lacks of operations which are `elsewhere`."""
+    common = {name: min(flops, Fraction(elsewhere.get(name, 0))) for name, flops in lacks.items()}
+    return {name: flops for name, flops in common.items() if flops}
+
+
+def _less(lacks: Mapping[str, Fraction], known: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """What the program lacks beyond what is known."""
+    return {name: flops - known.get(name, 0) for name, flops in lacks.items()}
+
+
 def _own(missing: int, operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> int:
     """FLOPs repeated across devices that the model repeats as well, as far as names tell."""
     repeated = sum(executed.repeated.values())
     alike = min(missing - round(lacking(operations, executed.by_operation)), repeated)
-    return max(min(missing, executed.repeated_by_user), alike if operations else 0)
+    return max(executed.repeated_by_user, alike if operations else 0)
 
 
-def _by_three(complex_products: int | Fraction, missing: int, executed: ExecutedCount) -> int:
-    """FLOPs that a program without complex dtypes saves by three real products instead of four.
-
-    If two of four are missing, only the real or the imaginary part of the result is used.
-    """
-    is_complex = any(dtype in COMPLEX_DTYPES for dtype in executed.by_dtype)
-    return 0 if is_complex or 2 * missing == complex_products else round(complex_products) // 4
+def _shares_of(
+    share: Fraction, lacks: Mapping[str, Fraction], operations: Mapping[str, int | Fraction]
+) -> dict[str, Fraction]:
+    """The operations of which exactly this share is missing."""
+    return {name: n for name, n in lacks.items() if 0 < n == share * operations[name]}
 
 
-def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:
-    """Why model operations may be missing from the program, and the largest of them, as a note."""
-    why = "merged with equal work, moved out of a loop, not needed for a result, or elementwise"
-    named = largest(missing_operations(operations, executed.by_operation))
-    return f"{why}: {named}" if named else why
+def _removed(
+    lacks: Mapping[str, Fraction],
+    avoidable: Mapping[str, int | Fraction],
+    executed: ExecutedCount,
+) -> dict[str, Fraction]:
+    """Missing operations that no instruction is named after, or that a compiler may avoid."""
+    unnamed = {name: n for name, n in lacks.items() if _as_named(name) not in executed.named}
+    removed = _common(lacks, avoidable) | unnamed
+    return {name: flops for name, flops in removed.items() if flops}
+
+
+def _as_named(operation: str) -> str:
+    """An operation as an op_name tells it: data flow alone tells an evaluation."""
+    return operation.replace("evaluation ", "forward ", 1)
 
 
 def _surplus(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 _MOST_NAMED = 4
@@ -25,16 +25,19 @@ def lacking(
 
 
 def missing_operations(
-    model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
+    model: Mapping[str, int | Fraction],
+    executed: Mapping[str, int | Fraction],
+    order: Callable[[str], int] = lambda name: 0,
 ) -> dict[str, Fraction]:
     """The operations of a model that a program lacks, with their FLOPs.
 
     Fusions and rewrites may give work a neighbour's name: a surplus under one name offsets a
-    deficit under another of the same phase and scope, else of the same phase, else of any.
+    deficit under another of the same phase and scope, else of the same phase, else of any; of
+    these, deficits low in `order` first.
     """
     balance = {
         name: Fraction(model.get(name, 0)) - Fraction(executed.get(name, 0))
-        for name in {**model, **executed}
+        for name in sorted({**model, **executed}, key=order)
     }
     for kind in (_phase_and_scope, _phase, lambda _: ""):
         by_kind: dict[str, list[str]] = {}

@@ -32,7 +32,7 @@ from mfu_jax.flops.traced.jaxprs import (
     operand_dtype,
     stack_below,
 )
-from mfu_jax.flops.traced.kernels.attention_primitives import fused_attention
+from mfu_jax.flops.traced.kernels.attention import fused_attention
 from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.kernels.work import kernel_work
 from mfu_jax.flops.traced.masks import patterns as mask_patterns

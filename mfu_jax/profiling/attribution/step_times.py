@@ -24,8 +24,8 @@ from mfu_jax.profiling.attribution.step_windows import (
     versions_of,
     window_of,
 )
-from mfu_jax.profiling.join.kernel_order import with_instructions
 from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
+from mfu_jax.profiling.join.unnamed_kernels import with_instructions
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, Executions, OpName, Program
 from mfu_jax.profiling.timeline.host import HostThread, HostThreads
 from mfu_jax.profiling.timeline.time_attribution import (

@@ -181,6 +181,7 @@ class ProgramLibrary:
                 attention=model.attention,
                 is_whole=model.is_whole,
                 operations=model.operations,
+                avoidable=model.avoidable,
                 overheads=model.overheads,
             )
         rest = compare_flops(model=0, executed=executed).residual  # claimed by no line

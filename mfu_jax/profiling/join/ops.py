@@ -24,7 +24,6 @@ class DeviceWork(IntEnum):
     CONTROL = 4
 
 
-_CALLBACK = re.compile(r"callback|host transfer")
 _MESSAGES = re.compile(r"(send|recv)(-done)?$")
 _TRANSFERS = re.compile(
     r"(copy|slice|dynamic-slice|dynamic-update-slice)-(start|done)$|infeed|outfeed"
@@ -121,7 +120,7 @@ def _joined(name: OpName, record: InstructionRecord, source: KnownProgram) -> Jo
 def _work(record: InstructionRecord) -> DeviceWork:
     if record.is_control:
         return DeviceWork.CONTROL
-    if _CALLBACK.search(record.shape.target):
+    if record.shape.is_host_transfer or "callback" in record.shape.target:
         return DeviceWork.HOST
     if _MESSAGES.match(record.opcode):
         return DeviceWork.COMMUNICATION

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from mfu_jax.layers.attention.rope import Rope, apply_rope
 from mfu_jax.layers.attention.rope_scaling import Yarn
-from mfu_jax.layers.families import blocks
-from mfu_jax.layers.families import model_spec
+from mfu_jax.layers.families import blocks, model_spec
 
 from mfu_jax.trainer.config import pyconfig
 from tests.support.paths import DATA

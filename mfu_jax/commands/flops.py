@@ -176,12 +176,11 @@ def _traced(
     if "model_type" not in config:
         raise UserError(f"--trace takes a Hugging Face config.json; {source} has no model_type")
     from mfu_jax.flops.pytorch import count_pytorch_model
-    from mfu_jax.flops.pytorch.rows import rows
 
     step = StepConfig(**overrides)
     sequences = integral(step.per_device_batch_size * step.gradient_accumulation_steps)
     counted = count_pytorch_model(config, step.max_target_length)
-    tables = {name: rows(counted, sequences, name) for name in _TRACED}
+    tables = {name: counted.rows(sequences, name) for name in _TRACED}
     sums = {
         name: {
             kind: sum(row["training_flops"] for row in table if row["kind"] == kind)

@@ -12,9 +12,10 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
+from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.host_time import HostTime
 from mfu_jax.profiling.attribution.host_work import HostWork
-from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.timeline.devices import Program

@@ -29,7 +29,7 @@ from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.logger.summary import Summary
 from mfu_jax.settings import Settings
-from mfu_jax.util.failsafe import guarded
+from mfu_jax.util.failsafe import failsafe
 
 _log = logging.getLogger("mfu_jax")
 
@@ -195,7 +195,7 @@ class InstrumentedStep(WrappedStep):
                     raise
         return output
 
-    @guarded("the metrics of {0.__name__} may not all be written", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("the metrics of {0.__name__} may not all be written", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is None or self._observer.shares_logger:
             self.close()
@@ -204,7 +204,7 @@ class InstrumentedStep(WrappedStep):
             self._observer.close_logger(kind, *error)
 
     @property
-    @guarded("{0.__name__} is not logged", passes=(UserError,), instead=lambda _: DisabledLogger())
+    @failsafe("{0.__name__} is not logged", passes=(UserError,), instead=DisabledLogger())
     def logger(self) -> MetricLogger:
         """The `MetricLogger`, for ``pause("eval")``, ``waiting("data")``, ``record_eval`` …."""
         return self._observer.logger  # type: ignore[return-value]  # or one that does nothing
@@ -231,7 +231,7 @@ class InstrumentedStep(WrappedStep):
         """From model FLOPs to executed FLOPs, line by line, for the last program run."""
         return self.flops.ledger
 
-    @guarded("there is no summary", passes=(UserError,), instead=lambda _: Summary(steps=0))
+    @failsafe("there is no summary", passes=(UserError,), instead=Summary(steps=0))
     def summary(self) -> Summary:
         """Totals of the run so far.
 
@@ -241,7 +241,7 @@ class InstrumentedStep(WrappedStep):
         self._check_has_run("summary()")
         return self.logger.summary() or Summary(steps=0)
 
-    @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("there is no summary", passes=MEANT_FOR_THE_LOOP)
     def close(self) -> Summary | None:
         """Stops logging: writes pending records and the summary. A shared logger stays open.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.names import LORA_A, LORA_B
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import HasText, executed_flops
 from mfu_jax.flops.executed.result import ExecutedCount
@@ -170,7 +171,7 @@ _QUANTIZED = {
     **dict.fromkeys(("fp8", "fp8_e5m2", "fp8_full", "fp8_gpu", "fp8_nanoo", "nanoo_fp8"), "fp8"),
 }
 # Weights that these recipes do not quantise: convolutions, grouped matrices, adapters.
-_NOT_QUANTIZED = ("conv", "o_a", "lora_a", "lora_b")
+_NOT_QUANTIZED = ("conv", "o_a", LORA_A, LORA_B)
 
 
 def _config_dtypes(config: Any, rows: Sequence[FlopsRow]) -> Mapping[str, int]:

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from mfu_jax.flops import undifferentiated
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.attribution.duplicates import duplicates, is_recomputed
@@ -38,7 +39,6 @@ from mfu_jax.flops.executed.hlo.text import HloParseError
 from mfu_jax.flops.executed.hlo.validation import check_module
 from mfu_jax.flops.executed.result import ExecutedCount, Flag
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
-from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope
 
 
@@ -267,7 +267,7 @@ class ProgramCounter:
         if not any(s.phase == "forward" and "jvp(" not in item.op_name for item, s in pairs()):
             return scopes
         matmuls = {id(item.matmul.instruction): (item.op_name, s.phase) for item, s in pairs()}
-        known = purposes(value_graph(self.module, matmuls))
+        known = undifferentiated.classify(value_graph(self.module, matmuls))
         return [
             scope._replace(phase=known.get(id(item.matmul.instruction), scope.phase))
             for item, scope in pairs()

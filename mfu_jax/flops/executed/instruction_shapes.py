@@ -14,7 +14,7 @@ from mfu_jax.flops.executed.formulas.matmuls import (
 from mfu_jax.flops.executed.formulas.windows import parse_window
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.shapes import Shape
-from mfu_jax.flops.executed.records import ArrayShape, InstructionShape, MatmulShape
+from mfu_jax.flops.executed.records import HOST_TRANSFER, ArrayShape, InstructionShape, MatmulShape
 
 # One result element for each operand element, so that a chain of them could be one loop.
 _ELEMENTWISE = frozenset(
@@ -92,7 +92,7 @@ def _target(instruction: HloInstruction) -> str:
         return instruction.attribute_string("custom_call_target")
     is_message = instruction.opcode.startswith(("send", "recv"))
     is_host = is_message and instruction.attributes.get("is_host_transfer") == "true"
-    return "host transfer" if is_host else ""
+    return HOST_TRANSFER if is_host else ""
 
 
 def _arrays(shape: Shape) -> list[ArrayShape]:

@@ -12,6 +12,7 @@ from mfu_jax.flops.scopes import FlopPhase
 
 _CONTROL = frozenset({"while", "conditional", "call"})
 _MESSAGES = frozenset({"send", "recv"})
+HOST_TRANSFER = "host transfer"
 
 
 class ArrayShape(NamedTuple):
@@ -43,7 +44,7 @@ class InstructionShape:
         passes: number of lower-precision passes that the hardware runs it in; 6 for ``bf16_x6``.
         is_full_float32: whether its precision rules out TF32.
         is_elementwise: whether every result element comes from one element of each operand.
-        target: target of a custom call; ``host transfer`` for messages to and from the host.
+        target: target of a custom call; `HOST_TRANSFER` for messages to and from the host.
     """
 
     results: tuple[ArrayShape, ...] = ()
@@ -55,6 +56,11 @@ class InstructionShape:
     is_full_float32: bool = False
     is_elementwise: bool = False
     target: str = ""
+
+    @property
+    def is_host_transfer(self) -> bool:
+        """Whether it is a message to or from the host."""
+        return self.target == HOST_TRANSFER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

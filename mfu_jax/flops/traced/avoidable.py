@@ -18,11 +18,11 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mfu_jax.flops.count import operation
-from mfu_jax.flops.purposes import Purpose
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.jaxprs import inner_jaxprs, is_call, scan_of
 from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS
 from mfu_jax.flops.traced.rules import RULES
+from mfu_jax.flops.undifferentiated import Purpose
 from mfu_jax.util.jax_internals import Literal
 
 _ELEMENTWISE = frozenset(

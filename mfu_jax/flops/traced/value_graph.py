@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mfu_jax.flops.purposes import Value
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.jaxprs import inner_jaxprs, stack_below
+from mfu_jax.flops.undifferentiated import Value
 from mfu_jax.util.jax_internals import Literal, open_jaxpr, scan_groups
 
 # Primitives whose result has their operands' elements: moved, cast, or scaled.

@@ -17,8 +17,8 @@ from mfu_jax.profiling.advice.stats import (
     record_of,
     seconds_of,
 )
+from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.host_work import HostWork
-from mfu_jax.profiling.attribution.step_times import OpTime
 from mfu_jax.profiling.join.ops import DeviceWork
 
 _LARGER = 8  # times the batch

@@ -11,7 +11,7 @@ from mfu_jax.profiling.advice.stats import (
     record_of,
     seconds_of,
 )
-from mfu_jax.profiling.attribution.step_times import OpTime
+from mfu_jax.profiling.attribution.device_times import OpTime
 
 _BUSY = 0.3  # of the memory bandwidth, above which an op is memory-bound
 

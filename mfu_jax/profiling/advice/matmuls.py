@@ -17,7 +17,7 @@ from mfu_jax.profiling.advice.stats import (
     record_of,
     seconds_of,
 )
-from mfu_jax.profiling.attribution.step_times import OpTime
+from mfu_jax.profiling.attribution.device_times import OpTime
 
 _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lanes of an MXU
 _LARGE = {"cpu": 512, "gpu": 256, "tpu": 256}  # keys beyond which a head's scores leave caches

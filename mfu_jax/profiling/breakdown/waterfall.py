@@ -23,7 +23,8 @@ from mfu_jax.names import (
     NO_INSTRUCTION,
     VECTOR_WORK,
 )
-from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.profiling.attribution.device_times import OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import communication_of, scope_of
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax.names import IDLE
-from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.profiling.attribution.device_times import OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of
 from mfu_jax.profiling.join.ops import DeviceWork
 

@@ -28,13 +28,11 @@ from mfu_jax.flops.analytic.huggingface import (
     dense,
     encoders,
     gemma,
-    gpt,
     hybrids,
     latent,
     mixtures,
     recurrent,
     shared_experts,
-    towers,
 )
 from mfu_jax.flops.analytic.huggingface.common import TRANSLATIONS
 from mfu_jax.flops.analytic.huggingface.fields import Fields
@@ -48,13 +46,11 @@ __all__ = [
     "encoders",
     "from_hf_config",
     "gemma",
-    "gpt",
     "hybrids",
     "latent",
     "mixtures",
     "recurrent",
     "shared_experts",
-    "towers",
 ]
 
 # Fields about the step and training that may accompany the config's own.

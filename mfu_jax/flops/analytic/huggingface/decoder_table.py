@@ -32,11 +32,11 @@ from mfu_jax.flops.analytic.huggingface.mixtures import delta_net, qwen_experts
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
-Group = Callable[[Fields], Mapping[str, Any]]
-Value = Callable[[Fields], Any]
+FieldValues = Callable[[Fields], Mapping[str, Any]]
+FieldValue = Callable[[Fields], Any]
 
 
-def _llama(*groups: Group, **values: Any) -> Translate:
+def _llama(*groups: FieldValues, **values: Any) -> Translate:
     """Llama, with these differences."""
 
     def translate(c: Fields) -> ModelConfig:
@@ -48,47 +48,47 @@ def _llama(*groups: Group, **values: Any) -> Translate:
     return translate
 
 
-def _gpt(*groups: Group, **values: Any) -> Translate:
+def _gpt(*groups: FieldValues, **values: Any) -> Translate:
     """LayerNorm, a plain MLP, biases everywhere except in the head; with these differences."""
     return _llama(*groups, **{**GPT_STYLE, **values})
 
 
-def _size(name: str) -> Value:
+def _size(name: str) -> FieldValue:
     return lambda c: c.size(name)
 
 
-def _optional(name: str) -> Value:
+def _optional(name: str) -> FieldValue:
     return lambda c: c.optional_size(name)
 
 
-def _flag(name: str, default: bool = False) -> Value:
+def _flag(name: str, default: bool = False) -> FieldValue:
     return lambda c: c.flag(name, default=default)
 
 
-def _choice(name: str, chosen: Any, other: Any, default: bool = False) -> Value:
+def _choice(name: str, chosen: Any, other: Any, default: bool = False) -> FieldValue:
     """One of two values, by a flag."""
     return lambda c: chosen if c.flag(name, default=default) else other
 
 
-def _listed(default: Callable[[int], str]) -> Value:
+def _listed(default: Callable[[int], str]) -> FieldValue:
     """The file's ``layer_types``, or else ``default(i)`` for each layer i."""
     return lambda c: layer_types(c, default)
 
 
-def _listed_experts(default: Callable[[int], str]) -> Value:
+def _listed_experts(default: Callable[[int], str]) -> FieldValue:
     """The file's ``mlp_layer_types``, or else ``default(i)`` for each layer i."""
     return lambda c: feed_forward_types(c, default)
 
 
 def _experts(
     count: str, hidden: str = "moe_intermediate_size", used: str = "num_experts_per_tok"
-) -> Group:
+) -> FieldValues:
     return lambda c: experts(c, count, hidden, used)
 
 
 def _all_experts(
     count: str, hidden: str = "intermediate_size", used: str = "num_experts_per_tok"
-) -> Group:
+) -> FieldValues:
     """Experts in every layer."""
     return lambda c: {
         "feed_forward_types": ("moe",) * c.size("num_hidden_layers"),

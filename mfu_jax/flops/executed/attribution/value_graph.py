@@ -12,8 +12,8 @@ from typing import TypeAlias
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.shapes import Shape
-from mfu_jax.flops.purposes import Value
 from mfu_jax.flops.scopes import FlopPhase
+from mfu_jax.flops.undifferentiated import Value
 
 # A value's position; for a tuple, those of its elements.
 Position: TypeAlias = "int | list[Position]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.purposes import Value, purposes
+from mfu_jax.flops.undifferentiated import Value, classify
 
 
 def step(*rest: Value) -> list[Value]:
@@ -18,11 +18,11 @@ def step(*rest: Value) -> list[Value]:
 
 
 def test_what_uses_the_new_weight_evaluates() -> None:
-    assert purposes(step(Value((4, 1), 32, site=9))) == {9: "evaluation"}
+    assert classify(step(Value((4, 1), 32, site=9))) == {9: "evaluation"}
 
 
 def test_what_uses_gradients_belongs_to_the_optimizer() -> None:
-    assert purposes(step(Value((3, 3), 16, site=9))) == {9: "optimizer"}
+    assert classify(step(Value((3, 3), 16, site=9))) == {9: "optimizer"}
 
 
 def test_what_becomes_a_part_of_the_update_belongs_to_the_optimizer_without_a_gradient() -> None:
@@ -34,7 +34,7 @@ def test_what_becomes_a_part_of_the_update_belongs_to_the_optimizer_without_a_gr
         Value((3, 2), 16),  # preconditioned
         Value((0, 4), 16),
     ]
-    assert purposes(values) == {9: "optimizer"}
+    assert classify(values) == {9: "optimizer"}
 
 
 def test_a_scalar_is_no_part_of_an_update() -> None:
@@ -47,7 +47,7 @@ def test_a_scalar_is_no_part_of_an_update() -> None:
         Value((4, 2), 16),
         Value((0, 5), 16),
     ]
-    assert purposes(values) == {9: "evaluation"}
+    assert classify(values) == {9: "evaluation"}
 
 
 def test_what_the_loss_uses_is_forward_and_so_is_everything_where_nothing_is_trained() -> None:
@@ -56,5 +56,5 @@ def test_what_the_loss_uses_is_forward_and_so_is_everything_where_nothing_is_tra
         Value((), 16, site=9),
         Value((0, 1), 16, is_differentiated=True, is_gradient=True),
     ]
-    assert purposes(values) == {9: "forward"}
-    assert purposes([Value((), 16, is_input=True), Value((0, 0), 16, site=9)]) == {9: "forward"}
+    assert classify(values) == {9: "forward"}
+    assert classify([Value((), 16, is_input=True), Value((0, 0), 16, site=9)]) == {9: "forward"}

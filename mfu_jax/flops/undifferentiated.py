@@ -46,7 +46,7 @@ class Value(NamedTuple):
     is_gradient: bool = False
 
 
-def purposes(values: Sequence[Value]) -> dict[int, Purpose]:
+def classify(values: Sequence[Value]) -> dict[int, Purpose]:
     """The purpose of each undifferentiated matmul of a program, by `Value.site`.
 
     - optimizer: it becomes part of a weight's update, or uses gradients and no updated weight;
@@ -58,7 +58,7 @@ def purposes(values: Sequence[Value]) -> dict[int, Purpose]:
     element, and from gradients. Scalars are not part of an update: a learning rate may depend on
     an evaluation's loss.
     """
-    graph = _Graph(values)
+    graph = _WeightUses(values)
     found: dict[int, Purpose] = {}
     for number, value in enumerate(values):
         if value.site:
@@ -67,7 +67,7 @@ def purposes(values: Sequence[Value]) -> dict[int, Purpose]:
     return found
 
 
-class _Graph:
+class _WeightUses:
     """Follows weights and gradients forward, and what uses a value backward."""
 
     def __init__(self, values: Sequence[Value]) -> None:

@@ -90,11 +90,16 @@ def journal_of(
     """A journal beside the metrics file, if one of the sinks writes one."""
     made_by = [sink.made_by for sink in sinks if getattr(sink, "made_by", None)]
     paths = [made[1]["path"] for made in made_by if made and made[0] == "jsonl"]
-    if not paths:
+    path = paths[0] if paths else None
+    return open_journal(path, clock=clock, monotonic=monotonic, boundary=boundary)
+
+
+def open_journal(metrics_file: Any, **options: Any) -> Journal | NoJournal:
+    """The journal of this process beside a metrics file, if there is one; see `Journal`."""
+    if not metrics_file:
         return NoJournal()
     index, processes = jax.process_index(), jax.process_count()
-    options: dict[str, Any] = {"clock": clock, "monotonic": monotonic, "boundary": boundary}
-    return Journal(paths[0], index=index, processes=processes, **options)
+    return Journal(metrics_file, index=index, processes=processes, **options)
 
 
 def given_seconds(value: Any, step: TimedStep) -> float | None:

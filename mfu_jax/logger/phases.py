@@ -33,7 +33,7 @@ from mfu_jax.logger.phase_totals import PhaseTotals
 from mfu_jax.logger.step_cost import StepCost, add_costs
 from mfu_jax.logger.timing.phase_ends import PhaseEnds
 from mfu_jax.logger.timing.readiness import end_marker
-from mfu_jax.util.failsafe import Boundary, failsafe
+from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe
 
 _log = logging.getLogger("mfu_jax")
 
@@ -108,11 +108,10 @@ class Phase:
         """
         self._marker = end_marker(outputs)
 
+    @failsafe("phase {0.name} is not logged", passes=MEANT_FOR_THE_LOOP, instead=ITSELF)
     def __enter__(self) -> Self:
-        missing = f"phase {self.name} is not logged"
-        with failsafe(missing, self._boundary, passes=MEANT_FOR_THE_LOOP):
-            self._book.open(self)
-            self._entered = self._clock()
+        self._book.open(self)
+        self._entered = self._clock()
         return self
 
     @failsafe("phase {0.name} is not logged", passes=MEANT_FOR_THE_LOOP)
@@ -367,10 +366,9 @@ class StepScope:
         """Adds metrics to the step's record: ``step.log(loss=loss)``."""
         self.metrics |= {**(metrics or {}), **more}
 
+    @failsafe("step {0.number} is not logged", passes=MEANT_FOR_THE_LOOP, instead=ITSELF)
     def __enter__(self) -> Self:
-        missing = f"step {self.number} is not logged"
-        with failsafe(missing, self._boundary, passes=MEANT_FOR_THE_LOOP):
-            self._book.open_step(self)
+        self._book.open_step(self)
         return self
 
     @failsafe("step {0.number} is not logged", passes=MEANT_FOR_THE_LOOP)

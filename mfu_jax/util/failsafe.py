@@ -29,6 +29,9 @@ _log = logging.getLogger("mfu_jax")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LONGEST_TEXT = 500
 
+ITSELF = object()
+"""Stands for a method's own object in `failsafe`."""
+
 _handlers: set[types.CodeType] = set()  # code of signal handlers, installed now or seen earlier
 
 
@@ -122,7 +125,7 @@ class failsafe:  # noqa: N801  # reads as a decorator, and after `with`
             stands for the first argument of a decorated function.
         boundary: where failures are reported; that of `self` if a method is decorated.
         passes: exceptions meant for the caller.
-        instead: what a decorated function returns after a failure.
+        instead: what a decorated function returns after a failure; `ITSELF`: its first argument.
     """
 
     __slots__ = ("_boundary", "_instead", "_missing", "_passes")
@@ -164,7 +167,7 @@ class failsafe:  # noqa: N801  # reads as a decorator, and after `with`
             except Exception as error:
                 where = args[0]._boundary if boundary is None else boundary
                 where.caught(error, _clause(missing, args))
-                return instead
+                return args[0] if instead is ITSELF else instead
 
         return wrapper  # type: ignore[return-value]  # the signature is that of `function`
 

@@ -15,7 +15,8 @@ from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.analytic.totals import flops_breakdown, model_flops_per_device
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.result import ExecutedCount
-from mfu_jax.flops.ledger import REMOVED, compare_flops
+from mfu_jax.flops.ledger import compare_flops
+from mfu_jax.flops.names import DENSE_EXPANSION, DUPLICATED, REMOVED, ZERO_PADDING
 from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
 from mfu_jax.instrumentation.counts import count_program
 from mfu_jax.trainer.config import pyconfig
@@ -32,7 +33,6 @@ from tests.support.recorded import text_of
 from tests.support.tiny_models import LENGTH, ROWS
 from tests.support.work import count_calls
 
-DUPLICATED, EXPANSION = "duplicated by XLA", "dense expansion"
 # Rows that a TPU's grouped matmul multiplies at once, with the weights of one expert.
 TILE = 128
 # Weights that no gradient reaches: a router's bias for the choice follows the load, and the choice
@@ -91,7 +91,7 @@ def test_a_compiled_step_runs_the_flops_that_are_counted_and_trains(name: str) -
     assert lines.pop(DUPLICATED, 0) <= executed.vector_matmuls
     # The CPU has no grouped matmul: all experts multiply all rows.
     expansion = (config.num_experts - 1) * routed(config)
-    assert lines == ({EXPANSION: expansion} if expansion else {})
+    assert lines == ({DENSE_EXPANSION: expansion} if expansion else {})
     assert count_program(compiled, model_of(config)).ledger.residual == 0  # what a run shows
     if not executed.duplicated:
         assert executed.forward == traced.forward + expansion // 3
@@ -145,7 +145,7 @@ def test_a_recorded_h100_step_runs_the_flops_that_are_counted(program: str) -> N
     lines = named_lines(tiny_models.analytic(config), executed, traced)
     assert lines.pop(DUPLICATED, 0) <= executed.vector_matmuls
     expected = {
-        EXPANSION: (config.num_experts - 1) * routed(config),
+        DENSE_EXPANSION: (config.num_experts - 1) * routed(config),
         REMOVED: -equal_streams(config),
     }
     assert lines == {label: flops for label, flops in expected.items() if flops}
@@ -165,8 +165,8 @@ def test_a_recorded_v5e_step_runs_the_flops_that_are_counted(program: str) -> No
     visits = experts * max(1, rows // experts // TILE)
     expected = {
         # The gradient of the weights is a product for each expert, over all rows.
-        EXPANSION: (experts - 1) * routed(config) // 3,
-        "zero padding": 2 * routed(config) // 3 * (visits * TILE - rows) // rows,
+        DENSE_EXPANSION: (experts - 1) * routed(config) // 3,
+        ZERO_PADDING: 2 * routed(config) // 3 * (visits * TILE - rows) // rows,
         REMOVED: -equal_streams(config),
     }
     assert lines == {label: flops for label, flops in expected.items() if flops}

@@ -19,7 +19,7 @@ import pytest
 import mfu_jax
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.util.failsafe import Boundary, failsafe
+from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe
 from tests.support.sinks import ListSink
 
 
@@ -92,6 +92,28 @@ def test_a_failsafe_method_returns_something_else_or_passes_on(
         with pytest.raises(type(error)):
             observer.look(error)
     assert observer.look.__doc__ == "Doc."
+
+
+def test_a_block_goes_on_behind_it_and_a_scope_that_fails_is_entered_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Scope(Observer):
+        @failsafe("{0.name} is not logged", instead=ITSELF)
+        def __enter__(self) -> Scope:
+            raise KeyError
+
+        def __exit__(self, *error: object) -> None: ...
+
+    scope = Scope()
+    with scope as entered, failsafe("x is not known", scope._boundary, passes=(UserError,)):
+        assert entered is scope
+        divide(1.0)
+    with pytest.raises(UserError), failsafe("x", passes=(UserError,)):
+        raise UserError("wrong")
+    assert [line.split(":")[0] for line in caplog.messages] == [
+        "train_step is not logged",
+        "x is not known",
+    ]
 
 
 class PreemptedError(RuntimeError):

@@ -10,22 +10,11 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.ledger_table import LedgerRow, read_rows
 from mfu_jax.runs.metrics.run_files import read_beside
 
 _DEVICES = re.compile(r"(\d+) × (.*)")
 _CONVENTION = re.compile(r"\((\w+)[:;)]")
-# The format of `Ledger.render`: at least two spaces between columns.
-_LINE = re.compile(
-    r"  (?P<label>\S.*?) {2,}(?P<flops>-?[\d,]+)(?: +-?[\d.]+%)?(?: {2,}(?P<note>.*))?"
-)
-
-
-class LedgerRow(NamedTuple):
-    """One line of a logged FLOPs ledger."""
-
-    label: str
-    flops: int
-    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +57,13 @@ def read_setup(metrics_file: str) -> Setup:
     return Setup(
         values=values,
         config=_pairs(str(texts.get("config", ""))),
-        ledger=tuple(_ledger(str(texts.get("ledger", "")))),
+        ledger=tuple(read_rows(str(texts.get("ledger", "")))),
     )
 
 
 def _pairs(text: str) -> dict[str, str]:
     words = (word.partition("=") for word in text.split())
     return {key: value for key, equals, value in words if equals}
-
-
-def _ledger(text: str) -> list[LedgerRow]:
-    found = (_LINE.fullmatch(line) for line in text.splitlines())
-    return [
-        LedgerRow(line["label"], int(line["flops"].replace(",", "")), line["note"] or "")
-        for line in found
-        if line
-    ]
 
 
 class ComponentRow(NamedTuple):

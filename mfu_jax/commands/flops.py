@@ -25,12 +25,12 @@ from fractions import Fraction
 from typing import Any
 
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.flops.analytic.config_files import model_name_of, read_source
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.analytic.maxtext_keys import override_keys, parse_override
+from mfu_jax.flops.analytic.inputs.config_files import model_name_of, read_source
+from mfu_jax.flops.analytic.inputs.maxtext_keys import override_keys, parse_override
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.training import StepConfig
-from mfu_jax.flops.analytic.overrides import load_model_config
 from mfu_jax.flops.analytic.parameters import ParameterCount, count_parameters
 from mfu_jax.flops.analytic.totals import (
     TERA,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from mfu_jax.flops.analytic.sources import as_model_config
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.totals import flops_breakdown, model_flops_per_device
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.result import ExecutedCount

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.names import (
     CORE_CHUNKED,
     DELTA_NET,
@@ -14,7 +15,6 @@ from mfu_jax.flops.analytic.names import (
     LORA_A,
     LORA_B,
 )
-from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.analytic.totals import (
     FlopsRow,
     calculate_tokens_per_device,

@@ -35,6 +35,7 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
+from mfu_jax.util.failsafe import failsafe
 from mfu_jax.util.values import field_types, given_kind
 
 from_mapping = Settings.of
@@ -166,9 +167,9 @@ def make_logger(
         name=name,
         boundary=compile_log.boundary,
     )
-    program = compile_log.boundary.attempt(
-        f"MFU of {name} is not known", analyse, function, args, kwargs
-    )
+    program: ProgramAnalysis | None = None
+    with failsafe(f"MFU of {name} is not known", compile_log.boundary):
+        program = analyse(function, args, kwargs)
     flops = None if program is None else program.count()
     logger = assembly.logger_of(
         settings,

@@ -5,3 +5,16 @@ PROFILE_POINTS = "profile/mfu_points"
 
 PROFILE_READER = "mfu_jax.profiling.scalars"
 """The module that a run starts to read the numbers of its own device trace."""
+
+PROFILE_SECONDS = "profile/waterfall"
+"""As `PROFILE_POINTS`, for the bars' seconds."""
+
+# Bars of a profile's waterfall, or how their names begin.
+IDLE = "idle"
+EXPOSED_COMMUNICATION = "exposed communication: "
+NO_INSTRUCTION = "ops without an instruction"
+LOOPS = "loops and calls"
+EXPOSED_COPIES = "exposed copies"
+VECTOR_WORK = "memory-bound and vector work"
+BELOW_PEAK = "matmuls below peak"
+MFU = "MFU"

@@ -194,8 +194,8 @@ class Settings(MetricsKeys):
         Raises:
             UserError: it is empty, or not readable.
         """
-        from mfu_jax.flops.analytic.maxtext_keys import parse_override
-        from mfu_jax.flops.analytic.overrides import load_model_config
+        from mfu_jax.flops.analytic.inputs.maxtext_keys import parse_override
+        from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 
         words = parse(self.model_config.split())
         if len(words.names) != 1:

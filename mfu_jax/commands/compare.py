@@ -159,6 +159,7 @@ def _of_program(arguments: Arguments) -> Ledger:
         executed=executed,
         is_whole=model.is_whole and not executed.unaccounted,
         operations=model.operations,
+        avoidable=model.avoidable,
         overheads=model.overheads,
     )
 

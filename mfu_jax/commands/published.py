@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.runs.published import Check, Run, find_run, published_runs, recompute
+from mfu_jax.runs.published import PublishedRun, Recomputed, find_run, published_runs, recompute
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.formatting import json_text
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _render(run: Run, *, in_full: bool) -> str:
+def _render(run: PublishedRun, *, in_full: bool) -> str:
     lines = [f"{run.id}  ({run.devices} × {run.hardware}, {run.dtype})"]
     if in_full:
         lines += [f"  convention  {run.convention}", f"  source      {run.source}"]
@@ -43,7 +43,7 @@ def _render(run: Run, *, in_full: bool) -> str:
     return "\n".join(lines)
 
 
-def _as_json(run: Run) -> dict[str, object]:
+def _as_json(run: PublishedRun) -> dict[str, object]:
     return {
         "id": run.id,
         "source": run.source,
@@ -52,7 +52,7 @@ def _as_json(run: Run) -> dict[str, object]:
     }
 
 
-def _check_json(check: Check) -> dict[str, object]:
+def _check_json(check: Recomputed) -> dict[str, object]:
     return {
         "quantity": check.quantity,
         "published": check.published,

@@ -43,7 +43,7 @@ from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.arguments import MODEL, PEAK, Arguments, own_key, parse
-from mfu_jax.util.formatting import json_text, percent, readable
+from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import typed
 
 _OF_HARDWARE = ("hardware", "dtype", PEAK)
@@ -58,14 +58,6 @@ _KEYS = (
     "plan",
     "profile",
 )
-_SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
-_FORMS = {
-    "jsonl": "mfu_jax metrics",
-    "maxtext": "MaxText metrics_file",
-    "log": "log lines",
-    "levanter": "levanter metrics",
-    "torchtitan": "torchtitan metrics",
-}
 _PLACES = (".", "profile", "tensorboard")  # where a profile may be in a run's folder
 # Larger traces take minutes: they are read only on request.
 _MOST_BYTES = 10**9
@@ -104,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
     elif "--json" in arguments.flags:
         print(json_text(_answer(runs, compared, plan)))
     else:
-        parts = [*map(_render, runs), *(found.render() for found in compared)]
+        parts = [*(run.render() for run in runs), *(found.render() for found in compared)]
         print("\n\n".join([*parts, *([plan.render()] if plan else [])]))
     return 0
 
@@ -289,51 +281,3 @@ def _peak(options: Mapping[str, str]) -> hardware.Peak | None:
         peak_tflops_per_device=flag,  # type: ignore[arg-type]  # text is converted and checked
         hardware=name,
     )
-
-
-def _render(data: RunData) -> str:
-    run, answer = data.metrics, data.answer
-    asides = [
-        f"{count} {text}"
-        for count, text in (
-            (data.time.restarts, "restart" if data.time.restarts == 1 else "restarts"),
-            (run.other_records, "records that are not steps"),
-            (run.repeated, "lines that repeat a step"),
-            (run.unreadable, "unreadable lines"),
-        )
-        if count
-    ]
-    lines = [
-        f"{_FORMS[run.form]}, steps {answer['first_step']} to {answer['last_step']}"
-        + (f" ({', '.join(asides)})" if asides else ""),
-        data.summary.render(),
-    ]
-    if answer["peak"]:
-        lines.append(f"  peak         {answer['peak']}")
-    if reported := answer["reported_tflops"]:
-        lines.append(f"  model        {readable(reported)} TFLOP per step and device, as reported")
-    for name in _SHOWN:
-        if name in answer["conventions"]:
-            row = answer["conventions"][name]
-            lines.append(
-                f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
-            )
-    if run.gpu:
-        lines.append(f"  GPUs         {_gpus(run.gpu)}")
-    hosts = data.hosts.render() if data.hosts else ""
-    waits = data.waits.render() if data.waits else ""
-    return "\n".join([*lines, *filter(None, [time_table.render(data.time), hosts, waits])])
-
-
-def _gpus(reading: Mapping[str, float]) -> str:
-    """The last GPU reading, in one line."""
-    shown = {
-        "gpu/power_watts": "W",
-        "gpu/temperature_celsius": "°C",
-        "gpu/sm_clock_mhz": "MHz",
-        "gpu/tokens_per_joule": "tokens/J",
-    }
-    values = [f"{reading[name]:.4g} {unit}" for name, unit in shown.items() if name in reading]
-    if "perf/mfu_at_clock" in reading:
-        values.append(f"MFU at that clock {percent(reading['perf/mfu_at_clock'])}")
-    return f"{', '.join(values)} (at step {reading.get('step', 0):.0f})"

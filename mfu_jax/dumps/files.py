@@ -5,22 +5,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import lzma
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, BinaryIO
 
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
 from mfu_jax.flops.lengths import Lengths
-from mfu_jax.storage.addresses import Address, check_path, open_object
+from mfu_jax.storage.addresses import check_path, open_place
 from mfu_jax.storage.dump_names import check_name
 from mfu_jax.storage.targets import write_whole
-from mfu_jax.util.user_files import opened, too_large, unreadable
+from mfu_jax.util.user_files import too_large, unreadable
 
 MOST_BYTES = 2**30  # uncompressed; a program for 512 devices takes under 1 MB, a large one 10 MB
 
@@ -59,7 +58,7 @@ def load(path: str | os.PathLike[str]) -> ProgramDump:
         UserError: the file is not a dump, damaged, too large, or of a later version.
     """
     name = os.fspath(path)
-    with _opened(path) as file:
+    with open_place(check_path(path, "dump"), _EXPECTED, MOST_BYTES) as file:
         content = _unpacked(file, name)
     magic, _, rest = content.partition(b"\n")
     header, _, text = rest.partition(b"\n")
@@ -119,7 +118,7 @@ def _header(dump: ProgramDump) -> dict[str, Any]:
 
 def _plain_model(model: ModelFlops) -> dict[str, Any]:
     values = dataclasses.asdict(model)
-    values["operations"] = _plain(model.operations)
+    values |= {key: _plain(values[key]) for key in ("operations", "avoidable")}
     return _plain(values)
 
 
@@ -156,15 +155,20 @@ def _model(
     convention: str,
     is_whole: bool,
     operations: Mapping[str, Any] | None = None,
+    avoidable: Mapping[str, Any] | None = None,
     overheads: Mapping[str, Any] | None = None,
     **flops: Any,
 ) -> ModelFlops:
-    named = {str(key): _exact(v) for key, v in (operations or {}).items()}
+    named, avoided = (
+        {str(key): _exact(v) for key, v in (found or {}).items()}
+        for found in (operations, avoidable)
+    )
     exact = {key: None if v is None else _exact(v) for key, v in flops.items()}
     return ModelFlops(
         convention=str(convention),
         is_whole=is_whole is True,
         operations=named,
+        avoidable=avoided,
         overheads=_integers(overheads or {}),
         **exact,  # type: ignore[arg-type]
     )
@@ -182,17 +186,6 @@ def _integer(value: Any) -> int:
     if type(value) is not int:
         raise ValueError(f"{value!r} is no integer")
     return value
-
-
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    found = check_path(path, "dump")
-    if isinstance(found, Address):
-        with open_object(found) as file:
-            yield file
-    else:
-        with opened(found, _EXPECTED, MOST_BYTES) as file:
-            yield file
 
 
 def _unpacked(file: BinaryIO, name: str) -> bytes:

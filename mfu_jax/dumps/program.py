@@ -26,6 +26,7 @@ class ModelFlops:
         attention: the part of `per_device` that attention kernels may compute; None if unknown.
         is_whole: whether `per_device` was traced from the compiled function, without gaps.
         operations: as in `FlopCount.by_operation`, per device, attention dense; empty if unknown.
+        avoidable: the part of `operations` that a compiler may avoid, as in `TracedCount`.
         overheads: other known work of the program, by its line in the ledger.
     """
 
@@ -35,6 +36,7 @@ class ModelFlops:
     attention: int | Fraction | None = None
     is_whole: bool = False
     operations: Mapping[str, int | Fraction] = field(default_factory=dict)
+    avoidable: Mapping[str, int | Fraction] = field(default_factory=dict)
     overheads: Mapping[str, int] = field(default_factory=dict)
 
 

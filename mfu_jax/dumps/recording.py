@@ -180,4 +180,5 @@ def _model_flops(model: Any, devices: int) -> ModelFlops | None:
         attention=integral((model.activations - (model.total - total)) * share),
         is_whole=not model.unaccounted,
         operations={name: integral(n * share) for name, n in model.by_operation.items()},
+        avoidable={name: integral(n * share) for name, n in model.avoidable.items()},
     )

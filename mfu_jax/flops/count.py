@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+COMPLEX_DTYPES = ("c64", "c128")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Unaccounted:
@@ -59,6 +61,11 @@ class FlopCount:
     def total(self) -> int:
         """Everything counted. (A traced count excludes rematerialised and optimizer work.)"""
         return self.forward + self.backward + self.rematerialized + self.optimizer + self.other
+
+    @property
+    def complex_products(self) -> int:
+        """FLOPs of products of complex numbers."""
+        return sum(self.by_dtype.get(dtype, 0) for dtype in COMPLEX_DTYPES)
 
     def __add__(self, other: Self) -> Self:
         if type(other) is not type(self):

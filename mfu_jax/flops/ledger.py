@@ -1,42 +1,24 @@
 """The ledger: from model FLOPs to executed FLOPs to XLA's report, line by line.
 
-Every line is measured on its own (the analytic count's conventions, the phases of the executed
-count), so that the residual is a finding, not an arithmetic remainder.
+Every line is measured on its own (`ledger_lines`), so that the residual is a finding, not an
+arithmetic remainder.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
+from mfu_jax.flops import names
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.result import ExecutedCount
-from mfu_jax.flops.missing import lacking, largest, missing_operations
-from mfu_jax.util.formatting import columns
+from mfu_jax.flops.ledger_lines import Evidence, LedgerLine, explained_lines
+from mfu_jax.flops.ledger_table import HEAD, LedgerRow, render_rows
+from mfu_jax.flops.operation_diff import Operations, largest, missing_operations
 
-# Model work that the compiler removed.
-REMOVED = "removed by XLA"
-# An overhead of attention over all pairs; if kernels run it, the pairs they compute are counted.
-OVERHEAD_ATTENTION = "pipeline bubble: attention"
-# Forward work that trains nothing and is missing from the model.
-EVALUATION = "evaluation"
-_EVALUATION_NOTE = "forward work that trains nothing: a loss or metrics on the side"
-_ON_HOST = "moved to the host"
-THREE_REAL = "complex products by three real ones"
-_COMPLEX = ("c64", "c128")
-_FFT = re.compile(r"\bfft\)*$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerLine:
-    """One line of the ledger: the FLOPs per step per device that it adds or subtracts."""
-
-    label: str
-    flops: int
-    note: str = ""
+_EVALUATION = "forward work that trains nothing: a loss or metrics on the side"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +53,7 @@ class Ledger:
     @property
     def removed(self) -> int:
         """Model FLOPs that the compiled program avoids on the device; 0 or above."""
-        labels = (REMOVED, THREE_REAL, _ON_HOST)
+        labels = (names.REMOVED, names.THREE_REAL, names.ON_HOST)
         return -sum(line.flops for line in self.lines if line.label in labels)
 
     @property
@@ -95,53 +77,40 @@ class Ledger:
 
     def render(self) -> str:
         """The ledger as a table for the console."""
-        return "\n".join(
-            [*_table(self._rows(), self.executed), *(f"  note: {n}" for n in self.notes)]
-        )
+        notes = (f"  note: {note}" for note in self.notes)
+        rows = [*self.rows(), *self._reported_rows()]
+        return "\n".join([*render_rows(rows, self.executed), *notes])
 
     def _repr_html_(self) -> str:
         from mfu_jax.pages.fragment import fragment
 
-        head, *rows = _cells(self._rows(), self.executed)
-        return fragment("FLOPs ledger", head, rows, words=(3,), notes=self.notes)
+        rows = (row.cells(self.executed) for row in [*self.rows(), *self._reported_rows()])
+        return fragment("FLOPs ledger", HEAD, rows, words=(3,), notes=self.notes)
+
+    def rows(self) -> list[LedgerRow]:
+        """The rows from model FLOPs to executed FLOPs, and the parts of these."""
+        model, *lines = self.lines
+        rows = [LedgerRow(model.label, model.flops, model.note)]
+        rows += [LedgerRow(f"+ {line.label}", line.flops, line.note) for line in lines]
+        rows.append(LedgerRow(names.RESIDUAL, self.residual, self._doubt()))
+        rows.append(LedgerRow(names.EXECUTED, self.executed, "what the compiled program runs"))
+        rows += [LedgerRow(f"  of which {p.label}", p.flops, p.note) for p in self.of_which]
+        return rows
+
+    def _reported_rows(self) -> list[LedgerRow]:
+        """The rows from executed FLOPs to XLA's report."""
+        rows = [LedgerRow(f"+ {cause.label}", cause.flops, cause.note) for cause in self.causes]
+        if self.xla_reported is None:
+            note = "cost_analysis() gives no number here"
+            return [*rows, LedgerRow("XLA-reported", None, note)]
+        off = "" if self.xla_factor is None else f"{self.xla_factor:.3g} × executed"
+        return [*rows, LedgerRow("= XLA-reported", self.xla_reported, off)]
 
     def _doubt(self) -> str:
         """What to do about a residual."""
         if self.residual < 0:
             return "not explained; model=count_model_flops(…) says what XLA removed"
         return "not explained" if self.residual else ""
-
-    def _rows(self) -> list[tuple[str, int | None, str]]:
-        """Label, FLOPs and note of every line."""
-        rows: list[tuple[str, int | None, str]] = []
-        for i, line in enumerate(self.lines):
-            rows.append((line.label if i == 0 else f"+ {line.label}", line.flops, line.note))
-        rows.append(("+ residual", self.residual, self._doubt()))
-        rows.append(("= executed", self.executed, "what the compiled program runs"))
-        rows += [(f"  of which {line.label}", line.flops, line.note) for line in self.of_which]
-        rows += [(f"+ {line.label}", line.flops, line.note) for line in self.causes]
-        if self.xla_reported is None:
-            rows.append(("XLA-reported", None, "cost_analysis() gives no number here"))
-        else:
-            factor = self.xla_factor
-            off = "" if factor is None else f"{factor:.3g} × executed"
-            rows.append(("= XLA-reported", self.xla_reported, off))
-        return rows
-
-
-def _table(rows: list[tuple[str, int | None, str]], whole: int) -> list[str]:
-    cells = [(f"  {label}", *rest) for label, *rest in _cells(rows, whole)]
-    return columns(cells, "<>><")
-
-
-def _cells(rows: list[tuple[str, int | None, str]], whole: int) -> list[tuple[str, ...]]:
-    """The head and the rows, as text."""
-    cells: list[tuple[str, ...]] = [("FLOPs per step per device", "FLOPs", "of executed", "")]
-    for label, flops, note in rows:
-        number = "-" if flops is None else f"{flops:,}"
-        share = f"{flops / whole:.2%}" if whole and flops is not None else ""
-        cells.append((label, number, share, note))
-    return cells
 
 
 def compare_flops(
@@ -154,7 +123,8 @@ def compare_flops(
     xla_reported: float | None = None,
     overheads: Mapping[str, int] | None = None,
     is_whole: bool = False,
-    operations: Mapping[str, int | Fraction] | None = None,
+    operations: Operations | None = None,
+    avoidable: Operations | None = None,
     unaccounted: Sequence[str] = (),
     complex_products: int | Fraction = 0,
     checkpointed: int | Fraction = 0,
@@ -175,9 +145,11 @@ def compare_flops(
         overheads: other known program work beyond the model, by label, such as
             ``{"MoE one-hot and dispatch matmuls": …}``.
         is_whole: whether `model` was traced from the compiled function and both counts cover all
-            its work: anything missing from the program was then removed by the compiler.
-        operations: model FLOPs of one device, keyed as `FlopCount.by_operation`, to name what the
-            compiler removed.
+            its work.
+        operations: model FLOPs of one device, keyed as `FlopCount.by_operation`: the compiler
+            removed those that no instruction of the program is named after.
+        avoidable: the part of `operations` that the compiler may avoid, as in
+            `TracedCount.avoidable`.
         unaccounted: descriptions of work missing from `model` because it could not be counted.
         complex_products: the part of `model` in complex products, each counted as four real
             ones.
@@ -190,82 +162,36 @@ def compare_flops(
     if isinstance(model, FlopCount):
         convention, checkpointed = "dense", Fraction(model.rematerialized, devices)
         operations = {name: Fraction(n, devices) for name, n in model.by_operation.items()}
+        named = getattr(model, "avoidable", {})
+        avoidable = {name: Fraction(n, devices) for name, n in named.items()}
         unaccounted = [f"{i.name} {i.where} {i.shapes}: {i.reason}" for i in model.unaccounted]
         is_whole = not (model.unaccounted or executed.unaccounted)
         attention = Fraction(getattr(model, "activations", 0), devices)
-        complex_products = Fraction(sum(model.by_dtype.get(d, 0) for d in _COMPLEX), devices)
+        complex_products = Fraction(model.complex_products, devices)
         model = Fraction(model.forward + model.backward, devices)
-    model = round(model)
-    lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
-    kernels = executed.attention_kernels
-    if attention is not None and kernels:
-        known = round(attention) + (overheads or {}).get(OVERHEAD_ATTENTION, 0)
-        skipped = 0 if dense is None else round(dense) - model
-        known -= _beside_kernels(round(attention) + skipped, operations or {}, executed)
-        beyond = kernels - executed.repeated_attention - known
-        note = "attention pairs that the kernels' blocks compute beyond it"
-        lines.append(LedgerLine(label="masked pairs", flops=beyond, note=note))
-    elif dense is not None:
-        note = "attention pairs that the mask throws away but the program computes"
-        lines.append(LedgerLine(label="masked pairs", flops=round(dense) - model, note=note))
-    note = "forward work done again by jax.checkpoint"
-    lines.append(LedgerLine(label="rematerialised", flops=executed.rematerialized, note=note))
-    if executed.xla_rematerialized:
-        note = "forward work that XLA does again where its results do not fit into memory"
-        flops = executed.xla_rematerialized
-        lines.append(LedgerLine(label="recomputed by XLA to save memory", flops=flops, note=note))
-    note = "matmuls that XLA runs again in another fusion instead of keeping their result"
-    duplicated = executed.duplicated - _asked_for(operations or {}, executed)
-    lines.append(LedgerLine(label="duplicated by XLA", flops=duplicated, note=note))
-    if executed.padding:
-        note = "matmuls on zeros that XLA pads them with, or whose results it cuts off"
-        lines.append(LedgerLine(label="zero padding", flops=executed.padding, note=note))
-    if executed.expansion:
-        note = "ragged or depthwise products computed densely: the other groups are zeros"
-        lines.append(LedgerLine(label="dense expansion", flops=executed.expansion, note=note))
-    if operations and (above := _fft(executed.by_operation) - _fft(operations)) > 0:
-        note = "matmuls with a table of sines, beyond the 5·N·log₂N of an FFT"
-        lines.append(LedgerLine(label="FFT by matmuls", flops=round(above), note=note))
-    for label, flops in executed.repeated.items():
-        note = "these devices compute the same values; usually nothing is sharded over them"
-        lines.append(LedgerLine(label=label, flops=flops, note=note))
-    for label, flops in (overheads or {}).items():
-        lines.append(LedgerLine(label=label, flops=flops))
-    outside = executed.optimizer + executed.other
-    lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
-    missing = executed.total - sum(line.flops for line in lines)
+    evidence = Evidence(
+        model=round(model),
+        convention=convention,
+        executed=executed,
+        dense=dense,
+        attention=attention,
+        overheads=overheads or {},
+        is_whole=is_whole,
+        operations=operations or {},
+        avoidable=avoidable or {},
+        complex_products=complex_products,
+        checkpointed=checkpointed,
+    )
+    lines = explained_lines(evidence)
+    residual = executed.total - sum(line.flops for line in lines)
     is_traced = is_whole or bool(operations)  # such a model includes the step's evaluations
-    if not is_traced and (beside := min(missing, executed.evaluation)) > 0:
-        lines.append(LedgerLine(label=EVALUATION, flops=beside, note=_EVALUATION_NOTE))
-        missing -= beside
-    for label, flops in _beyond_whole_images(operations or {}, executed).items():
-        note = "pieces of images multiply more than the whole: they overlap, or have zeros"
-        lines.append(LedgerLine(label=label, flops=max(0, min(missing, flops)), note=note))
-        missing -= lines[-1].flops
-    unnamed = min(missing, round(checkpointed) - executed.rematerialized)
-    if is_whole and unnamed > 0:
-        note = "backward work that jax.checkpoint does again; its names do not say so"
-        lines.append(LedgerLine(label="rematerialised backward", flops=unnamed, note=note))
-        missing -= unnamed
-    if is_whole and missing < 0 and (own := _own(-missing, operations or {}, executed)) > 0:
-        note = "the model has it as often: a shard_map asks for it, or rows of constants are alike"
-        lines.append(LedgerLine(label="repeated by the model as well", flops=-own, note=note))
-        missing += own
-    if is_whole and missing < 0 and executed.host:
-        on_host = min(executed.host, -missing)
-        note = "the host runs it instead (compute_on)"
-        lines.append(LedgerLine(label=_ON_HOST, flops=-on_host, note=note))
-        missing += on_host
-    if is_whole and missing < 0 and (fewer := _by_three(complex_products, -missing, executed)):
-        note = "a TPU multiplies three times and adds more often, instead of four products"
-        lines.append(LedgerLine(label=THREE_REAL, flops=max(missing, -fewer), note=note))
-        missing -= lines[-1].flops
-    if is_whole and missing < 0:
-        note = _removed(operations or {}, executed)
-        lines.append(LedgerLine(label=REMOVED, flops=missing, note=note))
+    if not is_traced and 0 < executed.evaluation <= residual:
+        line = LedgerLine(label=names.EVALUATION, flops=executed.evaluation, note=_EVALUATION)
+        lines.append(line)
+        residual -= line.flops
     reported = None if xla_reported is None or xla_reported < 0 else round(xla_reported)
     return Ledger(
-        model=model,
+        model=evidence.model,
         convention=convention,
         lines=tuple(lines),
         executed=executed.total,
@@ -274,75 +200,13 @@ def compare_flops(
         notes=(
             *_notes(executed),
             *(f"not counted in the model: {item}" for item in unaccounted),
-            *(_surplus(operations or {}, executed) if missing > 0 else ()),
+            *(_surplus(operations or {}, executed) if residual > 0 else ()),
         ),
         of_which=_of_which(executed, {line.label for line in lines}),
     )
 
 
-def _fft(operations: Mapping[str, int | Fraction]) -> Fraction:
-    """FLOPs of FFTs; on TPUs, the instructions that implement one carry its function's name."""
-    return sum((Fraction(n) for name, n in operations.items() if _FFT.search(name)), Fraction(0))
-
-
-def _beyond_whole_images(
-    operations: Mapping[str, int | Fraction], executed: ExecutedCount
-) -> dict[str, int]:
-    """FLOPs beyond the model's in convolutions on pieces of images, by kind of piece."""
-    above = {
-        label: sum(
-            min(flops, round(executed.by_operation.get(name, 0) - operations.get(name, 0)))
-            for name, flops in by_operation.items()
-        )
-        for label, by_operation in executed.in_pieces.items()
-    }
-    return {label: flops for label, flops in above.items() if operations and flops > 0}
-
-
-def _beside_kernels(
-    attention: int, operations: Mapping[str, int | Fraction], executed: ExecutedCount
-) -> int:
-    """FLOPs of activation products outside attention kernels, such as linear attention's.
-
-    Plain matmuls exclude those that kernels run; `attention` includes all, with all pairs.
-    """
-    kernels = executed.attention_operations
-    plain = {name: n - kernels.get(name, 0) for name, n in executed.by_operation.items()}
-    return max(0, attention - round(lacking(operations, plain))) if operations else 0
-
-
-def _asked_for(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> int:
-    """Repeated matmuls that the model repeats too: an `optimization_barrier` keeps them apart."""
-    return sum(
-        max(0, min(flops, round(operations.get(name, 0) - executed.by_operation.get(name, 0))))
-        for name, flops in executed.duplicated_operations.items()
-    )
-
-
-def _own(missing: int, operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> int:
-    """FLOPs repeated across devices that the model repeats as well, as far as names tell."""
-    repeated = sum(executed.repeated.values())
-    alike = min(missing - round(lacking(operations, executed.by_operation)), repeated)
-    return max(min(missing, executed.repeated_by_user), alike if operations else 0)
-
-
-def _by_three(complex_products: int | Fraction, missing: int, executed: ExecutedCount) -> int:
-    """FLOPs that a program without complex dtypes saves by three real products instead of four.
-
-    If two of four are missing, only the real or the imaginary part of the result is used.
-    """
-    is_complex = any(dtype in _COMPLEX for dtype in executed.by_dtype)
-    return 0 if is_complex or 2 * missing == complex_products else round(complex_products) // 4
-
-
-def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:
-    """Why model operations may be missing from the program, and the largest of them, as a note."""
-    why = "merged with equal work, moved out of a loop, not needed for a result, or elementwise"
-    named = largest(missing_operations(operations, executed.by_operation))
-    return f"{why}: {named}" if named else why
-
-
-def _surplus(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> tuple[str, ...]:
+def _surplus(operations: Operations, executed: ExecutedCount) -> tuple[str, ...]:
     """Operations that run more FLOPs than the model has of them, as a note."""
     surplus = missing_operations(executed.by_operation, operations) if operations else {}
     return (f"more FLOPs than the model has of: {largest(surplus)}",) if surplus else ()
@@ -355,11 +219,12 @@ def _of_which(executed: ExecutedCount, labels: Set[str]) -> tuple[LedgerLine, ..
         executed: the count.
         labels: labels of the lines that are added.
     """
-    flops = 0 if EVALUATION in labels else executed.evaluation
-    parts = [LedgerLine(label=EVALUATION, flops=flops, note=_EVALUATION_NOTE)]
+    evaluation = 0 if names.EVALUATION in labels else executed.evaluation
     note = "matrix-vector and outer products, written as a multiplication and a sum"
-    label = "matmuls run on vector units"
-    parts.append(LedgerLine(label=label, flops=executed.vector_matmuls, note=note))
+    parts = (
+        LedgerLine(label=names.EVALUATION, flops=evaluation, note=_EVALUATION),
+        LedgerLine(label=names.VECTOR_UNITS, flops=executed.vector_matmuls, note=note),
+    )
     return tuple(line for line in parts if line.flops)
 
 

@@ -12,7 +12,7 @@ import functools
 import re
 from typing import Literal, NamedTuple
 
-# `read_scope` distinguishes three, `purposes` two more; only the executed count has XLA's.
+# `read_scope` distinguishes three, `undifferentiated` two more; only the executed count has XLA's.
 FlopPhase = Literal[
     "forward",
     "backward",

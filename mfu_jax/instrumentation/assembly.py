@@ -14,6 +14,7 @@ import jax
 
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.counts import ModelCount
+from mfu_jax.logger.assembly import open_journal
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -85,14 +86,6 @@ def logger_of(
         boundary=boundary,
         journal=journal or open_journal(settings.metrics_file, boundary=boundary),
     )
-
-
-def open_journal(metrics_file: Any, **options: Any) -> Journal | NoJournal:
-    """The journal of this process beside a metrics file, if there is one; see `Journal`."""
-    if not metrics_file:
-        return NoJournal()
-    index, processes = jax.process_index(), jax.process_count()
-    return Journal(metrics_file, index=index, processes=processes, **options)
 
 
 def setup_table(

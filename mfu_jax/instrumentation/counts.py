@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.names import LORA_A, LORA_B
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import HasText, executed_flops
 from mfu_jax.flops.executed.result import ExecutedCount
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 HfuSource = Literal["executed", "cost_analysis"]
 
-_COMPLEX = ("c64", "c128")
 _WIDE = {"fp32", "fp64"}  # dtypes to which compilers widen narrower ones
 
 
@@ -70,6 +70,7 @@ class ModelCount:
         packed: the part of `per_device` that attention within packed documents would take with all
             pairs, by kind of mask as declared with `attention_mask`.
         operations: a traced `per_device` with all attention pairs, as in `FlopCount.by_operation`.
+        avoidable: the part of `operations` that a compiler may avoid, as in `TracedCount`.
         complex_products: the part of `per_device` that is products of complex numbers.
         checkpointed: FLOPs that `jax.checkpoint` adds to it in a traced step.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
@@ -86,6 +87,7 @@ class ModelCount:
     attention: Exact | None = None
     packed: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
     operations: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
+    avoidable: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
     complex_products: Exact = 0
     checkpointed: Exact = 0
     flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -127,7 +129,8 @@ def traced_model(
         attention=_share(count.activations - skipped, devices),
         packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
         operations={name: _share(n, devices) for name, n in count.by_operation.items()},
-        complex_products=_share(sum(count.by_dtype.get(d, 0) for d in _COMPLEX), devices),
+        avoidable={name: _share(n, devices) for name, n in count.avoidable.items()},
+        complex_products=_share(count.complex_products, devices),
         checkpointed=_share(count.rematerialized, devices),
         flops_by_dtype=count.by_dtype,
         unaccounted=tuple(
@@ -168,7 +171,7 @@ _QUANTIZED = {
     **dict.fromkeys(("fp8", "fp8_e5m2", "fp8_full", "fp8_gpu", "fp8_nanoo", "nanoo_fp8"), "fp8"),
 }
 # Weights that these recipes do not quantise: convolutions, grouped matrices, adapters.
-_NOT_QUANTIZED = ("conv", "o_a", "lora_a", "lora_b")
+_NOT_QUANTIZED = ("conv", "o_a", LORA_A, LORA_B)
 
 
 def _config_dtypes(config: Any, rows: Sequence[FlopsRow]) -> Mapping[str, int]:
@@ -295,6 +298,7 @@ def count_program(
         xla_reported=reported,
         is_whole=model.source == "traced" and not (model.unaccounted or executed.unaccounted),
         operations=model.operations,
+        avoidable=model.avoidable,
         unaccounted=model.unaccounted,
         complex_products=model.complex_products,
         checkpointed=model.checkpointed,

@@ -11,11 +11,11 @@ import jax
 
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.trace_reading import READ_SECONDS, TraceReading
-from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
+from mfu_jax.logger.non_finite import RERAISED
 from mfu_jax.logger.turns import turn
 from mfu_jax.settings import Settings, parse_steps
 from mfu_jax.storage.trace_folders import move_to_sessions, own_folder
-from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 _log = logging.getLogger("mfu_jax")
 
@@ -74,7 +74,8 @@ class StepProfile:
             self.after(number, logger)
         if not self._is_on and not self._is_done and self._first <= number <= self._last:
             self._logger = logger
-            self._attempt("there is no device trace", self._start)
+            with self._failsafe("there is no device trace"):
+                self._start()
         if not self._is_on:
             return _NO_MARK
         self._marked = number
@@ -89,9 +90,11 @@ class StepProfile:
             is_last: whether it is the run's last step, which waits for the numbers.
         """
         if self._is_on and number >= self._last:
-            self._attempt("the device trace does not end", self._stop_in_pause)
+            with self._failsafe("the device trace does not end"):
+                self._stop_in_pause()
         if self._reading is not None and (is_last or self._reading.is_done):
-            self._attempt("the profile is not in the metrics", self._log_numbers_in_pause)
+            with self._failsafe("the profile is not in the metrics"):
+                self._log_numbers_in_pause()
 
     def close(self) -> None:
         """Ends the trace if the run ends before the range does; waits for its numbers.
@@ -99,14 +102,15 @@ class StepProfile:
         Must be closed before the logger.
         """
         if self._is_on:
-            self._attempt("the device trace does not end", self._after_last_step, self._stop)
+            with self._failsafe("the device trace does not end"):
+                self._after_last_step(self._stop)
         elif not self._is_done:
             _log.warning(
                 "profile_steps=%d-%d: the run had none of these steps", self._first, self._last
             )
         if self._reading is not None:
-            missing = "the profile is not in the metrics"
-            self._attempt(missing, self._after_last_step, self._log_numbers)
+            with self._failsafe("the profile is not in the metrics"):
+                self._after_last_step(self._log_numbers)
 
     def _after_last_step(self, function: Callable[[], None]) -> None:
         """Runs `function` in a pause if possible, so that it is not in any step's time."""
@@ -161,8 +165,8 @@ class StepProfile:
                     {**reading.numbers, "profile/last_step": self._marked}
                 )
 
-    def _attempt(self, missing: str, function: Callable[..., None], *args: Any) -> None:
-        self._boundary.attempt(missing, function, *args, passes=MEANT_FOR_THE_LOOP)
+    def _failsafe(self, missing: str) -> failsafe:
+        return failsafe(missing, self._boundary, passes=RERAISED)
 
 
 def _no_check() -> None:

@@ -23,6 +23,7 @@ def model_flops(count: ModelCount) -> ModelFlops:
         dense=count.dense,
         attention=count.attention,
         operations=count.operations,
+        avoidable=count.avoidable,
         overheads=count.overheads,
         is_whole=count.source == "traced" and not count.unaccounted,
     )

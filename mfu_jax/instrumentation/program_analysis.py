@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -30,7 +29,7 @@ from mfu_jax.instrumentation.dumping import dump_paths, dump_step
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.settings import Settings
 from mfu_jax.util import jax_internals
-from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 _log = logging.getLogger("mfu_jax")
 
@@ -96,24 +95,23 @@ class ProgramAnalysis:
         self.takes_all_leaves = len(inputs) == len(jax.tree.leaves((args, kwargs)))
         self.compiled: jax.stages.Compiled | None = unwrap_compiled(lowered.compile())
         self.devices, self.device = compiled_devices(self.compiled)
-        unknown = f"MFU of {name} is not known"
-        self.model: ModelCount | None = boundary.attempt(
-            unknown, self._count_model, step, args, kwargs, config
-        )
-        self.peaks: StepPeaks | None = boundary.attempt(unknown, self._find_peaks)
-        self._kernel_flops: Mapping[str, int] = boundary.attempt(
-            f"the FLOPs of the Pallas kernels of {name} are not known",
-            kernel_flops_of, step, args, kwargs, self.device,
-            instead={},
-        )  # fmt: skip
+        self.model: ModelCount | None = None
+        with failsafe(f"MFU of {name} is not known", boundary):
+            self.model = self._count_model(step, args, kwargs, config)
+        self.peaks: StepPeaks | None = None
+        with failsafe(f"MFU of {name} is not known", boundary):
+            self.peaks = self._find_peaks()
+        self._kernel_flops: Mapping[str, int] = {}
+        with failsafe(f"the FLOPs of the Pallas kernels of {name} are not known", boundary):
+            self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
         self.flops: StepFlops | None = None
         self.known_cost = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
         self._backlog = backlog
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
-        self.cost: StepCost | Callable[[], StepCost] = functools.partial(
-            boundary.attempt, f"HFU of {name} is not known", self._wait, instead=self.known_cost
-        )
+        self.cost: StepCost | Callable[[], StepCost] = failsafe(
+            f"HFU of {name} is not known", boundary, instead=self.known_cost
+        )(self._wait)
 
     def _find_peaks(self) -> StepPeaks:
         return find_peaks(
@@ -126,11 +124,13 @@ class ProgramAnalysis:
     def count(self) -> StepFlops | None:
         """Counts the executable; a failure is reported, and HFU stays unknown."""
         try:
-            self._boundary.attempt(f"HFU of {self._name} is not known", self._count)
+            with failsafe(f"HFU of {self._name} is not known", self._boundary):
+                self._count()
         finally:
             self.cost = self.known_cost
             self._done.set()
-        self._boundary.attempt(f"the program of {self._name} is not dumped", self._dump)
+        with failsafe(f"the program of {self._name} is not dumped", self._boundary):
+            self._dump()
         self.compiled = None
         return self.flops
 
@@ -174,13 +174,11 @@ class ProgramAnalysis:
         settings, devices = self._settings, self.devices
         if settings.flops_source == "value":
             given = given_model(settings.model_flops_per_device or 0)
-            traced = self._boundary.attempt(
-                f"the dtypes of {self._name} are not known, and its peak is that of float32",
-                lambda: traced_model(step, args, kwargs, devices=devices),
-            )
-            if traced is None:
-                return given
-            return dataclasses.replace(given, flops_by_dtype=traced.flops_by_dtype)
+            missing = f"the dtypes of {self._name} are not known, and its peak is that of float32"
+            with failsafe(missing, self._boundary):
+                traced = traced_model(step, args, kwargs, devices=devices)
+                return dataclasses.replace(given, flops_by_dtype=traced.flops_by_dtype)
+            return given
         if settings.flops_source == "analytic":
             config = settings.parsed_model_config() if config is None else config
             return analytic_model(config, convention=settings.convention)

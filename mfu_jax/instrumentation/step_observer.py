@@ -36,24 +36,25 @@ from mfu_jax.instrumentation.signatures import Signature
 from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
+from mfu_jax.logger.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.sinks.base import format_values
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.step_numbers import NEXT
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
-from mfu_jax.util.failsafe import Boundary, guarded, is_interrupt, note_handlers
+from mfu_jax.util.failsafe import Boundary, failsafe, note_handlers
 
 _log = logging.getLogger("mfu_jax")
 
 COUNT_SECONDS = 30.0
 """Longest wait for a count at the end of a run."""
 
+_NO_DOCUMENTS = "the documents of a batch are not known, all its pairs are counted"
 _UNKNOWN = StepCost(model_flops_per_device=None)
 _UNSELECTED = StepProgram(None, marker_only())
 
 
-class Begun(NamedTuple):
+class PendingCall(NamedTuple):
     """A call in progress.
 
     Attributes:
@@ -65,16 +66,6 @@ class Begun(NamedTuple):
     before: BeforeCall
     packed: PackedBatch | None
     mark: Any
-
-
-class Stored(NamedTuple):
-    """A program that later calls will find.
-
-    Attributes:
-        changes: what is different from the program before; None for the first.
-    """
-
-    changes: Sequence[str] | None
 
 
 class StepObserver:
@@ -140,10 +131,10 @@ class StepObserver:
                 self._logger = self._logger or self._make_logger()
         return self._logger
 
-    @guarded(
+    @failsafe(
         "{0.name} is not logged",
         passes=(UserError,),
-        instead=lambda self: DisabledLogger(),
+        instead=DisabledLogger(),
     )
     def _make_logger(self) -> MetricLogger | DisabledLogger:
         return logger_of(
@@ -153,8 +144,8 @@ class StepObserver:
             boundary=self._boundary,
         )
 
-    @guarded("a step of {0.name} is not logged", passes=(UserError,))
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun | None:
+    @failsafe("a step of {0.name} is not logged", passes=(UserError,))
+    def before_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PendingCall | None:
         """Called just before the step; returns None if the call is not to be logged.
 
         Raises:
@@ -163,22 +154,23 @@ class StepObserver:
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return None
-        logger.interrupt.throw()
+        logger.interrupt.raise_pending()
         options = self._options
-        packed = mark = None
+        packed, mark = None, None
         if options.documents is not None:
-            packed = self._boundary.attempt(
-                "the documents of a batch are not known, all its pairs are counted",
-                options.documents.of, args, kwargs,
-            )  # fmt: skip
+            with failsafe(_NO_DOCUMENTS, self._boundary):
+                packed = options.documents.of(args, kwargs)
         if self._profile is not None and self._profile.concerns(logger.next_step):
-            mark = self._boundary.attempt("there is no device trace", self._begin_trace)
+            with failsafe("there is no device trace", self._boundary):
+                mark = self._begin_trace()
         before = self._programs.begin_call()
         logger.begin_call()
-        return Begun(before, packed, mark)
+        return PendingCall(before, packed, mark)
 
-    @guarded("a step of {0.name} is not logged", passes=MEANT_FOR_THE_LOOP)
-    def end(self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    @failsafe("a step of {0.name} is not logged", passes=RERAISED)
+    def after_call(
+        self, pending: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         """Called after the step has been dispatched.
 
         Raises:
@@ -186,21 +178,19 @@ class StepObserver:
             UserError: the logger is closed.
             jax.errors.JaxRuntimeError: the device failed in an earlier step.
         """
-        if begun.mark is not None:
-            begun.mark.__exit__(None, None, None)
-        program = self._boundary.attempt(
-            f"MFU of {self.name} is not known",
-            self._program_of, begun, args, kwargs, output,
-            instead=StepProgram(None, (self.current or _UNSELECTED).selection),
-            passes=(NonFiniteLossError, jax.errors.JaxRuntimeError),
-        )  # fmt: skip
+        if pending.mark is not None:
+            pending.mark.__exit__(None, None, None)
+        program: StepProgram | None = StepProgram(None, (self.current or _UNSELECTED).selection)
+        passes = NonFiniteLossError, jax.errors.JaxRuntimeError
+        with failsafe(f"MFU of {self.name} is not known", self._boundary, passes=passes):
+            program = self._program_of(pending, args, kwargs, output)
         if program is None:
             return
         metrics = self._read(program.selection, output)
         if any(isinstance(value, jax.core.Tracer) for value in metrics.values()):
             self._say_traced()
             return
-        cost = self._cost(program, begun.packed)
+        cost = self._cost(program, pending.packed)
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return
@@ -211,14 +201,15 @@ class StepObserver:
             logger.spans.add_call(logger.next_step - 1, metrics)
             return
         logger.record(NEXT, metrics, cost=cost)
-        if begun.mark is not None:
-            self._boundary.attempt("the device trace does not end", self._end_trace)
+        if pending.mark is not None:
+            with failsafe("the device trace does not end", self._boundary):
+                self._end_trace()
 
-    @guarded("the device trace has one step more")
-    def failed(self, begun: Begun | None) -> None:
-        """Called instead of `end` if the step raised."""
-        if begun is not None and begun.mark is not None:
-            begun.mark.__exit__(None, None, None)
+    @failsafe("the device trace has one step more")
+    def call_failed(self, pending: PendingCall | None) -> None:
+        """Called instead of `after_call` if the step raised."""
+        if pending is not None and pending.mark is not None:
+            pending.mark.__exit__(None, None, None)
 
     def flops(self) -> StepFlops | None:
         """All counts of the last program run; waits for them."""
@@ -231,10 +222,10 @@ class StepObserver:
     def close(self) -> None:
         """Ends the trace and the counts; writes nothing more."""
         if self._profile is not None:
-            self._boundary.attempt("the device trace does not end", self._profile.close)
-        self._boundary.attempt(
-            f"HFU of {self.name} may not be known", self._programs.close, COUNT_SECONDS
-        )
+            with failsafe("the device trace does not end", self._boundary):
+                self._profile.close()
+        with failsafe(f"HFU of {self.name} may not be known", self._boundary):
+            self._programs.close(COUNT_SECONDS)
 
     def close_logger(self, kind: object = None, *error: object) -> Summary | None:
         """Closes the logger unless it belongs to the user.
@@ -272,11 +263,11 @@ class StepObserver:
         return None if analysis.peaks is None else analysis.peaks.main
 
     def _program_of(
-        self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self, pending: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> StepProgram | None:
         """The program that the call ran; None if JAX is tracing another function."""
         programs = self._programs
-        is_new = self.current is None or programs.has_compiled(begun.before)
+        is_new = self.current is None or programs.has_compiled(pending.before)
         if self.current and (self._is_lost or not (is_new or programs.is_ambiguous)):
             return self.current
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, output))):
@@ -285,7 +276,7 @@ class StepObserver:
         found = None if is_new else programs.look_up(args, kwargs)
         if found is None:
             with programs.lock:
-                if programs.added != begun.before.added:  # by another thread
+                if programs.added != pending.before.added:  # by another thread
                     found = programs.known(Signature.of(self._step_fn, args, kwargs))
                 found = found or self._new_program(args, kwargs, output)
         self.current = found
@@ -296,21 +287,24 @@ class StepObserver:
     ) -> StepProgram:
         """Analyses the program just dispatched for the first time."""
         note_handlers()
-        attempt, unknown = self._boundary.attempt, f"MFU of {self.name} is not known"
-        selection = attempt(
-            f"the metrics of {self.name} are not logged",
-            select_metrics, output, self._options.metrics,
-            instead=_UNSELECTED.selection,
-        )  # fmt: skip
-        attempt("a calibrated peak may be too low", wait_for, selection, output)
-        with self.logger.pause("count", flush=False):
-            analysis = attempt(unknown, self._analyse, args, kwargs)
+        boundary, unknown = self._boundary, f"MFU of {self.name} is not known"
+        selection = _UNSELECTED.selection
+        with failsafe(f"the metrics of {self.name} are not logged", boundary):
+            selection = select_metrics(output, self._options.metrics)
+        with failsafe("a calibrated peak may be too low", boundary):
+            wait_for(selection, output)
+        analysis = None
+        with self.logger.pause("count", flush=False), failsafe(unknown, boundary):
+            analysis = self._analyse(args, kwargs)
         program = StepProgram(analysis, selection)
-        stored = attempt(unknown, self._store, args, kwargs, program)
-        if stored is None:  # no later call's program can be found, so none has a known cost
-            self._is_lost = True
+        self._is_lost = True  # no later call's program can be found, so none has a known cost
+        with failsafe(unknown, boundary):
+            changes = self._programs.add(Signature.of(self._step_fn, args, kwargs), program)
+            self._is_lost = False
+        if self._is_lost:
             return StepProgram(None, selection)
-        attempt(unknown, self._announce, program, stored.changes)
+        with failsafe(unknown, boundary):
+            self._announce(program, changes)
         return program
 
     def _analyse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramAnalysis:
@@ -329,11 +323,6 @@ class StepObserver:
             backlog=lambda: logger.next_step - first,
             number=self._programs.added + 1,
         )
-
-    def _store(self, args: tuple[Any, ...], kwargs: dict[str, Any], program: StepProgram) -> Stored:
-        """Stores a new program for later calls."""
-        signature = Signature.of(self._step_fn, args, kwargs)
-        return Stored(self._programs.add(signature, program))
 
     def _announce(self, program: StepProgram, changes: Sequence[str] | None) -> None:
         """Announces a new program to the user and the counting thread."""
@@ -377,15 +366,11 @@ class StepObserver:
 
     def _read(self, selection: Selection, output: Any) -> Metrics:
         """The metrics of one call; if they cannot be read, only its end marker."""
-        try:
+        with failsafe(f"the metrics of {self.name} are not logged", self._boundary):
             return selection.read(output)
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            self._boundary.report(error, f"the metrics of {self.name} are not logged")
-        return self._boundary.attempt(
-            f"the times of {self.name} are not known", read_marker, output, instead={}
-        )
+        with failsafe(f"the times of {self.name} are not known", self._boundary):
+            return read_marker(output)
+        return {}
 
     def _cost(self, program: StepProgram, packed: PackedBatch | None) -> Any:
         """The cost of one call, as `MetricLogger.record` accepts it."""
@@ -394,12 +379,8 @@ class StepObserver:
             return _UNKNOWN
         if packed is None or analysis.model is None:
             return analysis.cost
-        return functools.partial(
-            self._boundary.attempt,
-            "the documents of a batch are not known, all its pairs are counted",
-            packed.cost, analysis.model.packed, analysis.cost,
-            instead=analysis.known_cost,
-        )  # fmt: skip
+        cost = failsafe(_NO_DOCUMENTS, self._boundary, instead=analysis.known_cost)(packed.cost)
+        return functools.partial(cost, analysis.model.packed, analysis.cost)
 
     def _say_traced(self) -> None:
         if not self._said_traced:

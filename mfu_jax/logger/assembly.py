@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ import jax
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.disabled import DISABLED_SCOPE
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.scalars import plain_seconds
@@ -24,7 +22,9 @@ from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary
 
-_log = logging.getLogger("mfu_jax")
+# What stands in for a pause or wait, and for a summary, if they fail.
+NO_SPAN = contextlib.nullcontext()
+NO_SUMMARY = Summary(steps=0)
 
 
 def with_fields(
@@ -90,11 +90,16 @@ def journal_of(
     """A journal beside the metrics file, if one of the sinks writes one."""
     made_by = [sink.made_by for sink in sinks if getattr(sink, "made_by", None)]
     paths = [made[1]["path"] for made in made_by if made and made[0] == "jsonl"]
-    if not paths:
+    path = paths[0] if paths else None
+    return open_journal(path, clock=clock, monotonic=monotonic, boundary=boundary)
+
+
+def open_journal(metrics_file: Any, **options: Any) -> Journal | NoJournal:
+    """The journal of this process beside a metrics file, if there is one; see `Journal`."""
+    if not metrics_file:
         return NoJournal()
     index, processes = jax.process_index(), jax.process_count()
-    options: dict[str, Any] = {"clock": clock, "monotonic": monotonic, "boundary": boundary}
-    return Journal(paths[0], index=index, processes=processes, **options)
+    return Journal(metrics_file, index=index, processes=processes, **options)
 
 
 def given_seconds(value: Any, step: TimedStep) -> float | None:
@@ -111,18 +116,3 @@ def refused_metrics(metrics: object) -> UserError:
         f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
         f"names to scalars; usually the bare loss was passed; pass {{'loss': loss}}"
     )
-
-
-def no_span(_: object) -> contextlib.AbstractContextManager[None]:
-    """Stands in for a pause or a wait."""
-    return contextlib.nullcontext()
-
-
-def disabled_scope(_: object) -> Any:
-    """Stands in for a step or a phase."""
-    return DISABLED_SCOPE
-
-
-def no_summary(_: object) -> Summary:
-    """Stands in for a summary."""
-    return Summary(steps=0)

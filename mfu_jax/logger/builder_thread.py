@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mfu_jax.logger.alarm import Alarm
-from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 logger = logging.getLogger("mfu_jax")
 
@@ -64,10 +64,9 @@ class BuilderThread:
         self._is_asleep = self._is_stuck = self._is_over = False
         self._hurried = 0
         self._most = 0  # items that may wait before `put` calls `_attend`
-        self._reported: set[str] = set()
-        self._thread = Boundary().thread(
-            "mfu_jax builder", "no more metrics are written", self._run
-        )
+        boundary = Boundary()
+        self._failsafe = failsafe("some metrics were lost", boundary)
+        self._thread = boundary.thread("mfu_jax builder", "no more metrics are written", self._run)
         self._thread.start()
 
     def put(self, item: Any) -> None:
@@ -77,7 +76,7 @@ class BuilderThread:
         if len(queue) > self._most:  # one check, because each costs a step microseconds
             self._attend()
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
         """Wakes the thread for the step just dispatched, which keeps much memory alive.
 
         That step is put one step later, after the previous one.
@@ -148,7 +147,8 @@ class BuilderThread:
             items = self._take()
             # Calls alone, such as a set-up just before the loop, must not delay the first step.
             waits = self._period_seconds > 0 and not all(map(callable, items))
-            self._guard(self._handle_all, items)
+            with self._failsafe:
+                self._handle_all(items)
             items = []  # keep no device arrays alive while the thread waits
 
     def _take(self) -> list[Any]:
@@ -165,7 +165,8 @@ class BuilderThread:
         """Empties `items`, so that during a call nothing keeps the steps before it alive."""
         while items:
             if callable(items[0]):
-                self._guard(items.pop(0))
+                with self._failsafe:
+                    items.pop(0)()
                 continue
             steps = list(itertools.takewhile(lambda item: not callable(item), items))
             del items[: len(steps)]
@@ -176,14 +177,5 @@ class BuilderThread:
         for start in range(0, len(items), SLICE):
             if start:
                 time.sleep(BREATH_SECONDS)
-            self._guard(self._handle, items[start : start + SLICE])
-
-    def _guard(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Calls `function`; a failure is reported once per kind and ends nothing."""
-        try:
-            function(*arguments)
-        except Exception as error:
-            kind = type(error).__name__
-            if kind not in self._reported:
-                self._reported.add(kind)
-                logger.exception("some metrics were lost; please report this")
+            with self._failsafe:
+                self._handle(items[start : start + SLICE])

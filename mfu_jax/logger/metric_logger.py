@@ -28,11 +28,11 @@ from typing import Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.loop_compilations import LoopCompilations
-from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
+from mfu_jax.logger.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.records import RecordBuilder
@@ -48,7 +48,7 @@ from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.logger.turns import wait_for_turn
 from mfu_jax.logger.watchdog import Watchdog
-from mfu_jax.util.failsafe import Boundary, guarded
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 _log = logging.getLogger("mfu_jax")
 
@@ -117,7 +117,7 @@ class MetricLogger:
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
         self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
-        self._small = SmallMetrics(self._pipeline.hurry)
+        self._small = SmallMetrics(self._pipeline.flush_soon)
         watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.interrupt = self._timer.interrupt
@@ -125,7 +125,7 @@ class MetricLogger:
         self.phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
         loop = self._journal, self.spans, self.phases, self._timer, watchdog
         self._compilations = LoopCompilations(*loop)
-        self._compile_log.subscribe(self._compilations.heard)
+        self._compile_log.subscribe(self._compilations.on_compile)
         atexit.register(self._close_quietly)
 
     @staticmethod
@@ -142,7 +142,7 @@ class MetricLogger:
         """The last recorded step's number plus one."""
         return self._numbers.last + 1
 
-    @guarded("the time of a step is not exact")
+    @failsafe("the time of a step is not exact")
     def begin_call(self) -> None:
         """Call this just before a step that may compile, as instrumented steps do. Never waits."""
         self._compilations.run_here()
@@ -210,17 +210,17 @@ class MetricLogger:
                 self.spans.hold(taken)  # a later eval may still add to it
             self._watchdog.completed((step, now := self._monotonic(), thread))
             taken.overhead_seconds = now - begin - self._timer.waited_seconds
-            if self.interrupt.kept is not None:
-                self.interrupt.throw()
-        except MEANT_FOR_THE_LOOP:
+            if self.interrupt.pending is not None:
+                self.interrupt.raise_pending()
+        except RERAISED:
             raise
-        except Exception as error:  # `guarded` would be one more call
+        except Exception as error:  # `failsafe` would be one more call
             self._boundary.caught(error, "a step is not logged")
         finally:
             if has_turn:
                 lock.release()
 
-    @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("an eval is not logged", passes=RERAISED)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Records the results of an eval after `step`, shown under ``eval/``.
 
@@ -229,7 +229,7 @@ class MetricLogger:
         """
         self.spans.add(step, self._small.of(metrics))
 
-    @guarded("a pause is not timed", passes=MEANT_FOR_THE_LOOP, instead=assembly.no_span)
+    @failsafe("a pause is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
     def pause(
         self, name: str, *, flush: bool | None = None
     ) -> contextlib.AbstractContextManager[None]:
@@ -249,7 +249,7 @@ class MetricLogger:
         flush = name == "checkpoint" if flush is None else flush
         return self.spans.pause(name, functools.partial(self._check_pause, flush))
 
-    @guarded("a wait is not timed", passes=MEANT_FOR_THE_LOOP, instead=assembly.no_span)
+    @failsafe("a wait is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
@@ -257,7 +257,7 @@ class MetricLogger:
         """
         return self.spans.wait(name)
 
-    @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP, instead=assembly.disabled_scope)
+    @failsafe("a step is not logged", passes=RERAISED, instead=DISABLED_SCOPE)
     def step(self, number: int | None = None) -> StepScope:
         """Context manager for one step, recorded when it ends: ``with logger.step() as step: …``.
 
@@ -265,7 +265,7 @@ class MetricLogger:
         """
         return self.phases.step(self, self.next_step if number is None else number)
 
-    @guarded("a phase is not logged", passes=MEANT_FOR_THE_LOOP, instead=assembly.disabled_scope)
+    @failsafe("a phase is not logged", passes=RERAISED, instead=DISABLED_SCOPE)
     def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
         """Context manager for part of a step: ``with logger.phase("rollout"): …``.
 
@@ -278,38 +278,38 @@ class MetricLogger:
         """
         return self.phases.phase(name, cost)
 
-    @guarded("the set-up is not written")
+    @failsafe("the set-up is not written")
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
         """Writes the set-up, known before the first step, to every sink: values, longer texts."""
-        self._pipeline.tell("write_setup", dict(values or {}), dict(texts or {}))
+        self._pipeline.call_sinks("write_setup", dict(values or {}), dict(texts or {}))
 
-    @guarded("a text is not written")
+    @failsafe("a text is not written")
     def write_text(self, tag: str, text: str) -> None:
         """Writes a text to every sink that accepts texts, in order with the steps."""
-        self._pipeline.tell("write_text", tag, text)
+        self._pipeline.call_sinks("write_text", tag, text)
 
-    @guarded("a compilation may be reported twice")
+    @failsafe("a compilation may be reported twice")
     def explain(self, functions: Iterable[str]) -> None:
         """The caller reports compilations of these itself: JAX's names, as ``jit(train_step)``."""
         self._builder.explained.update(functions)
 
-    @guarded("metrics may not be written yet")
+    @failsafe("metrics may not be written yet")
     def flush(self) -> None:
         """Waits until every completed step is written and on disk."""
         self.spans.release()
         self._pipeline.flush()
 
-    @guarded("there is no summary", instead=assembly.no_summary)
+    @failsafe("there is no summary", instead=assembly.NO_SUMMARY)
     def summary(self) -> Summary:
         """Totals of the run so far; after `close`, of the whole run."""
-        self.interrupt.throw()
+        self.interrupt.raise_pending()
         if self._summary is None:
             self.flush()
         return self._summary or self._summarize()
 
-    @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP, instead=assembly.no_summary)
+    @failsafe("there is no summary", passes=RERAISED, instead=assembly.NO_SUMMARY)
     def close(self) -> Summary:
         """Waits for the step in flight, writes everything, closes the sinks.
 
@@ -317,7 +317,7 @@ class MetricLogger:
             NonFiniteLossError: a loss is NaN or infinite, and `record` has not raised for it yet.
         """
         summary = self._close()
-        self.interrupt.throw()
+        self.interrupt.raise_pending()
         if self._pipeline.failure is not None and not self._failure_was_raised:
             self._raise_failure()
         return summary
@@ -325,11 +325,11 @@ class MetricLogger:
     def __enter__(self) -> Self:
         return self
 
-    @guarded("metrics may not all be written", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("metrics may not all be written", passes=RERAISED)
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is not None and self._summary is None:
             self._journal.stop(f"exception: {getattr(kind, '__name__', kind)}")
-            self._pipeline.tell("write_failure", repr(error[0])[:300])
+            self._pipeline.call_sinks("write_failure", repr(error[0])[:300])
         self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:
@@ -342,20 +342,23 @@ class MetricLogger:
 
     def _close_all(self) -> None:
         self._summary = Summary(steps=0)  # counts as closed, whatever fails below
-        attempt = self._boundary.attempt
         with contextlib.ExitStack() as rest:  # runs even after Ctrl-C
             rest.callback(self._close_parts)
-            rest.callback(attempt, "metrics may not all be written", self._close_pipeline)
+            rest.callback(self._close_pipeline)
             if self._pipeline.failure is None:
-                attempt("the last step is not logged", self.spans.hold_last)
+                with failsafe("the last step is not logged", self._boundary):
+                    self.spans.hold_last()
 
     def _close_parts(self) -> None:
-        attempt = self._boundary.attempt
         for part in (self._watchdog, self._timer, self.phases, self._journal):
-            attempt("the logger is not closed", part.close)
-        attempt("the logger is not closed", self._compile_log.unsubscribe, self._compilations.heard)
-        attempt("the logger is not closed", atexit.unregister, self._close_quietly)
+            with failsafe("the logger is not closed", self._boundary):
+                part.close()
+        with failsafe("the logger is not closed", self._boundary):
+            self._compile_log.unsubscribe(self._compilations.on_compile)
+        with failsafe("the logger is not closed", self._boundary):
+            atexit.unregister(self._close_quietly)
 
+    @failsafe("metrics may not all be written")
     def _close_pipeline(self) -> None:
         last, spans = self.spans.take_last(), self._timer.take_spans()
         try:
@@ -364,7 +367,7 @@ class MetricLogger:
             self._summary = self._summarize()
             raise
 
-    @guarded("metrics may not all be written")
+    @failsafe("metrics may not all be written")
     def _close_quietly(self) -> None:
         self._is_at_exit = True
         if os.getpid() == self._process_id:  # a fork has the files, but none of the threads

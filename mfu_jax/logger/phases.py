@@ -28,12 +28,12 @@ from typing import Any, Protocol, Self
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
+from mfu_jax.logger.non_finite import RERAISED
 from mfu_jax.logger.phase_totals import PhaseTotals
 from mfu_jax.logger.step_cost import StepCost, add_costs
-from mfu_jax.logger.timing.phase_ends import PhaseEnds
 from mfu_jax.logger.timing.readiness import end_marker
-from mfu_jax.util.failsafe import Boundary, guarded
+from mfu_jax.logger.timing.watcher import PhaseEnds
+from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe
 
 _log = logging.getLogger("mfu_jax")
 
@@ -41,10 +41,6 @@ _log = logging.getLogger("mfu_jax")
 _MOST_PHASES = 10_000
 
 LateCost = StepCost | Callable[[], StepCost]
-
-
-def _itself(scope: Any) -> Any:
-    return scope
 
 
 class Recorder(Protocol):
@@ -103,7 +99,7 @@ class Phase:
         self._before: Phase | None = None
         self._span: float | None = None
 
-    @guarded("the time of phase {0.name} is not known")
+    @failsafe("the time of phase {0.name} is not known")
     def wait_for(self, outputs: Any) -> None:
         """Declares the phase's outputs, if no instrumented function runs in it.
 
@@ -112,13 +108,13 @@ class Phase:
         """
         self._marker = end_marker(outputs)
 
-    @guarded("phase {0.name} is not logged", passes=MEANT_FOR_THE_LOOP, instead=_itself)
+    @failsafe("phase {0.name} is not logged", passes=RERAISED, instead=ITSELF)
     def __enter__(self) -> Self:
         self._book.open(self)
         self._entered = self._clock()
         return self
 
-    @guarded("phase {0.name} is not logged", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("phase {0.name} is not logged", passes=RERAISED)
     def __exit__(self, *error: object) -> None:
         self._left = self._clock()
         marker, self._marker = self._marker, None
@@ -365,17 +361,17 @@ class StepScope:
         self._boundary = book.boundary
         self._logger = logger
 
-    @guarded("a metric is not logged", passes=(UserError,))
+    @failsafe("a metric is not logged", passes=(UserError,))
     def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Adds metrics to the step's record: ``step.log(loss=loss)``."""
         self.metrics |= {**(metrics or {}), **more}
 
-    @guarded("step {0.number} is not logged", passes=MEANT_FOR_THE_LOOP, instead=_itself)
+    @failsafe("step {0.number} is not logged", passes=RERAISED, instead=ITSELF)
     def __enter__(self) -> Self:
         self._book.open_step(self)
         return self
 
-    @guarded("step {0.number} is not logged", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("step {0.number} is not logged", passes=RERAISED)
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -29,7 +29,7 @@ from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.logger.strict_json import encodable, strict
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
-from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 _log = logging.getLogger("mfu_jax")
 
@@ -90,7 +90,7 @@ class RecordPipeline:
             self._handle, size=config.queue_size, period_seconds=config.write_period_seconds
         )
         self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
-        self.hurry: Callable[[], None] = self._thread.hurry
+        self.flush_soon: Callable[[], None] = self._thread.flush_soon
 
     @property
     def dropped_by_sink(self) -> dict[str, int]:
@@ -105,7 +105,7 @@ class RecordPipeline:
                 lost[name] = lost.get(name, 0) + count
         return {name: count for name, count in lost.items() if count}
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def call_sinks(self, method: str, *arguments: Any) -> None:
         """Calls a method of every sink, in sequence with the steps; makes its texts encodable."""
         plain = [encodable(a) if isinstance(a, str) else strict(a) for a in arguments]
 
@@ -153,10 +153,11 @@ class RecordPipeline:
         """Ends the threads; what is still unwritten goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
         for watch in (self.hosts, self._health):
-            self._boundary.attempt("host and GPU monitoring may not stop", watch.close)
+            with failsafe("host and GPU monitoring may not stop", self._boundary):
+                watch.close()
         for worker in self._workers:  # a failure in one does not affect the others
-            missing = f"{worker.name} may have lost its last records"
-            self._boundary.attempt(missing, _keep_rest, worker, end)
+            with failsafe(f"{worker.name} may have lost its last records", self._boundary):
+                _keep_rest(worker, end)
         summary = summarize()
         closed = [worker.finish(summary) for worker in self._workers if not worker.has_hung]
         for event in closed:
@@ -203,15 +204,14 @@ class RecordPipeline:
         """The record of a step; None if building it failed, or after a loss that aborts."""
         if self.failure is not None:
             return None
-        try:
+        record = None
+        with failsafe(f"the metrics of step {step.step} were lost", self._boundary):
             record = self._builder.build(step, is_last=is_last)
             if not self._journal.has_steps:  # starting the watches takes time
                 self._journal.steps([(step, record)])
             record = self._watch(step, record)
-        except Exception:
+        if record is None:
             self._lost_steps += 1
-            if self._lost_steps == 1:
-                _log.exception("the metrics of step %s were lost; please report this", step.step)
             return None
         self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
         self._on_record(record)
@@ -219,13 +219,11 @@ class RecordPipeline:
 
     def _watch(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """The record with the findings of the watches; unchanged if they fail."""
-        try:
+        with failsafe("slow-step, drift and host findings may be missing", self._boundary):
             record = self._health.adds(step, record)
             self.hosts.add(step, record.kind)
             return self.hosts.adds(record)
-        except Exception as error:
-            self._boundary.report(error, "slow-step, drift and host findings may be missing")
-            return record
+        return record
 
 
 def _keep_rest(worker: SinkWorker, end: float) -> None:

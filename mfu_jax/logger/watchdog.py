@@ -27,7 +27,7 @@ from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
-from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.failsafe import Boundary, failsafe
 from mfu_jax.util.formatting import readable
 from mfu_jax.util.jax_internals import is_compiling
 
@@ -244,7 +244,8 @@ class Watchdog:
     def _abort(self) -> None:
         """Writes the metrics and ends the process: its main thread may never return."""
         _log.error("abort_on_hang: the process ends with exit code %d", HANG_EXIT_CODE)
-        self._boundary.attempt("metrics may not all be written", self._flush)
+        with failsafe("metrics may not all be written", self._boundary):
+            self._flush()
         self._end(HANG_EXIT_CODE)
 
     def _dump(self, head: str) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from mfu_jax.pages.markup import Markup, tag
+from mfu_jax.util.formatting import percent
 
 MOST_ROWS = 150
 _LONGEST_NAME = 200
@@ -32,6 +33,28 @@ class Word(NamedTuple, Generic[RowT]):
 
     title: str
     text: Callable[[RowT], str]
+
+
+def ledger_table(
+    by: str, rows: Sequence[tuple[str, int | None, str]], executed: int | None
+) -> Markup:
+    """A FLOPs ledger.
+
+    Args:
+        by: what the FLOPs are of: the heading of the first column.
+        rows: label, FLOPs and note of each row.
+        executed: all FLOPs that the program runs.
+    """
+
+    def share(row: tuple[str, int | None, str]) -> float | None:
+        return row[1] / executed if executed and row[1] is not None else None
+
+    columns: list[Column[tuple[str, int | None, str]] | Word[tuple[str, int | None, str]]] = [
+        Column("FLOPs", lambda row: row[1], lambda row: f"{row[1]:,}"),
+        Column("of executed", share, lambda row: percent(share(row))),
+        Word("", lambda row: row[2]),
+    ]
+    return wide(table(by, rows, lambda row: row[0], columns, kind="ledger"))
 
 
 def table(

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.sources import as_model_config
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
+from mfu_jax.flops.analytic.names import LOGITS
 from mfu_jax.flops.analytic.totals import (
     FlopsRow,
     calculate_tokens_per_device,
@@ -151,7 +152,7 @@ def pipeline_ticks(
 
 
 def _is_layer(row: FlopsRow) -> bool:
-    return row.component != "logits"
+    return row.component != LOGITS
 
 
 def executed_flops_of(config: Any, policy: str) -> float | None:
@@ -160,5 +161,5 @@ def executed_flops_of(config: Any, policy: str) -> float | None:
     if kinds is None:
         return None
     rows = flops_breakdown(config, "dense")
-    again = sum(r.forward_flops for r in rows if r.kind in kinds and r.component != "logits")
+    again = sum(r.forward_flops for r in rows if r.kind in kinds and r.component != LOGITS)
     return float(sum(row.training_flops for row in rows) + again)

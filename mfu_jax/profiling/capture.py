@@ -14,7 +14,7 @@ from mfu_jax.dumps.recording import dump
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
 from mfu_jax.storage.trace_folders import dump_path, make_sessions, move_to_sessions, own_folder
-from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.failsafe import failsafe
 
 
 @contextlib.contextmanager
@@ -64,16 +64,15 @@ def profile(
         yield
     finally:
         _wait_for_devices()
-        Boundary().attempt("there is no device trace", jax.profiler.stop_trace)
+        with failsafe("there is no device trace"):
+            jax.profiler.stop_trace()
         if not is_alone:
-            Boundary().attempt(
-                "this process' trace is not beside the others'", move_to_sessions, folder, process
-            )
+            with failsafe("this process' trace is not beside the others'"):
+                move_to_sessions(folder, process)
         if step is not None:
-            Boundary().attempt(
-                "the program is not beside the trace, model FLOPs are the program's own",
-                _dump, folder, step, args, kwargs,
-            )  # fmt: skip
+            missing = "the program is not beside the trace, model FLOPs are the program's own"
+            with failsafe(missing):
+                _dump(folder, step, args, kwargs)
 
 
 def _check_arguments(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.names import PROFILE_POINTS
+from mfu_jax.names import MFU, PROFILE_POINTS, PROFILE_SECONDS
 from mfu_jax.profiling.advice.rules import Advice, advice_for
 from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, unexplained_idle
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
 from mfu_jax.profiling.breakdown.peaks import Peaks, find_peaks
 from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
 from mfu_jax.profiling.breakdown.tables import KEYS, TableRow, table
-from mfu_jax.profiling.breakdown.waterfall import MFU, Bar, executed_seconds, waterfall
+from mfu_jax.profiling.breakdown.waterfall import Bar, executed_seconds, waterfall
 from mfu_jax.profiling.join.ops import Join
 from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.timeline.host import HostThreads
@@ -92,7 +92,7 @@ class Profile:
             "profile/coverage": self.coverage,
         }
         for bar in self.waterfall:
-            numbers[f"profile/waterfall/{bar.name}"] = bar.seconds
+            numbers[f"{PROFILE_SECONDS}/{bar.name}"] = bar.seconds
             numbers[f"{PROFILE_POINTS}/{bar.name}"] = bar.mfu_points
         for program in self.programs:
             numbers[f"profile/program_mfu/{program.name}"] = program.mfu

@@ -22,7 +22,7 @@ _FILE = Path(__file__).with_name("published.yml")
 Status = Literal["reproduces", "within input rounding", "differs"]
 
 
-class _Measured(NamedTuple):
+class _RoundedValue(NamedTuple):
     """A number and the relative error that its printed rounding allows."""
 
     value: float
@@ -30,7 +30,7 @@ class _Measured(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class PublishedRun:
     """One published run: a row of published.yml."""
 
     id: str
@@ -70,7 +70,7 @@ class Run:
         return float(self.config["vocab_size"] * self.config["emb_dim"])
 
     @property
-    def rate(self) -> _Measured:
+    def rate(self) -> _RoundedValue:
         """Tokens per second per device: as published, else from the step time."""
         given = dict(self.throughput or {})
         if not given:
@@ -82,21 +82,21 @@ class Run:
             "tokens_per_sec": self.devices,
             "tokens_per_day": 86400 * self.devices,
         }[name]
-        return _Measured(printed / divisor, half_ulp / printed)
+        return _RoundedValue(printed / divisor, half_ulp / printed)
 
     @property
-    def rate_by_step_time(self) -> _Measured:
+    def rate_by_step_time(self) -> _RoundedValue:
         """Tokens per second per device from the printed step time."""
         step = self.step_time or {}
         value = self.tokens_per_step / step["seconds"] / self.devices
-        return _Measured(value, step["half_ulp"] / step["seconds"])
+        return _RoundedValue(value, step["half_ulp"] / step["seconds"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Recomputed:
     """A published number and its recomputation, in the published unit."""
 
-    run: Run
+    run: PublishedRun
     quantity: str
     published: float
     recomputed: float
@@ -111,7 +111,7 @@ class Check:
 
 
 # FLOPs per token as publishers count them. N is their stated parameter count.
-FORMULAS: Mapping[str, Callable[[Run], float]] = {
+FORMULAS: Mapping[str, Callable[[PublishedRun], float]] = {
     # Kaplan et al. 2020: no attention
     "6n": lambda run: 6 * run.parameters,
     # Chowdhery et al. 2022, appendix B: 6N + 12·L·H·Q·T
@@ -141,43 +141,43 @@ FORMULAS: Mapping[str, Callable[[Run], float]] = {
 }
 
 
-def _scaled(rate: _Measured, factor: float) -> _Measured:
-    return _Measured(rate.value * factor, rate.rounding)
+def _scaled(rate: _RoundedValue, factor: float) -> _RoundedValue:
+    return _RoundedValue(rate.value * factor, rate.rounding)
 
 
 # Each published quantity, from the run, the formula's FLOPs per token, and the check itself.
-VALUES: Mapping[str, Callable[[Run, float, Mapping[str, Any]], _Measured]] = {
+VALUES: Mapping[str, Callable[[PublishedRun, float, Mapping[str, Any]], _RoundedValue]] = {
     "utilisation_percent": lambda run, flops, _: _scaled(run.rate, 100 * flops / _peak(run)),
-    "percent_of_peak": lambda run, *_: _Measured(
+    "percent_of_peak": lambda run, *_: _RoundedValue(
         100 * run.tflops_per_sec_per_device * 1e12 / _peak(run)
     ),
     "tflops_per_sec_per_device": lambda run, flops, _: _scaled(run.rate, flops / 1e12),
     "tokens_per_sec_per_device": lambda run, *_: run.rate_by_step_time,
-    "aggregate_pflops": lambda run, *_: _Measured(
+    "aggregate_pflops": lambda run, *_: _RoundedValue(
         run.tflops_per_sec_per_device * run.devices / 1e3
     ),
-    "tflops_per_token": lambda run, flops, _: _Measured(flops / 1e12),
-    "tflops_per_device_per_step": lambda run, flops, _: _Measured(
+    "tflops_per_token": lambda run, flops, _: _RoundedValue(flops / 1e12),
+    "tflops_per_device_per_step": lambda run, flops, _: _RoundedValue(
         flops * run.tokens_per_step / run.devices / 1e12
     ),
-    "train_flops": lambda run, flops, check: _Measured(flops * check["tokens"]),
-    "matmul_parameters_billion": lambda run, *_: _Measured(run.weight_flops_per_token / 6e9),
-    "parameters_billion": lambda run, *_: _Measured(count_parameters(run.config).total / 1e9),
+    "train_flops": lambda run, flops, check: _RoundedValue(flops * check["tokens"]),
+    "matmul_parameters_billion": lambda run, *_: _RoundedValue(run.weight_flops_per_token / 6e9),
+    "parameters_billion": lambda run, *_: _RoundedValue(count_parameters(run.config).total / 1e9),
 }
 
 
-def published_runs() -> tuple[Run, ...]:
+def published_runs() -> tuple[PublishedRun, ...]:
     """The rows of published.yml."""
     rows = read_mapping(_FILE)["runs"]
-    return tuple(Run(**{**row, "checks": tuple(row["checks"])}) for row in rows)
+    return tuple(PublishedRun(**{**row, "checks": tuple(row["checks"])}) for row in rows)
 
 
-def recompute(run: Run) -> list[Check]:
+def recompute(run: PublishedRun) -> list[Recomputed]:
     """Recomputes every published number of `run`."""
     return [_check(run, check) for check in run.checks]
 
 
-def find_run(name: str) -> Run:
+def find_run(name: str) -> PublishedRun:
     """The row whose id is `name`.
 
     Raises:
@@ -192,7 +192,7 @@ def find_run(name: str) -> Run:
     return runs[name]
 
 
-def _check(run: Run, check: Mapping[str, Any]) -> Check:
+def _check(run: PublishedRun, check: Mapping[str, Any]) -> Recomputed:
     formula = check.get("formula")
     flops_per_token = FORMULAS[formula](run) if formula else 0.0
     recomputed, rounding = VALUES[check["value"]](run, flops_per_token, check)
@@ -202,7 +202,7 @@ def _check(run: Run, check: Mapping[str, Any]) -> Check:
         status = "reproduces"
     elif difference <= check["half_ulp"] + recomputed * rounding:
         status = "within input rounding"
-    return Check(
+    return Recomputed(
         run=run,
         quantity=check["quantity"],
         published=check["published"],
@@ -213,7 +213,7 @@ def _check(run: Run, check: Mapping[str, Any]) -> Check:
     )
 
 
-def _peak(run: Run) -> float:
+def _peak(run: PublishedRun) -> float:
     return run.peak_tflops * 1e12
 
 

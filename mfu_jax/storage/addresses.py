@@ -6,10 +6,12 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.util.user_files import opened
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 # What pathlib turns an address into; nobody names a folder like that on purpose.
@@ -109,3 +111,14 @@ def open_object(address: Address) -> Iterator[BinaryIO]:
             f"{address!r} cannot be read ({error.strerror or first_line(error)}); expected an "
             f"object of that store; usually a typo; list its folder"
         ) from None
+
+
+def open_place(
+    place: Path | Address, expected: str, most_bytes: float = float("inf")
+) -> AbstractContextManager[BinaryIO]:
+    """Opens a local file or an object for reading; `expected` and `most_bytes` as for `opened`.
+
+    Raises:
+        UserError: it cannot be read, or is a local file that is too large.
+    """
+    return open_object(place) if isinstance(place, Address) else opened(place, expected, most_bytes)

@@ -16,8 +16,8 @@ MODEL = "model"  # the name or file of a model
 MODEL_FLOPS = "model_flops"  # model FLOPs of one step on one device
 PEAK = "peak_tflops_per_device"  # dense peak of one JAX device in TFLOP/s
 # What else a key may be called, where the command has no key of that name. `model_name` is
-# MaxText's word in configs; the others are spellings of 0.1.0's first drafts, accepted for one
-# release.
+# MaxText's word in configs; `model` for a number and `peak_tflops` are older spellings, accepted
+# for one release.
 _SYNONYMS = {
     MODEL: ("model_name", MODEL_FLOPS),
     "model_name": (MODEL,),

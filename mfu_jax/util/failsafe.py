@@ -1,8 +1,8 @@
 """The boundary around a user's run: a failure of ours costs one log line and a missing number.
 
-Everything that runs beside the user's step is called through a `Boundary`. `KeyboardInterrupt`,
-`SystemExit` and anything else that is not an `Exception` pass through, as does whatever a signal
-handler of the user raises in the middle of our work.
+Everything that runs beside the user's step is inside a `failsafe`, which reports to a `Boundary`.
+`KeyboardInterrupt`, `SystemExit` and anything else that is not an `Exception` pass through, as does
+whatever a signal handler of the user raises in the middle of our work.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from mfu_jax.errors import UserError
 
 _log = logging.getLogger("mfu_jax")
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _LONGEST_TEXT = 500
+
+ITSELF = object()
+"""Stands for a method's own object in `failsafe`."""
 
 _handlers: set[types.CodeType] = set()  # code of signal handlers, installed now or seen earlier
 
@@ -66,31 +69,6 @@ class Boundary:
         """Number of failures reported, including repetitions."""
         return self._times.total()
 
-    def attempt(
-        self,
-        missing: str,
-        function: Callable[..., Any],
-        *args: Any,
-        instead: Any = None,
-        passes: tuple[type[Exception], ...] = (),
-    ) -> Any:
-        """``function(*args)``, or `instead` if it fails.
-
-        Args:
-            missing: what the user then does not get, as a clause: ``MFU of f is not known``.
-            function: what may fail.
-            *args: its arguments.
-            instead: the result after a failure.
-            passes: exceptions meant for the caller.
-        """
-        try:
-            return function(*args)
-        except passes:
-            raise
-        except Exception as error:
-            self.caught(error, missing)
-            return instead
-
     def caught(self, error: Exception, missing: str) -> None:
         """Reports a failure, or re-raises it if it came from a signal; see `is_interrupt`."""
         if is_interrupt(error):
@@ -102,7 +80,7 @@ class Boundary:
 
         Args:
             error: what was raised. A `UserError` says what to do; anything else is a bug.
-            missing: see `attempt`.
+            missing: see `failsafe`.
         """
         with contextlib.suppress(Exception):
             origin = type(error).__name__, _innermost(error)
@@ -123,44 +101,80 @@ class Boundary:
         daemon: bool = True,
     ) -> threading.Thread:
         """An unstarted thread that runs ``function(*args)`` inside this boundary."""
-        return threading.Thread(
-            target=self.attempt, name=name, args=(missing, function, *args), daemon=daemon
-        )
+        safe = failsafe(missing, self)(_called)
+        return threading.Thread(target=safe, name=name, args=(function, *args), daemon=daemon)
 
 
-def guarded(
-    missing: str,
-    *,
-    passes: tuple[type[Exception], ...] = (),
-    instead: Callable[[Any], Any] = lambda self: None,
-) -> Callable[[_Method], _Method]:
-    """Decorates a method whose failures must not reach the caller; `self` needs a ``_boundary``.
+def _called(function: Callable[..., object], *args: Any) -> None:
+    function(*args)
+
+
+class failsafe:  # noqa: N801  # reads as a decorator, and after `with`
+    """Keeps the failures of a method, a function or a block of code from the user's loop.
+
+    ::
+
+        @failsafe("there is no summary")  # reported to the `_boundary` of `self`
+        def summary(self): …
+
+        with failsafe("MFU is not known", boundary):
+            peaks = find_peaks(…)
 
     Args:
-        missing: see `Boundary.attempt`; ``{0}`` stands for `self`.
+        missing: what the user then does not get, as a clause: ``MFU of f is not known``. ``{0}``
+            stands for the first argument of a decorated function.
+        boundary: where failures are reported; that of `self` if a method is decorated.
         passes: exceptions meant for the caller.
-        instead: computes the result after a failure, from `self`.
+        instead: what a decorated function returns after a failure; `ITSELF`: its first argument.
     """
 
-    def decorate(method: _Method) -> _Method:
-        @functools.wraps(method)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+    __slots__ = ("_boundary", "_instead", "_missing", "_passes")
+
+    def __init__(
+        self,
+        missing: str,
+        boundary: Boundary | None = None,
+        *,
+        passes: tuple[type[Exception], ...] = (),
+        instead: Any = None,
+    ) -> None:
+        self._missing = missing
+        self._boundary = boundary
+        self._passes = passes
+        self._instead = instead
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, self._passes):
+            return False
+        if is_interrupt(error):
+            return False
+        (self._boundary or Boundary()).report(error, self._missing)
+        return True
+
+    def __call__(self, function: _Function) -> _Function:
+        missing, boundary = self._missing, self._boundary
+        passes, instead = self._passes, self._instead
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             try:
-                return method(self, *args, **kwargs)
+                return function(*args, **kwargs)
             except passes:
                 raise
             except Exception as error:
-                self._boundary.caught(error, _clause(missing, self))
-                return instead(self)
+                where = args[0]._boundary if boundary is None else boundary
+                where.caught(error, _clause(missing, args))
+                return args[0] if instead is ITSELF else instead
 
-        return wrapper  # type: ignore[return-value]  # the signature is that of `method`
-
-    return decorate
+        return wrapper  # type: ignore[return-value]  # the signature is that of `function`
 
 
-def _clause(missing: str, owner: Any) -> str:
+def _clause(missing: str, args: tuple[Any, ...]) -> str:
     with contextlib.suppress(Exception):  # formatting its name may be what fails
-        return missing.format(owner)
+        return missing.format(*args)
     return missing
 
 

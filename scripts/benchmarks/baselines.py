@@ -31,7 +31,7 @@ _SLICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbour:
+class Baseline:
     """One comparison.
 
     Attributes:
@@ -49,7 +49,7 @@ def predicted(
     *,
     timeout: float,
     planner: Sequence[str] = _PLANNER,
-) -> Neighbour:
+) -> Baseline:
     """`mfu-jax plan`'s prediction of a run, with the run's own compiler flags.
 
     Args:
@@ -61,13 +61,13 @@ def predicted(
     try:
         target = _target(device)
     except UserError as error:
-        return Neighbour(why=str(error))
+        return Baseline(why=str(error))
     flags = performance_flags(device.platform, device.kind, device.count)
     compiler = " ".join(text for text in flags.values() if text.startswith("--"))
     words = [f"{key}={value}" for key, value in settings.items()]
     command = [*planner, *target, *words, *([f"xla_flags={compiler}"] * bool(compiler)), "--json"]
     found = _json_of(command, timeout, codes=(0, 1))
-    return Neighbour(values={k: found.values.get(k) for k in _PLANNED}) if found.values else found
+    return Baseline(values={k: found.values.get(k) for k in _PLANNED}) if found.values else found
 
 
 def _target(device: Device) -> list[str]:
@@ -92,7 +92,7 @@ def beside_pytorch(
     *,
     timeout: float,
     program: Sequence[str] = _PYTORCH,
-) -> Neighbour:
+) -> Baseline:
     """The same model in PyTorch, compiled, on one GPU, with the trainer's batch.
 
     Args:
@@ -102,19 +102,19 @@ def beside_pytorch(
         program: the command.
     """
     if device.platform != "gpu":
-        return Neighbour(why="PyTorch runs beside GPUs only")
+        return Baseline(why="PyTorch runs beside GPUs only")
     if device.count > 1:
-        return Neighbour(why=f"PyTorch runs on one GPU; here are {device.count}")
+        return Baseline(why=f"PyTorch runs on one GPU; here are {device.count}")
     return _json_of([*program, *(f"{k}={v}" for k, v in settings.items())], timeout, codes=(0,))
 
 
-def _json_of(command: Sequence[str], timeout: float, codes: Sequence[int]) -> Neighbour:
+def _json_of(command: Sequence[str], timeout: float, codes: Sequence[int]) -> Baseline:
     """A command's output, or the last line of its errors."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
-        return Neighbour(why=f"not finished after {timeout:.0f} s")
+        return Baseline(why=f"not finished after {timeout:.0f} s")
     if done.returncode in codes and done.stdout.strip():
-        return Neighbour(values=json.loads(done.stdout))
+        return Baseline(values=json.loads(done.stdout))
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return Neighbour(why=lines[-1][:300] if lines else f"exit code {done.returncode}")
+    return Baseline(why=lines[-1][:300] if lines else f"exit code {done.returncode}")

@@ -22,7 +22,7 @@ from mfu_jax.errors import UserError, nearest, one_line
 from mfu_jax.logger.summary import StepStatistics
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.util.formatting import columns
-from scripts.benchmarks.baselines import Neighbour, beside_pytorch, predicted
+from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
 from scripts.benchmarks.configs import BENCHMARKS, STANDARD, Benchmark
 from scripts.benchmarks.platforms import GIB, Device, environment_of, performance_flags, probe
 
@@ -36,15 +36,15 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class BenchmarkResult:
     """One row of the table; `status` is ``ok`` or the reason for missing numbers."""
 
     name: str
     status: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    plan: Neighbour = dataclasses.field(default_factory=Neighbour)
-    pytorch: Neighbour = dataclasses.field(default_factory=Neighbour)
+    plan: Baseline = dataclasses.field(default_factory=Baseline)
+    pytorch: Baseline = dataclasses.field(default_factory=Baseline)
     peak: str = ""
     log: str = ""
 
@@ -103,12 +103,12 @@ def run_benchmark(
     steps: int,
     timeout: float,
     trainer: Sequence[str] = TRAINER,
-) -> Result:
+) -> BenchmarkResult:
     """Runs one config with ever smaller batches until it fits, and reads back its metrics."""
     try:
         attempts = plan(name, device, steps)
     except UserError as reason:
-        return Result(name=name, status=str(reason))
+        return BenchmarkResult(name=name, status=str(reason))
     log = folder / f"{name}.log"
     for settings in attempts:
         run_name = f"{name}-b{settings['per_device_batch_size']}"
@@ -124,12 +124,12 @@ def run_benchmark(
         if status == "ok":
             return _result_of(name, settings, metrics_file, log)
         if status != _TOO_LARGE:
-            return Result(name=name, status=status, settings=settings, log=str(log))
+            return BenchmarkResult(name=name, status=status, settings=settings, log=str(log))
     status = f"{_TOO_LARGE} even with batch {attempts[-1]['per_device_batch_size']}"
-    return Result(name=name, status=status, settings=attempts[-1], log=str(log))
+    return BenchmarkResult(name=name, status=status, settings=attempts[-1], log=str(log))
 
 
-def with_neighbours(result: Result, device: Device, timeout: float) -> Result:
+def with_baselines(result: BenchmarkResult, device: Device, timeout: float) -> BenchmarkResult:
     """A run's result with a plan's prediction and PyTorch's time added."""
     if result.status != "ok":
         return result
@@ -163,12 +163,16 @@ def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeo
     return f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
 
 
-def _result_of(name: str, settings: Mapping[str, Any], metrics_file: Path, log: Path) -> Result:
+def _result_of(
+    name: str, settings: Mapping[str, Any], metrics_file: Path, log: Path
+) -> BenchmarkResult:
     try:
         metrics = summarize(metrics_file)
     except UserError as error:
-        return Result(name=name, status=f"failed: {error}", settings=settings, log=str(log))
-    return Result(
+        return BenchmarkResult(
+            name=name, status=f"failed: {error}", settings=settings, log=str(log)
+        )
+    return BenchmarkResult(
         name=name,
         status="ok",
         settings=settings,
@@ -211,7 +215,7 @@ def _peak_of(path: Path) -> str:
     return str(json.loads(setup.read_text(encoding="utf-8"))["values"].get("peak of one device"))
 
 
-_COLUMNS: Mapping[str, Callable[[Result], str]] = {
+_COLUMNS: Mapping[str, Callable[[BenchmarkResult], str]] = {
     "config": lambda r: r.name,
     "batch": lambda r: str(r.settings.get("per_device_batch_size", "")),
     "tokens": lambda r: str(r.settings.get("max_target_length", "")),
@@ -231,24 +235,24 @@ _COLUMNS: Mapping[str, Callable[[Result], str]] = {
 }
 
 
-def _pytorch_mfu(result: Result) -> str:
+def _pytorch_mfu(result: BenchmarkResult) -> str:
     """MFU in PyTorch's time, with the same model FLOPs and the same peak."""
     seconds = result.pytorch.values.get("median_seconds")
     ours = result.metrics.get("median_seconds")
     return format(result.metrics["mfu"] * ours / seconds, ".2%") if seconds and ours else "-"
 
 
-def _beside(neighbour: Neighbour, name: str, form: str, scale: float = 1.0) -> str:
-    value = neighbour.values.get(name)
+def _beside(baseline: Baseline, name: str, form: str, scale: float = 1.0) -> str:
+    value = baseline.values.get(name)
     return format(value * scale, form) if value else "-"
 
 
-def _number(result: Result, name: str, form: str, scale: float = 1.0) -> str:
+def _number(result: BenchmarkResult, name: str, form: str, scale: float = 1.0) -> str:
     value = result.metrics.get(name)
     return format(value * scale, form) if value else "-"
 
 
-def render(results: Sequence[Result]) -> str:
+def render(results: Sequence[BenchmarkResult]) -> str:
     """The table, then one line with the reason for each config without numbers."""
     done = [r for r in results if r.status == "ok"]
     cells = [list(_COLUMNS)] * bool(done)
@@ -313,7 +317,7 @@ def _main(options: argparse.Namespace) -> int:
     for name in names:
         print(f"{name} …", flush=True)
         result = run_benchmark(name, device, folder, steps=options.steps, timeout=options.timeout)
-        results.append(with_neighbours(result, device, options.timeout))
+        results.append(with_baselines(result, device, options.timeout))
     report = {
         "device": dataclasses.asdict(device),
         "environment": performance_flags(device.platform, device.kind, device.count),

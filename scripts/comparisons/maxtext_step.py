@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.compilation.cache import compile_cached, installed_versions
 from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
 from mfu_jax.planning.measured_runs import read_run

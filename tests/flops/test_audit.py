@@ -7,7 +7,7 @@ import pytest
 
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.ledger import compare_flops
-from mfu_jax.flops.missing import missing_operations
+from mfu_jax.flops.operation_diff import missing_operations
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model
 from tests.support.audit import ROWS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -13,6 +15,8 @@ from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.hardware.step_peaks import find_peaks
 from mfu_jax.instrumentation.counts import count_program, traced_model
 from mfu_jax.logger.diagnosis import diagnose
+from tests.support import program_shared_calls as shared_calls
+from tests.support.recorded import count
 
 
 def test_printing_a_ledger_shows_the_table_and_its_repr_is_one_short_line() -> None:
@@ -38,6 +42,67 @@ def test_work_that_xla_merged_is_a_named_line_and_no_alarm() -> None:
     peaks = find_peaks(jax.devices()[0], {"f32": 1}, peak_tflops_per_device=1.0)
     cost = flops.cost(peaks, tokens_per_device=0, hfu_source="executed")
     assert diagnose(cost, cost.rates(1.0)) == []
+
+
+def test_an_undercount_is_a_residual_and_not_removed_by_xla() -> None:
+    def two(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+        with jax.named_scope("first"):
+            x = jnp.tanh(x @ v)
+        with jax.named_scope("second"):
+            return x @ w
+
+    args = (jnp.ones((8, 16)), jnp.ones((16, 32)), jnp.ones((32, 4)))
+    first, second = 2 * 8 * 16 * 32, 2 * 8 * 32 * 4
+    model = count_model_flops(two, *args)
+    executed = executed_flops(jax.jit(two).lower(*args).compile())
+    assert compare_flops(model=model, executed=executed).residual == 0
+    names = {"forward first/dot_general": first}
+    fewer = dataclasses.replace(executed, forward=first, by_operation=names)
+    ledger = compare_flops(model=model, executed=fewer)
+    assert (ledger.residual, ledger.removed) == (-second, 0)
+    # Not so if the program has no instruction of that name.
+    gone = {name: n for name, n in executed.named.items() if "second" not in name}
+    ledger = compare_flops(model=model, executed=dataclasses.replace(fewer, named=gone))
+    assert (ledger.residual, ledger.removed) == (0, second)
+    assert f"forward second/dot_general ({second:,})" in str(ledger)
+
+
+def test_products_of_a_late_inlined_call_would_be_a_residual_if_they_counted_0() -> None:
+    function, arguments, flops = shared_calls.PROGRAMS["decode"]
+    model = count_model_flops(function, *arguments)
+    found = count("v5e_shared_calls_decode")
+    assert compare_flops(model=model, executed=found).residual == 0
+    nothing = dataclasses.replace(found, forward=0, by_operation={})
+    ledger = compare_flops(model=model, executed=nothing)
+    assert (ledger.residual, ledger.removed) == (-flops, 0)
+
+
+def test_missing_work_beside_work_that_xla_merged_is_a_residual() -> None:
+    def twice(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sin(x @ w) + jnp.cos(x @ w)
+
+    args = (jnp.ones((8, 16)), jnp.ones((16, 4)))
+    one = 2 * 8 * 16 * 4
+    executed = executed_flops(jax.jit(twice).lower(*args).compile())
+    nothing = dataclasses.replace(executed, forward=0, by_operation={})
+    ledger = compare_flops(model=count_model_flops(twice, *args), executed=nothing)
+    assert (ledger.residual, ledger.removed) == (-one, one)
+
+
+def test_kernels_cannot_compute_more_than_all_pairs_or_fewer_than_the_real_ones() -> None:
+    def residual(kernels: int) -> int:
+        executed = ExecutedCount(forward=1000 + kernels, attention_kernels=kernels)
+        model = {"model": 1400, "attention": 400, "dense": 1800}
+        return compare_flops(executed=executed, **model).residual
+
+    assert [residual(kernels) for kernels in (350, 400, 600, 800, 860)] == [-50, 0, 0, 0, 60]
+
+
+def test_an_evaluation_is_a_line_only_in_full() -> None:
+    executed = ExecutedCount(forward=700, evaluation=300, backward=800)
+    ledger = compare_flops(model=1300, executed=executed)
+    assert ledger.residual == 200
+    assert [line.label for line in ledger.of_which] == ["evaluation"]
 
 
 def test_missing_work_of_a_model_that_was_not_traced_stays_a_residual() -> None:
@@ -93,11 +158,18 @@ def test_complex_products_are_done_by_three_real_ones_or_their_real_part_by_two(
 
 
 def test_backward_work_that_a_checkpoint_repeats_unnamed_has_a_line() -> None:
-    model = FlopCount(forward=100, backward=200, rematerialized=150)
-    executed = ExecutedCount(forward=100, backward=250, rematerialized=100)
+    names = {"forward dot_general": 100, "backward dot_general": 200}
+    model = FlopCount(forward=100, backward=200, rematerialized=150, by_operation=names)
+    ran = names | {"backward dot_general": 250}
+    executed = ExecutedCount(forward=100, backward=250, rematerialized=100, by_operation=ran)
     ledger = compare_flops(model=model, executed=executed)
     assert {line.label: line.flops for line in ledger.lines}["rematerialised backward"] == 50
     assert ledger.residual == 0
+    # Forward work beyond the model is no backward work done again.
+    forward = names | {"forward dot_general": 150}
+    executed = ExecutedCount(forward=150, backward=200, rematerialized=100, by_operation=forward)
+    ledger = compare_flops(model=model, executed=executed)
+    assert ledger.residual == 50
 
 
 def test_work_beyond_the_model_is_named_by_its_operations() -> None:
@@ -109,12 +181,15 @@ def test_work_beyond_the_model_is_named_by_its_operations() -> None:
 
 
 def test_work_that_the_host_runs_is_not_removed() -> None:
-    executed = ExecutedCount(forward=600, host=400)
-    ledger = compare_flops(model=1000, executed=executed, is_whole=True)
+    name = "forward dot_general"
+    executed = ExecutedCount(
+        forward=600, host=400, by_operation={name: 600}, host_operations={name: 400}
+    )
+    ledger = compare_flops(model=1000, executed=executed, is_whole=True, operations={name: 1000})
     assert [(line.label, line.flops) for line in ledger.lines[-1:]] == [("moved to the host", -400)]
     assert (ledger.residual, ledger.removed) == (0, 400)
     # An optimizer on the host is no part of the model: only what the model lacks moved.
-    ledger = compare_flops(model=600, executed=executed, is_whole=True)
+    ledger = compare_flops(model=600, executed=executed, is_whole=True, operations={name: 600})
     assert (ledger.residual, ledger.removed) == (0, 0)
 
 

@@ -22,7 +22,7 @@ from mfu_jax.layers.attention.ops import (
 )
 from mfu_jax.layers.building import Inputs
 
-from tests.layers.test_attention_ops import PATTERNS, attention_inputs, inputs, written_out
+from tests.layers.attention.test_ops import PATTERNS, attention_inputs, inputs, written_out
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 

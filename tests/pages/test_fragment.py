@@ -10,7 +10,8 @@ import jax
 import pytest
 from flax import nnx
 
-from mfu_jax.flops.ledger import Ledger, LedgerLine
+from mfu_jax.flops.ledger import Ledger
+from mfu_jax.flops.ledger_lines import LedgerLine
 from mfu_jax.flops.traced.module_table import tabulate
 from mfu_jax.logger.sinks import ConsoleSink
 from mfu_jax.logger.sinks.base import StepRecord

@@ -19,7 +19,7 @@ from jax.profiler import ProfileData
 
 from mfu_jax.dumps import load
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
-from mfu_jax.profiling.join.command_buffers import KernelSchedule
+from mfu_jax.profiling.join.unnamed_kernels import KernelSchedule
 from mfu_jax.profiling.profile import Profile, read_profile
 
 DATA = Path(__file__).parents[1] / "data"

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mfu_jax.runs.comparison.gate import Check
+from mfu_jax.runs.comparison.gate import GateCheck
 from mfu_jax.runs.comparison.intervals import Difference, compare
-from mfu_jax.runs.comparison.runs import STEP_TIME, WITH_WAITS, Metric, Row, result
+from mfu_jax.runs.comparison.runs import STEP_TIME, WITH_WAITS, ComparedMetric, MetricChange, result
 from tests.support.run_noise import KINDS, UNSEEN_KINDS, Noise, step_times
 
 _WAIT_SECONDS = 0.01  # mean of an exponential law
@@ -57,8 +57,10 @@ def _fails(step_time: Difference, with_waits: Difference) -> bool:
     return _has_failed(STEP_TIME, step_time) or _has_failed(WITH_WAITS, with_waits)
 
 
-def _has_failed(metric: Metric, difference: Difference) -> bool:
-    return Check(row=Row(metric=metric, difference=difference), threshold=0.01).has_failed
+def _has_failed(metric: ComparedMetric, difference: Difference) -> bool:
+    return GateCheck(
+        row=MetricChange(metric=metric, difference=difference), threshold=0.01
+    ).has_failed
 
 
 def campaign(

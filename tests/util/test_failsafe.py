@@ -19,7 +19,7 @@ import pytest
 import mfu_jax
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.util.failsafe import Boundary, guarded
+from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe
 from tests.support.sinks import ListSink
 
 
@@ -33,7 +33,7 @@ class Observer:
     def __init__(self) -> None:
         self._boundary = Boundary()
 
-    @guarded("MFU of {0.name} is not known", passes=(UserError,), instead=lambda self: -1)
+    @failsafe("MFU of {0.name} is not known", passes=(UserError,), instead=-1)
     def look(self, error: BaseException | None = None) -> int:
         """Doc."""
         if error is not None:
@@ -43,7 +43,7 @@ class Observer:
 
 def test_a_failure_is_one_line_with_a_file_of_details(caplog: pytest.LogCaptureFixture) -> None:
     boundary = Boundary()
-    results = [boundary.attempt("MFU is not known", divide, n, instead="?") for n in (1.0, 2.0)]
+    results = [failsafe("MFU is not known", boundary, instead="?")(divide)(n) for n in (1.0, 2.0)]
     assert results == ["?", "?"]
     (line,) = caplog.messages
     match = re.fullmatch(
@@ -67,7 +67,8 @@ def test_what_the_user_can_fix_needs_no_report(caplog: pytest.LogCaptureFixture)
 def test_other_places_and_types_are_other_failures(caplog: pytest.LogCaptureFixture) -> None:
     boundary = Boundary()
     for function in (divide, float, float):
-        boundary.attempt("x", function, "text")
+        with failsafe("x", boundary):
+            function("text")
     assert len(caplog.messages) == 2
 
 
@@ -75,11 +76,12 @@ def test_without_a_folder_for_details_the_line_says_where(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
-    Boundary().attempt("MFU is not known", divide, 1.0)
+    with failsafe("MFU is not known"):
+        divide(1.0)
     assert re.search(r"details in .*test_failsafe\.py:\d+ in divide$", caplog.text.strip())
 
 
-def test_a_guarded_method_returns_something_else_or_passes_on(
+def test_a_failsafe_method_returns_something_else_or_passes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     observer = Observer()
@@ -90,6 +92,28 @@ def test_a_guarded_method_returns_something_else_or_passes_on(
         with pytest.raises(type(error)):
             observer.look(error)
     assert observer.look.__doc__ == "Doc."
+
+
+def test_a_block_goes_on_behind_it_and_a_scope_that_fails_is_entered_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Scope(Observer):
+        @failsafe("{0.name} is not logged", instead=ITSELF)
+        def __enter__(self) -> Scope:
+            raise KeyError
+
+        def __exit__(self, *error: object) -> None: ...
+
+    scope = Scope()
+    with scope as entered, failsafe("x is not known", scope._boundary, passes=(UserError,)):
+        assert entered is scope
+        divide(1.0)
+    with pytest.raises(UserError), failsafe("x", passes=(UserError,)):
+        raise UserError("wrong")
+    assert [line.split(":")[0] for line in caplog.messages] == [
+        "train_step is not logged",
+        "x is not known",
+    ]
 
 
 class PreemptedError(RuntimeError):
@@ -133,7 +157,7 @@ def test_what_a_signal_handler_raises_is_meant_for_the_loop(
     class Waiting:
         _boundary = Boundary()
 
-        @guarded("a step is not logged")
+        @failsafe("a step is not logged")
         def wait(self) -> None:
             signal.raise_signal(signal.SIGUSR2)
 
@@ -141,8 +165,8 @@ def test_what_a_signal_handler_raises_is_meant_for_the_loop(
         with pytest.raises(PreemptedError):
             Waiting().wait()
         signal.signal(signal.SIGUSR2, handler)
-        with pytest.raises(PreemptedError):
-            Boundary().attempt("x", signal.raise_signal, signal.SIGUSR2)
+        with pytest.raises(PreemptedError), failsafe("x"):
+            signal.raise_signal(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert not caplog.messages
@@ -158,7 +182,8 @@ def test_nothing_of_a_failure_stays_alive() -> None:
     reference = weakref.ref(big)
     gc.disable()
     try:
-        boundary.attempt("x", fail, big)
+        with failsafe("x", boundary):
+            fail(big)
         del big
         assert reference() is None
     finally:
@@ -173,9 +198,9 @@ def test_reporting_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise UnprintableError
 
-    assert Boundary().attempt("x", fail, instead=3) == 3
+    assert failsafe("x", Boundary(), instead=3)(fail)() == 3
     monkeypatch.setattr(logging.Logger, "warning", lambda *_: 1 / 0)
-    assert Boundary().attempt("x", divide, 1.0, instead=3) == 3
+    assert failsafe("x", Boundary(), instead=3)(divide)(1.0) == 3
 
 
 class _Raising(logging.Handler):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.components import Component, ComponentKind, Model
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.names import LOGITS, ROUTER, SHARED_GATE
 from mfu_jax.flops.analytic.parameters import parameters_of
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Causal, Full, PairCounting
@@ -146,9 +147,9 @@ def _megatron(config: ModelConfig, model: Model) -> list[FlopsRow]:
     padded = _padded_vocabulary(config)
 
     def causal(part: Component) -> Component:
-        if part.name.endswith("logits"):
+        if part.name.endswith(LOGITS):
             return part.replace(macs=part.macs * padded // config.vocab_size)
-        if part.name.endswith(("moe/router", "moe/shared_gate")):
+        if part.name.endswith((ROUTER, SHARED_GATE)):
             return part.replace(macs=0)
         if part.mask is None or isinstance(part.mask, Full):
             return part

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from mfu_jax.flops.analytic import names
 from mfu_jax.flops.analytic.components import Cache, Component
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Mask
@@ -59,7 +60,7 @@ def table(name: str, rows: int, width: int) -> Component:
 def head(vocab: int, width: int, *, tied: bool, bias: bool = False) -> Component:
     """The output head, ``[T, D] @ [D, V]``; if `tied`, it reuses the embedding table's weights."""
     return Component(
-        name="logits",
+        name=names.LOGITS,
         macs=vocab * width,
         parameters=(0 if tied else vocab * width) + bias * vocab,
     )
@@ -186,8 +187,8 @@ def moe(
     slots = (
         per_token if capacity_factor is None else integral(per_token * Fraction(capacity_factor))
     )
-    parts = [projection("moe/router", width, experts, bias=router_bias)]
-    for part in mlp(width, hidden, gated=gated, bias=bias, name="moe/experts"):
+    parts = [projection(names.ROUTER, width, experts, bias=router_bias)]
+    for part in mlp(width, hidden, gated=gated, bias=bias, name=names.EXPERTS):
         parts.append(
             part.replace(
                 macs=integral(slots * part.macs),
@@ -254,7 +255,7 @@ def multi_token_prediction(
     It joins the last hidden state and the next token's embedding, ``[2·D, D]``, runs one more
     decoder layer, and uses the main model's output head, whose weights it does not own.
     """
-    shared = output.replace(name=f"{name}/logits", parameters=0)
+    shared = output.replace(name=f"{name}/{names.LOGITS}", parameters=0)
     return (
         norm(f"{name}/norms", width, copies=3),
         projection(f"{name}/projection", 2 * width, width),

@@ -5,6 +5,7 @@ Shapes as in `formulas`: T tokens, S sequence length, D model width, H heads, h 
 
 from __future__ import annotations
 
+from mfu_jax.flops.analytic import names
 from mfu_jax.flops.analytic.components import Cache, Component
 from mfu_jax.flops.analytic.formulas import (
     Components,
@@ -77,7 +78,7 @@ def indexer(
     *,
     scored: bool,
     trained: bool = False,
-    name: str = "indexer",
+    name: str = names.INDEXER,
 ) -> Components:
     """The lightning indexer of sparse attention (DeepSeek-V3.2, arXiv 2512.02556).
 
@@ -132,7 +133,7 @@ def gated_delta_net(
     value_dim: int,
     kernel: int,
     chunk: int = 0,
-    name: str = "delta_net",
+    name: str = names.DELTA_NET,
 ) -> Components:
     """A gated delta net layer (arXiv 2412.06464): linear attention with a state ``[h_k, h_v]``.
 
@@ -157,7 +158,7 @@ def gated_delta_net(
     if chunk:
         in_chunk = chunk * (3 * key_dim + 2 * value_dim)
         core = core.replace(
-            name=f"{name}/core_chunked",
+            name=f"{name}/{names.CORE_CHUNKED}",
             macs=value_heads * (in_chunk + 3 * key_dim * value_dim),
         )
     return (
@@ -203,7 +204,7 @@ def mamba2(
     )
     if chunk:
         core = core.replace(
-            name=f"{name}/core_chunked",
+            name=f"{name}/{names.CORE_CHUNKED}",
             macs=chunk * (groups * state + inner) + 2 * inner * state,
         )
     return (
@@ -291,7 +292,7 @@ def compressed_indexer(
     *,
     ratio: int,
     trained: bool = False,
-    name: str = "indexer",
+    name: str = names.INDEXER,
 ) -> Components:
     """The indexer over compressed keys: it compresses its own and scores them like `indexer`."""
     mask = Strided(ratio)

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops.analytic.architectures.families import build
 from mfu_jax.flops.analytic.components import Model
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.sources import as_model_config
+from mfu_jax.flops.analytic.names import LOGITS, POSITIONS
 from mfu_jax.flops.analytic.towers.maxtext_towers import require_towers
 
 
@@ -66,6 +67,6 @@ def parameters_of(config: ModelConfig, model: Model) -> ParameterCount:
             used = part.parameters if part.active_parameters is None else part.active_parameters
             active += layer.repeats * used
             embedding += held if part.table else 0
-            head += held if part.name == "logits" else 0
-            positions += held if part.table and part.name == "positions" else 0
+            head += held if part.name == LOGITS else 0
+            positions += held if part.table and part.name == POSITIONS else 0
     return ParameterCount(total, active, embedding, head, positions)

@@ -13,7 +13,8 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.architectures.families import build
 from mfu_jax.flops.analytic.components import Cache, Component, Model
-from mfu_jax.flops.analytic.sources import as_model_config
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
+from mfu_jax.flops.analytic.names import LOGITS, MULTI_TOKEN_PREDICTION
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Full
 
@@ -64,7 +65,7 @@ def prefill_cost(
     flops: Number = 0
     written: Number = 0
     for repeats, part in _serving_parts(model):
-        if part.name == "logits" and not all_logits:
+        if part.name == LOGITS and not all_logits:
             part = part.replace(tokens=1)
         flops += repeats * part.forward_flops(prompt_length, "exact")
         written += repeats * _kept(part, (part.mask or _EVERY_KEY).keys_kept(prompt_length))
@@ -93,7 +94,7 @@ def decode_cost(
     Raises:
         UserError: a field or argument is wrong.
 
-    >>> from mfu_jax.flops.analytic.overrides import load_model_config
+    >>> from mfu_jax.flops.analytic.inputs.overrides import load_model_config
     >>> cost = decode_cost(load_model_config("llama3-8b"), 8192)
     >>> cost.cache_read_bytes == 32 * 2 * 8 * 128 * 8192 * 2  # layers, k and v, heads, bytes
     True
@@ -123,7 +124,7 @@ def decode_cost(
 def _serving_parts(model: Model) -> Iterator[tuple[int, Component]]:
     """Each component with its repeats, except multi-token prediction, which only trains."""
     for layer in model.layers:
-        if layer.name != "multi_token_prediction":
+        if layer.name != MULTI_TOKEN_PREDICTION:
             yield from ((layer.repeats, part) for part in layer.components)
 
 
@@ -152,7 +153,7 @@ def _weights_read(
         if part.table:
             continue
         held = part.parameters
-        if part.name == "logits" and not held:
+        if part.name == LOGITS and not held:
             held = int(part.macs)  # tied: the embedding table is read as a matrix
         if part.active_parameters is None or not held:
             weights += repeats * held

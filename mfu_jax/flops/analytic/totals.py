@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.analytic.sources import as_model_config
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number, integral
 
 TERA = 10**12
 
 
-class ModelFlops(NamedTuple):
+class FlopsPerDevice(NamedTuple):
     """Exact FLOPs per device and optimizer step: ints, unless a fraction remains."""
 
     forward: Number
@@ -47,10 +47,10 @@ def flops_breakdown(config: Any, convention: str = "dense") -> list[FlopsRow]:
     return counted.rows(model_config, training_model(model_config))
 
 
-def model_flops_per_device(config: Any, convention: str = "dense") -> ModelFlops:
+def model_flops_per_device(config: Any, convention: str = "dense") -> FlopsPerDevice:
     """The exact sums of `flops_breakdown`."""
     rows = flops_breakdown(config, convention)
-    return ModelFlops(
+    return FlopsPerDevice(
         integral(sum(row.forward_flops for row in rows)),
         integral(sum(row.training_flops for row in rows)),
     )
@@ -138,12 +138,12 @@ def calculate_tokens_per_device(config: Any) -> Number:
     return integral(model_config.sequences_per_step * model_config.step.max_target_length)
 
 
-def compare_conventions(config: Any) -> dict[str, ModelFlops]:
+def compare_conventions(config: Any) -> dict[str, FlopsPerDevice]:
     """The same step under every convention."""
     model_config = as_model_config(config)
     model = training_model(model_config)
     return {
-        name: ModelFlops(
+        name: FlopsPerDevice(
             integral(sum(row.forward_flops for row in rows)),
             integral(sum(row.training_flops for row in rows)),
         )

@@ -14,17 +14,18 @@ from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.architectures.families import build
 from mfu_jax.flops.analytic.components import Component, Layer, Model
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.names import FIRST, INDEXER, LOGITS, LORA_A, LORA_B
 
 # Parts that read the residual stream itself, through a norm; the others read their predecessor in
 # the same block.
 _READS_STREAM = frozenset(
     {
         *("q_proj", "k_proj", "v_proj", "q_a", "kv_a", "kv_proj", "in_proj", "in_proj_qkvz"),
-        *("in_proj_ba", "gate_proj", "wi", "wi_0", "wi_1", "router", "shared_gate", "logits"),
+        *("in_proj_ba", "gate_proj", "wi", "wi_0", "wi_1", "router", "shared_gate", LOGITS),
     }
 )
 # The indexer's query side; its other projections produce keys.
-_OF_INDEXED_QUERIES = ("indexer/q_proj", "indexer/weights_proj")
+_OF_INDEXED_QUERIES = (f"{INDEXER}/q_proj", f"{INDEXER}/weights_proj")
 # Parts that end a block: their output is added to the residual stream.
 _ENDS_BLOCK = frozenset({"o_proj", "o_b", "out_proj", "wo"})
 
@@ -80,13 +81,13 @@ def _with_adapters(model: Model, rank: int, targets: tuple[str, ...]) -> Model:
         copies = part.parameters // (part.inputs * part.outputs) or 1
         times = part.macs // (part.inputs * part.outputs)
         down = part.replace(
-            name=f"{part.name}/lora_a",
+            name=f"{part.name}/{LORA_A}",
             macs=times * part.inputs * rank,
             parameters=copies * part.inputs * rank,
             active_parameters=None,
         )
         up = part.replace(
-            name=f"{part.name}/lora_b",
+            name=f"{part.name}/{LORA_B}",
             macs=times * rank * part.outputs,
             parameters=copies * rank * part.outputs,
             active_parameters=None,
@@ -144,7 +145,7 @@ def _without_unneeded_gradients(model: Model) -> Model:
             layers.append(first)
         else:
             rest, _ = _through(layer, flows_after)
-            layers.append(dataclasses.replace(first, name=f"{layer.name}/first", repeats=1))
+            layers.append(dataclasses.replace(first, name=f"{layer.name}/{FIRST}", repeats=1))
             layers.append(dataclasses.replace(rest, repeats=layer.repeats - 1))
         flows = flows_after
     return Model(layers=tuple(layers))
@@ -162,7 +163,7 @@ def _through(layer: Layer, flows: bool) -> tuple[Layer, bool]:
     parts = []
     for part in layer.components:
         changed = part
-        if part.name.startswith("indexer/"):
+        if part.name.startswith(f"{INDEXER}/"):
             changed = _of_indexer(part, trains)
         elif part.table:
             flows = block = flows or part.right_gradient
@@ -170,8 +171,8 @@ def _through(layer: Layer, flows: bool) -> tuple[Layer, bool]:
             changed = _scores(part, trains, block)
         elif part.macs:
             base, last = part.name.removesuffix("/" + _last(part)), _last(part)
-            if last in ("lora_a", "lora_b"):
-                below = trains[base] if last == "lora_b" else _reads(base, flows, block)
+            if last in (LORA_A, LORA_B):
+                below = trains[base] if last == LORA_B else _reads(base, flows, block)
                 trains[base] = True
             else:
                 below = _reads(part.name, flows, block)
@@ -196,7 +197,7 @@ def _of_indexer(part: Component, trains: dict[str, bool]) -> Component:
     key = any(
         value
         for name, value in trains.items()
-        if name.startswith("indexer/") and name not in _OF_INDEXED_QUERIES
+        if name.startswith(f"{INDEXER}/") and name not in _OF_INDEXED_QUERIES
     )
     left, right = (query, key) if _last(part) == "scores" else (query or key, weights)
     return part.replace(
@@ -222,7 +223,7 @@ def _reads(name: str, flows: bool, block: bool) -> bool:
 
 def _is_adapter_of(part: Component, names: frozenset[str]) -> bool:
     path = part.name.split("/")
-    return path[-1] == "lora_b" and path[-2] in names
+    return path[-1] == LORA_B and path[-2] in names
 
 
 def _last(part: Component) -> str:

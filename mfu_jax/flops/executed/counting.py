@@ -9,13 +9,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from mfu_jax.flops import undifferentiated
 from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.attribution.duplicates import duplicates, is_recomputed
 from mfu_jax.flops.executed.attribution.image_pieces import ImagePieces
-from mfu_jax.flops.executed.attribution.op_names import inferred_op_name, unfolded_op_name
+from mfu_jax.flops.executed.attribution.op_names import (
+    inferred_op_name,
+    named_operations,
+    operation_of,
+    unfolded_op_name,
+)
 from mfu_jax.flops.executed.attribution.padding import WasteFinder
 from mfu_jax.flops.executed.attribution.replication import replicas_of
 from mfu_jax.flops.executed.attribution.sums import MODEL_PHASES, FoundMatmul, MatmulSums, whole
@@ -31,7 +39,6 @@ from mfu_jax.flops.executed.hlo.text import HloParseError
 from mfu_jax.flops.executed.hlo.validation import check_module
 from mfu_jax.flops.executed.result import ExecutedCount, Flag
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
-from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope
 
 
@@ -105,14 +112,17 @@ def counter_of(
         constants=LargeConstants(program).module,
         lengths=lengths,
     )
-    return ProgramCounter(module, reader, program)
+    return ProgramCounter(module, reader, program, named_operations(text))
 
 
 class ProgramCounter:
     """Multiplies each computation's cost by its runs, and adds everything up."""
 
-    def __init__(self, module: HloModule, reader: CostReader, program: Any) -> None:
+    def __init__(
+        self, module: HloModule, reader: CostReader, program: Any, named: Mapping[str, int]
+    ) -> None:
         self.program = program
+        self.named = named
         self.module = module
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
@@ -148,6 +158,7 @@ class ProgramCounter:
         ran = [n for n in reached if n not in self.host] if self.host else reached
         sums = self._sums(self.matmuls())
         phases = whole(sums.phases)
+        on_host = self._on_host(reached)
         return ExecutedCount(
             forward=phases["forward"] + phases["evaluation"],
             evaluation=phases["evaluation"],
@@ -170,9 +181,9 @@ class ProgramCounter:
             in_pieces={name: dict(whole(parts)) for name, parts in sums.in_pieces.items()},
             vector_matmuls=int(sums.vector_matmuls),
             hardware_passes=dict(whole(sums.passes)),
-            host=int(
-                sum(times[n] * m.flops for n in reached if n in self.host for m in costs[n].matmuls)
-            ),
+            named=self.named,
+            host=on_host.total(),
+            host_operations=dict(on_host),
             kernels=dict(whole(sums.kernels)),
             attention_kernels=int(sums.attention_kernels),
             attention_operations=dict(whole(sums.attention_operations)),
@@ -194,6 +205,15 @@ class ProgramCounter:
                 *(Flag(text=t, times=math.ceil(times[n])) for n in ran for t in costs[n].notes),
             ),
         )
+
+    def _on_host(self, reached: Sequence[str]) -> Counter[str]:
+        """FLOPs that the host runs, by operation."""
+        found: dict[str, Number] = defaultdict(int)
+        for name in reached:
+            for matmul in self.costs[name].matmuls if name in self.host else ():
+                key = operation_of(self._op_name(name, matmul.instruction))
+                found[key] += self.runs.times[name] * matmul.flops
+        return whole(found)
 
     def _unaccounted(self) -> Iterator[Unaccounted]:
         """Work that cannot be counted, with its runs, including those in branches not counted."""
@@ -247,7 +267,7 @@ class ProgramCounter:
         if not any(s.phase == "forward" and "jvp(" not in item.op_name for item, s in pairs()):
             return scopes
         matmuls = {id(item.matmul.instruction): (item.op_name, s.phase) for item, s in pairs()}
-        known = purposes(value_graph(self.module, matmuls))
+        known = undifferentiated.classify(value_graph(self.module, matmuls))
         return [
             scope._replace(phase=known.get(id(item.matmul.instruction), scope.phase))
             for item, scope in pairs()

@@ -10,10 +10,8 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.costs.collectives import Collective
 from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
 from mfu_jax.flops.executed.costs.memory_traffic import host_bytes, is_to_host
 from mfu_jax.flops.executed.costs.reader import CostReader
@@ -21,127 +19,16 @@ from mfu_jax.flops.executed.costs.types import InstructionCost
 from mfu_jax.flops.executed.counting import HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.replica_groups import groups_text, replica_groups
-from mfu_jax.flops.executed.instruction_shapes import (
-    ArrayShape,
-    InstructionShape,
-    results_of,
-    shape_of,
-    state_of,
-)
-from mfu_jax.flops.executed.result import ExecutedCount
+from mfu_jax.flops.executed.instruction_shapes import results_of, shape_of, state_of
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
-from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
+from mfu_jax.flops.scopes import Scope, read_scope
 
 # Instructions for which a device launches nothing.
 _NOT_LAUNCHED = frozenset("parameter constant get-tuple-element tuple bitcast".split())
-_CONTROL = frozenset({"while", "conditional", "call"})
-_MESSAGES = frozenset({"send", "recv"})
 _NO_CYCLES = 2**63 - 1  # what XLA writes where it has no estimate
 _CHAIN = re.compile(r'chain_id="(\w+)"')
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InstructionRecord:
-    """One instruction that a device launches, and the cost of one run of it.
-
-    Attributes:
-        name: its name, unique in `module`.
-        module: name of the program.
-        computation: name of the computation that it is in.
-        opcode: as in the text: ``fusion``, ``all-gather-start`` ….
-        op_name: JAX's name stack for it, or for its largest matmul.
-        scope: named scopes of `op_name`, joined by ``/``.
-        phase: phase of its largest matmul, else of `op_name`.
-        runs: runs in one step; 0 in a branch that is not counted. If devices differ, the mean,
-            rounded up.
-        flops_by_dtype: matmul FLOPs, including those in a fusion, by operand dtype.
-        flops_by_phase: the same by phase.
-        vector_matmuls: the part of the matmul FLOPs that vector units run, as products and sums.
-        kernels: names of the custom kernels that it runs.
-        elementwise: FLOPs of everything that is not a matmul, by XLA's rules.
-        hbm_bytes: bytes that it reads from and writes to HBM.
-        collective: the collective that it starts; `Collective.times` is 1.
-        device_groups: the devices that exchange data in it; empty if the text does not say.
-        estimated_cycles: XLA's own estimate, which TPU programs carry; None elsewhere.
-        started_by: name of the start that this instruction completes (``…-done``, or the last
-            fusion of a chain that carries a collective along).
-        starts_chain: whether it is the first fusion of such a chain.
-        host_bytes: bytes that it copies between HBM and the host's memory.
-        to_host: whether it copies them to the host.
-        shape: its arrays, and the shape of its largest matmul.
-        unaccounted: reasons why some of its FLOPs are unknown.
-    """
-
-    name: str
-    module: str
-    computation: str
-    opcode: str
-    op_name: str = ""
-    scope: str = ""
-    phase: FlopPhase = "other"
-    runs: int = 0
-    flops_by_dtype: Mapping[str, int] = field(default_factory=dict)
-    flops_by_phase: Mapping[str, int] = field(default_factory=dict)
-    vector_matmuls: int = 0
-    kernels: tuple[str, ...] = ()
-    elementwise: int = 0
-    hbm_bytes: int = 0
-    collective: Collective | None = None
-    device_groups: tuple[tuple[int, ...], ...] = ()
-    estimated_cycles: int | None = None
-    started_by: str = ""
-    starts_chain: bool = False
-    host_bytes: int = 0
-    to_host: bool = False
-    shape: InstructionShape = field(default_factory=InstructionShape)
-    unaccounted: tuple[str, ...] = ()
-
-    @property
-    def flops(self) -> int:
-        """Matmul FLOPs of one run."""
-        return sum(self.flops_by_dtype.values())
-
-    @property
-    def is_vector(self) -> bool:
-        """Whether it runs on vector units only: no matmul, or none for a matrix unit."""
-        return self.flops == self.vector_matmuls
-
-    @property
-    def is_control(self) -> bool:
-        """Whether it only runs other instructions, which have records of their own."""
-        return self.opcode in _CONTROL
-
-    @property
-    def is_start(self) -> bool:
-        """Whether it starts work that overlaps the instructions that follow."""
-        return self.starts_chain or self.opcode.endswith("-start") or self.opcode in _MESSAGES
-
-    @property
-    def is_async(self) -> bool:
-        """Whether it starts or completes work that overlaps other instructions."""
-        return self.opcode.endswith(("-start", "-update", "-done"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramCosts:
-    """A compiled program, instruction by instruction.
-
-    Attributes:
-        name: name of its module.
-        devices: number of devices that it is partitioned over.
-        state: arrays that it takes and returns in the same form, such as weights.
-        results: arrays that it computes and returns.
-        records: by the instructions' names.
-        executed: the count of the same program.
-    """
-
-    name: str
-    devices: int
-    state: frozenset[ArrayShape]
-    results: tuple[ArrayShape, ...]
-    records: Mapping[str, InstructionRecord]
-    executed: ExecutedCount
 
 
 def instruction_costs(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from mfu_jax.flops.executed.costs.types import MatmulCost
 from mfu_jax.flops.executed.formulas.matmuls import (
@@ -16,6 +14,7 @@ from mfu_jax.flops.executed.formulas.matmuls import (
 from mfu_jax.flops.executed.formulas.windows import parse_window
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.shapes import Shape
+from mfu_jax.flops.executed.records import HOST_TRANSFER, ArrayShape, InstructionShape, MatmulShape
 
 # One result element for each operand element, so that a chain of them could be one loop.
 _ELEMENTWISE = frozenset(
@@ -28,49 +27,6 @@ _ELEMENTWISE = frozenset(
 _SAME = frozenset({"bitcast", "opt-barrier", "optimization-barrier"})
 _COPIES = _SAME | {"copy", "copy-start", "copy-done"}
 _BESIDE = frozenset("parameter constant broadcast bitcast iota tuple get-tuple-element".split())
-
-
-class ArrayShape(NamedTuple):
-    """The dtype and the dimensions of an array."""
-
-    dtype: str
-    dims: tuple[int, ...]
-
-
-class MatmulShape(NamedTuple):
-    """``[batch, m, k] @ [batch, k, n]``; for a convolution, m is whatever remains."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InstructionShape:
-    """The form of one launched instruction.
-
-    Attributes:
-        results: its arrays.
-        result_bytes: their bytes.
-        operands: names of the instructions that it reads, looking through bitcasts and barriers.
-        operand_arrays: their arrays.
-        matmul: its largest one; None if it has none, or the shape is unknown.
-        passes: number of lower-precision passes that the hardware runs it in; 6 for ``bf16_x6``.
-        is_full_float32: whether its precision rules out TF32.
-        is_elementwise: whether every result element comes from one element of each operand.
-        target: target of a custom call; ``host transfer`` for messages to and from the host.
-    """
-
-    results: tuple[ArrayShape, ...] = ()
-    result_bytes: int = 0
-    operands: tuple[str, ...] = ()
-    operand_arrays: tuple[ArrayShape, ...] = ()
-    matmul: MatmulShape | None = None
-    passes: int = 1
-    is_full_float32: bool = False
-    is_elementwise: bool = False
-    target: str = ""
 
 
 def shape_of(
@@ -136,7 +92,7 @@ def _target(instruction: HloInstruction) -> str:
         return instruction.attribute_string("custom_call_target")
     is_message = instruction.opcode.startswith(("send", "recv"))
     is_host = is_message and instruction.attributes.get("is_host_transfer") == "true"
-    return "host transfer" if is_host else ""
+    return HOST_TRANSFER if is_host else ""
 
 
 def _arrays(shape: Shape) -> list[ArrayShape]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.records import InstructionRecord
 
 _PERMUTATION = "collective-permute"
 _DeviceGroups = frozenset[frozenset[int]]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mfu_jax.flops.count import FlopCount
-from mfu_jax.flops.executed.costs.collectives import Collective
+from mfu_jax.flops.executed.costs.types import Collective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,11 @@ class ExecutedCount(FlopCount):
         attention_operations: the same by operation: a part of `by_operation`.
         elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
             Not part of `total`.
+        named: how many instructions have the name of each operation, keyed as `by_operation`, in a
+            forward, backward or rematerialised phase, whether or not they cost anything.
         host: FLOPs that the program hands to the host (`compute_on("device_host")`). Not part of
             `total`, which is the device's.
+        host_operations: the same by operation.
         hbm_bytes: bytes that unfused instructions read from and write to HBM.
         collectives: every collective, with its bytes and runs.
         loops_once: `total` with every loop body counted once, as in XLA's own report.
@@ -74,7 +77,9 @@ class ExecutedCount(FlopCount):
     attention_kernels: int = 0
     attention_operations: Mapping[str, int] = field(default_factory=dict)
     elementwise: int = 0
+    named: Mapping[str, int] = field(default_factory=dict, repr=False)
     host: int = 0
+    host_operations: Mapping[str, int] = field(default_factory=dict)
     hbm_bytes: int = 0
     collectives: tuple[Collective, ...] = ()
     loops_once: int = 0

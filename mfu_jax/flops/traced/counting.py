@@ -12,6 +12,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.count import FlopCount, operation
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
+from mfu_jax.flops.traced.avoidable import avoidable_work
 from mfu_jax.flops.traced.interpreter import JaxprCounter
 from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.flops.traced.masks.pairs import KeptPairs
@@ -38,6 +39,8 @@ class TracedCount(FlopCount):
         by_mask: the part of `total` whose query-key pairs are under a mask that the trace shows
             or `attention_mask` declares, by kind of mask (``causal``).
         skipped: FLOPs of `total` saved by these masks, by convention (``exact``, ``maxtext``).
+        avoidable: the part of `by_operation` that a compiler may avoid: it equals other work, or
+            only scales an operand.
     """
 
     weights: int = 0
@@ -45,6 +48,7 @@ class TracedCount(FlopCount):
     by_primitive: Mapping[str, int] = field(default_factory=dict)
     by_mask: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[MaskConvention, int] = field(default_factory=dict)
+    avoidable: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -209,6 +213,7 @@ def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
         by_primitive=_split(model, lambda matmul: matmul.primitive),
         by_mask=dict(by_mask),
         skipped=dict(skipped),
+        avoidable=avoidable_work(counter.jaxpr, lambda eqn: counter.purposes.get(id(eqn))),
         unaccounted=tuple(
             dataclasses.replace(item, times=times) for item, times in totals.unaccounted.items()
         ),

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.flops import undifferentiated
 from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
-from mfu_jax.flops.purposes import Purpose, purposes
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.abstract_values import (
     INPUT,
@@ -32,7 +32,7 @@ from mfu_jax.flops.traced.jaxprs import (
     operand_dtype,
     stack_below,
 )
-from mfu_jax.flops.traced.kernels.attention_primitives import fused_attention
+from mfu_jax.flops.traced.kernels.attention import fused_attention
 from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.kernels.work import kernel_work
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
@@ -42,6 +42,7 @@ from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.scores import ScoreMasks, is_batched
 from mfu_jax.flops.traced.value_graph import value_graph
 from mfu_jax.flops.traced.work_totals import MatmulKind, WorkTotals, unaccounted
+from mfu_jax.flops.undifferentiated import Purpose
 from mfu_jax.util.jax_internals import Literal, open_jaxpr
 
 
@@ -72,7 +73,7 @@ class JaxprCounter:
     def purposes(self) -> Mapping[int, Purpose]:
         """What matmuls that are not differentiated are for, by ``id`` of the equation."""
         matmuls = frozenset({"pallas_call", *BY_PRIMITIVE, *RULES})
-        return purposes(value_graph(self.jaxpr, matmuls))
+        return undifferentiated.classify(value_graph(self.jaxpr, matmuls))
 
     def walk(
         self,

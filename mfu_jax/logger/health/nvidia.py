@@ -16,7 +16,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.nvml import GpuReading, Gpus
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.failsafe import Boundary, failsafe
 from mfu_jax.util.optional_deps import require
 
 _log = logging.getLogger("mfu_jax")
@@ -79,12 +79,11 @@ class GpuWatch:
 
     def _start(self) -> None:
         self._is_started = True
-        gpus = self._boundary.attempt("power and clocks are not known", self._find)
-        if gpus is not None:
-            self._thread = self._boundary.thread(
-                "mfu_jax gpus", "power and clocks are not known", self._run, gpus
-            )
-            self._thread.start()
+        missing = "power and clocks are not known"
+        with failsafe(missing, self._boundary):
+            if (gpus := self._find()) is not None:
+                self._thread = self._boundary.thread("mfu_jax gpus", missing, self._run, gpus)
+                self._thread.start()
 
     def _run(self, gpus: Gpus) -> None:
         while True:

@@ -8,6 +8,7 @@ the loop of the slow process comes back late, or its own work takes longer.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Sequence
 
 from mfu_jax.logger.hosts.report import HostReport
@@ -181,5 +182,4 @@ def _typical(reports: Sequence[HostReport], name: str) -> float:
 
 def _median(values: Sequence[float]) -> float:
     """The lower of two middle values: of two hosts, the faster shows what is possible."""
-    ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+    return statistics.median_low(values) if values else 0.0

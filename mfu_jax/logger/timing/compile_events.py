@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from mfu_jax.util.failsafe import Boundary, guarded, weakly
+from mfu_jax.util.failsafe import Boundary, failsafe, weakly
 
 # Named in jax._src.dispatch: strings of a public interface, but not guaranteed to stay.
 _STAGES = {
@@ -103,7 +103,7 @@ class CompileLog:
             self._is_open = False
             _unregister(self._listener)
 
-    @guarded("a compilation is not known")
+    @failsafe("a compilation is not known")
     def _on_duration(self, name: str, seconds: float, **details: Any) -> None:
         stage = _STAGES.get(name)
         if stage is None:

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 
-from mfu_jax.util.failsafe import Boundary, guarded
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 _OF_PROCESS: list[GcPauses] = []  # one, made on demand; tests would clear a cache
 
@@ -45,7 +45,7 @@ class GcPauses:
         self._began: float | None = None
         gc.callbacks.append(self._on_collection)
 
-    @guarded("pauses of the garbage collector are not known")
+    @failsafe("pauses of the garbage collector are not known")
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._began = self._monotonic()

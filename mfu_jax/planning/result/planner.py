@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import MemoryHeadroom, changes
 from mfu_jax.planning.result.memory import memory_of

@@ -7,7 +7,7 @@ same shares of their own peaks.
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.records import InstructionRecord
 
 LAUNCH_SECONDS = 1.5e-6
 """What a kernel takes beyond its bytes and FLOPs, in a command buffer."""

@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.costs.collectives import Collective
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.planning.targets import Target
 
 _MESSAGES = {"send": "dcn up", "recv": "dcn down"}  # both directions work at once
@@ -130,7 +130,7 @@ def between_slices(record: InstructionRecord, target: Target) -> tuple[str, floa
     XLA splits a collective across slices into one within each slice and messages over the
     data-center network, which appear as host transfers.
     """
-    is_message = record.opcode in _MESSAGES and record.shape.target == "host transfer"
+    is_message = record.opcode in _MESSAGES and record.shape.is_host_transfer
     if target.slices < 2 or not is_message:
         return None
     bandwidth = target.chip.interconnect["dcn_gbps_per_device"] * 1e9

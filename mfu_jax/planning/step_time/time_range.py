@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts
+from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.step_time import links
 from mfu_jax.planning.step_time.durations import (
     FAST,

@@ -10,9 +10,8 @@ import math
 from collections import Counter
 
 from mfu_jax.flops.attention_kernels import OF_VALUE_WIDTH, AttentionKernel, kernels_named
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape
 from mfu_jax.flops.executed.kernels.registry import kernel_name
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, ProgramCosts
 
 _FEWEST_DIMS = 3  # heads, positions, width
 _QKV = 3

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape
+from mfu_jax.flops.executed.records import ArrayShape
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     idle_time,
@@ -17,8 +17,8 @@ from mfu_jax.profiling.advice.stats import (
     record_of,
     seconds_of,
 )
+from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.host_work import HostWork
-from mfu_jax.profiling.attribution.step_times import OpTime
 from mfu_jax.profiling.join.ops import DeviceWork
 
 _LARGER = 8  # times the batch

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,
@@ -12,7 +11,7 @@ from mfu_jax.profiling.advice.stats import (
     record_of,
     seconds_of,
 )
-from mfu_jax.profiling.attribution.step_times import OpTime
+from mfu_jax.profiling.attribution.device_times import OpTime
 
 _BUSY = 0.3  # of the memory bandwidth, above which an op is memory-bound
 

@@ -8,8 +8,8 @@ from statistics import median
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import MatmulShape
+from mfu_jax.flops.executed.records import InstructionRecord, MatmulShape
+from mfu_jax.flops.names import MASKED_PAIRS
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     largest_names,
@@ -17,7 +17,7 @@ from mfu_jax.profiling.advice.stats import (
     record_of,
     seconds_of,
 )
-from mfu_jax.profiling.attribution.step_times import OpTime
+from mfu_jax.profiling.attribution.device_times import OpTime
 
 _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lanes of an MXU
 _LARGE = {"cpu": 512, "gpu": 256, "tpu": 256}  # keys beyond which a head's scores leave caches
@@ -32,7 +32,6 @@ _BLOCK = 128  # queries
 _BLOCKED_MATMULS = 0.4  # of what leaving out masked pairs would save
 _IN_CACHES = 0.4  # of the time of other ops on the remaining scores
 _CACHE_BYTES = 2**20  # per core
-_MASKED = "masked pairs"
 
 
 def float32(stats: ProfileStats) -> tuple[float, str] | None:
@@ -253,6 +252,6 @@ def _is_of(dims: tuple[int, ...], scores: _AttentionScores) -> bool:
 
 def _masked_share(stats: ProfileStats, dots: list[OpTime]) -> float:
     ledger = stats.program.ledger
-    masked = sum(line.flops for line in ledger.lines if line.label == _MASKED)
+    masked = sum(line.flops for line in ledger.lines if line.label == MASKED_PAIRS)
     total = sum(op.runs * record_of(op).flops for op in dots)
     return min(1.0, max(0.0, masked / total)) if total else 0.0

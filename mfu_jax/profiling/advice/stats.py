@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
+from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.host_time import HostTime
 from mfu_jax.profiling.attribution.host_work import HostWork
-from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.timeline.devices import Program
 
 if TYPE_CHECKING:
-    from mfu_jax.flops.executed.instruction_costs import InstructionRecord
     from mfu_jax.profiling.join.programs import KnownProgram
 
 _OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mfu_jax.flops.executed.mesh_axes import axes_of
-from mfu_jax.profiling.attribution.step_times import OpTime
+from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.join.ops import DeviceWork
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.profiling.attribution.step_times import OpTime
+from mfu_jax.profiling.attribution.device_times import OpTime
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mfu_jax.names import MFU
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.peaks import Peaks
-from mfu_jax.profiling.breakdown.waterfall import MFU, Bar, waterfall
+from mfu_jax.profiling.breakdown.waterfall import Bar, waterfall
 from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 

@@ -11,16 +11,26 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.ledger import EVALUATION
-from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.flops.executed.records import InstructionRecord
+from mfu_jax.flops.names import EVALUATION, OTHER, RECOMPUTED_BY_XLA, REMATERIALISED
+from mfu_jax.names import (
+    BELOW_PEAK,
+    EXPOSED_COMMUNICATION,
+    EXPOSED_COPIES,
+    IDLE,
+    LOOPS,
+    MFU,
+    NO_INSTRUCTION,
+    VECTOR_WORK,
+)
+from mfu_jax.profiling.attribution.device_times import OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import communication_of, scope_of
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 
-MFU = "MFU"
 _MOST_SCOPES = 3
 _MOST_KINDS = 8
 
@@ -77,7 +87,7 @@ def _largest(scopes: Mapping[str, float]) -> dict[str, float]:
 
 def _idle(measured: MeasuredStep) -> Iterator[_Bar]:
     for where, seconds in measured.idle.items():
-        name = f"idle: {where}" if where else "idle"
+        name = f"{IDLE}: {where}" if where else IDLE
         yield name, seconds, measured.idle_causes.get(where, {})
 
 
@@ -106,14 +116,12 @@ def _merge_short_kinds(bars: dict[str, dict[str, float]]) -> None:
         bars[f"{_NOT_JOINED}{len(rest):,} other kinds"] = scopes
 
 
-_COMMUNICATION = "exposed communication: "
-_VECTOR = "memory-bound and vector work"
-_TRANSFER = "exposed copies to and from "
+_TRANSFER = f"{EXPOSED_COPIES} to and from "
 _HOST = "waiting for callbacks on the host"
-_CONTROL = "loops and calls beside their bodies"
-_NOT_JOINED = "ops without an instruction: "
+_CONTROL = f"{LOOPS} beside their bodies"
+_NOT_JOINED = f"{NO_INSTRUCTION}: "
 _OF_WORK = {DeviceWork.HOST: _HOST, DeviceWork.CONTROL: _CONTROL}
-_ORDER = (_COMMUNICATION, _HOST, _NOT_JOINED, _CONTROL, _TRANSFER, _VECTOR)
+_ORDER = (EXPOSED_COMMUNICATION, _HOST, _NOT_JOINED, _CONTROL, _TRANSFER, VECTOR_WORK)
 
 
 def _order(name: str) -> int:
@@ -123,12 +131,12 @@ def _order(name: str) -> int:
 def _bar_of(op: OpTime) -> str:
     joined = op.op
     if joined.work is DeviceWork.COMMUNICATION:
-        return f"{_COMMUNICATION}{communication_of(op)}"
+        return f"{EXPOSED_COMMUNICATION}{communication_of(op)}"
     if joined.record is None:
         return f"{_NOT_JOINED}{joined.kind}"
     if joined.work is DeviceWork.TRANSFER:
         return f"{_TRANSFER}{'the host' if joined.start and joined.start.host_bytes else 'memory'}"
-    return _OF_WORK.get(joined.work, _VECTOR)
+    return _OF_WORK.get(joined.work, VECTOR_WORK)
 
 
 def _matmuls(
@@ -147,7 +155,7 @@ def _matmuls(
             beyond += op.seconds
         else:
             beyond += peaks.shortest(op)
-    yield "matmuls below peak", beyond - of_main - of_others, below
+    yield BELOW_PEAK, beyond - of_main - of_others, below
     if of_others:
         yield "matmuls of other programs", of_others, {}
     of_program = [op for op in ops if op.op.module == measured.main.module]
@@ -175,10 +183,10 @@ def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Itera
     per_flop = seconds / ledger.executed if ledger.executed else 0.0
     model, *lines = ledger.lines
     phases = {
-        "rematerialised": ("rematerialized",),
-        "recomputed by XLA to save memory": ("xla_rematerialized",),
+        REMATERIALISED: ("rematerialized",),
+        RECOMPUTED_BY_XLA: ("xla_rematerialized",),
         EVALUATION: ("evaluation",),
-        "other": ("optimizer", "other"),
+        OTHER: ("optimizer", "other"),
     }
     for line in lines:
         scopes = _flops_by_scope(ops, phases.get(line.label, ()))

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.profiling.timeline.devices import OpName, Program
 
 if TYPE_CHECKING:
-    from mfu_jax.flops.executed.instruction_costs import InstructionRecord
     from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
 
 
@@ -24,7 +24,6 @@ class DeviceWork(IntEnum):
     CONTROL = 4
 
 
-_CALLBACK = re.compile(r"callback|host transfer")
 _MESSAGES = re.compile(r"(send|recv)(-done)?$")
 _TRANSFERS = re.compile(
     r"(copy|slice|dynamic-slice|dynamic-update-slice)-(start|done)$|infeed|outfeed"
@@ -121,7 +120,7 @@ def _joined(name: OpName, record: InstructionRecord, source: KnownProgram) -> Jo
 def _work(record: InstructionRecord) -> DeviceWork:
     if record.is_control:
         return DeviceWork.CONTROL
-    if _CALLBACK.search(record.shape.target):
+    if record.shape.is_host_transfer or "callback" in record.shape.target:
         return DeviceWork.HOST
     if _MESSAGES.match(record.opcode):
         return DeviceWork.COMMUNICATION

@@ -11,8 +11,10 @@ import jax.errors
 from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
-from mfu_jax.flops.ledger import EVALUATION, Ledger, compare_flops
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import ProgramCosts
+from mfu_jax.flops.ledger import Ledger, compare_flops
+from mfu_jax.flops.names import EVALUATION
 from mfu_jax.profiling.timeline.devices import OpName, Program
 from mfu_jax.profiling.trace.wire import WireError, fields
 from mfu_jax.profiling.trace.xspace import Trace
@@ -179,6 +181,7 @@ class ProgramLibrary:
                 attention=model.attention,
                 is_whole=model.is_whole,
                 operations=model.operations,
+                avoidable=model.avoidable,
                 overheads=model.overheads,
             )
         rest = compare_flops(model=0, executed=executed).residual  # claimed by no line

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mfu_jax.profiling.attribution.step_times import MeasuredStep, OpTime
+from mfu_jax.names import IDLE
+from mfu_jax.profiling.attribution.device_times import OpTime
+from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of
 from mfu_jax.profiling.join.ops import DeviceWork
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
 
-_IDLE = "idle"
 _LEAST = 1e-12  # seconds: rounding
 
 
@@ -123,9 +124,9 @@ def _sums(pairs: Iterator[tuple[str, float]]) -> dict[str, float]:
 def _idle(before: MeasuredStep, after: MeasuredStep) -> Iterator[TimeChange]:
     for where in dict.fromkeys((*before.idle, *after.idle)):
         was, now = before.idle.get(where, 0.0), after.idle.get(where, 0.0)
-        reason = f"{_IDLE}: {where}" if where else _IDLE
+        reason = f"{IDLE}: {where}" if where else IDLE
         why = _whole(reason, now - was)
-        yield TimeChange(scope=f"({reason})", phase="", kind=_IDLE, before=was, after=now, why=why)
+        yield TimeChange(scope=f"({reason})", phase="", kind=IDLE, before=was, after=now, why=why)
 
 
 def _whole(reason: str, seconds: float) -> dict[str, float]:

@@ -8,11 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.names import (
+    BELOW_PEAK,
+    EXPOSED_COMMUNICATION,
+    EXPOSED_COPIES,
+    IDLE,
+    LOOPS,
+    MFU,
+    NO_INSTRUCTION,
+    VECTOR_WORK,
+)
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
 from mfu_jax.pages.markup import Markup, joined, number, tag
-from mfu_jax.pages.tables import Column, Word, rest_row, table, wide
+from mfu_jax.pages.tables import Column, Word, ledger_table, rest_row, table, wide
 from mfu_jax.profiling.breakdown.tables import TableRow
-from mfu_jax.profiling.breakdown.waterfall import MFU, Bar
+from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
@@ -21,13 +31,13 @@ _UNITS = "Seconds of a step, and points of MFU: percent of the step. They sum to
 
 # The class of a bar, by the start of its name; all others are work that is not the model's.
 _KINDS = (
-    ("idle", "idle"),
-    ("exposed communication", "communication"),
-    ("ops without", "unknown"),
-    ("loops and calls", "memory"),
-    ("exposed copies", "memory"),
-    ("memory-bound", "memory"),
-    ("matmuls below peak", "below"),
+    (IDLE, "idle"),
+    (EXPOSED_COMMUNICATION, "communication"),
+    (NO_INSTRUCTION, "unknown"),
+    (LOOPS, "memory"),
+    (EXPOSED_COPIES, "memory"),
+    (VECTOR_WORK, "memory"),
+    (BELOW_PEAK, "below"),
     (MFU, "model"),
 )
 
@@ -206,23 +216,5 @@ def _rest(rows: Sequence[TableRow]) -> Markup:
 def _ledger(profile: Profile) -> Markup:
     """The ledger from model FLOPs to executed FLOPs of one run of the main program."""
     ledger = profile.program.ledger
-    rows = [(line.label, line.flops, line.note) for line in ledger.lines]
-    rows.append(("residual", ledger.residual, ""))
-    rows.append(("= executed", ledger.executed, f"model FLOPs are {ledger.convention}"))
-    rows += [(f"of which {line.label}", line.flops, line.note) for line in ledger.of_which]
-    head = tag("tr", *(tag("th", title, scope="col") for title in _LEDGER))
-    body = [_ledger_row(*row, ledger.executed) for row in rows]
-    return wide(tag("table", tag("thead", head), tag("tbody", *body), data_by="ledger"))
-
-
-_LEDGER = ("FLOPs per run of the program and device", "FLOPs", "of executed", "")
-
-
-def _ledger_row(label: str, flops: int, note: str, whole: int) -> Markup:
-    return tag(
-        "tr",
-        tag("th", label, scope="row"),
-        tag("td", f"{flops:,}", data_value=flops),
-        tag("td", percent(flops / whole if whole else None)),
-        tag("td", note, class_="word"),
-    )
+    by = "FLOPs per run of the program and device"
+    return ledger_table(by, ledger.rows(), ledger.executed)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.runs.comparison.runs import (
     WITH_WAITS,
-    Row,
+    MetricChange,
     RunComparison,
     change_text,
     interval,
@@ -23,7 +23,7 @@ _WIDE = 0.05  # a wider interval is reported, and so is one around a larger slow
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class GateCheck:
     """One metric against the threshold.
 
     Attributes:
@@ -31,7 +31,7 @@ class Check:
         threshold: the smallest slowdown that fails, as a fraction.
     """
 
-    row: Row
+    row: MetricChange
     threshold: float
 
     @property
@@ -76,10 +76,10 @@ class Gate:
     """
 
     comparison: RunComparison
-    checks: tuple[Check, ...]
+    checks: tuple[GateCheck, ...]
 
     @property
-    def failed(self) -> tuple[Check, ...]:
+    def failed(self) -> tuple[GateCheck, ...]:
         """The checks that failed."""
         return tuple(check for check in self.checks if check.has_failed)
 
@@ -180,5 +180,5 @@ def check(comparison: RunComparison, *, threshold: float) -> Gate:
     if (waits := comparison.row(WITH_WAITS)) is not None and comparison.is_step_time_decisive:
         rows.append(waits)
     return Gate(
-        comparison=comparison, checks=tuple(Check(row=row, threshold=threshold) for row in rows)
+        comparison=comparison, checks=tuple(GateCheck(row=row, threshold=threshold) for row in rows)
     )

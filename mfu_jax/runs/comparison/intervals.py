@@ -129,7 +129,7 @@ def compare_with_repeats(
 
 
 @dataclass(frozen=True)
-class _Estimate:
+class _MeanLog:
     """A run's mean logarithm, the variance of that mean, and its degrees of freedom."""
 
     mean: float
@@ -145,7 +145,7 @@ def window_ends(steps: int) -> list[int]:
     return [steps * i // count for i in range(count + 1)]
 
 
-def _estimate(values: Sequence[float], rounding: float) -> _Estimate:
+def _estimate(values: Sequence[float], rounding: float) -> _MeanLog:
     steps = len(values)
     cut = int(_TRIMMED * steps)
     kept = sorted(values)[cut : steps - cut]
@@ -153,11 +153,11 @@ def _estimate(values: Sequence[float], rounding: float) -> _Estimate:
     windows = _influences(values, kept[0], kept[-1], steps / len(kept))
     count = len(windows)
     if count < _FEWEST_WINDOWS:
-        return _Estimate(mean, math.nan, 0.0, count)
+        return _MeanLog(mean, math.nan, 0.0, count)
     squares = math.fsum(window**2 for window in windows)
     stretch = _stretch(windows, squares)
     variance = squares / (count * (count - 1)) * stretch + _rounded(kept, rounding)
-    return _Estimate(mean, variance, max(count / stretch - 1, 1.0), count)
+    return _MeanLog(mean, variance, max(count / stretch - 1, 1.0), count)
 
 
 def _mean_log(values: Sequence[float]) -> float:
@@ -179,7 +179,7 @@ def _influences(values: Sequence[float], low: float, high: float, weight: float)
     return [weight * (mean - center) for mean in means]
 
 
-def _repeated(runs: Sequence[_Estimate]) -> _Estimate:
+def _repeated(runs: Sequence[_MeanLog]) -> _MeanLog:
     """The mean of repeats; the variance is that of its difference from one more repeat.
 
     Each mean scatters by its run's own variance, and by the differences between repeats. The latter
@@ -196,7 +196,7 @@ def _repeated(runs: Sequence[_Estimate]) -> _Estimate:
         variance, degrees = scatter / count + (scatter - own), count - 1.0
     else:
         variance, degrees = own / count, math.fsum(run.degrees for run in runs)
-    return _Estimate(math.fsum(means) / count, variance, degrees, windows)
+    return _MeanLog(math.fsum(means) / count, variance, degrees, windows)
 
 
 def _rounded(kept: Sequence[float], rounding: float) -> float:
@@ -218,7 +218,7 @@ def _stretch(windows: Sequence[float], squares: float) -> float:
     return (1 + correlation) / (1 - correlation)
 
 
-def _margin(a: _Estimate, b: _Estimate, confidence: float) -> float | None:
+def _margin(a: _MeanLog, b: _MeanLog, confidence: float) -> float | None:
     """Half the interval of the logarithms' difference (Welch and Satterthwaite)."""
     variance = a.variance + b.variance
     if math.isnan(variance):

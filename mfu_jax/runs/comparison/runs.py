@@ -22,14 +22,14 @@ _SAME = 1e-3  # relative: logs round tokens per second
 _LOG_SECONDS = 1e-3  # a log line has three decimals
 _FEW_WINDOWS = 30  # of 150 steps
 
-Result = Literal["faster", "slower", "same", "unknown"]
+Speed = Literal["faster", "slower", "same", "unknown"]
 
-Columns = Mapping[str, Sequence[float]]
-Read = Callable[[Columns], Sequence[float] | None]
+ScalarColumns = Mapping[str, Sequence[float]]
+ReadColumn = Callable[[ScalarColumns], Sequence[float] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class ComparedMetric:
     """A metric to compare.
 
     Attributes:
@@ -42,43 +42,43 @@ class Metric:
 
     name: str
     title: str
-    read: Read
+    read: ReadColumn
     text: Callable[[float], str]
     less_is_better: bool = False
 
 
-def _scalar(name: str) -> Read:
+def _scalar(name: str) -> ReadColumn:
     return lambda columns: columns.get(name)
 
 
-def _rate(amount: str) -> Read:
-    def read(columns: Columns) -> Sequence[float] | None:
+def _rate(amount: str) -> ReadColumn:
+    def read(columns: ScalarColumns) -> Sequence[float] | None:
         amounts, seconds = columns.get(amount), columns[STEP_SECONDS]
         return None if amounts is None else list(map(operator.truediv, amounts, seconds))
 
     return read
 
 
-def _with_waits(columns: Columns) -> Sequence[float] | None:
+def _with_waits(columns: ScalarColumns) -> Sequence[float] | None:
     waits = columns.get("goodput/data_wait_seconds")
     return None if waits is None else list(map(operator.add, columns[STEP_SECONDS], waits))
 
 
-STEP_TIME = Metric(
+STEP_TIME = ComparedMetric(
     name="step_time_seconds",
     title="step time",
     read=_scalar(STEP_SECONDS),
     text=seconds_text,
     less_is_better=True,
 )
-WITH_WAITS = Metric(
+WITH_WAITS = ComparedMetric(
     name="step_time_and_data_wait_seconds",
     title="step time and wait for data",
     read=_with_waits,
     text=seconds_text,
     less_is_better=True,
 )
-TOKENS = Metric(
+TOKENS = ComparedMetric(
     name="tokens_per_sec_per_device",
     title="tokens/s/device",
     read=_rate("perf/per_device_tokens"),
@@ -88,22 +88,22 @@ METRICS = (
     STEP_TIME,
     WITH_WAITS,
     TOKENS,
-    Metric(
+    ComparedMetric(
         name="tflops_per_sec_per_device",
         title="TFLOP/s/device",
         read=_rate("perf/per_device_tflops"),
         text=readable,
     ),
-    Metric(name="mfu", title="MFU", read=_scalar("perf/mfu"), text=percent),
-    Metric(name="hfu", title="HFU", read=_scalar("perf/hfu"), text=percent),
+    ComparedMetric(name="mfu", title="MFU", read=_scalar("perf/mfu"), text=percent),
+    ComparedMetric(name="hfu", title="HFU", read=_scalar("perf/hfu"), text=percent),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MetricChange:
     """One metric of two runs."""
 
-    metric: Metric
+    metric: ComparedMetric
     difference: Difference
 
     @property
@@ -140,8 +140,8 @@ class RunComparison:
     a: str
     b: str
     steps: tuple[int, int]
-    rows: tuple[Row, ...]
-    decisive: Row
+    rows: tuple[MetricChange, ...]
+    decisive: MetricChange
     notes: tuple[str, ...] = ()
 
     @property
@@ -154,7 +154,7 @@ class RunComparison:
         """Whether steps of both runs do equal work, as far as known."""
         return self.decisive.metric is STEP_TIME
 
-    def row(self, metric: Metric) -> Row | None:
+    def row(self, metric: ComparedMetric) -> MetricChange | None:
         """The row of a metric, if both runs have it."""
         return next((row for row in self.rows if row.metric is metric), None)
 
@@ -184,7 +184,7 @@ class RunComparison:
         names = [f"A: {self.a}, {self.steps[0]} steps", f"B: {self.b}, {self.steps[1]} steps"]
         return "\n".join([*names, *lines, self.verdict, *(f"note: {n}" for n in self.notes)])
 
-    def _cells(self, row: Row) -> tuple[str, ...]:
+    def _cells(self, row: MetricChange) -> tuple[str, ...]:
         found, text = row.difference, row.metric.text
         return (row.metric.title, text(found.a), text(found.b), change_text(found), interval(found))
 
@@ -202,7 +202,7 @@ def unseen(speed: Difference) -> float:
     return SMALLEST * math.sqrt(_FEW_WINDOWS / windows) if windows < _FEW_WINDOWS else 0.0
 
 
-def result(speed: Difference) -> Result:
+def result(speed: Difference) -> Speed:
     """Whether B is faster: the interval excludes chance, and the change is at least 1%.
 
     Args:
@@ -294,7 +294,7 @@ def compare_with_runs(
     )
     rounding = max(map(_rounding, [*baselines, b], [*columns, of_b]))
     rows = tuple(
-        Row(
+        MetricChange(
             metric=metric,
             difference=compare_with_repeats(values, of_b[metric.name], rounding=rounding),
         )
@@ -337,7 +337,7 @@ def _rounding(run: MetricsRun, columns: Mapping[str, Sequence[float]]) -> float:
     return _LOG_SECONDS / statistics.median(columns[STEP_TIME.name]) if run.form == "log" else 0.0
 
 
-def _timed(columns: Columns) -> Columns:
+def _timed(columns: ScalarColumns) -> ScalarColumns:
     """The columns without steps of 0 s, an effect of rounding in logs."""
     is_timed = [seconds > 0 for seconds in columns[STEP_SECONDS]]
     if all(is_timed):
@@ -350,8 +350,8 @@ def _is_comparable(*values: Sequence[float]) -> bool:
 
 
 def _decisive(
-    baselines: Sequence[MetricsRun], b: MetricsRun, rows: Sequence[Row]
-) -> tuple[Row, tuple[str, ...]]:
+    baselines: Sequence[MetricsRun], b: MetricsRun, rows: Sequence[MetricChange]
+) -> tuple[MetricChange, tuple[str, ...]]:
     """The step time, or tokens per second where steps differ in tokens; and notes."""
     by_metric = {row.metric.name: row for row in rows}
     (tokens_a, tokens_b), (tflops_a, tflops_b) = (

@@ -1,4 +1,4 @@
-"""Divides the life of one process into categories: every microsecond belongs to exactly one.
+"""Divides the time of one process into categories: every microsecond belongs to exactly one.
 
 Times are whole microseconds since 1970 on the run's clock. Pauses take precedence over
 compilations, and those over steps; time that none covers is start-up, idle or lost. Blocks of many
@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mfu_jax.runs.goodput.journals import Block, Life
+from mfu_jax.runs.goodput.journals import JournaledAttempt, StepBlock
 from mfu_jax.runs.goodput.run_time import CATEGORIES
 
 DAY = 86_400_000_000  # µs
@@ -30,11 +30,11 @@ def no_times() -> Times:
 
 
 @dataclass(kw_only=True)
-class Placed:
-    """A life placed on the run's clock, in µs.
+class AttemptOnRunClock:
+    """An attempt placed on the run's clock, in µs.
 
     Attributes:
-        life: from its journal.
+        attempt: from its journal.
         offset: the run's clock − its monotonic clock, in seconds.
         start: when the process started.
         end: when it ended.
@@ -43,7 +43,7 @@ class Placed:
         done_after: steps after its last known one that a later attempt built on.
     """
 
-    life: Life
+    attempt: JournaledAttempt
     offset: float
     start: int
     end: int
@@ -52,10 +52,10 @@ class Placed:
     done_after: int = 0
 
     def at(self, seconds: float) -> int:
-        """A time of the life's monotonic clock on the run's clock."""
+        """A time of the attempt's monotonic clock on the run's clock."""
         return round(1e6 * (seconds + self.offset))
 
-    def counted(self, block: Block) -> int:
+    def counted(self, block: StepBlock) -> int:
         """How many steps of a block were not repeated later."""
         if self.redone_from is None:
             return len(block.us)
@@ -73,16 +73,16 @@ class _Overlay:
 
 
 @dataclass
-class Division:
-    """Divides the time of one life.
+class WallClockAttribution:
+    """Divides the time of one attempt.
 
     Args:
-        placed: the life.
+        placed: the attempt.
         median_us: median time of the steps that counted, over the whole run.
         times: receives the time.
     """
 
-    placed: Placed
+    placed: AttemptOnRunClock
     median_us: int
     times: Times = field(default_factory=no_times)
 
@@ -92,12 +92,12 @@ class Division:
         self._overlays = _overlays(placed)
         self._next = 0
         self._now = placed.start
-        for index, block in enumerate(placed.life.blocks):
-            self._add_block(block, is_first=index == 0 and not placed.life.goes_on)
+        for index, block in enumerate(placed.attempt.blocks):
+            self._add_block(block, is_first=index == 0 and not placed.attempt.goes_on)
         self._add_tail()
         return self.times
 
-    def _add_block(self, block: Block, *, is_first: bool) -> None:
+    def _add_block(self, block: StepBlock, *, is_first: bool) -> None:
         """Adds a block: steps without overlays together, others one by one."""
         counted, end = self.placed.counted(block), self.placed.at(block.end_m)
         if not is_first and counted in (0, len(block.us)) and end <= self._clear_until():
@@ -128,7 +128,9 @@ class Division:
         clear = min(self.placed.end, (self._now // DAY + 1) * DAY)
         return clear if self._next == len(overlays) else min(clear, overlays[self._next].begin)
 
-    def _add_many(self, block: Block, first: int, stop: int, end: int, *, is_counted: bool) -> None:
+    def _add_many(
+        self, block: StepBlock, first: int, stop: int, end: int, *, is_counted: bool
+    ) -> None:
         """Adds steps of a block, the last of which ends at `end`."""
         us = block.us[first:stop]
         spent = sum(us)
@@ -148,7 +150,7 @@ class Division:
             times["lost_steps"] += spent
 
     def _add_one(
-        self, block: Block, index: int, begin: int, is_counted: bool, *, is_start: bool
+        self, block: StepBlock, index: int, begin: int, is_counted: bool, *, is_start: bool
     ) -> None:
         """Adds one step of a block; `is_start`: it is the first of its process."""
         waited = block.data_us[index] if block.data_us else 0
@@ -179,17 +181,17 @@ class Division:
 
     def _add_tail(self) -> None:
         """Adds what follows the last known step."""
-        placed, life = self.placed, self.placed.life
-        if not life.blocks:
-            self._until(placed.end, "idle" if life.goes_on else "startup")
+        placed, attempt = self.placed, self.placed.attempt
+        if not attempt.blocks:
+            self._until(placed.end, "idle" if attempt.goes_on else "startup")
             return
         shares: list[tuple[str, int]] = []  # of the time without pauses
         if placed.done_after:
             shares.append(("train", placed.done_after * self.median_us))
         if placed.how in ("killed", "running") or placed.how.startswith("exception"):
             # The last moments, without a sign of life, are assumed to be like the steps before.
-            unseen = max(0, placed.end - placed.at(life.alive))
-            waited = 1e6 * life.wait_seconds + unseen * life.blocks[-1].wait_fraction
+            unseen = max(0, placed.end - placed.at(attempt.alive))
+            waited = 1e6 * attempt.wait_seconds + unseen * attempt.blocks[-1].wait_fraction
             rest = "other" if placed.how == "running" else "lost_steps"
             shares += [("data_wait", round(waited)), (rest, _ALL)]
         self._spread(placed.end, [*shares, ("idle", _ALL)])
@@ -244,17 +246,17 @@ def in_seconds(times: Times) -> dict[str, float]:
     return {name: sum(day[name] for day in times.values()) / 1e6 for name in CATEGORIES}
 
 
-def _overlays(placed: Placed) -> list[_Overlay]:
+def _overlays(placed: AttemptOnRunClock) -> list[_Overlay]:
     """Pauses, and compilations outside them, ordered by begin; they do not overlap."""
     pauses = [
         _Overlay(
             placed.at(begin), placed.end if end is None else placed.at(end), _category(name), True
         )
-        for name, begin, end in placed.life.spans
+        for name, begin, end in placed.attempt.spans
     ]
     compiled = [
         _Overlay(placed.at(begin), placed.at(begin + spent), "compile", False)
-        for begin, spent in placed.life.compiled
+        for begin, spent in placed.attempt.compiled
     ]
     found: list[_Overlay] = []
     for overlay in _disjoint(sorted(pauses, key=lambda o: o.begin)):

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mfu_jax.errors import UserError
 from mfu_jax.logger.journal.lines import VERSION, journal_name
 from mfu_jax.storage.addresses import Address, filesystem_of, open_object
 from mfu_jax.util.user_files import opened
@@ -26,7 +25,7 @@ _MOST_READS = 10
 
 
 @dataclass(kw_only=True)
-class Block:
+class StepBlock:
     """Consecutive steps, in whole µs; see ``steps`` of the format.
 
     Attributes:
@@ -74,14 +73,14 @@ class Block:
 
 
 @dataclass(kw_only=True)
-class Life:
+class JournaledAttempt:
     """One process, as recorded in its journal; times in seconds since its machine booted.
 
     Attributes:
         process: process number in the job.
         host: name of the machine.
         pid: process id on that machine.
-        boot: the same for all lives on one monotonic clock; empty if unknown.
+        boot: the same for all attempts on one monotonic clock; empty if unknown.
         offset: wall clock − monotonic clock at its start.
         began: start of the process.
         silence_seconds: average age of its last sign of life at a random moment.
@@ -105,7 +104,7 @@ class Life:
     alive: float
     wait_seconds: float = 0.0
     how: str = ""
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[StepBlock] = field(default_factory=list)
     spans: list[tuple[str, float, float | None]] = field(default_factory=list)
     compiled: list[tuple[float, float]] = field(default_factory=list)
     restored: int | None = None
@@ -122,20 +121,20 @@ class Life:
         return self.blocks[-1].last if self.blocks else None
 
 
-def read_journals(metrics_file: Path | Address) -> tuple[list[Life], list[str]]:
-    """All lives in the journals beside a metrics file, ordered by start; and notes for the user.
+def read_journals(metrics_file: Path | Address) -> tuple[list[JournaledAttempt], list[str]]:
+    """All attempts in the journals beside a metrics file, ordered by start; and notes for the user.
 
     Raises:
         UserError: a journal cannot be read.
     """
-    lives: list[Life] = []
+    attempts: list[JournaledAttempt] = []
     notes: list[str] = []
     for name, lines in _journals(metrics_file):
-        reader = _Reader(name)
+        reader = _JournalReader(name)
         reader.read(lines)
-        lives += reader.lives
+        attempts += reader.attempts
         notes += reader.notes
-    return sorted(lives, key=lambda life: life.offset + life.began), notes
+    return sorted(attempts, key=lambda attempt: attempt.offset + attempt.began), notes
 
 
 def _journals(metrics_file: Path | Address) -> Iterator[tuple[str, Iterable[bytes]]]:
@@ -168,14 +167,14 @@ def lines_at_rest(file: BinaryIO) -> list[bytes]:
     return lines
 
 
-class _Reader:
+class _JournalReader:
     """Parses the lines of one journal."""
 
     def __init__(self, name: str) -> None:
-        self.lives: list[Life] = []
+        self.attempts: list[JournaledAttempt] = []
         self.notes: list[str] = []
         self._name = name
-        self._life: Life | None = None
+        self._attempt: JournaledAttempt | None = None
         self._early: list[tuple[int, int, float]] = []
         self._broken = 0
 
@@ -196,13 +195,13 @@ class _Reader:
         event = values["e"]
         if event == "start":
             self._finish()
-            self._life = self._start(values)
-        elif self._life is not None:
-            self._life.alive = max(self._life.alive, float(values["m"]))
+            self._attempt = self._start(values)
+        elif self._attempt is not None:
+            self._attempt.alive = max(self._attempt.alive, float(values["m"]))
             if (take := getattr(self, f"_on_{event}", None)) is not None:
-                take(self._life, values)
+                take(self._attempt, values)
 
-    def _start(self, values: dict[str, Any]) -> Life | None:
+    def _start(self, values: dict[str, Any]) -> JournaledAttempt | None:
         if values["version"] != VERSION:
             self.notes.append(
                 f"{self._name}: a process wrote version {values['version']!r}; this mfu_jax reads "
@@ -210,7 +209,7 @@ class _Reader:
                 f"wrote it"
             )
             return None
-        return Life(
+        return JournaledAttempt(
             process=int(values["process"]),
             host=str(values["host"]),
             pid=int(values["pid"]),
@@ -222,21 +221,21 @@ class _Reader:
         )
 
     def _finish(self) -> None:
-        """Called once all lines of the life are read."""
-        life, self._life = self._life, None
+        """Called once all lines of the attempt are read."""
+        attempt, self._attempt = self._attempt, None
         early, self._early = self._early, []
-        if life is None:
+        if attempt is None:
             return
-        life.blocks.sort(key=lambda block: block.end_m)
+        attempt.blocks.sort(key=lambda block: block.end_m)
         for number, us, end_m in early:  # a kill during a pause may lose the step's own line
-            if life.last_step is None or number > life.last_step:
-                _add_unwritten(life, number, end_m - us / 1e6)
-                life.blocks.append(Block(end_m=end_m, first=number, us=[us]))
-        self.lives.append(life)
+            if attempt.last_step is None or number > attempt.last_step:
+                _add_unwritten(attempt, number, end_m - us / 1e6)
+                attempt.blocks.append(StepBlock(end_m=end_m, first=number, us=[us]))
+        self.attempts.append(attempt)
 
-    def _on_steps(self, life: Life, values: dict[str, Any]) -> None:
+    def _on_steps(self, attempt: JournaledAttempt, values: dict[str, Any]) -> None:
         us = _whole(values["us"])
-        block = Block(
+        block = StepBlock(
             end_m=float(values["m"]),
             first=int(values["first"]),
             by=max(1, int(values.get("by", 1))),
@@ -249,78 +248,78 @@ class _Reader:
         )
         if not us or any(part and len(part) != len(us) for part in (block.gap_us, block.data_us)):
             raise ValueError(values)
-        life.blocks.append(block)
+        attempt.blocks.append(block)
 
-    def _on_span(self, life: Life, values: dict[str, Any]) -> None:
+    def _on_span(self, attempt: JournaledAttempt, values: dict[str, Any]) -> None:
         begin = float(values["m"])
         end = begin + values["us"] / 1e6 if "us" in values else None
-        life.alive = max(life.alive, end or begin)
-        life.spans.append((str(values["name"]), begin, end))
+        attempt.alive = max(attempt.alive, end or begin)
+        attempt.spans.append((str(values["name"]), begin, end))
         if "step" in values:
             self._early.append((int(values["step"]), int(values["step_us"]), begin))
 
-    def _on_compile(self, life: Life, values: dict[str, Any]) -> None:
-        life.compiled += [(float(begin), float(us) / 1e6) for begin, us in values["spans"]]
+    def _on_compile(self, attempt: JournaledAttempt, values: dict[str, Any]) -> None:
+        attempt.compiled += [(float(begin), float(us) / 1e6) for begin, us in values["spans"]]
 
-    def _on_alive(self, life: Life, values: dict[str, Any]) -> None:
-        life.wait_seconds = float(values["wait_us"]) / 1e6
+    def _on_alive(self, attempt: JournaledAttempt, values: dict[str, Any]) -> None:
+        attempt.wait_seconds = float(values["wait_us"]) / 1e6
         if "silence_us" in values:
-            life.silence_seconds = float(values["silence_us"]) / 1e6
+            attempt.silence_seconds = float(values["silence_us"]) / 1e6
 
-    def _on_stop(self, life: Life, values: dict[str, Any]) -> None:
-        life.how = str(values["how"])
+    def _on_stop(self, attempt: JournaledAttempt, values: dict[str, Any]) -> None:
+        attempt.how = str(values["how"])
 
-    def _on_back(self, life: Life, values: dict[str, Any]) -> None:
-        """Splits the life into the steps so far and those to come; the later ones count."""
-        if not life.blocks:
+    def _on_back(self, attempt: JournaledAttempt, values: dict[str, Any]) -> None:
+        """Splits the attempt into the steps so far and those to come; the later ones count."""
+        if not attempt.blocks:
             return
-        now = life.alive
-        cut = max(block.end_m for block in life.blocks)
+        now = attempt.alive
+        cut = max(block.end_m for block in attempt.blocks)
         rest = dataclasses.replace(
-            life,
+            attempt,
             began=cut,
             alive=now,
             blocks=[],
-            spans=[span for span in life.spans if span[1] >= cut],
-            compiled=[span for span in life.compiled if span[0] >= cut],
+            spans=[span for span in attempt.spans if span[1] >= cut],
+            compiled=[span for span in attempt.compiled if span[0] >= cut],
             restored=int(values["step"]),
             goes_on=True,
         )
-        life.spans = [span for span in life.spans if span[1] < cut]
-        life.compiled = [span for span in life.compiled if span[0] < cut]
-        life.alive, life.how = cut, _BACK
+        attempt.spans = [span for span in attempt.spans if span[1] < cut]
+        attempt.compiled = [span for span in attempt.compiled if span[0] < cut]
+        attempt.alive, attempt.how = cut, _BACK
         # A pause records its step at once; "back" is written with the steps, a little later.
         later = [early for early in self._early if early[2] - early[1] / 2e6 > cut]
         self._early = [early for early in self._early if early not in later]
         self._finish()
-        self._life, self._early = rest, later
+        self._attempt, self._early = rest, later
 
-    def _on_restored(self, life: Life, values: dict[str, Any]) -> None:
-        life.restored = int(values["step"])
+    def _on_restored(self, attempt: JournaledAttempt, values: dict[str, Any]) -> None:
+        attempt.restored = int(values["step"])
 
 
-def _add_unwritten(life: Life, stop: int, until: float) -> None:
+def _add_unwritten(attempt: JournaledAttempt, stop: int, until: float) -> None:
     """Adds equal steps between the last known one and `stop`, for lines that a kill lost.
 
     Args:
-        life: of the process.
+        attempt: of the process.
         stop: number of the next known step.
         until: when that step began, in seconds since boot.
     """
-    if not life.blocks or life.blocks[-1].by > 1:
+    if not attempt.blocks or attempt.blocks[-1].by > 1:
         return
-    before = life.blocks[-1]
+    before = attempt.blocks[-1]
     count = stop - before.last - 1
-    paused = sum(e - b for _, b, e in life.spans if e is not None and before.end_m <= b < until)
+    paused = sum(e - b for _, b, e in attempt.spans if e is not None and before.end_m <= b < until)
     left = until - before.end_m - paused
     if count <= 0 or left <= 0:
         return
-    waited = min(left * before.wait_fraction, life.wait_seconds)
-    life.wait_seconds -= waited
+    waited = min(left * before.wait_fraction, attempt.wait_seconds)
+    attempt.wait_seconds -= waited
     us, gap_us = round(1e6 * (left - waited) / count), round(1e6 * waited / count)
     gaps = [gap_us] * count if gap_us else []
-    life.blocks.append(
-        Block(end_m=until, first=before.last + 1, us=[us] * count, gap_us=gaps, data_us=gaps)
+    attempt.blocks.append(
+        StepBlock(end_m=until, first=before.last + 1, us=[us] * count, gap_us=gaps, data_us=gaps)
     )
 
 
@@ -337,31 +336,3 @@ def _whole(values: Any) -> list[int]:
     if least < 0 or not is_whole:
         raise ValueError(found)
     return found
-
-
-def metrics_file_of(run: Path | Address) -> Path | Address:
-    """The metrics file of a run, given by its folder or by the file itself.
-
-    Raises:
-        UserError: the folder holds none, or several.
-    """
-    if isinstance(run, Address):
-        return run if run.name.endswith(".jsonl") else run / "metrics.jsonl"
-    if not run.is_dir():
-        return run
-    marker = journal_name("", 0)
-    names = {p.name.partition(marker.partition("0")[0])[0] for p in run.glob(f"*{marker}")}
-    names |= {p.name for p in run.glob("*.jsonl") if ".journal." not in p.name}
-    if "metrics.jsonl" in names:
-        names = {"metrics.jsonl"}
-    if not names:
-        raise UserError(
-            f"the folder {str(run)!r} holds no metrics file; expected one, such as metrics.jsonl; "
-            f"usually the folder above a run's own was meant; pass the run's folder, or its file"
-        )
-    if len(names) > 1:
-        raise UserError(
-            f"the folder {str(run)!r} holds several metrics files: {', '.join(sorted(names)[:5])}; "
-            f"expected metrics.jsonl, or one; usually several runs share it; pass one of them"
-        )
-    return run / names.pop()

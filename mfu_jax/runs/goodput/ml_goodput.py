@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.runs.goodput.attribution import Placed
+from mfu_jax.runs.goodput.attribution import AttemptOnRunClock
 
 NAMES: Mapping[str, str] = {
     "train": "productive",
@@ -39,7 +39,7 @@ _SAVE = (
 _RESTORE = ("checkpoint_manager", "checkpointer")
 
 
-def events(job: str, attempts: Sequence[Placed]) -> list[dict[str, Any]]:
+def events(job: str, attempts: Sequence[AttemptOnRunClock]) -> list[dict[str, Any]]:
     """All events of a run in the log's format, ordered by time.
 
     Args:
@@ -48,7 +48,7 @@ def events(job: str, attempts: Sequence[Placed]) -> list[dict[str, Any]]:
     """
     found: list[tuple[float, dict[str, Any]]] = []
     for placed in attempts:
-        if not placed.life.goes_on:
+        if not placed.attempt.goes_on:
             found += _start(placed)
         found += _steps(placed)
         found += _pauses(placed)
@@ -58,19 +58,19 @@ def events(job: str, attempts: Sequence[Placed]) -> list[dict[str, Any]]:
     return [{"job_name": job, **values} for _, values in found]
 
 
-_Events = Iterator[tuple[float, dict[str, Any]]]
+_TimedEvents = Iterator[tuple[float, dict[str, Any]]]
 
 
-def _start(placed: Placed) -> _Events:
+def _start(placed: AttemptOnRunClock) -> _TimedEvents:
     start = placed.start / 1e6
     yield start, {"job_start_time": start}
-    if placed.life.blocks:
+    if placed.attempt.blocks:
         yield start, {"training_prep_start_time": start}
         end = next(_begins(placed))[1]
         yield end, {"training_prep_end_time": end}
 
 
-def _steps(placed: Placed) -> _Events:
+def _steps(placed: AttemptOnRunClock) -> _TimedEvents:
     for number, begin, waited in _begins(placed):
         if waited:
             yield begin - waited, {"data_loading_start_time": begin - waited}
@@ -78,9 +78,9 @@ def _steps(placed: Placed) -> _Events:
         yield begin, {"step_count": number, "step_start_time": begin}
 
 
-def _begins(placed: Placed) -> Iterator[tuple[int, float, float]]:
+def _begins(placed: AttemptOnRunClock) -> Iterator[tuple[int, float, float]]:
     """The number of each step, its start, and the wait for data before it."""
-    for block in placed.life.blocks:
+    for block in placed.attempt.blocks:
         begin = placed.at(block.end_m) - sum(block.us) - sum(block.gap_us[1:])
         for index, us in enumerate(block.us):
             if index and block.gap_us:
@@ -90,14 +90,14 @@ def _begins(placed: Placed) -> Iterator[tuple[int, float, float]]:
             begin += us
 
 
-def _pauses(placed: Placed) -> _Events:
-    for name, begin_m, end_m in placed.life.spans:
+def _pauses(placed: AttemptOnRunClock) -> _TimedEvents:
+    for name, begin_m, end_m in placed.attempt.spans:
         begin = placed.at(begin_m) / 1e6
         end = placed.end / 1e6 if end_m is None else placed.at(end_m) / 1e6
         if name == "checkpoint" and end_m is not None:
             yield begin, _checkpoint(_last_before(placed, begin_m), "save", _SAVE, begin, end)
-        elif name == "restore" and placed.life.restored is not None:
-            yield begin, _checkpoint(placed.life.restored, "restore", _RESTORE, begin, end)
+        elif name == "restore" and placed.attempt.restored is not None:
+            yield begin, _checkpoint(placed.attempt.restored, "restore", _RESTORE, begin, end)
         elif name != "restore":
             kind = {"custom_badput_event_type": name}
             yield begin, {**kind, "custom_badput_event_start_time": begin}
@@ -115,10 +115,10 @@ def _checkpoint(
     return values
 
 
-def _last_before(placed: Placed, moment: float) -> int:
-    """Number of the last step that ended before a time of the life's clock; -1: none."""
+def _last_before(placed: AttemptOnRunClock, moment: float) -> int:
+    """Number of the last step that ended before a time of the attempt's clock; -1: none."""
     last = -1
-    for block in placed.life.blocks:
+    for block in placed.attempt.blocks:
         end = block.end_m - sum(block.us[1:] + block.gap_us[1:]) / 1e6
         for index in range(len(block.us)):
             if index:

@@ -75,7 +75,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TimeSlice:
     """A day of a run, or one of its processes.
 
     Attributes:
@@ -139,8 +139,8 @@ class RunTime:
     median_seconds: float | None
     time: Mapping[str, float]
     attempts: Sequence[Attempt] = ()
-    days: Sequence[Part] = ()
-    processes: Sequence[Part] = ()
+    days: Sequence[TimeSlice] = ()
+    processes: Sequence[TimeSlice] = ()
     notes: Sequence[str] = ()
 
     def with_utilization(self, mfu: float | None, hfu: float | None) -> RunTime:

@@ -14,23 +14,24 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.journal.lines import journal_name
 from mfu_jax.runs.goodput.attribution import (
     DAY,
-    Division,
-    Placed,
+    AttemptOnRunClock,
     Times,
+    WallClockAttribution,
     add_down,
     in_seconds,
     no_times,
 )
-from mfu_jax.runs.goodput.journals import Life, metrics_file_of, read_journals
+from mfu_jax.runs.goodput.journals import JournaledAttempt, read_journals
 from mfu_jax.runs.goodput.run_time import (
     CATEGORIES,
     Attempt,
-    Part,
     RunTime,
+    TimeSlice,
     goodput_of,
     product,
 )
 from mfu_jax.runs.metrics.files import MetricsRun, read_metrics
+from mfu_jax.runs.metrics.run_files import metrics_file_of
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.storage.addresses import path_of
 
@@ -66,56 +67,58 @@ def read_journaled(run: str | os.PathLike[str], *, now: float | None = None) -> 
         UserError: the folder holds no run, or a journal cannot be read.
     """
     metrics_file = metrics_file_of(path_of(run))
-    lives, notes = read_journals(metrics_file)
-    if not lives:
+    attempts, notes = read_journals(metrics_file)
+    if not attempts:
         return None
-    processes = _processes(lives, now)
+    processes = _processes(attempts, now)
     number, main = next(iter(processes.items()))
     if number:
         notes.append(f"the journal of process 0 is missing; the times are those of {number}")
     return main.run_time(str(metrics_file), [*notes, *main.notes], processes)
 
 
-def read_attempts(run: str | os.PathLike[str]) -> list[Placed]:
+def read_attempts(run: str | os.PathLike[str]) -> list[AttemptOnRunClock]:
     """The attempts of a run's first process on the run's clock.
 
     Raises:
         UserError: there is no journal.
     """
     metrics_file = metrics_file_of(path_of(run))
-    lives, _ = read_journals(metrics_file)
-    if not lives:
+    attempts, _ = read_journals(metrics_file)
+    if not attempts:
         raise UserError(
             f"there is no journal beside {str(metrics_file)!r}; expected one, which a logger with "
             f"a metrics file writes; usually the run was made before there were journals, or the "
             f"metrics file was copied without them; copy {journal_name(metrics_file.name, 0)}, too"
         )
-    return next(iter(_processes(lives, None).values())).placed
+    return next(iter(_processes(attempts, None).values())).placed
 
 
-def _processes(lives: Iterable[Life], now: float | None) -> dict[int, _Process]:
+def _processes(attempts: Iterable[JournaledAttempt], now: float | None) -> dict[int, _Process]:
     """The processes of a job by number."""
-    by_number: dict[int, list[Life]] = {}
-    for life in lives:
-        by_number.setdefault(life.process, []).append(life)
+    by_number: dict[int, list[JournaledAttempt]] = {}
+    for attempt in attempts:
+        by_number.setdefault(attempt.process, []).append(attempt)
     now = time.time() if now is None else now
     return {number: _Process(by_number[number], now) for number in sorted(by_number)}
 
 
 class _Process:
-    """The lives of one process of the job, limited to its last run.
+    """The attempts of one process of the job, limited to its last run.
 
     Attributes:
-        placed: the lives on the run's clock.
+        placed: the attempts on the run's clock.
         notes: notes for the user.
     """
 
-    def __init__(self, lives: Sequence[Life], now: float) -> None:
+    def __init__(self, attempts: Sequence[JournaledAttempt], now: float) -> None:
         self.notes: list[str] = []
-        self._lives = _last_run(_without_bystanders(lives))
-        self.placed = _placed(self._lives, now, self.notes)
+        self._attempts = _last_run(_without_unrelated(attempts))
+        self.placed = _placed(self._attempts, now, self.notes)
         self._median_us = _median(self.placed)
-        self._times = [Division(placed, self._median_us).run() for placed in self.placed]
+        self._times = [
+            WallClockAttribution(placed, self._median_us).run() for placed in self.placed
+        ]
         self._down = no_times()
         for before, after in zip(self.placed, self.placed[1:], strict=False):
             add_down(self._down, before.end, after.start)
@@ -124,7 +127,7 @@ class _Process:
         """The result, for this process."""
         spent = self.time()
         mfu, hfu = self._utilization()
-        lost = sum(len(b.us) - p.counted(b) for p in self.placed for b in p.life.blocks)
+        lost = sum(len(b.us) - p.counted(b) for p in self.placed for b in p.attempt.blocks)
         return RunTime(
             path=path,
             steps=sum(map(_counted, self.placed)),
@@ -133,14 +136,14 @@ class _Process:
             goodput=goodput_of(spent),
             effective_mfu=product(mfu, goodput_of(spent)),
             wall_seconds=sum(spent.values()),
-            restarts=sum(not placed.life.goes_on for placed in self.placed) - 1,
+            restarts=sum(not placed.attempt.goes_on for placed in self.placed) - 1,
             lost_steps=lost,
             median_seconds=self._median_us / 1e6 if self._median_us else None,
             time=spent,
             attempts=tuple(map(_attempt, self.placed, self._times)),
             days=tuple(self._days(mfu)),
             processes=tuple(
-                Part(name=str(number), time=process.time(), mfu=mfu)
+                TimeSlice(name=str(number), time=process.time(), mfu=mfu)
                 for number, process in processes.items()
             ),
             notes=tuple(notes),
@@ -153,21 +156,21 @@ class _Process:
             _add(total, times)
         return in_seconds(total)
 
-    def _days(self, mfu: float | None) -> Iterable[Part]:
+    def _days(self, mfu: float | None) -> Iterable[TimeSlice]:
         total = no_times()
         for times in (*self._times, self._down):
             _add(total, times)
         for day in sorted(total):
             name = datetime.datetime.fromtimestamp(day * DAY / 1e6, datetime.UTC).date()
             spent = {category: total[day][category] / 1e6 for category in CATEGORIES}
-            yield Part(name=name.isoformat(), time=spent, mfu=mfu)
+            yield TimeSlice(name=name.isoformat(), time=spent, mfu=mfu)
 
     def _utilization(self) -> tuple[float | None, float | None]:
         """MFU and HFU of the measured steps that counted."""
         spent = {"optimal_seconds": 0.0, "executed_seconds": 0.0}
         best = dict(spent)
         for placed in self.placed:
-            for block in placed.life.blocks:
+            for block in placed.attempt.blocks:
                 counted = placed.counted(block) if block.kind == "step" else 0
                 for name in best:
                     at_peak = getattr(block, name)
@@ -179,104 +182,113 @@ class _Process:
         return mfu, hfu
 
 
-def _without_bystanders(lives: Sequence[Life]) -> Sequence[Life]:
-    """Drops lives that did nothing: refused beside an active run, or started after its end."""
-    kept: list[Life] = []
-    for life in lives:
-        is_beside = bool(kept) and life.began + life.offset < kept[-1].alive + kept[-1].offset
-        if life.blocks or not (life.how == "clean" or (life.how and is_beside)):
-            kept.append(life)
-    return kept or lives
+def _without_unrelated(attempts: Sequence[JournaledAttempt]) -> Sequence[JournaledAttempt]:
+    """Drops attempts that did nothing: refused beside an active run, or started after its end."""
+    kept: list[JournaledAttempt] = []
+    for attempt in attempts:
+        is_beside = bool(kept) and attempt.began + attempt.offset < kept[-1].alive + kept[-1].offset
+        if attempt.blocks or not (attempt.how == "clean" or (attempt.how and is_beside)):
+            kept.append(attempt)
+    return kept or attempts
 
 
-def _last_run(lives: Sequence[Life]) -> Sequence[Life]:
-    """The lives from the last process that started over after a clean end."""
+def _last_run(attempts: Sequence[JournaledAttempt]) -> Sequence[JournaledAttempt]:
+    """The attempts from the last process that started over after a clean end."""
     begin = 0
-    first = lives[0].first_step
-    for index, (before, life) in enumerate(itertools.pairwise(lives), 1):
-        step = life.first_step
+    first = attempts[0].first_step
+    for index, (before, attempt) in enumerate(itertools.pairwise(attempts), 1):
+        step = attempt.first_step
         if step is None:
             continue
         if before.how == "clean" and first is not None and step <= first:
             begin, first = index, step
         first = step if first is None else min(first, step)
-    return lives[begin:]
+    return attempts[begin:]
 
 
-def _placed(lives: Sequence[Life], now: float, notes: list[str]) -> list[Placed]:
-    """The lives on one clock, each cut at the start of the next."""
+def _placed(
+    attempts: Sequence[JournaledAttempt], now: float, notes: list[str]
+) -> list[AttemptOnRunClock]:
+    """The attempts on one clock, each cut at the start of the next."""
     offsets: dict[str, float] = {}
-    placed: list[Placed] = []
-    for index, life in enumerate(lives):
-        offset = offsets.setdefault(life.boot or str(index), life.offset)
-        how, end = life.how, life.alive
+    placed: list[AttemptOnRunClock] = []
+    for index, attempt in enumerate(attempts):
+        offset = offsets.setdefault(attempt.boot or str(index), attempt.offset)
+        how, end = attempt.how, attempt.alive
         if not how:
-            is_last = index == len(lives) - 1
-            runs = is_last and now - (life.alive + life.offset) < _SILENT_SECONDS
+            is_last = index == len(attempts) - 1
+            runs = is_last and now - (attempt.alive + attempt.offset) < _SILENT_SECONDS
             how = "running" if runs else "killed"
-            end += 0.0 if runs else life.silence_seconds
-        start = round(1e6 * (life.began + offset))
+            end += 0.0 if runs else attempt.silence_seconds
+        start = round(1e6 * (attempt.began + offset))
         placed.append(
-            Placed(life=life, offset=offset, start=start, end=round(1e6 * (end + offset)), how=how)
+            AttemptOnRunClock(
+                attempt=attempt,
+                offset=offset,
+                start=start,
+                end=round(1e6 * (end + offset)),
+                how=how,
+            )
         )
     for before, after in itertools.pairwise(placed):
         overlap = before.end - after.start
         before.end = max(before.start, min(before.end, after.start))
         after.start = max(after.start, before.end)
         after.end = max(after.start, after.end)
-        if overlap > 2e6 * before.life.silence_seconds:
+        if overlap > 2e6 * before.attempt.silence_seconds:
             notes.append(
-                f"process {after.life.pid} on {after.life.host} started {overlap / 1e6:.1f} s "
-                f"before the end of the one before it; the time counts once, for the later one"
+                f"process {after.attempt.pid} on {after.attempt.host} started "
+                f"{overlap / 1e6:.1f} s before the end of the one before it; the time counts "
+                f"once, for the later one"
             )
-    _judge(placed)
+    _mark_repeated(placed)
     return placed
 
 
-def _judge(placed: Sequence[Placed]) -> None:
+def _mark_repeated(placed: Sequence[AttemptOnRunClock]) -> None:
     """Finds which steps were repeated, and which are known because later attempts built on them."""
     redone: int | None = None
-    for attempt in reversed(placed):
-        attempt.redone_from = redone
-        last = attempt.life.last_step
-        if redone is not None and last is not None and attempt.life.blocks[-1].by == 1:
-            attempt.done_after = max(0, redone - last - 1)
-        first = attempt.life.first_step
+    for on_clock in reversed(placed):
+        on_clock.redone_from = redone
+        last = on_clock.attempt.last_step
+        if redone is not None and last is not None and on_clock.attempt.blocks[-1].by == 1:
+            on_clock.done_after = max(0, redone - last - 1)
+        first = on_clock.attempt.first_step
         if first is not None:
             redone = first if redone is None else min(first, redone)
 
 
-def _counted(placed: Placed) -> int:
+def _counted(placed: AttemptOnRunClock) -> int:
     """The number of steps that counted."""
-    return placed.done_after + sum(map(placed.counted, placed.life.blocks))
+    return placed.done_after + sum(map(placed.counted, placed.attempt.blocks))
 
 
-def _median(placed: Sequence[Placed]) -> int:
+def _median(placed: Sequence[AttemptOnRunClock]) -> int:
     """Median µs of the steps that counted, without compile and first steps; 0 if there are none."""
     counted: list[int] = []
-    for attempt in placed:
-        for index, block in enumerate(attempt.life.blocks):
+    for on_clock in placed:
+        for index, block in enumerate(on_clock.attempt.blocks):
             if block.kind != "compile":
-                counted += block.us[0 if index else 1 : attempt.counted(block)]
+                counted += block.us[0 if index else 1 : on_clock.counted(block)]
     return statistics.median_low(counted) if counted else 0
 
 
-def _attempt(placed: Placed, times: Times) -> Attempt:
-    life = placed.life
+def _attempt(placed: AttemptOnRunClock, times: Times) -> Attempt:
+    attempt = placed.attempt
     spent = in_seconds(times)
     del spent["down"]
     return Attempt(
-        process=life.process,
-        host=life.host,
-        pid=life.pid,
+        process=attempt.process,
+        host=attempt.host,
+        pid=attempt.pid,
         start=placed.start / 1e6,
         end=placed.end / 1e6,
         how=placed.how,
-        first_step=life.first_step,
-        last_step=life.last_step,
-        restored_step=life.restored,
+        first_step=attempt.first_step,
+        last_step=attempt.last_step,
+        restored_step=attempt.restored,
         steps=_counted(placed),
-        lost_steps=sum(len(block.us) - placed.counted(block) for block in life.blocks),
+        lost_steps=sum(len(block.us) - placed.counted(block) for block in attempt.blocks),
         time=spent,
     )
 

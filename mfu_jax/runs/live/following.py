@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mfu_jax.errors import UserError
+from mfu_jax.runs.metrics.run_files import metrics_file_of
 from mfu_jax.storage.addresses import Address, path_of
 
 # Steps kept for the frame, and how much of a long file is read for them.
 KEPT_STEPS = 512
 _KEPT_NOTES = 50
 _TAIL_BYTES = 4_000_000
-_NAMES = ("metrics.jsonl",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class LiveStep:
     notes: tuple[str, ...]
 
 
-def metrics_file_of(run: str | Path) -> Path:
+def local_metrics_file(run: str | Path) -> Path:
     """The metrics file of a run, given by its folder or by the file itself.
 
     Raises:
@@ -53,14 +53,9 @@ def metrics_file_of(run: str | Path) -> Path:
             f"{str(run)!r} is in an object store; expected a file or folder of this machine, or "
             f"mounted on it; mount it, or run mfu-jax watch where the run writes"
         )
-    if place.is_file():
-        return place
-    for name in _NAMES:
-        if (place / name).is_file():
-            return place / name
-    found = sorted(place.glob("*.jsonl")) if place.is_dir() else []
-    if len(found) == 1:
-        return found[0]
+    found = metrics_file_of(place)
+    if isinstance(found, Path) and found.is_file():
+        return found
     raise UserError(
         f"{str(run)!r} has no metrics file; expected metrics.jsonl in it, or the file that "
         f"metrics_file names; usually another folder, or a run whose first step is not done; pass "

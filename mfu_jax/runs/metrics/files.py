@@ -5,7 +5,6 @@ Imports neither jax nor numpy.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import operator
@@ -13,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import StepStatistics, Summary
@@ -27,8 +26,8 @@ from mfu_jax.runs.metrics.lines import (
     words_of,
 )
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS, LoggedStep, StepSegment, StepTable
-from mfu_jax.storage.addresses import Address, open_object, path_of
-from mfu_jax.util.user_files import line_blocks, opened, text_lines, unreadable
+from mfu_jax.storage.addresses import open_place, path_of
+from mfu_jax.util.user_files import line_blocks, text_lines, unreadable
 
 # MaxText's seconds are the time between two dispatches, which equals a step's time only once its
 # queue is full: in a real run with ten-millisecond steps, the third one logged "0.001".
@@ -162,7 +161,7 @@ def read_metrics(path: str | Path) -> MetricsRun:
             raise unreadable("-", "no standard input", _EXPECTED)
         reader.read(line_blocks(sys.stdin.buffer, "-", _EXPECTED))
         return _run_of(reader, "-")
-    with _opened(path) as file:
+    with open_place(path_of(path), _EXPECTED) as file:
         reader.read(line_blocks(file, path, _EXPECTED))
     return _run_of(reader, str(path))
 
@@ -241,13 +240,6 @@ def _last_line_with(words: bytes, block: bytes) -> str:
         return ""
     begin, end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
     return block[begin : end if end >= 0 else len(block)].decode("utf-8", "replace")
-
-
-@contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[BinaryIO]:
-    found = path_of(path)
-    with open_object(found) if isinstance(found, Address) else opened(found, _EXPECTED) as file:
-        yield file
 
 
 def _run_of(reader: _MetricsReader, path: str) -> MetricsRun:

@@ -22,7 +22,7 @@ _LOG_NAMES = {
     "HFU": "perf/hfu",
 }
 # All that summaries, benchmark tables and pages use; the rest of a record is not kept.
-NAMES = frozenset(
+_NAMES = frozenset(
     {
         *_LOG_NAMES.values(),
         *(f"goodput/{use}_seconds" for use in ("data_wait", "eval", "checkpoint", "compile")),
@@ -36,7 +36,7 @@ _SECONDS = (1e-12, 1e9)
 _AMOUNTS = (1e-30, 1e30)
 _LIMITS = {
     name: _SECONDS if name == STEP_SECONDS else _AMOUNTS
-    for name in sorted(NAMES)
+    for name in sorted(_NAMES)
     if name.startswith("perf/")
 }
 _LONGEST_NOTE = 500
@@ -93,7 +93,7 @@ def _read_json(values: Mapping[str, Any]) -> tuple[str, LoggedStep]:
     kind = values.get("kind")
     if not isinstance(kind, str | None):
         raise TypeError(kind)
-    scalars = {k: float(v) for k, v in values.items() if k in NAMES}  # also parses "NaN"
+    scalars = {k: float(v) for k, v in values.items() if k in _NAMES}  # also parses "NaN"
     return "maxtext" if kind is None else "jsonl", LoggedStep(
         number=_step(values["step"]), kind=kind, scalars=_complete(scalars)
     )

@@ -17,7 +17,7 @@ from mfu_jax.util.formatting import loss_text, percent, seconds_text, short
 _CLOCK = "unix_seconds"
 
 
-class _Metric(NamedTuple):
+class _CurveMetric(NamedTuple):
     name: str
     title: str
     text: Callable[[float], str]
@@ -33,13 +33,13 @@ def _tick(seconds: float) -> str:
 
 
 _METRICS = (
-    _Metric("perf/mfu", "MFU", percent, has_zero=True),
-    _Metric("perf/hfu", "HFU", percent, has_zero=True),
-    _Metric(STEP_SECONDS, "step time", _tick),
-    _Metric("perf/per_device_tokens_per_sec", "tokens/s/device", lambda v: f"{v:,.6g}"),
-    _Metric("learning/loss", "loss", loss_text, measured_only=False, is_unknown_at_zero=False),
-    _Metric("goodput/data_wait_seconds", "wait for data", _tick, has_zero=True),
-    _Metric("memory/peak_bytes_in_use", "peak memory", lambda v: f"{v / 2**30:.4g} GiB"),
+    _CurveMetric("perf/mfu", "MFU", percent, has_zero=True),
+    _CurveMetric("perf/hfu", "HFU", percent, has_zero=True),
+    _CurveMetric(STEP_SECONDS, "step time", _tick),
+    _CurveMetric("perf/per_device_tokens_per_sec", "tokens/s/device", lambda v: f"{v:,.6g}"),
+    _CurveMetric("learning/loss", "loss", loss_text, measured_only=False, is_unknown_at_zero=False),
+    _CurveMetric("goodput/data_wait_seconds", "wait for data", _tick, has_zero=True),
+    _CurveMetric("memory/peak_bytes_in_use", "peak memory", lambda v: f"{v / 2**30:.4g} GiB"),
 )
 
 
@@ -65,7 +65,7 @@ def sections(runs: Sequence[RunData]) -> Iterator[Markup]:
             yield section(title, tag("div", *charts, class_="charts"))
 
 
-def _over_steps(metric: _Metric, runs: Sequence[RunData]) -> Markup | None:
+def _over_steps(metric: _CurveMetric, runs: Sequence[RunData]) -> Markup | None:
     found = []
     for run in runs:
         places, values = _values(metric, run)
@@ -87,7 +87,7 @@ def _over_steps(metric: _Metric, runs: Sequence[RunData]) -> Markup | None:
     )
 
 
-def _values(metric: _Metric, run: RunData) -> tuple[Sequence[int], Sequence[float]]:
+def _values(metric: _CurveMetric, run: RunData) -> tuple[Sequence[int], Sequence[float]]:
     if metric.measured_only:
         return run.columns.measured(metric.name)
     column = run.columns.values.get(metric.name, ())
@@ -101,7 +101,7 @@ def _restarts_by_step(run: RunData) -> Iterator[tuple[float, str]]:
             yield attempt.first_step, f"restart before step {attempt.first_step}"
 
 
-def _over_time(metric: _Metric, run: RunData) -> Markup | None:
+def _over_time(metric: _CurveMetric, run: RunData) -> Markup | None:
     clock = run.columns.values.get(_CLOCK)
     places, values = run.columns.measured(metric.name)
     if clock is None or len(values) < 2:

@@ -12,15 +12,14 @@ from mfu_jax.pages.document import document, headlines, notes, quiet, section
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.comparison.intervals import CONFIDENCE
-from mfu_jax.runs.comparison.runs import Row, RunComparison, change_text, interval
+from mfu_jax.runs.comparison.runs import MetricChange, RunComparison, change_text, interval
 from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.page import curves
 from mfu_jax.runs.page.configuration import configuration, last_gpus, last_record, record_notes
 from mfu_jax.runs.page.hosts import collectives, hosts
 from mfu_jax.runs.page.ledgers import flops, time_ledger
-from mfu_jax.runs.page.planned import planned
 from mfu_jax.runs.page.step_times import step_times
-from mfu_jax.runs.report.plan_comparison import PlanComparison
+from mfu_jax.runs.report.plan_comparison import PlanComparison, PlannedRow
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
@@ -54,7 +53,7 @@ def page(
         for found, name in zip(comparisons, names[1:], strict=False)
     ]
     if plan is not None:
-        body.append(planned(plan))
+        body.append(_plan_section(plan))
     for run, name in zip(runs, names, strict=True):
         body += time_ledger(run, _of(name, runs))
     body += curves.sections(runs)
@@ -146,7 +145,7 @@ def _about(run: RunData) -> str:
 
 def _comparison(found: RunComparison, a: str, b: str) -> Markup:
     """The comparison table of two runs, and the verdict."""
-    columns: list[Column[Row] | Word[Row]] = [
+    columns: list[Column[MetricChange] | Word[MetricChange]] = [
         Column(f"A: {short(a)}", lambda r: r.difference.a, lambda r: r.metric.text(r.difference.a)),
         Column(f"B: {short(b)}", lambda r: r.difference.b, lambda r: r.metric.text(r.difference.b)),
         Column("B / A", lambda r: r.difference.change, lambda r: change_text(r.difference)),
@@ -156,3 +155,22 @@ def _comparison(found: RunComparison, a: str, b: str) -> Markup:
     verdict = tag("p", found.verdict, class_="verdict", data_verdict=found.to_json()["result"])
     title = f"{short(b)} against {short(a)}"
     return section(title, verdict, wide(body), notes(found.notes))
+
+
+def _plan_section(found: PlanComparison) -> Markup:
+    """A plan compared with the run, as two tables."""
+    about = quiet(f"{found.target}, by {short(found.path)}")
+    tables = [
+        wide(_plan_table("plan and run", found.rows)),
+        wide(_plan_table("cause", found.causes)),
+    ]
+    return section("Predicted and measured", about, *tables, notes(found.notes))
+
+
+def _plan_table(by: str, rows: Sequence[PlannedRow]) -> Markup:
+    columns: list[Column[PlannedRow]] = [
+        Column("predicted", lambda r: r.predicted, lambda r: r.cells[1]),
+        Column("measured", lambda r: r.measured, lambda r: r.cells[2]),
+        Column("measured / predicted", lambda r: r.ratio, lambda r: r.cells[3]),
+    ]
+    return table(by, rows, lambda row: row.name, columns)

@@ -8,7 +8,7 @@ from mfu_jax.pages.document import notes, quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.report.collective_waits import CollectiveWait
-from mfu_jax.runs.report.processes import Host
+from mfu_jax.runs.report.processes import JobProcess
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import seconds_text, short
 
@@ -32,33 +32,33 @@ def hosts(run: RunData, name: str) -> Iterator[Markup]:
         run: the run to show.
         name: of the run, if there are several.
     """
-    found = run.hosts
+    found = run.processes
     if found is None:
         return
-    columns: list[Column[Host] | Word[Host]] = [
+    columns: list[Column[JobProcess] | Word[JobProcess]] = [
         Word("host", lambda host: host.name),
         Word("state", _state),
         Column("last step", lambda host: host.step if host.step >= 0 else None, _step),
         Column("late", lambda host: host.late, lambda host: seconds_text(host.late)),
         *(_column(title, field) for title, field in _TIMES.items()),
     ]
-    rows = table("process", found.hosts, lambda host: str(host.process), columns)
+    rows = table("process", found.processes, lambda one: str(one.process), columns)
     text = f"{found.summary}. Seconds are means of a step, over the last window."
     yield section(f"Hosts{name}", quiet(text), notes(found.findings), wide(rows))
 
 
-def _column(title: str, field: str) -> Column[Host]:
-    def text(host: Host) -> str:
+def _column(title: str, field: str) -> Column[JobProcess]:
+    def text(host: JobProcess) -> str:
         return "n/a" if field not in host.times else seconds_text(host.times[field])
 
     return Column(title, lambda host: host.times.get(field), text)
 
 
-def _step(host: Host) -> str:
+def _step(host: JobProcess) -> str:
     return f"{host.step:,}" if host.step >= 0 else "n/a"
 
 
-def _state(host: Host) -> str:
+def _state(host: JobProcess) -> str:
     return "slow" if host.slow else "missing" if host.is_missing else ""
 
 

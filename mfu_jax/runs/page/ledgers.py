@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from mfu_jax.flops.names import EXECUTED
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup, number, tag
-from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.runs.goodput.run_time import MEANING, Attempt, Part
+from mfu_jax.pages.tables import Column, Word, ledger_table, table, wide
+from mfu_jax.runs.goodput.run_time import MEANING, Attempt, TimeSlice
 from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.runs.report.setup import ComponentRow, LedgerRow
+from mfu_jax.runs.report.setup import ComponentRow
 from mfu_jax.util.formatting import percent, readable
 
 _KINDS = {
@@ -85,8 +86,8 @@ def _step(step: int | None) -> str:
     return "none" if step is None else f"{step:,}"
 
 
-def _parts(by: str, parts: Sequence[Part]) -> Iterator[Markup]:
-    columns: list[Column[Part] | Word[Part]] = [
+def _parts(by: str, parts: Sequence[TimeSlice]) -> Iterator[Markup]:
+    columns: list[Column[TimeSlice] | Word[TimeSlice]] = [
         Column("wall clock", lambda p: p.wall_seconds, lambda p: span(p.wall_seconds)),
         Column("goodput", lambda p: p.goodput, lambda p: percent(p.goodput)),
         Column("effective MFU", lambda p: p.effective_mfu, lambda p: percent(p.effective_mfu)),
@@ -98,7 +99,7 @@ def _parts(by: str, parts: Sequence[Part]) -> Iterator[Markup]:
         yield wide(table(by, parts, lambda part: part.name, columns))
 
 
-def _spent(category: str) -> Callable[[Part], float]:
+def _spent(category: str) -> Callable[[TimeSlice], float]:
     return lambda part: part.time.get(category, 0.0)
 
 
@@ -110,15 +111,9 @@ def flops(run: RunData, name: str) -> Iterator[Markup]:
         name: of the run, if there are several.
     """
     if run.setup.ledger:
-        whole = next((r.flops for r in run.setup.ledger if r.label == "= executed"), 0)
-        columns: list[Column[LedgerRow] | Word[LedgerRow]] = [
-            Column("FLOPs", lambda r: r.flops, lambda r: f"{r.flops:,}"),
-            Column("of executed", _share(whole), lambda r: percent(_share(whole)(r))),
-            Word("", lambda r: r.note),
-        ]
-        by = "FLOPs per step and device"
-        body = table(by, run.setup.ledger, lambda r: r.label, columns, kind="ledger")
-        yield section(f"From model FLOPs to what ran{name}", wide(body))
+        executed = next((r.flops for r in run.setup.ledger if r.label == EXECUTED), None)
+        body = ledger_table("FLOPs per step and device", run.setup.ledger, executed)
+        yield section(f"From model FLOPs to what ran{name}", body)
     if run.model.components:
         yield section(f"The model's FLOPs by component{name}", wide(_components(run)))
     if run.conventions:
@@ -126,7 +121,7 @@ def flops(run: RunData, name: str) -> Iterator[Markup]:
         yield section(f"In every convention{name}", note, wide(_conventions(run)))
 
 
-def _share(whole: float) -> Callable[[LedgerRow | ComponentRow], float | None]:
+def _share(whole: float) -> Callable[[ComponentRow], float | None]:
     return lambda row: float(row.flops) / whole if whole else None
 
 

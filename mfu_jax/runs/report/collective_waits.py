@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,8 +46,7 @@ class CollectiveWaits:
     @property
     def median_seconds(self) -> float:
         """The wait of the median host; for an even number, the longer of the middle two."""
-        waits = sorted(host.wait_seconds for host in self.hosts)
-        return waits[len(waits) // 2]
+        return statistics.median_high(host.wait_seconds for host in self.hosts)
 
     @property
     def slowest(self) -> CollectiveWait | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mfu_jax import names
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.naming import find
 from mfu_jax.runs.report.run_data import RunData
@@ -20,23 +21,19 @@ from mfu_jax.util.user_files import read_text
 
 _EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
 _MOST_BYTES = 2**24
-_BAR = "profile/waterfall/"
 _MATMULS = "matmuls and kernels"
-_VECTOR = "memory-bound and vector work"
 _COPIES = "copies"
-_IDLE = "idle"
 _CAUSES = {
     **{"matmul": _MATMULS, "kernel": _MATMULS, "pipeline bubble": _MATMULS},
     **{"copy": _COPIES, "host": _COPIES},
 }
 _BARS = (
-    ("idle", _IDLE),
-    ("exposed copies", _COPIES),
-    ("memory-bound", _VECTOR),
-    ("loops and calls", "loops and calls"),
-    ("ops without", "ops without an instruction"),
+    (names.IDLE, names.IDLE),
+    (names.EXPOSED_COPIES, _COPIES),
+    (names.VECTOR_WORK, names.VECTOR_WORK),
+    (names.LOOPS, names.LOOPS),
+    (names.NO_INSTRUCTION, names.NO_INSTRUCTION),
 )
-_COMMUNICATION = "exposed communication: "
 _RUN_ON = re.compile(r"\d+ × (.+?)(?: \(\d+ processes\))?")  # devices as a run logs them
 _NOISE = 0.02  # of a measured time
 _ROUNDED = 1e-3  # of FLOPs, as logs print them
@@ -210,8 +207,8 @@ def _number(plan: Mapping[str, Any], key: str) -> float | None:
 
 def _causes(predicted: dict[str, float], measured: dict[str, float]) -> Iterator[PlannedRow]:
     """All groups, longest first; one that a profile does not show took no time."""
-    names = {**predicted, **measured}
-    for name in sorted(names, key=lambda name: -max(predicted.get(name, 0), measured.get(name, 0))):
+    both = {**predicted, **measured}
+    for name in sorted(both, key=lambda name: -max(predicted.get(name, 0), measured.get(name, 0))):
         found = measured.get(name, 0.0) if measured else None
         yield PlannedRow(name, predicted.get(name, 0.0), found, "seconds")
 
@@ -220,7 +217,7 @@ def _predicted(causes: Mapping[str, Any]) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for cause, seconds in causes.items():
         kind, on, _ = cause.partition(" on ")
-        group = kind.partition(" over ")[0] if on else _CAUSES.get(cause, _VECTOR)
+        group = kind.partition(" over ")[0] if on else _CAUSES.get(cause, names.VECTOR_WORK)
         found[group] = found.get(group, 0.0) + float(seconds)
     return found
 
@@ -228,13 +225,13 @@ def _predicted(causes: Mapping[str, Any]) -> Mapping[str, float]:
 def _measured(profile: Mapping[str, float]) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for name, seconds in profile.items():
-        if name.startswith(_BAR):
-            group = _group(name.removeprefix(_BAR))
+        if name.startswith(f"{names.PROFILE_SECONDS}/"):
+            group = _group(name.removeprefix(f"{names.PROFILE_SECONDS}/"))
             found[group] = found.get(group, 0.0) + seconds
     return found
 
 
 def _group(bar: str) -> str:
-    if bar.startswith(_COMMUNICATION):
-        return bar.removeprefix(_COMMUNICATION).partition(" over ")[0]
+    if bar.startswith(names.EXPOSED_COMMUNICATION):
+        return bar.removeprefix(names.EXPOSED_COMMUNICATION).partition(" over ")[0]
     return next((group for start, group in _BARS if bar.startswith(start)), _MATMULS)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mfu_jax.runs.report.sidecars import read_beside
+from mfu_jax.runs.metrics.run_files import read_beside
 
 _MOST_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class JobProcess:
     """One process of the job; times are seconds per step, None if unknown.
 
     Attributes:
@@ -39,34 +39,34 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hosts:
+class JobProcesses:
     """All processes of a job at one exchange.
 
     Attributes:
         step: the step of the exchange.
         count: processes of the job.
-        hosts: slow ones first, then missing ones, then by how late they are.
+        processes: slow ones first, then missing ones, then by how late they are.
         answer: the hosts' part of ``mfu-jax report --json``.
     """
 
     step: int
     count: int
-    hosts: tuple[Host, ...]
+    processes: tuple[JobProcess, ...]
     answer: Mapping[str, Any]
 
     @property
     def summary(self) -> str:
-        """The number of hosts, in one line."""
-        slow = sum(bool(host.slow) for host in self.hosts)
-        missing = sum(host.is_missing for host in self.hosts)
+        """The number of processes, in one line."""
+        slow = sum(bool(process.slow) for process in self.processes)
+        missing = sum(process.is_missing for process in self.processes)
         return f"{self.count} processes at step {self.step}: {slow} slow, {missing} missing"
 
     @property
     def findings(self) -> list[str]:
-        """Slow or missing hosts, one per line; only the worst."""
-        slow = [host.slow for host in self.hosts if host.slow]
-        missing = [host for host in self.hosts if host.is_missing]
-        lines = [*slow, *(_missing(host) for host in missing)]
+        """Slow or missing processes, one per line; only the worst."""
+        slow = [process.slow for process in self.processes if process.slow]
+        missing = [process for process in self.processes if process.is_missing]
+        lines = [*slow, *(_missing(process) for process in missing)]
         more = len(lines) - _MOST_SHOWN
         return lines[:_MOST_SHOWN] + ([f"… and {more} more"] if more > 0 else [])
 
@@ -76,7 +76,7 @@ class Hosts:
         return "\n".join(" ".join(line.splitlines()) for line in lines)
 
 
-def read_hosts(metrics_file: str) -> Hosts | None:
+def read_processes(metrics_file: str) -> JobProcesses | None:
     """The hosts file beside a metrics file; None: no readable file, as for a single process.
 
     Args:
@@ -84,42 +84,45 @@ def read_hosts(metrics_file: str) -> Hosts | None:
     """
     found = read_beside(metrics_file, "hosts")
     try:
-        return _hosts(found) if found else None
+        return _processes(found) if found else None
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None
 
 
-def _hosts(found: Mapping[str, Any]) -> Hosts:
+def _processes(found: Mapping[str, Any]) -> JobProcesses:
     missing = {int(process) for process in found["missing"]}
     slow = {int(one["process"]): str(one["text"]) for one in found["slow"]}
-    hosts = [_host(values, missing, slow) for values in found["hosts"]]
-    heard = {host.process for host in hosts}
-    hosts += [
-        Host(process=process, name="", step=-1, is_missing=True, slow="", times={})
+    processes = [_process(values, missing, slow) for values in found["hosts"]]
+    heard = {one.process for one in processes}
+    processes += [
+        JobProcess(process=process, name="", step=-1, is_missing=True, slow="", times={})
         for process in sorted(missing - heard)
     ]
     order = list(slow)  # slowest first
-    hosts.sort(
-        key=lambda host: (
-            order.index(host.process) if host.slow else len(order),
-            not host.is_missing,
-            -host.late,
-            host.process,
+    processes.sort(
+        key=lambda one: (
+            order.index(one.process) if one.slow else len(order),
+            not one.is_missing,
+            -one.late,
+            one.process,
         )
     )
-    return Hosts(
-        step=int(found["step"]), count=int(found["processes"]), hosts=tuple(hosts), answer=found
+    return JobProcesses(
+        step=int(found["step"]),
+        count=int(found["processes"]),
+        processes=tuple(processes),
+        answer=found,
     )
 
 
-def _host(values: Mapping[str, Any], missing: set[int], slow: Mapping[int, str]) -> Host:
+def _process(values: Mapping[str, Any], missing: set[int], slow: Mapping[int, str]) -> JobProcess:
     process = int(values["process"])
     times = {
         name: float(value)
         for name, value in values.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
-    return Host(
+    return JobProcess(
         process=process,
         name=str(values.get("host", "")),
         step=int(values["step"]),
@@ -129,7 +132,9 @@ def _host(values: Mapping[str, Any], missing: set[int], slow: Mapping[int, str])
     )
 
 
-def _missing(host: Host) -> str:
-    if host.step < 0:
-        return f"process {host.process} is missing: never heard"
-    return f"process {host.process} ({host.name}) is missing: last heard at step {host.step}"
+def _missing(process: JobProcess) -> str:
+    if process.step < 0:
+        return f"process {process.process} is missing: never heard"
+    return (
+        f"process {process.process} ({process.name}) is missing: last heard at step {process.step}"
+    )

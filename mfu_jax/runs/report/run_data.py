@@ -13,14 +13,31 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import Summary
-from mfu_jax.runs.goodput.journals import metrics_file_of
-from mfu_jax.runs.goodput.run_time import CATEGORIES, Part, RunTime
+from mfu_jax.runs.goodput import time_table
+from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
 from mfu_jax.runs.goodput.wall_clock import of_metrics, read_journaled, read_run
 from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
+from mfu_jax.runs.metrics.run_files import metrics_file_of
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
-from mfu_jax.runs.report.processes import Hosts, read_hosts
-from mfu_jax.runs.report.setup import ModelCount, Setup, count_logged_model, count_model, read_setup
+from mfu_jax.runs.report.processes import JobProcesses, read_processes
+from mfu_jax.runs.report.setup import (
+    ModelBreakdown,
+    Setup,
+    count_logged_model,
+    count_model,
+    read_setup,
+)
 from mfu_jax.storage.addresses import path_of
+from mfu_jax.util.formatting import percent, readable
+
+_SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
+_FORMS = {
+    "jsonl": "mfu_jax metrics",
+    "maxtext": "MaxText metrics_file",
+    "log": "log lines",
+    "levanter": "levanter metrics",
+    "torchtitan": "torchtitan metrics",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +72,7 @@ class RunData:
         time: where its wall clock went.
         summary: of its measured steps.
         setup: its logged set-up.
-        hosts: its processes at their last exchange; None: one process, or unknown.
+        processes: its processes at their last exchange; None: one process, or unknown.
         counted: the FLOPs of the model named in the options.
         answer: the output of ``mfu-jax report --json``.
         options: how it was read.
@@ -66,8 +83,8 @@ class RunData:
     time: RunTime
     summary: Summary
     setup: Setup
-    hosts: Hosts | None
-    counted: ModelCount
+    processes: JobProcesses | None
+    counted: ModelBreakdown
     answer: Mapping[str, Any]
     options: Options
     waits: CollectiveWaits | None = None
@@ -82,7 +99,7 @@ class RunData:
         return price * devices * wall / 3600
 
     @cached_property
-    def model(self) -> ModelCount:
+    def model(self) -> ModelBreakdown:
         """The model's FLOPs: from the options, else from the logged settings."""
         return self.counted if self.options.model else count_logged_model(self.setup)
 
@@ -97,13 +114,17 @@ class RunData:
         }
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> StepColumns:
         """The steps, as columns by metric."""
-        return Columns.of(self.metrics, self.options.warmup_steps)
+        return StepColumns.of(self.metrics, self.options.warmup_steps)
+
+    def render(self) -> str:
+        """The run for a terminal."""
+        return _text(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class StepColumns:
     """The steps of a run, with one column per metric.
 
     Attributes:
@@ -117,7 +138,7 @@ class Columns:
     values: Mapping[str, array.array[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: MetricsRun, warmup_steps: int) -> Columns:
+    def of(cls, run: MetricsRun, warmup_steps: int) -> StepColumns:
         """The columns of a run."""
         values: dict[str, array.array[float]] = {}
         is_measured = bytearray()
@@ -193,30 +214,30 @@ def read_run_data(run: str, options: Options) -> RunData:
         )
     time = time.with_utilization(summary.mfu, summary.hfu)
     answer = _answer(metrics, summary, options.peak, reported, model.conventions)
-    setup, hosts = read_setup(metrics.path), read_hosts(metrics.path)
+    setup, processes = read_setup(metrics.path), read_processes(metrics.path)
     return RunData(
         metrics=metrics,
         time=time,
         summary=summary,
         setup=setup,
-        hosts=hosts,
+        processes=processes,
         counted=model,
         answer=answer
         | _time(time, summary)
-        | {"hosts": hosts.answer if hosts else None, "collective_waits": None},
+        | {"hosts": processes.answer if processes else None, "collective_waits": None},
         options=options,
     )
 
 
-def _recounted(run: MetricsRun, options: Options) -> tuple[MetricsRun, float, ModelCount]:
+def _recounted(run: MetricsRun, options: Options) -> tuple[MetricsRun, float, ModelBreakdown]:
     """The run with the options' model and peak, its own TFLOPs per step, and the model's."""
     from mfu_jax.runs.metrics.recounted import check_tokens, tflops_of_a_step, with_flops, with_peak
 
-    reported, model = tflops_of_a_step(run), ModelCount()
+    reported, model = tflops_of_a_step(run), ModelBreakdown()
     if options.model:
         from mfu_jax.flops.analytic.conventions import find_convention
-        from mfu_jax.flops.analytic.maxtext_keys import parse_override
-        from mfu_jax.flops.analytic.overrides import load_model_config
+        from mfu_jax.flops.analytic.inputs.maxtext_keys import parse_override
+        from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 
         find_convention(options.convention)
         fields = {key: parse_override(key, text) for key, text in options.fields.items()}
@@ -277,6 +298,55 @@ def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
     return known | ({"steps": run.steps} if run.has_journal else {})
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: TimeSlice) -> dict[str, Any]:
     names = ("name", "wall_seconds", "goodput", "effective_mfu", "time")
     return {name: getattr(part, name) for name in names}
+
+
+def _text(data: RunData) -> str:
+    """The run's steps, MFU in several conventions, and where its time went."""
+    run, answer = data.metrics, data.answer
+    asides = [
+        f"{count} {text}"
+        for count, text in (
+            (data.time.restarts, "restart" if data.time.restarts == 1 else "restarts"),
+            (run.other_records, "records that are not steps"),
+            (run.repeated, "lines that repeat a step"),
+            (run.unreadable, "unreadable lines"),
+        )
+        if count
+    ]
+    lines = [
+        f"{_FORMS[run.form]}, steps {answer['first_step']} to {answer['last_step']}"
+        + (f" ({', '.join(asides)})" if asides else ""),
+        data.summary.render(),
+    ]
+    if answer["peak"]:
+        lines.append(f"  peak         {answer['peak']}")
+    if reported := answer["reported_tflops"]:
+        lines.append(f"  model        {readable(reported)} TFLOP per step and device, as reported")
+    for name in _SHOWN:
+        if name in answer["conventions"]:
+            row = answer["conventions"][name]
+            lines.append(
+                f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
+            )
+    if run.gpu:
+        lines.append(f"  GPUs         {_gpus(run.gpu)}")
+    processes = data.processes.render() if data.processes else ""
+    waits = data.waits.render() if data.waits else ""
+    return "\n".join([*lines, *filter(None, [time_table.render(data.time), processes, waits])])
+
+
+def _gpus(reading: Mapping[str, float]) -> str:
+    """The last GPU reading, in one line."""
+    shown = {
+        "gpu/power_watts": "W",
+        "gpu/temperature_celsius": "°C",
+        "gpu/sm_clock_mhz": "MHz",
+        "gpu/tokens_per_joule": "tokens/J",
+    }
+    values = [f"{reading[name]:.4g} {unit}" for name, unit in shown.items() if name in reading]
+    if "perf/mfu_at_clock" in reading:
+        values.append(f"MFU at that clock {percent(reading['perf/mfu_at_clock'])}")
+    return f"{', '.join(values)} (at step {reading.get('step', 0):.0f})"

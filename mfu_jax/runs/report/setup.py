@@ -10,22 +10,11 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.report.sidecars import read_beside
+from mfu_jax.flops.ledger_table import LedgerRow, read_rows
+from mfu_jax.runs.metrics.run_files import read_beside
 
 _DEVICES = re.compile(r"(\d+) × (.*)")
 _CONVENTION = re.compile(r"\((\w+)[:;)]")
-# The format of `Ledger.render`: at least two spaces between columns.
-_LINE = re.compile(
-    r"  (?P<label>\S.*?) {2,}(?P<flops>-?[\d,]+)(?: +-?[\d.]+%)?(?: {2,}(?P<note>.*))?"
-)
-
-
-class LedgerRow(NamedTuple):
-    """One line of a logged FLOPs ledger."""
-
-    label: str
-    flops: int
-    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +57,13 @@ def read_setup(metrics_file: str) -> Setup:
     return Setup(
         values=values,
         config=_pairs(str(texts.get("config", ""))),
-        ledger=tuple(_ledger(str(texts.get("ledger", "")))),
+        ledger=tuple(read_rows(str(texts.get("ledger", "")))),
     )
 
 
 def _pairs(text: str) -> dict[str, str]:
     words = (word.partition("=") for word in text.split())
     return {key: value for key, equals, value in words if equals}
-
-
-def _ledger(text: str) -> list[LedgerRow]:
-    found = (_LINE.fullmatch(line) for line in text.splitlines())
-    return [
-        LedgerRow(line["label"], int(line["flops"].replace(",", "")), line["note"] or "")
-        for line in found
-        if line
-    ]
 
 
 class ComponentRow(NamedTuple):
@@ -96,7 +76,7 @@ class ComponentRow(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCount:
+class ModelBreakdown:
     """A model's FLOPs from its config, per step and device.
 
     Attributes:
@@ -108,7 +88,7 @@ class ModelCount:
     conventions: Mapping[str, float] = field(default_factory=dict)
 
 
-def count_model(config: Any, convention: str) -> ModelCount:
+def count_model(config: Any, convention: str) -> ModelBreakdown:
     """Counts a model.
 
     Args:
@@ -122,7 +102,7 @@ def count_model(config: Any, convention: str) -> ModelCount:
 
     rows = flops_breakdown(config, convention)
     counted = compare_conventions(config)
-    return ModelCount(
+    return ModelBreakdown(
         components=tuple(
             ComponentRow(row.layer, row.component, row.repeats, row.training_flops) for row in rows
         ),
@@ -130,17 +110,17 @@ def count_model(config: Any, convention: str) -> ModelCount:
     )
 
 
-def count_logged_model(setup: Setup) -> ModelCount:
+def count_logged_model(setup: Setup) -> ModelBreakdown:
     """The model of a run of the reference trainer, from its logged settings; else empty."""
-    from mfu_jax.flops.analytic.maxtext_keys import override_keys, parse_override
-    from mfu_jax.flops.analytic.sources import as_model_config
+    from mfu_jax.flops.analytic.inputs.maxtext_keys import override_keys, parse_override
+    from mfu_jax.flops.analytic.inputs.sources import as_model_config
 
     known = set(override_keys())
     try:
         fields = {k: parse_override(k, v) for k, v in setup.config.items() if k in known}
         if not fields:
-            return ModelCount()
+            return ModelBreakdown()
         config = as_model_config(types.SimpleNamespace(**fields))
         return count_model(config, setup.convention or "maxtext")
     except UserError:  # settings of another trainer or version
-        return ModelCount()
+        return ModelBreakdown()

@@ -20,6 +20,7 @@ from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.dumping import dump_paths, dump_step
+from mfu_jax.logger.assembly import open_journal
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -99,7 +100,7 @@ def run_journal(
     compile_log: CompileLog,
 ) -> Iterator[Journal | NoJournal]:
     """Opens this process's journal, unless it is open already; records how the run ended."""
-    journal = started or assembly.open_journal(config.metrics_path, until_exit=True)
+    journal = started or open_journal(config.metrics_path, until_exit=True)
     try:
         with journal.compiling(compile_log):
             yield journal

@@ -15,11 +15,8 @@ from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.hlo.module import HloModule
 from mfu_jax.flops.executed.hlo.parsing import parse_hlo
-from mfu_jax.flops.executed.instruction_costs import (
-    InstructionRecord,
-    ProgramCosts,
-    instruction_costs,
-)
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.schedule import by_computation, predicted_time
 from mfu_jax.planning.targets import Target

@@ -8,8 +8,8 @@ import pytest
 
 from mfu_jax.dumps import load
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
-from mfu_jax.flops.executed.instruction_shapes import MatmulShape
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import MatmulShape, ProgramCosts
 from mfu_jax.flops.ledger import compare_flops
 
 DATA = Path(__file__).parents[2] / "data"

@@ -12,7 +12,8 @@ import pytest
 from mfu_jax.dumps import ProgramDump
 from mfu_jax.flops.executed.attribution.image_pieces import BLOCKS, EDGES
 from mfu_jax.flops.executed.result import ExecutedCount
-from mfu_jax.flops.ledger import REMOVED, THREE_REAL, compare_flops
+from mfu_jax.flops.ledger import compare_flops
+from mfu_jax.flops.names import REMOVED, THREE_REAL
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model
 from tests.support.audit_programs import AUDIT

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mfu_jax.flops.ledger import Ledger, LedgerLine
+from mfu_jax.flops.ledger import Ledger
+from mfu_jax.flops.ledger_lines import LedgerLine
 from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
 
 plugin_util = pytest.importorskip("tensorboard.plugin_util")

@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape, InstructionShape
+from mfu_jax.flops.executed.records import (
+    ArrayShape,
+    InstructionRecord,
+    InstructionShape,
+    ProgramCosts,
+)
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import visited_share, without_skipped_rows

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape, InstructionShape
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, InstructionShape
 from mfu_jax.flops.scopes import FlopPhase
 from mfu_jax.planning.measured_runs import read_run
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies

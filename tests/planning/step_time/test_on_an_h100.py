@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.dumps import load
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord, instruction_costs
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.planning.compilation.gpu_autotuning import autotuned
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies

@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape, InstructionShape
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, InstructionShape
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.uncounted_attention import half_of_all_pairs
 from mfu_jax.planning.targets import parse_target

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.flops.executed.instruction_shapes import MatmulShape
+from mfu_jax.flops.executed.records import MatmulShape
 from mfu_jax.profiling.advice.matmuls import attention
 
 HEADS, LENGTH, WIDTH = 8, 2048, 128

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.flops.executed.instruction_shapes import ArrayShape, MatmulShape
+from mfu_jax.flops.executed.records import ArrayShape, MatmulShape
 from mfu_jax.profiling.advice.batch import small_batch
 from mfu_jax.profiling.join.ops import DeviceWork
 from tests.support.written_profiles import BF16

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
-from mfu_jax.profiling.join.command_buffers import named_in_buffers
+from mfu_jax.profiling.join.unnamed_kernels import named_in_buffers
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, Executions, OpName, Program
 
 BODY = """

@@ -9,9 +9,9 @@ import statistics
 import pytest
 import scipy.stats
 
-from mfu_jax.runs.comparison.gate import Check
+from mfu_jax.runs.comparison.gate import GateCheck
 from mfu_jax.runs.comparison.intervals import compare, compare_with_repeats, window_ends
-from mfu_jax.runs.comparison.runs import STEP_TIME, Row, result
+from mfu_jax.runs.comparison.runs import STEP_TIME, MetricChange, result
 from tests.support.comparison_campaign import campaign
 from tests.support.run_noise import KINDS, UNSEEN_KINDS, step_times
 
@@ -128,7 +128,10 @@ def test_of_a_short_run_a_larger_change_is_asked() -> None:
         runs = [[factor_of * x for x in base] * (steps // 5) for factor_of in (1.0, factor)]
         assert result(compare(*runs).inverse) == called
     few, many = (compare(base * n, [1.015 * x for x in base] * n) for n in (10, 30))
-    checks = [Check(row=Row(metric=STEP_TIME, difference=d), threshold=0.01) for d in (few, many)]
+    checks = [
+        GateCheck(row=MetricChange(metric=STEP_TIME, difference=d), threshold=0.01)
+        for d in (few, many)
+    ]
     assert [check.has_failed for check in checks] == [False, True]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import JsonlSink, StepRecord
-from mfu_jax.runs.live.following import KEPT_STEPS, Follower, metrics_file_of
+from mfu_jax.runs.live.following import KEPT_STEPS, Follower, local_metrics_file
 
 
 def write(path: Path, steps: range, *, notes: tuple[str, ...] = ()) -> None:
@@ -91,11 +91,13 @@ def test_broken_lines_are_skipped(tmp_path: Path) -> None:
 def test_the_run_is_a_folder_or_a_file(tmp_path: Path) -> None:
     other = tmp_path / "run" / "train_metrics.jsonl"
     write(other, range(1))
-    assert metrics_file_of(other.parent) == other
+    assert local_metrics_file(other.parent) == other
+    (other.parent / f"{other.name}.journal.0.jsonl").touch()
+    assert local_metrics_file(other.parent) == other
     write(other.parent / "metrics.jsonl", range(1))
-    assert metrics_file_of(str(other.parent)) == other.parent / "metrics.jsonl"
-    assert metrics_file_of(other) == other
+    assert local_metrics_file(str(other.parent)) == other.parent / "metrics.jsonl"
+    assert local_metrics_file(other) == other
     with pytest.raises(UserError, match="has no metrics file"):
-        metrics_file_of(tmp_path / "nothing")
+        local_metrics_file(tmp_path / "nothing")
     with pytest.raises(UserError, match="in an object store"):
-        metrics_file_of("gs://bucket/run")
+        local_metrics_file("gs://bucket/run")

@@ -1,4 +1,4 @@
-"""Hosts as the logger writes them, read by the report."""
+"""Processes as the logger writes them, read by the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from mfu_jax.logger.hosts.report import HostReport
 from mfu_jax.logger.hosts.view import view_of
 from mfu_jax.runs.page import page
-from mfu_jax.runs.report.processes import read_hosts
+from mfu_jax.runs.report.processes import read_processes
 from mfu_jax.runs.report.run_data import Options, read_run_data
 from tests.support import html_pages
 from tests.support.metrics_lines import write_run
@@ -40,9 +40,9 @@ def write_hosts(folder: Path) -> Path:
 
 
 def test_the_slow_and_the_missing_come_first(tmp_path: Path) -> None:
-    found = read_hosts(str(write_hosts(tmp_path)))
+    found = read_processes(str(write_hosts(tmp_path)))
     assert found is not None
-    assert [host.process for host in found.hosts] == [3, 4, 5, 0, 1, 2]
+    assert [host.process for host in found.processes] == [3, 4, 5, 0, 1, 2]
     assert found.summary == "6 processes at step 400: 1 slow, 2 missing"
     slow, heard, never = found.findings
     assert slow.startswith("process 3 (node3) is slow: 0.500 s of a step of 1.000 s waiting for")

@@ -11,7 +11,7 @@ import pytest
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.trainer.config import pyconfig
 from scripts.benchmarks import run as benchmarking
-from scripts.benchmarks.baselines import Neighbour, beside_pytorch, predicted
+from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
 from scripts.benchmarks.configs import BENCHMARKS
 from tests.scripts.benchmarks.test_run import CPU, H100, V5E
 from tests.support.work import HANG_SECONDS
@@ -61,17 +61,17 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_the_table_has_the_plan_and_pytorchs_mfu_in_the_same_flops() -> None:
-    result = benchmarking.Result(
+    result = benchmarking.BenchmarkResult(
         name="llama3-8b",
         status="ok",
         metrics={"median_seconds": 0.6, "mfu": 0.5},
-        plan=Neighbour(values={"step_time_seconds": 0.55, "memory_peak_bytes": 3 * 2**30}),
-        pytorch=Neighbour(values={"median_seconds": 0.75}),
+        plan=Baseline(values={"step_time_seconds": 0.55, "memory_peak_bytes": 3 * 2**30}),
+        pytorch=Baseline(values={"median_seconds": 0.75}),
     )
     table = benchmarking.render([result]).splitlines()
     for cell in ("0.5500", "3.0", "0.7500", "40.00%"):  # 0.5 · 0.6 / 0.75
         assert cell in table[1].split()
-    missing = dataclasses.replace(result, plan=Neighbour(why="no compiler"), pytorch=Neighbour())
+    missing = dataclasses.replace(result, plan=Baseline(why="no compiler"), pytorch=Baseline())
     assert "llama3-8b: no prediction: no compiler" in benchmarking.render([missing])
 
 
@@ -83,5 +83,7 @@ def test_parameters_are_those_of_the_model(name: str) -> None:
 
 
 def test_results_are_json() -> None:
-    result = benchmarking.Result(name="tiny", status="ok", plan=Neighbour(values={"fits": True}))
+    result = benchmarking.BenchmarkResult(
+        name="tiny", status="ok", plan=Baseline(values={"fits": True})
+    )
     assert json.loads(json.dumps(dataclasses.asdict(result)))["plan"]["values"] == {"fits": True}

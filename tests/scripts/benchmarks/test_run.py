@@ -45,7 +45,7 @@ def _trainer(script: str) -> tuple[str, ...]:
     return (sys.executable, "-c", script)
 
 
-def _run(script: str, folder: Path, name: str = "llama3-8b") -> benchmarking.Result:
+def _run(script: str, folder: Path, name: str = "llama3-8b") -> benchmarking.BenchmarkResult:
     return benchmarking.run_benchmark(
         name, H100, folder, steps=4, timeout=HANG_SECONDS, trainer=_trainer(script)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.flops.analytic import formulas, mixers
+from mfu_jax.flops.analytic import formulas, mixers, names
 from mfu_jax.flops.analytic.components import Layer, Model
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -166,7 +166,7 @@ def moe(config: ModelConfig, *, shared_dim: int | None = None, **changes: Any) -
     if not sizes.shared_experts:
         return routed
     hidden = sizes.shared_experts * (sizes.moe_mlp_dim if shared_dim is None else shared_dim)
-    return (*routed, *mlp(config, hidden, "moe/shared"))
+    return (*routed, *mlp(config, hidden, names.SHARED_EXPERTS))
 
 
 def feed_forward(config: ModelConfig, *, dense: bool = False) -> Components:
@@ -199,7 +199,7 @@ def decoder(
     first = [formulas.table("tokens", config.vocab_size, config.emb_dim)]
     if learned_positions(config):
         positions = config.embedding.trainable_position_size or config.step.max_target_length
-        first.append(formulas.table("positions", positions, config.emb_dim))
+        first.append(formulas.table(names.POSITIONS, positions, config.emb_dim))
     output = head(config, config.emb_dim)
     final = norms(config, 1, "final_norm")
     return Model(
@@ -221,5 +221,7 @@ def mtp_modules(
         return ()
     parts = formulas.multi_token_prediction(config.emb_dim, layer, output)
     return (
-        Layer(name="multi_token_prediction", components=parts, repeats=config.stack.mtp_num_layers),
+        Layer(
+            name=names.MULTI_TOKEN_PREDICTION, components=parts, repeats=config.stack.mtp_num_layers
+        ),
     )

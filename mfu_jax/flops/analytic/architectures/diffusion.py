@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import formulas
+from mfu_jax.flops.analytic import formulas, names
 from mfu_jax.flops.analytic.components import Layer, Model
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Full
@@ -53,7 +53,7 @@ def dit(config: ModelConfig) -> Model:
                 name="embedding",
                 components=(
                     patches,
-                    formulas.table("positions", tokens, width),
+                    formulas.table(names.POSITIONS, tokens, width),
                     frequencies,
                     formulas.projection("timestep/mlp_2", width, width, bias=True, tokens=1),
                     formulas.table("classes", config.vocab_size, width),

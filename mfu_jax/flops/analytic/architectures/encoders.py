@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import formulas
+from mfu_jax.flops.analytic import formulas, names
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Component, Layer, Model
 from mfu_jax.flops.analytic.formulas import Components
@@ -67,7 +67,9 @@ def bert(config: ModelConfig) -> Model:
                 name="embedding",
                 components=(
                     formulas.table("tokens", config.vocab_size, width),
-                    formulas.table("positions", config.embedding.trainable_position_size, width),
+                    formulas.table(
+                        names.POSITIONS, config.embedding.trainable_position_size, width
+                    ),
                     formulas.table("token_types", config.encoder.token_types, width),
                     _layer_norm("norm", width),
                 ),
@@ -111,7 +113,7 @@ def _patches(config: ModelConfig, width: int, *, bias: bool, images: int = 1) ->
     return (
         projected.replace(left_gradient=False),  # pixels are data
         formulas.vector("class_token", width),
-        formulas.table("positions", patches + 1, width),
+        formulas.table(names.POSITIONS, patches + 1, width),
     )
 
 
@@ -162,7 +164,7 @@ def clip(config: ModelConfig) -> Model:
                 name="text/embedding",
                 components=(
                     formulas.table("tokens", config.vocab_size, text),
-                    formulas.table("positions", config.embedding.trainable_position_size, text),
+                    formulas.table(names.POSITIONS, config.embedding.trainable_position_size, text),
                 ),
             ),
             Layer(
@@ -290,7 +292,7 @@ def whisper(config: ModelConfig) -> Model:
                 components=(
                     frames.replace(left_gradient=False),  # audio is data
                     formulas.projection("conv2", 3 * width, width, bias=True, tokens=source),
-                    formulas.table("positions", source, width),
+                    formulas.table(names.POSITIONS, source, width),
                 ),
             ),
             Layer(name="encoder/layers", components=encoder, repeats=sizes.num_encoder_layers),
@@ -299,7 +301,9 @@ def whisper(config: ModelConfig) -> Model:
                 name="decoder/embedding",
                 components=(
                     formulas.table("tokens", config.vocab_size, width),
-                    formulas.table("positions", config.embedding.trainable_position_size, width),
+                    formulas.table(
+                        names.POSITIONS, config.embedding.trainable_position_size, width
+                    ),
                 ),
             ),
             Layer(name="decoder/layers", components=decoder, repeats=config.num_decoder_layers),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import formulas, mixers, recurrences
+from mfu_jax.flops.analytic import formulas, mixers, names, recurrences
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
@@ -68,7 +68,9 @@ def frame(
     if projected:
         first.append(formulas.projection("project_in", width, config.emb_dim))
     if blocks.learned_positions(config):
-        first.append(formulas.table("positions", tables.trainable_position_size, config.emb_dim))
+        first.append(
+            formulas.table(names.POSITIONS, tables.trainable_position_size, config.emb_dim)
+        )
     if tables.embedding_norm:
         first.extend(norms(config, 1, "embedding_norm"))
     vectors = config.stack.further_vectors
@@ -286,4 +288,4 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
     experts = blocks.moe(config, shared_dim=sizes.shared_expert_dim or None, bias=sizes.expert_bias)
     if not sizes.shared_expert_gate:
         return experts
-    return (*experts, formulas.projection("moe/shared_gate", config.emb_dim, 1))
+    return (*experts, formulas.projection(names.SHARED_GATE, config.emb_dim, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic import formulas
+from mfu_jax.flops.analytic import formulas, names
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
@@ -78,7 +78,7 @@ def qwen3_next(config: ModelConfig) -> Model:
     )
     experts = blocks.feed_forward(config)
     if config.experts.num_experts > 1 and config.experts.shared_experts:
-        experts = (*experts, formulas.projection("moe/shared_gate", config.emb_dim, 1))
+        experts = (*experts, formulas.projection(names.SHARED_GATE, config.emb_dim, 1))
     token_mixers = {
         "full_attention_layers": blocks.attention(
             config, blocks.global_mask(config), output_gate=True, qk_norm=True

@@ -1,9 +1,10 @@
-"""Translates a Hugging Face ``config.json`` to a `ModelConfig`, one small function per family.
+"""Translates a Hugging Face ``config.json`` to a `ModelConfig`.
 
-A family is registered under the `model_type`s that it translates:
+A decoder that differs from Llama in a few values is a row of `decoder_table`. Others have a
+function, registered under the `model_type`s that it translates:
 
-    @model_type("llama", "mistral")
-    def llama(c: Fields) -> ModelConfig: ...
+    @model_type("gpt2", "gpt-sw3")
+    def gpt2(c: Fields) -> ModelConfig: ...
 
 Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).
@@ -23,41 +24,33 @@ from mfu_jax.errors import UserError, nearest
 
 # Importing a module registers its families.
 from mfu_jax.flops.analytic.huggingface import (
-    deepseek_v4,
+    decoder_table,
     dense,
     encoders,
     gemma,
-    gemma4,
-    gpt,
     hybrids,
     latent,
     mixtures,
-    multimodal,
     recurrent,
     shared_experts,
-    zamba,
 )
+from mfu_jax.flops.analytic.huggingface.common import TRANSLATIONS
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.registry import TRANSLATIONS
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
 
 __all__ = [
     "TRANSLATIONS",
-    "deepseek_v4",
+    "decoder_table",
     "dense",
     "encoders",
     "from_hf_config",
     "gemma",
-    "gemma4",
-    "gpt",
     "hybrids",
     "latent",
     "mixtures",
-    "multimodal",
     "recurrent",
     "shared_experts",
-    "zamba",
 ]
 
 # Fields about the step and training that may accompany the config's own.

@@ -1,4 +1,4 @@
-"""Shared by the translations: the fields that almost every decoder has."""
+"""Shared by the translations: their table, and the fields that almost every decoder has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,27 @@ from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 PLAIN_MLP = ("gelu",)
+# LayerNorm, a plain MLP, biases everywhere except in the head
+GPT_STYLE: dict[str, Any] = {
+    "normalization": "layernorm",
+    "mlp_activations": PLAIN_MLP,
+    "attention_bias": True,
+    "use_bias": True,
+}
+
+Translate = Callable[[Fields], ModelConfig]
+# `model_type` → the function that translates its config
+TRANSLATIONS: dict[str, Translate] = {}
+
+
+def model_type(*names: str) -> Callable[[Translate], Translate]:
+    """Registers a function for the `model_type`s that it translates."""
+
+    def register(translate: Translate) -> Translate:
+        TRANSLATIONS.update(dict.fromkeys(names, translate))
+        return translate
+
+    return register
 
 
 def decoder(c: Fields, **changes: Any) -> ModelConfig:

@@ -1,28 +1,21 @@
-"""Decoders with a dense MLP in every layer."""
+"""Decoders with a dense MLP in every layer: in the style of Llama, then of GPT."""
 
 from __future__ import annotations
 
 from mfu_jax.flops.analytic.huggingface.common import (
-    PLAIN_MLP,
+    GPT_STYLE,
+    checked_length,
     decoder,
     equal_heads,
     every,
-    first_of,
     heads,
     layer_types,
+    model_type,
+    refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-
-
-@model_type(
-    "llama", "granite", "mistral", "ministral3", "phi3", "gemma", "internlm3", "iquestcoder"
-)
-def llama(c: Fields) -> ModelConfig:
-    """RMSNorm, rotary positions, gated MLP; a window in every layer if the config has one."""
-    return decoder(c, bidirectional=c.get("use_bidirectional_attention") is True)
 
 
 @model_type("ministral")
@@ -32,36 +25,11 @@ def ministral(c: Fields) -> ModelConfig:
     return decoder(c, layer_types=layer_types(c, lambda _: windowed))
 
 
-@model_type("cwm")
-def cwm(c: Fields) -> ModelConfig:
-    """A full-attention layer, then three with a window."""
-    return decoder(c, layer_types=layer_types(c, first_of(4, FULL, SLIDING)))
-
-
-@model_type("granite_swa")
-def granite_swa(c: Fields) -> ModelConfig:
-    """Like cwm, with one sink per head."""
-    kinds = layer_types(c, first_of(4, FULL, SLIDING))
-    return decoder(c, attention_sinks=True, layer_types=kinds)
-
-
 @model_type("bitnet")
 def bitnet(c: Fields) -> ModelConfig:
     """A norm before each output projection, in attention and MLP."""
     widths = c.size("hidden_size") + c.size("intermediate_size")
     return decoder(c, further_vectors=c.size("num_hidden_layers") * widths)
-
-
-@model_type("hyperclovax")
-def hyperclovax(c: Fields) -> ModelConfig:
-    """Norms also after attention and MLP, if the config says so."""
-    return decoder(c, norms_per_layer=4 if c.flag("use_post_norm") else 2)
-
-
-@model_type("hunyuan_v1_dense")
-def hunyuan_v1_dense(c: Fields) -> ModelConfig:
-    """Norms on queries and keys, after the rotary embedding."""
-    return decoder(c, qk_norm="head")
 
 
 @model_type("diffllama")
@@ -73,30 +41,6 @@ def diffllama(c: Fields) -> ModelConfig:
     return decoder(c, differential=True, **sizes)
 
 
-@model_type("nanochat")
-def nanochat(c: Fields) -> ModelConfig:
-    """A plain MLP; norms have no weights."""
-    return decoder(c, mlp_activations=PLAIN_MLP, normalization="none")
-
-
-@model_type("nemotron", "jais2")
-def nemotron(c: Fields) -> ModelConfig:
-    """LayerNorm, a plain MLP; biases if the config says so."""
-    return decoder(c, mlp_activations=PLAIN_MLP, normalization="layernorm")
-
-
-@model_type("arcee")
-def arcee(c: Fields) -> ModelConfig:
-    """A plain MLP with squared ReLU."""
-    return decoder(c, mlp_activations=PLAIN_MLP)
-
-
-@model_type("glm")
-def glm(c: Fields) -> ModelConfig:
-    """The output projection has no bias."""
-    return decoder(c, attention_output_bias=False)
-
-
 @model_type("helium")
 def helium(c: Fields) -> ModelConfig:
     """Like glm; the output projection is square."""
@@ -104,63 +48,6 @@ def helium(c: Fields) -> ModelConfig:
     if sizes["num_query_heads"] * sizes["head_dim"] != c.size("hidden_size"):
         c.fail("head_dim", "expected hidden_size / num_attention_heads")
     return decoder(c, attention_output_bias=False, **sizes)
-
-
-@model_type("seed_oss")
-def seed_oss(c: Fields) -> ModelConfig:
-    """The output projection's bias has its own field."""
-    return decoder(c, attention_output_bias=c.flag("attention_out_bias"))
-
-
-@model_type("ernie4_5")
-def ernie4_5(c: Fields) -> ModelConfig:
-    """One switch for every bias."""
-    bias = c.flag("use_bias")
-    return decoder(c, attention_bias=bias, use_bias=bias)
-
-
-@model_type("glm4")
-def glm4(c: Fields) -> ModelConfig:
-    """Norms before and after attention and MLP."""
-    return decoder(c, attention_output_bias=False, norms_per_layer=4)
-
-
-@model_type("olmo")
-def olmo(c: Fields) -> ModelConfig:
-    """Norms without weights."""
-    return decoder(c, normalization="none")
-
-
-@model_type("olmo2")
-def olmo2(c: Fields) -> ModelConfig:
-    """Norms over all query and key heads."""
-    return decoder(c, qk_norm="all_heads")
-
-
-@model_type("olmo3")
-def olmo3(c: Fields) -> ModelConfig:
-    """Like olmo2; three layers with a window, then a full-attention one."""
-    return decoder(c, qk_norm="all_heads", layer_types=layer_types(c, every(4, FULL, SLIDING)))
-
-
-@model_type("qwen2")
-def qwen2(c: Fields) -> ModelConfig:
-    """A bias on q, k and v only; windows, if used, from layer max_window_layers on."""
-    return decoder(
-        c, attention_bias=True, attention_output_bias=False, layer_types=_qwen_layer_types(c)
-    )
-
-
-@model_type("qwen3")
-def qwen3(c: Fields) -> ModelConfig:
-    """Norms on queries and keys."""
-    return decoder(c, qk_norm="head", layer_types=_qwen_layer_types(c))
-
-
-def _qwen_layer_types(c: Fields) -> list[str]:
-    windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
-    first = c.size("max_window_layers", zero=True) if windowed else c.size("num_hidden_layers")
-    return layer_types(c, lambda i: SLIDING if i >= first else FULL)
 
 
 @model_type("smollm3")
@@ -187,39 +74,6 @@ def exaone4(c: Fields) -> ModelConfig:
     return decoder(c, qk_norm="head", layer_types=kinds)
 
 
-@model_type("apertus")
-def apertus(c: Fields) -> ModelConfig:
-    """A plain MLP whose activation (xIELU) has two learned scalars."""
-    return decoder(c, mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2)
-
-
-@model_type("cohere")
-def cohere(c: Fields) -> ModelConfig:
-    """Attention and MLP in parallel after one norm."""
-    qk_norm = "all_heads" if c.flag("use_qk_norm") else ""
-    return decoder(c, norms_per_layer=1, qk_norm=qk_norm)
-
-
-@model_type("cohere2")
-def cohere2(c: Fields) -> ModelConfig:
-    """Like cohere; three layers with a window, then a full-attention one."""
-    interval = c.size("sliding_window_pattern", 4)
-    kinds = layer_types(c, every(interval, FULL, SLIDING))
-    return decoder(c, norms_per_layer=1, layer_types=kinds)
-
-
-@model_type("mpt")
-def mpt(c: Fields) -> ModelConfig:
-    """ALiBi positions, norms and projections without bias, an MLP four times as wide."""
-    return decoder(
-        c,
-        mlp_activations=PLAIN_MLP,
-        attention_bias=False,
-        mlp_dim=4 * c.size("hidden_size"),
-        **equal_heads(c),
-    )
-
-
 @model_type("stablelm")
 def stablelm(c: Fields) -> ModelConfig:
     """LayerNorm, gated MLP; norms on queries and keys have one scale per head."""
@@ -231,4 +85,140 @@ def stablelm(c: Fields) -> ModelConfig:
         norms_per_layer=1 if c.flag("use_parallel_residual") else 2,
         qk_norm="all_heads" if c.flag("qk_layernorm") else "",
         **heads(c, derived=True),
+    )
+
+
+def _layer_norm_decoder(c: Fields, **changes: object) -> ModelConfig:
+    return decoder(c, **{**GPT_STYLE, **changes})
+
+
+@model_type("gpt2", "gpt-sw3")
+def gpt2(c: Fields) -> ModelConfig:
+    """LayerNorm, learned positions, biases everywhere except in the head, plain MLP."""
+    refuse(c, "add_cross_attention")
+    return _layer_norm_decoder(
+        c,
+        position_embedding="learned",
+        trainable_position_size=c.size("n_positions"),
+        mlp_dim=c.size("n_inner", 4 * c.size("hidden_size")),
+        **equal_heads(c),
+    )
+
+
+@model_type("gpt_bigcode")
+def gpt_bigcode(c: Fields) -> ModelConfig:
+    """Like gpt2, with one key/value head."""
+    config = gpt2(c)
+    return config.replace(num_kv_heads=1) if c.flag("multi_query", default=True) else config
+
+
+@model_type("openai-gpt")
+def openai_gpt(c: Fields) -> ModelConfig:
+    """Like gpt2, with an MLP four times as wide; norms after the blocks, none at the end."""
+    width = c.size("hidden_size")
+    return gpt2(c).replace(mlp_dim=4 * width, final_norm=False)
+
+
+@model_type("gpt_neo")
+def gpt_neo(c: Fields) -> ModelConfig:
+    """Like gpt2, but no bias on q, k and v; full and windowed layers as listed."""
+    return _layer_norm_decoder(
+        c,
+        attention_bias=False,
+        attention_output_bias=True,
+        position_embedding="learned",
+        trainable_position_size=c.size("max_position_embeddings"),
+        mlp_dim=c.size("intermediate_size", 4 * c.size("hidden_size")),
+        sliding_window_size=c.size("window_size"),
+        layer_types=_attention_types(c),
+        **equal_heads(c),
+    )
+
+
+def _attention_types(c: Fields) -> list[str]:
+    """``[[["global", "local"], 12]]``: each group of kinds with its number of repeats."""
+    groups = c.get("attention_types")
+    if groups is None:
+        groups = [[["global", "local"], 12]]
+    named = {"global": FULL, "local": SLIDING}
+    try:
+        kinds = [named[kind] for group, times in groups for _ in range(times) for kind in group]
+    except (TypeError, ValueError, KeyError):
+        c.fail("attention_types", 'expected lists such as [[["global", "local"], 12]]')
+    return checked_length(c, "attention_types", kinds)
+
+
+@model_type("gpt_neox_japanese")
+def gpt_neox_japanese(c: Fields) -> ModelConfig:
+    """No bias except one on the last layer's attention output."""
+    width = c.size("hidden_size")
+    return _layer_norm_decoder(
+        c,
+        attention_bias=False,
+        use_bias=False,
+        further_vectors=width,
+        mlp_dim=width * c.size("intermediate_multiple_size"),
+        **equal_heads(c),
+    )
+
+
+@model_type("opt")
+def opt(c: Fields) -> ModelConfig:
+    """Learned positions (two extra rows in the table); the token table may be narrower."""
+    bias = c.flag("enable_bias", default=True)
+    final = c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm")
+    affine = c.flag("layer_norm_elementwise_affine", default=True)
+    return _layer_norm_decoder(
+        c,
+        attention_bias=bias,
+        use_bias=bias,
+        normalization="layernorm" if affine else "none",
+        final_norm=final,
+        position_embedding="learned",
+        trainable_position_size=c.size("max_position_embeddings") + 2,
+        token_width=c.size("word_embed_proj_dim", c.size("hidden_size")),
+        mlp_dim=c.size("ffn_dim"),
+        **equal_heads(c),
+    )
+
+
+@model_type("xglm")
+def xglm(c: Fields) -> ModelConfig:
+    """Sinusoidal positions, which have no weights."""
+    refuse(c, "add_cross_attention")
+    return _layer_norm_decoder(c, mlp_dim=c.size("ffn_dim"), **equal_heads(c))
+
+
+@model_type("bloom")
+def bloom(c: Fields) -> ModelConfig:
+    """ALiBi positions, a norm after the embedding, an MLP four times as wide."""
+    if c.has("n_embed"):
+        c = c.with_values(hidden_size=c.size("n_embed"))
+    width = c.size("hidden_size")
+    return _layer_norm_decoder(c, embedding_norm=True, mlp_dim=4 * width, **equal_heads(c))
+
+
+@model_type("falcon")
+def falcon(c: Fields) -> ModelConfig:
+    """One key/value head, several, or one per query head; norms depend on the kind of block."""
+    if c.has("n_embed"):
+        c = c.with_values(hidden_size=c.size("n_embed"))
+    sizes = equal_heads(c)
+    grouped = c.flag("new_decoder_architecture")
+    if grouped:
+        sizes["num_kv_heads"] = c.size("num_kv_heads", sizes["num_query_heads"])
+        if sizes["num_query_heads"] % sizes["num_kv_heads"]:
+            c.fail("num_kv_heads", "expected a divisor of num_attention_heads")
+    elif c.flag("multi_query", default=True):
+        sizes["num_kv_heads"] = 1
+    parallel = c.flag("parallel_attn", default=True)
+    in_parallel = c.size("num_ln_in_parallel_attn", 2 if grouped else 1)
+    bias = c.flag("bias")
+    return _layer_norm_decoder(
+        c,
+        attention_bias=bias,
+        use_bias=bias,
+        norms_per_layer=2 if not parallel or in_parallel == 2 else 1,
+        mlp_dim=c.size("ffn_hidden_size", 4 * c.size("hidden_size")),
+        **sizes,
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mfu_jax.flops.analytic.huggingface.common import PLAIN_MLP
+from mfu_jax.flops.analytic.huggingface.common import PLAIN_MLP, model_type
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 

@@ -1,19 +1,23 @@
-"""Gemma 2, 3 and 3n: norms before and after each block, windows in most layers."""
+"""Gemma 2 to 4: windows in most layers; the text models and their vision and audio towers."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
     audio_channels,
     checked_length,
     decoder,
     every,
+    experts,
     layer_types,
+    model_type,
     per_layer_inputs,
     tied_text,
     vision_encoder,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
@@ -117,3 +121,111 @@ def gemma3n(c: Fields) -> ModelConfig:
         d_model_for_audio=audio.size("hidden_size"),
         encoder_layers_for_audio=audio.size("conf_num_hidden_layers"),
     )
+
+
+@model_type("gemma4_text", "gemma4_unified_text")
+def gemma4_text(c: Fields) -> ModelConfig:
+    """Five local layers, then a global one with its own heads; dense, or with experts as well."""
+    both_ways = c.get("use_bidirectional_attention") == "all"
+    window = c.optional_size("sliding_window")
+    kinds = layer_types(c, every(6, FULL, SLIDING))
+    kinds[-1] = FULL
+    equal = c.flag("attention_k_eq_v")
+    beside = c.flag("enable_moe_block")
+    return decoder(
+        c,
+        decoder_block="hf_gemma",
+        layer_types=kinds,
+        bidirectional=both_ways,
+        sliding_window_size=window // 2 + 1 if both_ways and window else window,
+        share_kv_projections=equal,
+        **_global_heads(c, kinds, equal=equal),
+        use_double_wide_mlp=c.flag("use_double_wide_mlp"),
+        moe_beside_mlp=beside,
+        **(experts(c, "num_experts", used="top_k_experts") if beside else {}),
+        **per_layer_inputs(c),
+    )
+
+
+def _global_heads(c: Fields, kinds: list[str], *, equal: bool) -> dict[str, int]:
+    """Width and number of the global layers' heads, from their own fields or per_layer_config."""
+    given = c.get("per_layer_config")
+    if given is None:
+        return {
+            "global_head_dim": c.size("global_head_dim", 512),
+            "global_num_kv_heads": c.optional_size("num_global_key_value_heads") if equal else 0,
+        }
+    if not isinstance(given, Mapping):
+        c.fail("per_layer_config", "expected an object")
+    named = {str(key): value for key, value in given.items()}
+    numbers = {int(key) if key.isdecimal() and len(key) < 7 else -1 for key in named}
+    if numbers and numbers != {i for i, kind in enumerate(kinds) if kind == FULL}:
+        c.fail("per_layer_config", "expected the layers with full attention, or none")
+    layers = c.with_values(per_layer_config=named).nested("per_layer_config", c.model_type)
+    changed = [layers.nested(key, c.model_type) for key in named]
+    sizes = {
+        (
+            one.size("head_dim") if one.has("head_dim") else 0,
+            one.size("num_key_value_heads") if one.has("num_key_value_heads") else 0,
+        )
+        for one in changed
+    }
+    if len(sizes) > 1:
+        c.fail("per_layer_config", "expected the same sizes in each layer")
+    head_dim, kv_heads = sizes.pop() if sizes else (0, 0)
+    return {"global_head_dim": head_dim, "global_num_kv_heads": kv_heads}
+
+
+@model_type("gemma4")
+def gemma4(c: Fields) -> ModelConfig:
+    """Gemma 4 with the towers in its config; image_size_for_vit gives the images' size."""
+    config = gemma4_text(tied_text(c, "gemma4_text"))
+    towers: dict[str, Any] = {}
+    if c.has("vision_config"):
+        towers |= _vision(c.nested("vision_config", "gemma4_vision"))
+    if c.has("audio_config"):
+        towers |= _audio(c.nested("audio_config", "gemma4_audio"))
+    return config.replace(vision_tower="gemma4", **towers) if towers else config
+
+
+def _vision(vision: Fields) -> dict[str, Any]:
+    heads, kv_heads = vision.size("num_attention_heads"), vision.size("num_key_value_heads")
+    if heads % kv_heads:
+        vision.fail("num_key_value_heads", f"expected a divisor of num_attention_heads={heads}")
+    return {
+        "vision_heads": heads,
+        "vision_kv_heads": kv_heads,
+        "vision_head_dim": vision.size("head_dim"),
+        "vision_pooling": vision.size("pooling_kernel_size"),
+        "patch_size_for_vit": vision.size("patch_size"),
+        "hidden_size_for_vit": vision.size("hidden_size"),
+        "intermediate_size_for_vit": vision.size("intermediate_size"),
+        "num_hidden_layers_for_vit": vision.size("num_hidden_layers"),
+        "num_position_embeddings_for_vit": vision.size("position_embedding_size"),
+    }
+
+
+def _audio(audio: Fields) -> dict[str, Any]:
+    channels = audio_channels(audio, "subsampling_conv_channels")
+    if channels[0] % 4:
+        audio.fail("subsampling_conv_channels", "expected a first number that 4 divides")
+    left = max(audio.size("attention_context_left") - 1, 0)
+    right = audio.size("attention_context_right", zero=True)
+    chunk = audio.size("attention_chunk_size")
+    audio.quotient("hidden_size", "num_attention_heads")
+    return {
+        "audio_channels": channels,
+        "audio_heads": audio.size("num_attention_heads"),
+        "audio_kernel": audio.size("conv_kernel_size"),
+        "audio_chunk": chunk,
+        "audio_context": chunk + left + right,
+        # On either side, the mask keeps one key fewer than a block holds.
+        "audio_past": max(left - 1, 0),
+        "audio_future": max(right - 1, 0),
+        "audio_relative_positions": (chunk + left + right) // 2 + 1,
+        # As many mel bins as channels, as the projection after the convolutions assumes.
+        "num_mel_bins_for_audio": channels[0],
+        "d_model_for_audio": audio.size("hidden_size"),
+        "encoder_layers_for_audio": audio.size("num_hidden_layers"),
+        "output_dim_for_audio": audio.size("output_proj_dims"),
+    }

@@ -1,20 +1,22 @@
-"""Decoders with multi-head latent attention (MLA), dense or with experts."""
+"""Decoders with multi-head latent attention (MLA), dense or with experts, and DeepSeek V4."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
+    checked_length,
     decoder,
     dense_first,
     experts,
     feed_forward_types,
     layer_types,
+    model_type,
     needs_trace,
-    routed_and_shared,
+    refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.layers import INDEXED
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
@@ -38,29 +40,11 @@ def latent(c: Fields) -> dict[str, Any]:
     }
 
 
-@model_type("deepseek_v2", "deepseek_v3")
-def deepseek(c: Fields) -> ModelConfig:
-    """Dense layers first, then experts with shared ones."""
-    return decoder(c, **latent(c), **routed_and_shared(c))
-
-
-@model_type("youtu", "minicpm3")
-def youtu(c: Fields) -> ModelConfig:
-    """A dense MLP."""
-    return decoder(c, **latent(c))
-
-
-@model_type("glm4_moe_lite")
-def glm4_moe_lite(c: Fields) -> ModelConfig:
-    """Experts from the second layer on, unless listed."""
-    return decoder(c, **latent(c), **_listed_experts(c, 1))
-
-
 @model_type("axk1")
 def axk1(c: Fields) -> ModelConfig:
     """Like deepseek_v3, with a norm after the experts."""
     needs_trace(c, "moe_layer_freq", without=1)
-    values = _listed_experts(c, c.size("first_k_dense_replace", 1, zero=True))
+    values = listed_experts(c, c.size("first_k_dense_replace", 1, zero=True))
     sparse = values["feed_forward_types"].count("moe")
     return decoder(c, **latent(c), **values, further_vectors=sparse * c.size("hidden_size"))
 
@@ -68,7 +52,7 @@ def axk1(c: Fields) -> ModelConfig:
 @model_type("deepseek_v32", "glm_moe_dsa")
 def deepseek_v32(c: Fields) -> ModelConfig:
     """Like deepseek_v3; an indexer selects each query's keys."""
-    values = _listed_experts(c, c.size("first_k_dense_replace", zero=True))
+    values = listed_experts(c, c.size("first_k_dense_replace", zero=True))
     # transformers does not read mlp_bias.
     return decoder(c, use_bias=False, **latent(c), **values, **_indexer(c))
 
@@ -88,10 +72,92 @@ def _indexer(c: Fields) -> dict[str, Any]:
     }
 
 
-def _listed_experts(c: Fields, dense: int) -> dict[str, Any]:
+def listed_experts(c: Fields, dense: int) -> dict[str, Any]:
     """Experts where ``mlp_layer_types`` lists them, else after `dense` layers; also shared ones."""
     return {
         "feed_forward_types": feed_forward_types(c, dense_first(dense)),
         "shared_experts": c.optional_size("n_shared_experts"),
         **experts(c, "n_routed_experts"),
     }
+
+
+_SPARSE, _HEAVY, _WINDOW = (
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+    "sliding_attention",
+)
+# The ratio whose keys an indexer selects, in MaxText's list of ratios and in older configs.
+_SPARSE_RATIO = 4
+
+
+@model_type("deepseek_v4")
+def deepseek_v4(c: Fields) -> ModelConfig:
+    """Window, compressed and sparse compressed attention, by layer; experts everywhere.
+
+    One key/value head and one shared expert, as transformers builds it regardless of the config.
+    """
+    refuse(c, "mlp_bias")
+    layers = c.size("num_hidden_layers")
+    query_heads = c.size("num_attention_heads")
+    head_dim = c.size("head_dim")
+    if query_heads * head_dim % c.size("o_groups"):
+        c.fail("o_groups", "expected a divisor of num_attention_heads · head_dim")
+    return ModelConfig.from_mapping(
+        {
+            "decoder_block": "hf_deepseek_v4",
+            "vocab_size": c.size("vocab_size"),
+            "num_decoder_layers": layers,
+            "emb_dim": c.size("hidden_size"),
+            "num_query_heads": query_heads,
+            "num_kv_heads": 1,
+            "head_dim": head_dim,
+            "logits_via_embedding": c.flag("tie_word_embeddings"),
+            "q_lora_rank": c.size("q_lora_rank"),
+            "o_groups": c.size("o_groups"),
+            "o_lora_rank": c.size("o_lora_rank"),
+            "sliding_window_size": c.size("sliding_window"),
+            "compress_ratios": _ratios(c, layers),
+            "indexer_n_heads": c.size("index_n_heads"),
+            "indexer_head_dim": c.size("index_head_dim"),
+            "indexer_topk": c.size("index_topk"),
+            "first_num_hash_layers": _hash_layers(c, layers),
+            "mhc_expansion_rate": c.size("hc_mult"),
+            "shared_experts": 1,
+            **experts(c, "n_routed_experts"),
+        }
+    )
+
+
+def _ratios(c: Fields, layers: int) -> tuple[int, ...]:
+    """Tokens per compressed key, for each layer; 0: window only."""
+    rates = c.get("compress_rates") or {}
+    if not isinstance(rates, Mapping):
+        c.fail("compress_rates", "expected an object")
+    sparse = rates.get(_SPARSE, c.size("compress_rate_csa", _SPARSE_RATIO))
+    heavy = rates.get(_HEAVY, c.size("compress_rate_hca", 128))
+    if sparse != _SPARSE_RATIO or not isinstance(heavy, int) or heavy <= _SPARSE_RATIO:
+        c.fail("compress_rates", f"expected {_SPARSE_RATIO} for {_SPARSE} and more for {_HEAVY}")
+    of_kind = {_WINDOW: 0, _SPARSE: _SPARSE_RATIO, _HEAVY: heavy}
+    kinds = c.list_of(str, "layer_types")
+    if kinds is not None:
+        if unknown := [kind for kind in kinds if kind not in of_kind]:
+            c.fail("layer_types", f"has {unknown[0]!r}, expected {', '.join(of_kind)}")
+        # Older configs also list the layers of the prediction modules.
+        kinds = kinds[:layers]
+        return tuple(of_kind[kind] for kind in checked_length(c, "layer_types", kinds))
+    given = c.list_of(int, "compress_ratios")
+    if given is not None:
+        return tuple(checked_length(c, "compress_ratios", given[:layers]))
+    return tuple(_SPARSE_RATIO if i > 1 and i % 2 else heavy for i in range(layers))
+
+
+def _hash_layers(c: Fields, layers: int) -> int:
+    """How many of the first layers route by a hash of the token."""
+    kinds = c.list_of(str, "mlp_layer_types")
+    if kinds is None:
+        return min(c.size("num_hash_layers", 3, zero=True), layers)
+    kinds = kinds[:layers]
+    hashed = kinds.count("hash_moe")
+    if set(kinds[:hashed]) - {"hash_moe"} or set(kinds[hashed:]) - {"moe"}:
+        c.fail("mlp_layer_types", "expected hash_moe for the first layers, then moe")
+    return hashed

@@ -1,66 +1,24 @@
-"""Decoders with experts."""
+"""Decoders with experts as wide as given, and Llama 4's and Qwen 3.5's vision towers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
+    TRANSLATIONS,
     decoder,
     every,
     experts,
-    first_of,
-    heads,
     layer_types,
+    model_type,
     moe_layers,
-    routed_and_shared,
-    shared_expert,
+    tied_text,
+    vision_encoder,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-
-
-@model_type("mixtral", "granitemoe")
-def mixtral(c: Fields) -> ModelConfig:
-    """Like llama, with experts in every layer."""
-    return _all_experts(c, "num_local_experts")
-
-
-@model_type("granitemoeshared")
-def granitemoeshared(c: Fields) -> ModelConfig:
-    """Like granitemoe, with a shared expert if its width is given."""
-    return _all_experts(c, "num_local_experts", **shared_expert(c))
-
-
-@model_type("granitemoe_swa")
-def granitemoe_swa(c: Fields) -> ModelConfig:
-    """Like granitemoeshared, with windows and one sink per head."""
-    kinds = layer_types(c, first_of(4, FULL, SLIDING))
-    return _all_experts(
-        c, "num_local_experts", attention_sinks=True, layer_types=kinds, **shared_expert(c)
-    )
-
-
-@model_type("aria_text")
-def aria_text(c: Fields) -> ModelConfig:
-    """Shared experts as wide as the routed ones."""
-    shared = c.optional_size("moe_num_shared_experts")
-    used = experts(c, "moe_num_experts", "intermediate_size", "moe_topk")
-    return _all_experts(c, "moe_num_experts", shared_experts=shared, **used)
-
-
-@model_type("hunyuan_v1_moe")
-def hunyuan_v1_moe(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; a shared expert as wide as the others."""
-    used = experts(c, "num_experts", "intermediate_size", "moe_topk")
-    return _all_experts(c, "num_experts", qk_norm="head", shared_experts=1, **used)
-
-
-@model_type("minimax_m2")
-def minimax_m2(c: Fields) -> ModelConfig:
-    """Norms over all query and key heads."""
-    return _all_experts(c, "num_local_experts", qk_norm="all_heads")
 
 
 @model_type("phimoe")
@@ -68,35 +26,13 @@ def phimoe(c: Fields) -> ModelConfig:
     """LayerNorm; the head may have a bias; the router (SparseMixer) always picks two experts."""
     if c.size("num_experts_per_tok") != 2:
         c.fail("num_experts_per_tok", "expected 2, which the model's router always picks")
-    return _all_experts(
-        c, "num_local_experts", normalization="layernorm", head_bias=c.flag("lm_head_bias")
-    )
-
-
-@model_type("olmoe", "flex_olmo")
-def olmoe(c: Fields) -> ModelConfig:
-    """Norms over all query and key heads."""
-    return _all_experts(c, "num_experts", qk_norm="all_heads")
-
-
-@model_type("gpt_oss")
-def gpt_oss(c: Fields) -> ModelConfig:
-    """Alternating local and global layers; biases on router and experts; one sink per head."""
-    return _all_experts(
+    return decoder(
         c,
-        "num_local_experts",
-        expert_bias=True,
-        routed_bias=True,
-        attention_sinks=True,
-        layer_types=layer_types(c, every(2, FULL, SLIDING)),
+        normalization="layernorm",
+        head_bias=c.flag("lm_head_bias"),
+        feed_forward_types=("moe",) * c.size("num_hidden_layers"),
+        **experts(c, "num_local_experts", "intermediate_size"),
     )
-
-
-def _all_experts(c: Fields, count: str, **changes: Any) -> ModelConfig:
-    """Experts of width intermediate_size in every layer."""
-    kinds = ("moe",) * c.size("num_hidden_layers")
-    sizes = {} if "num_experts" in changes else experts(c, count, "intermediate_size")
-    return decoder(c, feed_forward_types=kinds, **sizes, **changes)
 
 
 @model_type("qwen2_moe")
@@ -109,7 +45,7 @@ def qwen2_moe(c: Fields) -> ModelConfig:
         attention_bias=c.flag("qkv_bias", default=True),
         attention_output_bias=False,
         layer_types=layer_types(c, lambda i: SLIDING if i % 2 == 0 and i < first else FULL),
-        **_qwen_experts(c, shared=True),
+        **qwen_experts(c, shared=True),
     )
 
 
@@ -121,20 +57,8 @@ def qwen3_moe(c: Fields) -> ModelConfig:
         c,
         qk_norm="head",
         sliding_window_size=c.optional_size("sliding_window") if windowed else 0,
-        **_qwen_experts(c, shared=False),
+        **qwen_experts(c, shared=False),
     )
-
-
-@model_type("qwen3_next")
-def qwen3_next(c: Fields) -> ModelConfig:
-    """Gated delta nets and gated attention; experts plus a gated shared one."""
-    return decoder(c, **_delta_net(c), **_qwen_experts(c, shared=True))
-
-
-@model_type("qwen3_5_text")
-def qwen3_5_text(c: Fields) -> ModelConfig:
-    """Like qwen3_next, with a dense MLP."""
-    return decoder(c, **_delta_net(c))
 
 
 @model_type("qwen3_5_moe_text")
@@ -148,11 +72,12 @@ def qwen3_5_moe_text(c: Fields) -> ModelConfig:
         shared_expert_dim=c.size("shared_expert_intermediate_size"),
         shared_expert_gate=True,
         **experts(c, "num_experts"),
-        **_delta_net(c),
+        **delta_net(c),
     )
 
 
-def _delta_net(c: Fields) -> dict[str, Any]:
+def delta_net(c: Fields) -> dict[str, Any]:
+    """Qwen's gated delta nets, and gated attention in every n-th layer."""
     if c.size("linear_num_value_heads") % (key_heads := c.size("linear_num_key_heads")):
         c.fail("linear_num_value_heads", f"expected a multiple of linear_num_key_heads={key_heads}")
     interval = c.size("full_attention_interval", 4)
@@ -168,7 +93,7 @@ def _delta_net(c: Fields) -> dict[str, Any]:
     }
 
 
-def _qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
+def qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
     """Experts in every n-th layer, except in mlp_only_layers."""
     dense = c.list_of(int, "mlp_only_layers") or []
     step = c.size("decoder_sparse_step")
@@ -185,18 +110,6 @@ def _qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
         values["shared_expert_dim"] = c.size("shared_expert_intermediate_size")
         values["shared_expert_gate"] = True
     return values
-
-
-@model_type("glm4_moe")
-def glm4_moe(c: Fields) -> ModelConfig:
-    """Dense layers first, then experts plus shared ones."""
-    return decoder(
-        c,
-        attention_output_bias=False,
-        qk_norm="head" if c.flag("use_qk_norm") else "",
-        **heads(c, floor=True),
-        **routed_and_shared(c),
-    )
 
 
 @model_type("llama4_text")
@@ -221,4 +134,67 @@ def llama4_text(c: Fields) -> ModelConfig:
         ),
         shared_experts=1,
         **experts(c, "num_local_experts", "intermediate_size"),
+    )
+
+
+@model_type("emu3")
+def emu3(c: Fields) -> ModelConfig:
+    """The text model, as built by AutoModelForCausalLM."""
+    return TRANSLATIONS["llama"](c.nested("text_config", "emu3_text_model"))
+
+
+@model_type("llama4")
+def llama4(c: Fields) -> ModelConfig:
+    """Llama 4 and its vision tower; images_per_sequence and tiles_per_image: how many inputs."""
+    vision = c.nested("vision_config", "llama4_vision_model")
+    ratio = vision.get("pixel_shuffle_ratio")
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+        vision.fail("pixel_shuffle_ratio", "expected a number above 0, at most 1")
+    sizes = vision_encoder(vision)
+    # The head belongs to the text model, whose own config says whether it is tied.
+    return llama4_text(c.nested("text_config", "llama4_text")).replace(
+        vision_tower="llama4",
+        vision_output_dim=vision.size("vision_output_dim"),
+        projector_input_dim_for_vit=vision.size("projector_input_dim"),
+        projector_output_dim_for_vit=vision.size("projector_output_dim"),
+        pixel_shuffle_ratio_for_vit=ratio,
+        tile_size_for_vit=sizes["image_size_for_vit"],
+        **sizes,
+    )
+
+
+@model_type("qwen3_5")
+def qwen3_5(c: Fields) -> ModelConfig:
+    """The text model, as built by AutoModelForCausalLM; with its vision tower if
+    ``architectures`` says Qwen3_5ForConditionalGeneration.
+
+    Images may have any size, given by image_size_for_vit; images_per_sequence is their number.
+    """
+    return _qwen(c, "qwen3_5_text", TRANSLATIONS["qwen3_5_text"])
+
+
+@model_type("qwen3_5_moe")
+def qwen3_5_moe(c: Fields) -> ModelConfig:
+    """Like qwen3_5, with experts."""
+    return _qwen(c, "qwen3_5_moe_text", qwen3_5_moe_text)
+
+
+def _qwen(c: Fields, kind: str, text: Callable[[Fields], ModelConfig]) -> ModelConfig:
+    names = c.list_of(str, "architectures") or []
+    if not any(name.endswith("ForConditionalGeneration") for name in names):
+        return text(c.nested("text_config", kind))
+    config = text(tied_text(c, kind))
+    vision = c.nested("vision_config", "qwen3_5_vision")
+    vision.quotient("hidden_size", "num_heads")
+    return config.replace(
+        vision_tower="qwen3_5",
+        patch_size_for_vit=vision.size("patch_size"),
+        temporal_patch_size_for_vit=vision.size("temporal_patch_size"),
+        num_channels_for_vit=vision.size("in_channels"),
+        hidden_size_for_vit=vision.size("hidden_size"),
+        intermediate_size_for_vit=vision.size("intermediate_size"),
+        num_hidden_layers_for_vit=vision.size("depth"),
+        num_position_embeddings_for_vit=vision.size("num_position_embeddings"),
+        spatial_merge_size_for_vit=vision.size("spatial_merge_size"),
+        out_hidden_size_for_vit=vision.size("out_hidden_size"),
     )

@@ -15,13 +15,13 @@ from mfu_jax.flops.analytic.huggingface.common import (
     feed_forward_types,
     heads,
     layer_types,
+    model_type,
     needs_trace,
     shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.hybrids import mamba2_mixer, state_space
 from mfu_jax.flops.analytic.huggingface.latent import latent
-from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 

@@ -10,29 +10,15 @@ from mfu_jax.flops.analytic.huggingface.common import (
     feed_forward_types,
     heads,
     layer_types,
+    model_type,
     moe_layers,
     needs_trace,
     routed_and_shared,
     shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-
-
-@model_type("solar_open")
-def solar_open(c: Fields) -> ModelConfig:
-    """Experts plus shared ones in every layer."""
-    kinds = ("moe",) * c.size("num_hidden_layers")
-    return decoder(
-        c,
-        attention_output_bias=False,
-        mlp_dim=0,
-        feed_forward_types=kinds,
-        shared_experts=c.optional_size("n_shared_experts"),
-        **experts(c, "n_routed_experts"),
-    )
 
 
 @model_type("dots1")
@@ -96,45 +82,6 @@ def flint(c: Fields) -> ModelConfig:
         layer_types=layer_types(c, lambda i: FULL if i in full or i % 4 == 1 else SLIDING),
         feed_forward_types=moe_layers(layers, lambda i: i not in skipped and (i + 1) % step == 0),
         **shared_expert(c, "shared_expert_intermediate_size"),
-        **experts(c, "num_experts"),
-    )
-
-
-@model_type("hy_v3")
-def hy_v3(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; experts plus shared ones from the second layer on."""
-    return decoder(
-        c,
-        qk_norm="head",
-        feed_forward_types=feed_forward_types(c, dense_first(1)),
-        shared_experts=c.optional_size("num_shared_experts"),
-        **experts(c, "num_experts"),
-    )
-
-
-@model_type("kolibri1")
-def kolibri1(c: Fields) -> ModelConfig:
-    """Norms before and after each block; four windowed layers, then a full-attention one."""
-    return decoder(
-        c,
-        norms_per_layer=4,
-        qk_norm="head",
-        mlp_dim=0,
-        layer_types=layer_types(c, every(5, FULL, SLIDING)),
-        feed_forward_types=("moe",) * c.size("num_hidden_layers"),
-        **shared_expert(c, "shared_expert_intermediate_size"),
-        **experts(c, "num_experts"),
-    )
-
-
-@model_type("mellum")
-def mellum(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; windows and dense layers as listed."""
-    return decoder(
-        c,
-        qk_norm="head",
-        layer_types=layer_types(c, lambda _: FULL),
-        feed_forward_types=feed_forward_types(c, lambda _: "moe"),
         **experts(c, "num_experts"),
     )
 

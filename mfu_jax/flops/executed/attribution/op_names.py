@@ -7,8 +7,11 @@ rematerialised ones use rematerialised results, and only backward ones use backw
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from mfu_jax.flops.count import operation
 from mfu_jax.flops.executed.hlo.module import (
     HloComputation,
     HloInstruction,
@@ -23,7 +26,28 @@ _OPERAND_ORDER: Sequence[FlopPhase] = ("backward", "rematerialized", "forward")
 # Backward work whose result may be a weight's gradient, not a cotangent of an activation.
 _OF_WEIGHTS = ("/dot_general", "/conv_general_dilated", "/reduce_sum", "/scatter-add")
 
+_NAMES = re.compile(r'op_name="([^"]+)"')
+
 _Neighbours = Callable[[HloModule, HloComputation, HloInstruction], Iterator[InstructionRef]]
+
+
+def named_operations(text: str) -> dict[str, int]:
+    """How many instructions have the name of each operation, keyed as `FlopCount.by_operation`.
+
+    Args:
+        text: of a whole program. XLA joins the names of instructions that it merges.
+    """
+    found: Counter[str] = Counter()
+    for names, times in Counter(_NAMES.findall(text)).items():
+        for name in names.split(";"):
+            found[operation_of(name)] += times
+    return dict(found)
+
+
+def operation_of(op_name: str) -> str:
+    """The key of `FlopCount.by_operation` for an op_name."""
+    phase, scope = read_scope(op_name)
+    return operation(phase, scope, op_name.rpartition("/")[2])
 
 
 def inferred_op_name(

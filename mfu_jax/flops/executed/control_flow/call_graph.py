@@ -249,8 +249,8 @@ class CallGraph:
         self.calls = calls
         self.given_trip_count = given_trip_count
         self.devices, device_opcode = _devices(module)
-        programs = weakref.proxy(self)
-        self.evaluation = Evaluation(module, full_module, programs, self.devices, device_opcode)
+        graph = weakref.proxy(self)
+        self.evaluation = Evaluation(module, full_module, graph, self.devices, device_opcode)
         self.branches: dict[tuple[str, TuplePath], tuple[ScalarProgram, int]] = {}
         self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
         self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers
@@ -319,7 +319,7 @@ class CallGraph:
         if call.opcode == "while":
             called = [(name, self.sites[name]) for name in call.loop_computations]
             wanted = tuple([parameter.path for _, sites in called for parameter in sites.needs])
-            loop = self.loop(self.evaluation, call, wanted)
+            loop = self.loop(call, wanted)
             state = computation.operand(call, 0)
             starts = [scalars.register(state, path) for path in loop.paths]
             body, condition = (
@@ -333,36 +333,27 @@ class CallGraph:
             return BranchCall(call, chosen_by, scalars.register(chosen_by), branches)
         return PlainCall(call, [callee(name) for name in call.callees])
 
-    def loop(
-        self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
-    ) -> Loop:
+    def loop(self, instruction: HloInstruction, wanted: tuple[TuplePath, ...]) -> Loop:
         """The part of a ``while`` that the wanted paths of its state depend on; made once."""
         key = (id(instruction), wanted)
         if key not in self.loops:
             trips = self.given_trip_count(instruction)
             if trips is None:
                 trips = stated_trip_count(instruction)
-            self.loops[key] = self._followed(evaluation, instruction, wanted, trips)
+            self.loops[key] = self._followed(instruction, wanted, trips)
         return self.loops[key]
 
     def _followed(
-        self,
-        evaluation: Evaluation,
-        instruction: HloInstruction,
-        wanted: tuple[TuplePath, ...],
-        trips: int | None,
+        self, instruction: HloInstruction, wanted: tuple[TuplePath, ...], trips: int | None
     ) -> Loop:
-        body, condition = (
-            ScalarProgram(evaluation, self.module[name]) for name in instruction.loop_computations
-        )
+        computations = (self.module[name] for name in instruction.loop_computations)
+        body, condition = (ScalarProgram(self.evaluation, item) for item in computations)
         return Loop(instruction, body, condition, wanted, trips)
 
-    def branch(
-        self, evaluation: Evaluation, name: str, path: TuplePath
-    ) -> tuple[ScalarProgram, int]:
+    def branch(self, name: str, path: TuplePath) -> tuple[ScalarProgram, int]:
         """The program for a computation's result at `path`, and its register; made once."""
         if (name, path) not in self.branches:
-            branch = ScalarProgram(evaluation, self.module[name])
+            branch = ScalarProgram(self.evaluation, self.module[name])
             self.branches[name, path] = (branch, branch.root(path))
         return self.branches[name, path]
 
@@ -371,7 +362,7 @@ class CallGraph:
         stated = stated_trip_count(call)
         if stated is None or self.given_trip_count(call) is not None:
             return
-        loop = self._followed(self.evaluation, call, (), None)
+        loop = self._followed(call, (), None)
         scalars = ScalarProgram(self.evaluation, computation)
         state = computation.operand(call, 0)
         starts = [scalars.register(state, path) for path in loop.paths]

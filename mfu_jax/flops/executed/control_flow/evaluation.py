@@ -2,63 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.text import ELIDED
-from mfu_jax.flops.executed.hlo.value_refs import ParameterRef, TuplePath
 from mfu_jax.flops.executed.integers.values import Value, constant_value
 
+if TYPE_CHECKING:
+    from mfu_jax.flops.executed.control_flow.call_graph import CallGraph
+
 MAX_STEPS = 2_000_000  # evaluated for one program: limits the time to seconds
-
-
 UNKNOWN = 0  # the register of all unknown values
 
 
 class StepLimitError(Exception):
     """The program needs more steps than `MAX_STEPS`."""
-
-
-class LoopProgram(Protocol):
-    """The part of a ``while`` that some values of its state depend on."""
-
-    paths: list[TuplePath]
-
-    @property
-    def is_joint(self) -> bool:
-        """Whether devices exchange integers in it."""
-
-    def is_invariant(self, path: TuplePath) -> bool:
-        """Whether the body passes a value on unchanged."""
-
-    def final(self, initial: Sequence[Value], path: TuplePath) -> Value:
-        """A value after the loop, given the values of `paths` before it."""
-
-
-class BranchProgram(Protocol):
-    """The part of a conditional's branch that one of its results depends on."""
-
-    inputs: dict[ParameterRef, int]
-    is_joint: bool
-
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """The values of all registers, given values of `inputs`."""
-
-
-class ProgramCache(Protocol):
-    """The scalar programs of loops and branches, each made once."""
-
-    def branch(
-        self, evaluation: Evaluation, name: str, path: TuplePath
-    ) -> tuple[BranchProgram, int]:
-        """The program for the result of a computation at `path`, and that result's register."""
-
-    def loop(
-        self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
-    ) -> LoopProgram:
-        """The part of a ``while`` that the wanted paths of its state depend on."""
 
 
 @dataclass(slots=True)
@@ -68,8 +28,8 @@ class Evaluation:
     Attributes:
         module: the program.
         full_module: returns the program with its large constants written out, or None.
-        programs: keeps the scalar programs. It is a weak reference: they refer back to this, and a
-            counted program must not wait for the garbage collector.
+        graph: makes the programs of loops and branches. It is a weak reference: it refers back to
+            this, and a counted program must not wait for the garbage collector.
         devices: number of devices that run the program.
         device_opcode: opcode of the instruction that gives the number of the running device.
         steps_left: steps left of `MAX_STEPS`.
@@ -79,7 +39,7 @@ class Evaluation:
 
     module: HloModule
     full_module: Callable[[], HloModule | None]
-    programs: ProgramCache
+    graph: CallGraph
     devices: int = 1
     device_opcode: str = ""
     steps_left: int = field(default_factory=lambda: MAX_STEPS)

@@ -329,7 +329,7 @@ class ScalarProgram:
         if evaluation.nesting > _MAX_NESTING:
             return _NOT_KNOWN
         evaluation.nesting += 1
-        loop = evaluation.programs.loop(evaluation, instruction, (path,))
+        loop = evaluation.graph.loop(instruction, (path,))
         evaluation.nesting -= 1
         if loop.is_invariant(path):
             return _same(ref.operand(0, path))
@@ -348,9 +348,7 @@ class ScalarProgram:
         if evaluation.nesting > _MAX_NESTING:
             return _NOT_KNOWN
         evaluation.nesting += 1
-        branches = [
-            evaluation.programs.branch(evaluation, name, ref.path) for name in instruction.callees
-        ]
+        branches = [evaluation.graph.branch(name, ref.path) for name in instruction.callees]
         evaluation.nesting -= 1
         chosen_by = ref.operand(0)
         sources = [chosen_by]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass
 
+from mfu_jax.flops.executed.costs.types import Collective
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.replica_groups import groups_text
 
@@ -20,26 +20,6 @@ KINDS = {
     "collective-broadcast",
 }
 _LAST_LINK = "AsyncCollectiveDone"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """One collective of the program.
-
-    Attributes:
-        kind: its opcode, such as ``all-gather``; ``reduce-scatter`` for an all-reduce of which
-            each device keeps only a slice.
-        bytes: bytes of its whole buffer on one device: the gathered or unreduced side.
-        group_size: devices in one group; 0 if the text does not say.
-        op_name: JAX's name stack of the operation.
-        times: runs per step.
-    """
-
-    kind: str
-    bytes: int
-    group_size: int
-    op_name: str = ""
-    times: int = 1
 
 
 def is_further_link(computation: HloComputation, instruction: HloInstruction) -> bool:

@@ -1,4 +1,4 @@
-"""Costs of one run: of a matmul, an instruction, a computation.
+"""Costs of one run: of a matmul, a collective, an instruction, a computation.
 
 `InstructionCost` is the record that everything built on a compiled program reads: FLOPs, HBM bytes,
 the collective, and the computations that the instruction calls.
@@ -6,11 +6,31 @@ the collective, and the computations that the instruction calls.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mfu_jax.flops.count import Unaccounted
-from mfu_jax.flops.executed.costs.collectives import Collective
 from mfu_jax.flops.executed.hlo.module import HloInstruction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective of the program.
+
+    Attributes:
+        kind: its opcode, such as ``all-gather``; ``reduce-scatter`` for an all-reduce of which
+            each device keeps only a slice.
+        bytes: bytes of its whole buffer on one device: the gathered or unreduced side.
+        group_size: devices in one group; 0 if the text does not say.
+        op_name: JAX's name stack of the operation.
+        times: runs per step.
+    """
+
+    kind: str
+    bytes: int
+    group_size: int
+    op_name: str = ""
+    times: int = 1
 
 
 class MatmulCost(NamedTuple):

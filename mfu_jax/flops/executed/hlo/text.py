@@ -56,7 +56,7 @@ def read_lines(text: str) -> list[InstructionLine] | None:
 
 # Classes that exclude one character match several times faster: kernels have long strings.
 _STRING = r'(?:"[^"]*+(?<!\\)"|"[^"\\]*(?:\\.[^"\\]*)*")'
-SPECIAL = re.compile(rf"{_STRING}|[{{}}()\[\],]", re.DOTALL)
+_SPECIAL = re.compile(rf"{_STRING}|[{{}}()\[\],]", re.DOTALL)
 
 
 def _braces(depth: int) -> str:
@@ -75,7 +75,7 @@ def split_top_level(text: str) -> list[str]:
     ['a={1,2}', 'b="x,y"', 'c=3']
     """
     parts, depth, start, at = [], 0, 0, 0
-    while match := SPECIAL.search(text, at):
+    while match := _SPECIAL.search(text, at):
         token, at = match[0], match.end()
         if token == ",":
             if depth == 0:
@@ -98,7 +98,7 @@ def closing_parenthesis(text: str, start: int) -> int:
     if end < 0 or (text.find("(", start, end) < 0 and text.find('"', start, end) < 0):
         return end
     depth = 1
-    for match in SPECIAL.finditer(text, start):
+    for match in _SPECIAL.finditer(text, start):
         token = match[0]
         if token == "(":
             depth += 1
@@ -112,7 +112,7 @@ def closing_parenthesis(text: str, start: int) -> int:
 def is_balanced(text: str) -> bool:
     """Whether all brackets outside strings are closed."""
     depth = 0
-    for match in SPECIAL.finditer(text):
+    for match in _SPECIAL.finditer(text):
         depth += (match[0] in "{([") - (match[0] in "})]")
     return depth <= 0
 
@@ -195,5 +195,5 @@ def op_name_in(attributes: str) -> str:
     end = attributes.find('"', start + 1)
     if end >= 0 and attributes.find("\\", start, end) < 0:
         return attributes[start + 1 : end]
-    match = SPECIAL.match(attributes, start)
+    match = _SPECIAL.match(attributes, start)
     return match[0][1:-1].replace("\\'", "'").replace('\\"', '"') if match else ""

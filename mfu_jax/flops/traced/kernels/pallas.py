@@ -20,15 +20,11 @@ from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.traced.integers.arithmetic import evaluate, where
 from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known, scalar
 from mfu_jax.flops.traced.jaxprs import MESH_KERNELS, While, inner_jaxprs, operand_dtype, while_of
+from mfu_jax.flops.traced.kernels.attention import attention_kernel, flops_of_all_pairs, pallas_name
 from mfu_jax.flops.traced.kernels.mosaic_gpu import (
     INSTRUCTIONS,
     instruction_flops,
     meshes,
-)
-from mfu_jax.flops.traced.kernels.pallas_attention import (
-    attention_kernel,
-    flops_of_all_pairs,
-    pallas_name,
 )
 from mfu_jax.flops.traced.kernels.ragged import (
     grouped_on_gpu,

@@ -12,16 +12,16 @@ from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.loss_kernels import LossKernel, loss_kernel, product_flops
 from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
 from mfu_jax.flops.traced.jaxprs import MESH_KERNELS, first_array
+from mfu_jax.flops.traced.kernels.attention import (
+    attention_kernel,
+    mesh_attention_kernel,
+    sequence_sizes,
+)
 from mfu_jax.flops.traced.kernels.pallas import (
     PallasCost,
     TripCount,
     mesh_kernel_cost,
     pallas_cost,
-)
-from mfu_jax.flops.traced.kernels.pallas_attention import (
-    attention_kernel,
-    mesh_attention_kernel,
-    sequence_sizes,
 )
 from mfu_jax.flops.traced.masks.pairs import KeptPairs
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.flops.analytic.huggingface import from_hf_config
-from mfu_jax.flops.analytic.huggingface.registry import TRANSLATIONS
+from mfu_jax.flops.analytic.huggingface.common import TRANSLATIONS
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import flops_breakdown
 from tests.support.paths import DATA

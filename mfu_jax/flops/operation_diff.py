@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
+Operations = Mapping[str, int | Fraction]
+"""FLOPs, keyed as `FlopCount.by_operation`."""
 _MOST_NAMED = 4
 
 
-def largest(operations: Mapping[str, int | Fraction]) -> str:
+def largest(operations: Operations) -> str:
     """The operations with most FLOPs, in words."""
     largest = sorted(operations.items(), key=lambda item: -item[1])
     named = [f"{name} ({round(flops):,})" for name, flops in largest[:_MOST_NAMED]]
@@ -16,25 +18,32 @@ def largest(operations: Mapping[str, int | Fraction]) -> str:
     return ", ".join(named + more)
 
 
-def lacking(
-    model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
-) -> Fraction:
-    """FLOPs that a program lacks, summed over the model's operations by name."""
-    lacks = (Fraction(n) - Fraction(executed.get(name, 0)) for name, n in model.items())
-    return sum((max(lack, Fraction(0)) for lack in lacks), Fraction(0))
+def beyond(operations: Operations, others: Operations) -> dict[str, Fraction]:
+    """By how much each operation exceeds the one of the same name."""
+    differences = {name: Fraction(n) - others.get(name, 0) for name, n in operations.items()}
+    return {name: flops for name, flops in differences.items() if flops > 0}
+
+
+def common(operations: Operations, others: Operations) -> dict[str, Fraction]:
+    """What both have of each operation."""
+    both = {name: min(Fraction(n), Fraction(others.get(name, 0))) for name, n in operations.items()}
+    return {name: flops for name, flops in both.items() if flops}
 
 
 def missing_operations(
-    model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
+    model: Operations,
+    executed: Operations,
+    order: Callable[[str], int] = lambda name: 0,
 ) -> dict[str, Fraction]:
     """The operations of a model that a program lacks, with their FLOPs.
 
     Fusions and rewrites may give work a neighbour's name: a surplus under one name offsets a
-    deficit under another of the same phase and scope, else of the same phase, else of any.
+    deficit under another of the same phase and scope, else of the same phase, else of any; of
+    these, deficits low in `order` first.
     """
     balance = {
         name: Fraction(model.get(name, 0)) - Fraction(executed.get(name, 0))
-        for name in {**model, **executed}
+        for name in sorted({**model, **executed}, key=order)
     }
     for kind in (_phase_and_scope, _phase, lambda _: ""):
         by_kind: dict[str, list[str]] = {}

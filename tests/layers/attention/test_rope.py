@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from mfu_jax.layers.attention.rope import Rope, apply_rope
 from mfu_jax.layers.attention.rope_scaling import Yarn
-from mfu_jax.layers.families import blocks as parts
-from mfu_jax.layers.families import model_spec
+from mfu_jax.layers.families import blocks, model_spec
 
 from mfu_jax.trainer.config import pyconfig
+from tests.support.paths import DATA
 
-RECORDED = json.loads(
-    (Path(__file__).parents[1] / "data" / "hugging_face_rope.json").read_text(encoding="utf-8")
-)["models"]
+RECORDED = json.loads((DATA / "hugging_face_rope.json").read_text(encoding="utf-8"))["models"]
 LLAMA = {"rope_type": "llama3.1", "rope_max_timescale": 500_000}
 DEEPSEEK = {"rope_type": "yarn"}
 PAIRS = range(48)
@@ -60,7 +57,7 @@ KEYS = {
 @pytest.mark.parametrize("name", RECORDED)
 def test_every_pair_turns_as_in_transformers(name: str) -> None:
     recorded = RECORDED[name]
-    rope = parts.rope(pyconfig.from_mapping({}, overrides=KEYS[name]))
+    rope = blocks.rope(pyconfig.from_mapping({}, overrides=KEYS[name]))
     pairs = len(recorded["frequencies"])
     np.testing.assert_allclose(rope.frequencies(2 * pairs), recorded["frequencies"], rtol=1e-6)
     assert rope.output_scale == pytest.approx(recorded["output_scale"])
@@ -94,4 +91,4 @@ def test_only_global_layers_of_gemma3_are_stretched() -> None:
 
 def test_llama_can_be_told_not_to_stretch() -> None:
     config = pyconfig.from_mapping({}, overrides={**LLAMA, "rope_use_scale": False})
-    assert parts.rope(config).factor == 1
+    assert blocks.rope(config).factor == 1

@@ -1,0 +1,254 @@
+"""Decoders that differ from Llama in a few values: one row for each.
+
+A row names what differs from `common.decoder`. A value may be a function of the config's fields;
+a positional argument is a function that returns several values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mfu_jax.flops.analytic.huggingface.common import (
+    GPT_STYLE,
+    PLAIN_MLP,
+    TRANSLATIONS,
+    Translate,
+    decoder,
+    dense_first,
+    equal_heads,
+    every,
+    experts,
+    feed_forward_types,
+    first_of,
+    heads,
+    layer_types,
+    routed_and_shared,
+    shared_expert,
+)
+from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.huggingface.latent import latent, listed_experts
+from mfu_jax.flops.analytic.huggingface.mixtures import delta_net, qwen_experts
+from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+
+FieldValues = Callable[[Fields], Mapping[str, Any]]
+FieldValue = Callable[[Fields], Any]
+
+
+def _llama(*groups: FieldValues, **values: Any) -> Translate:
+    """Llama, with these differences."""
+
+    def translate(c: Fields) -> ModelConfig:
+        changes = {name: v(c) if callable(v) else v for name, v in values.items()}
+        for group in groups:
+            changes |= group(c)
+        return decoder(c, **changes)
+
+    return translate
+
+
+def _gpt(*groups: FieldValues, **values: Any) -> Translate:
+    """LayerNorm, a plain MLP, biases everywhere except in the head; with these differences."""
+    return _llama(*groups, **{**GPT_STYLE, **values})
+
+
+def _size(name: str) -> FieldValue:
+    return lambda c: c.size(name)
+
+
+def _optional(name: str) -> FieldValue:
+    return lambda c: c.optional_size(name)
+
+
+def _flag(name: str, default: bool = False) -> FieldValue:
+    return lambda c: c.flag(name, default=default)
+
+
+def _choice(name: str, chosen: Any, other: Any, default: bool = False) -> FieldValue:
+    """One of two values, by a flag."""
+    return lambda c: chosen if c.flag(name, default=default) else other
+
+
+def _listed(default: Callable[[int], str]) -> FieldValue:
+    """The file's ``layer_types``, or else ``default(i)`` for each layer i."""
+    return lambda c: layer_types(c, default)
+
+
+def _listed_experts(default: Callable[[int], str]) -> FieldValue:
+    """The file's ``mlp_layer_types``, or else ``default(i)`` for each layer i."""
+    return lambda c: feed_forward_types(c, default)
+
+
+def _experts(
+    count: str, hidden: str = "moe_intermediate_size", used: str = "num_experts_per_tok"
+) -> FieldValues:
+    return lambda c: experts(c, count, hidden, used)
+
+
+def _all_experts(
+    count: str, hidden: str = "intermediate_size", used: str = "num_experts_per_tok"
+) -> FieldValues:
+    """Experts in every layer."""
+    return lambda c: {
+        "feed_forward_types": ("moe",) * c.size("num_hidden_layers"),
+        **experts(c, count, hidden, used),
+    }
+
+
+def _qwen_windows(c: Fields) -> list[str]:
+    """Windows, if used, from layer max_window_layers on."""
+    windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
+    first = c.size("max_window_layers", zero=True) if windowed else c.size("num_hidden_layers")
+    return layer_types(c, lambda i: SLIDING if i >= first else FULL)
+
+
+_DENSE = {
+    # A window in every layer if the config has one
+    ("llama", "granite", "mistral", "ministral3", "phi3", "gemma", "internlm3", "iquestcoder"): (
+        _llama(bidirectional=lambda c: c.get("use_bidirectional_attention") is True)
+    ),
+    ("cwm",): _llama(layer_types=_listed(first_of(4, FULL, SLIDING))),
+    ("granite_swa",): _llama(attention_sinks=True, layer_types=_listed(first_of(4, FULL, SLIDING))),
+    ("hyperclovax",): _llama(norms_per_layer=_choice("use_post_norm", 4, 2)),
+    ("hunyuan_v1_dense",): _llama(qk_norm="head"),  # after the rotary embedding
+    ("nanochat",): _llama(mlp_activations=PLAIN_MLP, normalization="none"),
+    ("nemotron", "jais2"): _llama(mlp_activations=PLAIN_MLP, normalization="layernorm"),
+    ("arcee",): _llama(mlp_activations=PLAIN_MLP),  # squared ReLU
+    ("glm",): _llama(attention_output_bias=False),
+    ("glm4",): _llama(attention_output_bias=False, norms_per_layer=4),
+    ("seed_oss",): _llama(attention_output_bias=_flag("attention_out_bias")),
+    ("ernie4_5",): _llama(attention_bias=_flag("use_bias"), use_bias=_flag("use_bias")),
+    ("olmo",): _llama(normalization="none"),
+    ("olmo2",): _llama(qk_norm="all_heads"),
+    ("olmo3",): _llama(qk_norm="all_heads", layer_types=_listed(every(4, FULL, SLIDING))),
+    ("qwen2",): _llama(attention_bias=True, attention_output_bias=False, layer_types=_qwen_windows),
+    ("qwen3",): _llama(qk_norm="head", layer_types=_qwen_windows),
+    # xIELU has two learned scalars
+    ("apertus",): _llama(mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2),
+    # Attention and MLP in parallel after one norm
+    ("cohere",): _llama(norms_per_layer=1, qk_norm=_choice("use_qk_norm", "all_heads", "")),
+    ("cohere2",): _llama(
+        norms_per_layer=1,
+        layer_types=lambda c: layer_types(
+            c, every(c.size("sliding_window_pattern", 4), FULL, SLIDING)
+        ),
+    ),
+    # ALiBi positions, norms and projections without bias
+    ("mpt",): _llama(
+        equal_heads,
+        mlp_activations=PLAIN_MLP,
+        attention_bias=False,
+        mlp_dim=lambda c: 4 * c.size("hidden_size"),
+    ),
+    ("youtu", "minicpm3"): _llama(latent),
+    ("qwen3_5_text",): _llama(delta_net),
+}
+
+_GPT = {
+    # Sinusoidal positions; biases everywhere, including the head
+    ("ctrl",): _gpt(equal_heads, head_bias=True, mlp_dim=_size("dff")),
+    # Learned positions, in a table with two extra rows
+    ("biogpt",): _gpt(
+        equal_heads,
+        position_embedding="learned",
+        trainable_position_size=lambda c: c.size("max_position_embeddings") + 2,
+    ),
+    # Attention (without bias) and MLP in parallel after one norm; the head has a bias
+    ("gptj", "codegen"): _gpt(
+        equal_heads,
+        attention_bias=False,
+        norms_per_layer=1,
+        head_bias=True,
+        mlp_dim=lambda c: c.size("n_inner", 4 * c.size("hidden_size")),
+    ),
+    # Two norms even if attention and MLP are parallel
+    ("gpt_neox",): _gpt(equal_heads, attention_bias=_flag("attention_bias", default=True)),
+    # Attention and MLP in parallel after one norm; biases everywhere, including the head
+    ("phi",): _gpt(
+        heads,
+        norms_per_layer=1,
+        head_bias=True,
+        qk_norm=_choice("qk_layernorm", "head", ""),
+        qk_norm_bias=_flag("qk_layernorm"),
+    ),
+    ("persimmon",): _gpt(
+        equal_heads,
+        qk_norm=_choice("qk_layernorm", "head", "", default=True),
+        qk_norm_bias=_flag("qk_layernorm", default=True),
+    ),
+    ("starcoder2",): _gpt(
+        heads,
+        attention_bias=_flag("use_bias", default=True),
+        use_bias=_flag("use_bias", default=True),
+    ),
+}
+
+_MIXTURES = {
+    ("mixtral", "granitemoe"): _llama(_all_experts("num_local_experts")),
+    ("granitemoeshared",): _llama(_all_experts("num_local_experts"), shared_expert),
+    ("granitemoe_swa",): _llama(
+        _all_experts("num_local_experts"),
+        shared_expert,
+        attention_sinks=True,
+        layer_types=_listed(first_of(4, FULL, SLIDING)),
+    ),
+    # Shared experts as wide as the routed ones
+    ("aria_text",): _llama(
+        _all_experts("moe_num_experts", used="moe_topk"),
+        shared_experts=_optional("moe_num_shared_experts"),
+    ),
+    ("hunyuan_v1_moe",): _llama(
+        _all_experts("num_experts", used="moe_topk"), qk_norm="head", shared_experts=1
+    ),
+    ("minimax_m2",): _llama(_all_experts("num_local_experts"), qk_norm="all_heads"),
+    ("olmoe", "flex_olmo"): _llama(_all_experts("num_experts"), qk_norm="all_heads"),
+    # Biases on router and experts; one sink per head
+    ("gpt_oss",): _llama(
+        _all_experts("num_local_experts"),
+        expert_bias=True,
+        routed_bias=True,
+        attention_sinks=True,
+        layer_types=_listed(every(2, FULL, SLIDING)),
+    ),
+    ("solar_open",): _llama(
+        _all_experts("n_routed_experts", "moe_intermediate_size"),
+        attention_output_bias=False,
+        mlp_dim=0,
+        shared_experts=_optional("n_shared_experts"),
+    ),
+    ("hy_v3",): _llama(
+        _experts("num_experts"),
+        qk_norm="head",
+        feed_forward_types=_listed_experts(dense_first(1)),
+        shared_experts=_optional("num_shared_experts"),
+    ),
+    ("kolibri1",): _llama(
+        _all_experts("num_experts", "moe_intermediate_size"),
+        lambda c: shared_expert(c, "shared_expert_intermediate_size"),
+        norms_per_layer=4,
+        qk_norm="head",
+        mlp_dim=0,
+        layer_types=_listed(every(5, FULL, SLIDING)),
+    ),
+    ("mellum",): _llama(
+        _experts("num_experts"),
+        qk_norm="head",
+        layer_types=_listed(lambda _: FULL),
+        feed_forward_types=_listed_experts(lambda _: "moe"),
+    ),
+    ("glm4_moe",): _llama(
+        lambda c: heads(c, floor=True),
+        routed_and_shared,
+        attention_output_bias=False,
+        qk_norm=_choice("use_qk_norm", "head", ""),
+    ),
+    ("qwen3_next",): _llama(delta_net, lambda c: qwen_experts(c, shared=True)),
+    ("deepseek_v2", "deepseek_v3"): _llama(latent, routed_and_shared),
+    ("glm4_moe_lite",): _llama(latent, lambda c: listed_experts(c, 1)),
+}
+
+TABLES = (_DENSE, _GPT, _MIXTURES)
+for _table in TABLES:
+    for _names, _translate in _table.items():
+        TRANSLATIONS.update(dict.fromkeys(_names, _translate))

@@ -1,0 +1,166 @@
+"""Records of a compiled program: each launched instruction, with its cost and its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.flops.executed.result import ExecutedCount
+from mfu_jax.flops.scopes import FlopPhase
+
+_CONTROL = frozenset({"while", "conditional", "call"})
+_MESSAGES = frozenset({"send", "recv"})
+HOST_TRANSFER = "host transfer"
+
+
+class ArrayShape(NamedTuple):
+    """The dtype and the dimensions of an array."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+
+class MatmulShape(NamedTuple):
+    """``[batch, m, k] @ [batch, k, n]``; for a convolution, m is whatever remains."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstructionShape:
+    """The form of one launched instruction.
+
+    Attributes:
+        results: its arrays.
+        result_bytes: their bytes.
+        operands: names of the instructions that it reads, looking through bitcasts and barriers.
+        operand_arrays: their arrays.
+        matmul: its largest one; None if it has none, or the shape is unknown.
+        passes: number of lower-precision passes that the hardware runs it in; 6 for ``bf16_x6``.
+        is_full_float32: whether its precision rules out TF32.
+        is_elementwise: whether every result element comes from one element of each operand.
+        target: target of a custom call; `HOST_TRANSFER` for messages to and from the host.
+    """
+
+    results: tuple[ArrayShape, ...] = ()
+    result_bytes: int = 0
+    operands: tuple[str, ...] = ()
+    operand_arrays: tuple[ArrayShape, ...] = ()
+    matmul: MatmulShape | None = None
+    passes: int = 1
+    is_full_float32: bool = False
+    is_elementwise: bool = False
+    target: str = ""
+
+    @property
+    def is_host_transfer(self) -> bool:
+        """Whether it is a message to or from the host."""
+        return self.target == HOST_TRANSFER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstructionRecord:
+    """One instruction that a device launches, and the cost of one run of it.
+
+    Attributes:
+        name: its name, unique in `module`.
+        module: name of the program.
+        computation: name of the computation that it is in.
+        opcode: as in the text: ``fusion``, ``all-gather-start`` ….
+        op_name: JAX's name stack for it, or for its largest matmul.
+        scope: named scopes of `op_name`, joined by ``/``.
+        phase: phase of its largest matmul, else of `op_name`.
+        runs: runs in one step; 0 in a branch that is not counted. If devices differ, the mean,
+            rounded up.
+        flops_by_dtype: matmul FLOPs, including those in a fusion, by operand dtype.
+        flops_by_phase: the same by phase.
+        vector_matmuls: the part of the matmul FLOPs that vector units run, as products and sums.
+        kernels: names of the custom kernels that it runs.
+        elementwise: FLOPs of everything that is not a matmul, by XLA's rules.
+        hbm_bytes: bytes that it reads from and writes to HBM.
+        collective: the collective that it starts; `Collective.times` is 1.
+        device_groups: the devices that exchange data in it; empty if the text does not say.
+        estimated_cycles: XLA's own estimate, which TPU programs carry; None elsewhere.
+        started_by: name of the start that this instruction completes (``…-done``, or the last
+            fusion of a chain that carries a collective along).
+        starts_chain: whether it is the first fusion of such a chain.
+        host_bytes: bytes that it copies between HBM and the host's memory.
+        to_host: whether it copies them to the host.
+        shape: its arrays, and the shape of its largest matmul.
+        unaccounted: reasons why some of its FLOPs are unknown.
+    """
+
+    name: str
+    module: str
+    computation: str
+    opcode: str
+    op_name: str = ""
+    scope: str = ""
+    phase: FlopPhase = "other"
+    runs: int = 0
+    flops_by_dtype: Mapping[str, int] = field(default_factory=dict)
+    flops_by_phase: Mapping[str, int] = field(default_factory=dict)
+    vector_matmuls: int = 0
+    kernels: tuple[str, ...] = ()
+    elementwise: int = 0
+    hbm_bytes: int = 0
+    collective: Collective | None = None
+    device_groups: tuple[tuple[int, ...], ...] = ()
+    estimated_cycles: int | None = None
+    started_by: str = ""
+    starts_chain: bool = False
+    host_bytes: int = 0
+    to_host: bool = False
+    shape: InstructionShape = field(default_factory=InstructionShape)
+    unaccounted: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Matmul FLOPs of one run."""
+        return sum(self.flops_by_dtype.values())
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it runs on vector units only: no matmul, or none for a matrix unit."""
+        return self.flops == self.vector_matmuls
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it only runs other instructions, which have records of their own."""
+        return self.opcode in _CONTROL
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it starts work that overlaps the instructions that follow."""
+        return self.starts_chain or self.opcode.endswith("-start") or self.opcode in _MESSAGES
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it starts or completes work that overlaps other instructions."""
+        return self.opcode.endswith(("-start", "-update", "-done"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramCosts:
+    """A compiled program, instruction by instruction.
+
+    Attributes:
+        name: name of its module.
+        devices: number of devices that it is partitioned over.
+        state: arrays that it takes and returns in the same form, such as weights.
+        results: arrays that it computes and returns.
+        records: by the instructions' names.
+        executed: the count of the same program.
+    """
+
+    name: str
+    devices: int
+    state: frozenset[ArrayShape]
+    results: tuple[ArrayShape, ...]
+    records: Mapping[str, InstructionRecord]
+    executed: ExecutedCount

@@ -1,0 +1,217 @@
+"""Matmuls of a jaxpr that a compiler may avoid.
+
+Two equations have one value if primitive, parameters and operands are equal (common
+subexpressions). What depends on nothing that a loop changes is equal in all of its iterations. Of
+rows that a broadcast made alike, one product is needed. A product without a sum, one of whose
+operands has no dimension of its own, only scales the other one: it is a multiplication. In what is
+not followed (branches, `while` loops, shards, kernels, groups that depend on data), nothing is
+avoidable.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from mfu_jax.flops.count import operation
+from mfu_jax.flops.scopes import read_scope
+from mfu_jax.flops.traced.jaxprs import inner_jaxprs, is_call, scan_of
+from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS
+from mfu_jax.flops.traced.rules import RULES
+from mfu_jax.flops.undifferentiated import Purpose
+from mfu_jax.util.jax_internals import Literal
+
+_ELEMENTWISE = frozenset(
+    "add convert_element_type copy div exp integer_pow log logistic max min mul name neg "
+    "reduce_precision rsqrt sharding_constraint stop_gradient sub tanh".split()
+)
+_KEPT_APART = "optimization_barrier"
+
+
+class _Value(NamedTuple):
+    """One value: equal ones have the same number.
+
+    Attributes:
+        number: identifies it.
+        depth: how many of the enclosing loops change it.
+        alike: dimensions along which all of its elements are equal, as a broadcast made them.
+    """
+
+    number: int
+    depth: int
+    alike: frozenset[int] = frozenset()
+
+
+def avoidable_work(jaxpr: Any, purpose: Callable[[Any], Purpose | None]) -> dict[str, int]:
+    """FLOPs of matmuls that a compiler may avoid, keyed as `FlopCount.by_operation`.
+
+    Args:
+        jaxpr: the open jaxpr of a whole function.
+        purpose: of a matmul that is not differentiated.
+    """
+    numbering = _Numbering(purpose)
+    numbering.walk(jaxpr, [numbering.new() for _ in jaxpr.invars], "")
+    return dict(numbering.repeated)
+
+
+class _Numbering:
+    """Numbers the values of a jaxpr in order, and adds up what is computed again."""
+
+    def __init__(self, purpose: Callable[[Any], Purpose | None]) -> None:
+        self.purpose = purpose
+        self.repeated: Counter[str] = Counter()
+        self.lengths: list[int] = []  # of the enclosing loops, the outermost first
+        self._values: dict[Hashable, _Value] = {}
+        self._numbers = itertools.count()
+
+    def new(self) -> _Value:
+        """A value that equals no other one."""
+        return _Value(next(self._numbers), len(self.lengths))
+
+    def walk(self, jaxpr: Any, given: Sequence[_Value], stack: str) -> list[_Value]:
+        """Numbers a jaxpr's values, given those of its inputs; returns those of its results."""
+        known = dict(zip(jaxpr.invars, given, strict=True))
+
+        def read(atom: Any) -> _Value:
+            if isinstance(atom, Literal):
+                return self._of(("literal", str(atom.aval), str(atom.val)), ())
+            return known[atom] if atom in known else self._of(("constant", atom), ())
+
+        for eqn in jaxpr.eqns:
+            results = self._equation(eqn, [read(v) for v in eqn.invars], stack)
+            known.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _of(
+        self, key: Hashable, operands: Sequence[_Value], alike: frozenset[int] = frozenset()
+    ) -> _Value:
+        """The value of an expression."""
+        if key not in self._values:
+            depth = max((operand.depth for operand in operands), default=0)
+            self._values[key] = _Value(next(self._numbers), depth, alike)
+        return self._values[key]
+
+    def _equation(self, eqn: Any, given: list[_Value], stack: str) -> list[_Value]:
+        name = eqn.primitive.name
+        if name == "scan":
+            return self._scan(eqn, given, _inside(stack, eqn))
+        if is_call(eqn) and name not in RULES:
+            ((jaxpr,),) = inner_jaxprs(eqn.params).values()
+            if len(jaxpr.invars) == len(given) and len(jaxpr.outvars) == len(eqn.outvars):
+                return self.walk(jaxpr, given, _inside(stack, eqn))
+        is_opaque = bool(eqn.effects) or bool(inner_jaxprs(eqn.params))
+        if is_opaque or name == _KEPT_APART or name in RAGGED_DOTS:
+            return [self.new() for _ in eqn.outvars]
+        key = (name, _hashable(eqn.params), tuple(value.number for value in given))
+        if name in RULES:
+            self._matmul(eqn, key, given, stack)
+        alike = _alike(eqn, given)
+        return [self._of((key, index), given, alike) for index in range(len(eqn.outvars))]
+
+    def _matmul(self, eqn: Any, key: Hashable, given: Sequence[_Value], stack: str) -> None:
+        needed = Fraction(0)
+        if (key, 0) not in self._values and not _only_scales(eqn):
+            needed = Fraction(math.prod(self.lengths[: max(value.depth for value in given)]))
+            needed /= math.prod(eqn.outvars[0].aval.shape[d] for d in _alike(eqn, given))
+        if again := math.prod(self.lengths) - needed:
+            stack = _inside(stack, eqn)
+            phase, scope = read_scope(stack, drop_last=False)
+            if phase == "forward" and "jvp(" not in stack:
+                phase = self.purpose(eqn) or phase
+            name = operation(phase, scope, eqn.primitive.name)
+            self.repeated[name] += int(again * RULES[eqn.primitive.name](eqn))
+
+    def _scan(self, eqn: Any, given: list[_Value], stack: str) -> list[_Value]:
+        scan = scan_of(eqn)
+        start = scan.consts + scan.carries
+        self.lengths.append(scan.length)
+        loop = self.new()
+        inputs = [
+            *given[: scan.consts],
+            *(
+                before if after is carried else self.new()
+                for before, carried, after in zip(
+                    given[scan.consts : start],
+                    scan.body.invars[scan.consts : start],
+                    scan.body.outvars,
+                    strict=False,
+                )
+            ),
+            *(self._of(("slice", loop, whole.number), (loop,)) for whole in given[start:]),
+        ]
+        self.walk(scan.body, inputs, stack)
+        self.lengths.pop()
+        return [self.new() for _ in eqn.outvars]
+
+
+def _inside(stack: str, eqn: Any) -> str:
+    """The name stack inside an equation under `stack`."""
+    own = str(eqn.source_info.name_stack)
+    return f"{stack}/{own}" if stack and own else stack or own
+
+
+def _alike(eqn: Any, given: Sequence[_Value]) -> frozenset[int]:
+    """The dimensions along which all elements of an equation's result are equal."""
+    name, params = eqn.primitive.name, eqn.params
+    shapes = [getattr(v.aval, "shape", ()) for v in eqn.invars]
+    found: Iterable[int] = ()
+    if name == "broadcast_in_dim":
+        kept = dict(enumerate(params["broadcast_dimensions"]))
+        spread = {
+            to
+            for of, to in kept.items()
+            if shapes[0][of] < params["shape"][to] or of in given[0].alike
+        }
+        found = spread.union(range(len(params["shape"]))).difference(set(kept.values()) - spread)
+    elif name == "transpose":
+        found = (to for to, of in enumerate(params["permutation"]) if of in given[0].alike)
+    elif name == "reshape":
+        before, after = (
+            [(d, size) for d, size in enumerate(shape) if size > 1]
+            for shape in (shapes[0], params["new_sizes"])
+        )
+        if [size for _, size in before] == [size for _, size in after]:
+            pairs = zip(before, after, strict=True)
+            found = (to for (of, _), (to, _) in pairs if of in given[0].alike)
+    elif name == "dot_general":
+        contracted, batch = params["dimension_numbers"]
+        free = len(batch[0])
+        found = [i for i, of in enumerate(zip(*batch, strict=True)) if _both(of, given)]
+        for side in (0, 1):
+            summed = {*contracted[side], *batch[side]}
+            for dimension in sorted(set(range(len(shapes[side]))) - summed):
+                found += [free] if dimension in given[side].alike else []
+                free += 1
+    elif name in _ELEMENTWISE:
+        arrays = [value.alike for value, shape in zip(given, shapes, strict=True) if shape]
+        found = frozenset.intersection(*arrays) if arrays else ()
+    return frozenset(found)
+
+
+def _both(dimensions: tuple[int, int], given: Sequence[_Value]) -> bool:
+    return all(d in value.alike for d, value in zip(dimensions, given, strict=False))
+
+
+def _only_scales(eqn: Any) -> bool:
+    """Whether one operand of a product without a sum has no dimension of its own."""
+    if eqn.primitive.name != "dot_general":
+        return False
+    (contracted, _), batch = eqn.params["dimension_numbers"]
+    ranks = (len(operand.aval.shape) for operand in eqn.invars[:2])
+    return not contracted and any(n == len(d) for n, d in zip(ranks, batch, strict=True))
+
+
+def _hashable(params: Mapping[str, Any]) -> Hashable:
+    """Parameters as a key; what cannot be compared equals only itself."""
+    found = []
+    for name, value in sorted(params.items()):
+        try:
+            hash(value)
+        except TypeError:
+            value = id(value)
+        found.append((name, value))
+    return tuple(found)

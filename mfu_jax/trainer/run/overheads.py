@@ -53,7 +53,7 @@ def known_overheads(config: Config) -> dict[str, int]:
     experts = _training_flops(rows, lambda row: f"{EXPERTS}/" in row.component)
     halves = _training_flops(rows, lambda row: row.component.endswith(_WHOLE_HALVES))
     others = config.tensor * config.dcn_tensor_parallelism - 1
-    neighbours = config.expert * config.dcn_expert_parallelism - 1
+    other_expert_devices = config.expert * config.dcn_expert_parallelism - 1
     is_dropless = config.num_experts > 1 and config.capacity_factor <= 0
     repeated = halves * others * worked if is_dropless else Fraction(0)
     beyond = _sum(rows) - _sum(flops_breakdown(config, "dense"))
@@ -67,7 +67,7 @@ def known_overheads(config: Config) -> dict[str, int]:
         "gradients below the first layer": below - below_attention,
         "halves of adapters on every device": repeated,
         # Sorted with a device's own rows; grouped kernels skip them, counting by shape does not.
-        "rows of other devices' experts": (experts * worked + repeated) * neighbours
+        "rows of other devices' experts": (experts * worked + repeated) * other_expert_devices
         if is_dropless
         else Fraction(0),
     }

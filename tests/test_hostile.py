@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hostile import hostile_inputs, render
+from tests.campaigns.hostile import hostile_inputs, render
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc"

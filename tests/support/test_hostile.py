@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.hostile import failures
+from tests.campaigns.hostile import failures
 
 SOUND = {
     "raised": "",

@@ -20,9 +20,9 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
 from mfu_jax.util.failsafe import Boundary
+from tests.campaigns.stragglers import PROCESSES, draw, run_job
 from tests.support.fake_device import FakeClock, FakeDevice, FakeWatcher
 from tests.support.paths import ROOT
-from tests.support.straggler_campaign import PROCESSES, draw, run_job
 from tests.support.work import HANG_SECONDS
 
 
@@ -197,7 +197,7 @@ def test_the_timer_tells_what_the_loop_did() -> None:
 
 @pytest.mark.slow
 def test_a_slow_process_is_named_in_a_job_of_real_ones() -> None:
-    """A sample of `tests.support.straggler_campaign`; all its kinds are run by hand."""
+    """A sample of `tests.campaigns.stragglers`; all its kinds are run by hand."""
     plants = [(kind, victim) for kind, victim in draw(14, 3) if kind in ("data", "before")][:2]
     assert PROCESSES == 4
     for episode in run_job(plants):

@@ -13,7 +13,7 @@ from mfu_jax.dumps.program import ProgramDump, Topology
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.planning.targets import parse_target
 from mfu_jax.profiling.profile import Profile, read_profile
-from scripts.campaigns.faults.scheduled_trace import write_scheduled
+from tests.campaigns.planted.scheduled_trace import write_scheduled
 
 V5E = parse_target(topology="v5e:2x4")
 MILLISECOND = 1_500_000  # cycles

@@ -1,9 +1,9 @@
 """Kills training jobs again and again, and compares the report with what the killer saw.
 
-    python -m tests.support.kill_campaign                    # 200 kills of real trainer processes:
+    python -m tests.campaigns.kills.__main__                    # 200 kills of real trainer processes:
                                                              # some 10 minutes on two quiet cores
-    python -m tests.support.kill_campaign folder=DIR         # the same, kept; again: it goes on
-    python -m tests.support.kill_campaign kind=loop kills=3  # one job
+    python -m tests.campaigns.kills.__main__ folder=DIR         # the same, kept; again: it goes on
+    python -m tests.campaigns.kills.__main__ kind=loop kills=3  # one job
 
 The truth is in marks that the job writes itself, beside all loggers, and in the killer's own log of
 starts, kills and ends. Kinds: ``loop``, a loop around a `MetricLogger`; ``pair``, two processes of
@@ -26,10 +26,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mfu_jax.util.arguments import parse
-from scripts.campaigns.faults.processes import Child, fork
-from tests.support.kill_errors import Errors, compare, table
-from tests.support.kill_jobs import Job, run_loop, run_trainer
-from tests.support.kill_truth import Seen, read_log, write_log
+from tests.campaigns.children import Child, fork
+from tests.campaigns.kills.errors import Errors, compare, table
+from tests.campaigns.kills.jobs import Job, run_loop, run_trainer
+from tests.campaigns.kills.truth import Seen, read_log, write_log
 
 # Kind and seed of each job, the longest first: two of them run at a time.
 WHOLE = (("trainers", 0), ("trainer", 1), ("trainer", 2))
@@ -172,7 +172,7 @@ def run_whole(folder: Path, kills: int, workers: int) -> Errors:
                 kind, seed = waiting.pop(0)
                 keys = [f"kind={kind}", f"seed={seed}", f"kills={kills}"]
                 keys += [f"folder={folder / f'{kind}{seed}'}"]
-                command = [sys.executable, "-m", "tests.support.kill_campaign", *keys]
+                command = [sys.executable, "-m", "tests.campaigns.kills.__main__", *keys]
                 running.append(subprocess.Popen(command))
             time.sleep(0.2)
             running = [job for job in running if job.poll() is None]

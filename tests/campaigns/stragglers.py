@@ -1,8 +1,8 @@
 """Four real processes over loopback, one of them slow in a known way: is it named, and why?
 
-    python -m tests.support.straggler_campaign                # 100 plants, 100 healthy runs:
+    python -m tests.campaigns.stragglers                # 100 plants, 100 healthy runs:
                                                              # some 20 minutes on two quiet cores
-    python -m tests.support.straggler_campaign --keep=FILE    # the same; again: it goes on
+    python -m tests.campaigns.stragglers --keep=FILE    # the same; again: it goes on
 
 Every run is an episode of a job: a fresh `MetricLogger` over steps with gloo collectives, with a
 delay planted in one process, or in none. The parent draws the plants; process 0 prints what the
@@ -78,7 +78,7 @@ def run_job(plants: list[tuple[str, int]]) -> Iterator[Episode]:
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     }
-    command = [sys.executable, "-m", "tests.support.straggler_campaign", "--worker"]
+    command = [sys.executable, "-m", "tests.campaigns.stragglers", "--worker"]
     text = json.dumps(plants)
     workers = [
         subprocess.Popen(

@@ -11,7 +11,7 @@ from pathlib import Path
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.runs.goodput.run_time import CATEGORIES
 from mfu_jax.runs.goodput.wall_clock import read_run
-from tests.support.kill_truth import Seen, truth_of
+from tests.campaigns.kills.truth import Seen, truth_of
 
 # What the promise allows: the larger of both.
 _MOST_SECONDS, _MOST_SHARE = 0.2, 0.01

@@ -1,6 +1,6 @@
 """The step over eight virtual devices against the step of one: every axis alone, and combinations.
 
-    python -m tests.support.mesh_campaign [--topology=v5e:2x4] [REGEX]
+    python -m tests.campaigns.meshes [--topology=v5e:2x4] [REGEX]
 
 trains dense layers and experts ten steps on each mesh, and prints the largest difference of a
 loss, what the eight devices execute beyond the one, and the ledger's residual. CI runs `SAMPLE`.

@@ -1,6 +1,6 @@
 """How often a sweep finds the fastest point, over random models whose best point is known.
 
-    python -m tests.support.sweep_campaign [MODELS]
+    python -m tests.campaigns.sweeps [MODELS]
 
 Memory and time of the models are straight lines in the batch (`planned_models`).
 """

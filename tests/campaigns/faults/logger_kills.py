@@ -13,8 +13,8 @@ from typing import Any
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import make_sink
-from scripts.campaigns.faults.processes import fork
-from scripts.campaigns.faults.rows import FaultRow
+from tests.campaigns.children import fork
+from tests.campaigns.promises import FaultRow
 
 _FINAL_STEPS = 40  # of the resumed run
 

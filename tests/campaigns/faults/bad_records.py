@@ -15,7 +15,7 @@ import numpy as np
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink, make_sink
-from scripts.campaigns.faults.rows import FaultRow
+from tests.campaigns.promises import FaultRow
 
 STEPS = 20
 BAD_STEP = 7

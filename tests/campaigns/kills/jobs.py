@@ -17,7 +17,7 @@ from typing import Any
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.train import start_journal
 from mfu_jax.trainer.config.pyconfig import load
-from tests.support.kill_truth import Marks
+from tests.campaigns.kills.truth import Marks
 
 CHECKPOINT_EVERY, EVAL_EVERY = 20, 30
 STEP_SECONDS, EVAL_SECONDS, SAVE_SECONDS, RESTORE_SECONDS = 0.02, 0.1, 0.06, 0.05
@@ -104,7 +104,7 @@ def run_loop(job: Job) -> int:
 
 def run_trainer(job: Job) -> int:
     """The reference trainer, as its `main` runs it; marks are put around what its loop calls."""
-    from scripts.campaigns.faults.trainer_kills import MODEL
+    from tests.campaigns.faults.trainer_kills import MODEL
 
     marks = Marks(job.marks)
     keys = [*MODEL, f"steps={job.steps}", f"checkpoint_period={CHECKPOINT_EVERY}"]

@@ -1,6 +1,6 @@
 """Counts false alarms and missed differences of A/B verdicts over simulated pairs of runs.
 
-By hand: ``python -m tests.support.comparison_campaign [PAIRS [SEED [STEPS …]]]``
+By hand: ``python -m tests.campaigns.comparisons [PAIRS [SEED [STEPS …]]]``
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from scripts.campaigns.faults.processes import Child, fork
-from scripts.campaigns.faults.rows import FaultRow
-from scripts.campaigns.kill_processes import ProcessPair, read_losses, run_with_kills
+from tests.campaigns.children import Child, fork
+from tests.campaigns.faults.two_processes import ProcessPair, read_losses, run_with_kills
+from tests.campaigns.promises import FaultRow
 from tests.support.trainer_process import SIZES
 
 STEPS = 30

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink, StepRecord
-from scripts.campaigns.faults.rows import FaultRow
+from tests.campaigns.promises import FaultRow
 
 STEPS = 100
 _SECONDS = 0.25

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import JsonlSink, Sink, StepRecord
-from scripts.campaigns.faults.rows import FaultRow
+from tests.campaigns.promises import FaultRow
 
 STEPS = 200
 _STEP_SECONDS = 0.002

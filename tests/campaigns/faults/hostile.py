@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from scripts.campaigns.faults.rows import FaultRow
-from tests.support.hostile import Result, hostile_inputs
+from tests.campaigns.hostile import Result, hostile_inputs
+from tests.campaigns.promises import FaultRow
 
 
 def rows(count: int, seed: int) -> list[FaultRow]:

@@ -1,6 +1,6 @@
 """Plants faults in the reference trainer's step for a TPU that is not attached; asks for advice.
 
-    python -m scripts.campaigns.planted_on_tpu [--only chain,remat] [--topology v6e:2x4]
+    python -m tests.campaigns.planted.on_tpu [--only chain,remat] [--topology v6e:2x4]
         [--programs FOLDER] [--write]
 
 Each step is compiled for one chip with and without the fault. A trace of the faulty step is built
@@ -24,9 +24,9 @@ from mfu_jax.dumps.files import load, write
 from mfu_jax.planning.targets import Target, parse_target
 from mfu_jax.util.formatting import columns
 from scripts import results
-from scripts.campaigns.faults.on_accelerators import FAULTS, Side
-from scripts.campaigns.faults.scheduled_trace import Schedule, write_scheduled
 from scripts.records.absent_devices import TPU_ENVIRONMENT
+from tests.campaigns.planted.scheduled_trace import Schedule, write_scheduled
+from tests.campaigns.planted.step_faults import FAULTS, Side
 
 _WITHIN = 0.2
 _LEAST = 0.05  # of a step: smaller gains deserve no advice
@@ -86,7 +86,7 @@ def _program(name: str, topology: str, programs: Path) -> Path:
     name = "healthy" if _side(name) == Side() else name
     path = programs / f"{topology} {name}.mfu"
     if not path.exists():
-        command = [sys.executable, "-m", "scripts.campaigns.planted_on_tpu", "--topology", topology]
+        command = [sys.executable, "-m", "tests.campaigns.planted.on_tpu", "--topology", topology]
         environment = {**os.environ, **TPU_ENVIRONMENT, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
         subprocess.run([*command, "--compile", name, str(path)], env=environment, check=True)
     return path

@@ -26,7 +26,7 @@ from mfu_jax.layers.attention.ops import (
 
 from mfu_jax.trainer import loop as trainer
 from mfu_jax.trainer.step import train_step as trainer_step
-from scripts.campaigns.faults.turns import TurnedTrainer
+from tests.campaigns.planted.turns import TurnedTrainer
 
 _KEYS = ("dataset_type=synthetic", "max_target_length=256", "per_device_batch_size=4")
 # A step of some 50 ms on an H100.

@@ -1,6 +1,6 @@
 """Counts many random integer loops, and prints each that is counted wrongly without saying so.
 
-    python -m tests.support.integer_campaign --count 10000 --first 0 --counter traced
+    python -m tests.campaigns.integers --count 10000 --first 0 --counter traced
 
 Every other one has integers from its arguments.
 """

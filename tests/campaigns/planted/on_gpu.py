@@ -1,6 +1,6 @@
 """Plants faults in the reference trainer's step on this machine's GPU; asks for advice.
 
-    python -m scripts.campaigns.planted_on_gpu [--only chain,remat] [--turns 7] [--steps 10]
+    python -m tests.campaigns.planted.on_gpu [--only chain,remat] [--turns 7] [--steps 10]
         [--keep FOLDER] [--write]
 
 Every step is compiled with and without the fault. Then the two take turns at running, untraced; a
@@ -24,7 +24,7 @@ from typing import Any
 
 from mfu_jax.util.formatting import columns
 from scripts import results
-from scripts.campaigns.faults.on_accelerators import ON_GPU, FaultPair, Side
+from tests.campaigns.planted.step_faults import ON_GPU, FaultPair, Side
 
 _WITHIN = 0.2
 _LEAST = 0.05  # of a step: smaller gains deserve no advice

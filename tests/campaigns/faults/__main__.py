@@ -1,6 +1,6 @@
 """The cost of each kind of fault: kills, bad sinks, full disks, bad records, clocks, hostile input.
 
-    python -m scripts.campaigns.fault_matrix [--seed 0] [--scale 1.0]
+    python -m tests.campaigns.faults.__main__ [--seed 0] [--scale 1.0]
         [--only logger-kills,disks] [--write]
 
 Prints the table. Scale 1 is about 500 kills and 3,000 hostile inputs: a quarter of an hour on two
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scripts import results
-from scripts.campaigns.faults import (
+from tests.campaigns.faults import (
     bad_records,
     bad_sinks,
     clocks,
@@ -26,7 +26,7 @@ from scripts.campaigns.faults import (
     logger_kills,
     trainer_kills,
 )
-from scripts.campaigns.faults.rows import FaultRow
+from tests.campaigns.promises import FaultRow
 
 _TRAINER_KILLS = {"training": 24, "checkpoint": 16, "resume": 16}
 

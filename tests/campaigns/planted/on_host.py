@@ -1,6 +1,6 @@
 """Plants one fault after another in the reference trainer, and asks `mfu-jax profile` for advice.
 
-    python -m scripts.campaigns.planted_faults [--only sync,data] [--pairs 3]
+    python -m tests.campaigns.planted.on_host [--only sync,data] [--pairs 3]
         [--most-pairs 9] [--steps 8] [--platform gpu] [--write]
 
 For each fault, it prints the first advice with its expected gain, the median over all turns, and
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.child:
         print(json.dumps(_measured(arguments.child, arguments)))
         return 0
-    from scripts.campaigns.faults.planted import FAULTS, HOST_FAULTS
+    from tests.campaigns.planted.trainer_faults import FAULTS, HOST_FAULTS
 
     usual = HOST_FAULTS if arguments.platform == "gpu" else FAULTS
     chosen = arguments.only.split(",") if arguments.only else list(usual)
@@ -97,7 +97,7 @@ def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
     options = [word for name, count in counts.items() for word in (f"--{name}", str(count))]
     process = subprocess.run(
         [
-            *(sys.executable, "-m", "scripts.campaigns.planted_faults", "--child", name),
+            *(sys.executable, "-m", "tests.campaigns.planted.on_host", "--child", name),
             *(*options, "--platform", platform),
         ],
         env={**os.environ, **(on_cpu if platform == "cpu" else {"JAX_PLATFORMS": "cuda,cpu"})},
@@ -111,7 +111,7 @@ def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
 def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Step times with and without the fault, and advice from a trace, turn by turn."""
     from mfu_jax.profiling.profile import read_profile
-    from scripts.campaigns.faults.planted import FAULTS, ON_GPU
+    from tests.campaigns.planted.trainer_faults import FAULTS, ON_GPU
 
     times, found = [], []
     with (

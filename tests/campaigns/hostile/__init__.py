@@ -4,7 +4,7 @@
 of 0, 1 or 2, no traceback, one short line on stderr for wrong input, strict JSON for ``--json``,
 under 10 seconds and under 1 GB.
 
-    python -m tests.support.hostile 3000    # prints kind, inputs, failures, and examples
+    python -m tests.campaigns.hostile 3000    # prints kind, inputs, failures, and examples
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any, Self
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.support.hostile.cases import KINDS, Case
-from tests.support.hostile.files import special_files
+from tests.campaigns.hostile.cases import KINDS, Case
+from tests.campaigns.hostile.files import special_files
 from tests.support.paths import ROOT
 
 MOST_SECONDS = 10.0
@@ -83,7 +83,7 @@ class Worker:
 
 def _start() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.hostile.worker"],
+        [sys.executable, "-m", "tests.campaigns.hostile.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,6 +1,6 @@
 """The step of every bundled model at full size, lowered without arrays: its FLOPs by two counts.
 
-    python -m tests.support.full_size_campaign [--topology=v5p:4x4x4] [REGEX]
+    python -m tests.campaigns.models [--topology=v5p:4x4x4] [REGEX]
 
 With `--topology`, the step is lowered for these TPUs (which needs libtpu), weights split over them;
 else for one CPU device. The traced FLOPs are those of one device's step with plain attention.

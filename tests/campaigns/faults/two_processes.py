@@ -1,6 +1,6 @@
 """Kills one of two training processes at random moments: the other's last line, and a resume.
 
-    python -m scripts.campaigns.kill_processes kills=20 seed=0
+    python -m tests.campaigns.faults.two_processes kills=20 seed=0
 
 Prints one line per kill; the last line says whether every step and loss of the killed and resumed
 run equals that of an uninterrupted run.

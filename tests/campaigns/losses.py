@@ -1,6 +1,6 @@
 """Trains tiny models on the demo's text by the command; says how far the loss fell, and the FLOPs.
 
-    python -m tests.support.loss_campaign [--all] [--steps=50] [NAME …]
+    python -m tests.campaigns.losses [--all] [--steps=50] [NAME …]
 
 By default the families whose logits are compared with transformers; `--all`: every bundled model
 whose tiny config is not another's. Exits 1 if a run failed, a loss did not fall, or the FLOPs by

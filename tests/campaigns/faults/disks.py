@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import make_sink
-from scripts.campaigns.faults.processes import fork
-from scripts.campaigns.faults.rows import FaultRow
+from tests.campaigns.children import fork
+from tests.campaigns.promises import FaultRow
 
 STEPS = 300
 _NAMES = ("metrics.jsonl", "metrics.csv", "events")

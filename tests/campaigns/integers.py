@@ -1,13 +1,12 @@
 """Counts many random integer loops, and prints each that is counted wrongly without saying so.
 
-    python -m tests.campaigns.integers --count 10000 --first 0 --counter traced
+    python -m tests.campaigns.integers --count 10000 --seed 0 --counter traced
 
 Every other one has integers from its arguments.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import random
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 from mfu_jax.flops.executed.control_flow import loops
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.integers import evaluation
+from tests.campaigns.promises import Promise, seeded, verdict
 from tests.support.integer_loops import (
     FUEL,
     ONE,
@@ -87,25 +87,29 @@ def _campaign(counter: str, seeds: range, seconds: float) -> Iterator[tuple[int,
         worker.join()
 
 
-def main() -> None:
-    """Runs a campaign. XLA compiles or runs a few programs without end: these are skipped."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
+def main() -> int:
+    """Runs a campaign; 1 if a loop is counted wrongly without saying so.
+
+    XLA compiles or runs a few programs without end: these are skipped.
+    """
+    parser = seeded(__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="programs SEED * COUNT and on")
     parser.add_argument("--counter", choices=("traced", "executed"), default="traced")
     parser.add_argument("--seconds", type=float, default=30, help="limit of one program")
     given = parser.parse_args()
-    gaps = wrong = hung = 0
-    seeds = range(given.first, given.first + given.count)
+    promise, gaps, hung = Promise(f"integer loops, {given.counter}"), 0, 0
+    seeds = range(given.seed * given.count, (given.seed + 1) * given.count)
     for seed, has_gap, finding in _campaign(given.counter, seeds, given.seconds):
+        promise.count += 1
         gaps, hung = gaps + has_gap, hung + (finding == HUNG)
-        wrong += finding not in ("", HUNG)
+        promise.expect(finding in ("", HUNG), f"seed {seed}: {finding}")
         if finding:
             print(f"seed {seed}: {finding}", flush=True)
-        if seed % 100 == 99 or seed == seeds[-1]:
-            done = f"{given.counter} {seeds[0]} to {seed}"
-            print(f"{done}: {gaps} with gaps, {wrong} wrong, {hung} skipped", flush=True)
+        if promise.count % 100 == 0:
+            print(f"{promise.count} of {given.count}", flush=True)
+    promise.worst = f"{gaps} with gaps, {hung} skipped"
+    return verdict([promise])
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -13,7 +13,6 @@ collective), ``inside`` (the process is stopped again and again while it is in t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -25,9 +24,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.campaigns.promises import Promise, seeded, verdict
 
 PROCESSES = 4
 KINDS = ("before", "inside", "after", "data", "python", "busy")
@@ -285,6 +286,19 @@ def table(episodes: Iterable[Episode]) -> str:
     return "\n".join(lines)
 
 
+def promises(episodes: Sequence[Episode]) -> list[Promise]:
+    """95 of 100 delays are named, with their cause, and at most 1 of 100 healthy runs."""
+    delays = Promise("processes with a delay", allowed=0.05)
+    healthy = Promise("healthy jobs", allowed=0.01)
+    for episode in episodes:
+        promise = healthy if episode.kind == "none" else delays
+        promise.count += 1
+        promise.expect(
+            episode.is_right, f"{episode.kind} in process {episode.victim}: {episode.found}"
+        )
+    return [delays, healthy]
+
+
 def _kept(path: Path | None) -> list[Episode]:
     """The episodes that an earlier call wrote."""
     if path is None or not path.exists():
@@ -298,10 +312,9 @@ def main() -> int:
     if sys.argv[1:2] == ["--worker"]:
         work(int(sys.argv[2]), int(sys.argv[3]), [tuple(p) for p in json.loads(sys.argv[4])])
         return 0
-    parser = argparse.ArgumentParser()
+    parser = seeded(__doc__)
     parser.add_argument("--runs", type=int, default=100, help="with a delay")
     parser.add_argument("--healthy", type=int, default=100, help="without")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", default="", help="of all delays")
     parser.add_argument(
         "--keep", type=Path, help="a line of JSON for each run; runs in it are kept"
@@ -321,7 +334,7 @@ def main() -> int:
             f"{episode.kind} in process {episode.victim}: {list(episode.found)}{mark}", flush=True
         )
     print(table(episodes))
-    return 0 if len(episodes) == len(plants) else 1
+    return verdict(promises(episodes)) if len(episodes) == len(plants) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The cost of each kind of fault: kills, bad sinks, full disks, bad records, clocks, hostile input.
 
-    python -m tests.campaigns.faults.__main__ [--seed 0] [--scale 1.0]
+    python -m tests.campaigns.faults [--seed 0] [--scale 1.0]
         [--only logger-kills,disks] [--write]
 
 Prints the table. Scale 1 is about 500 kills and 3,000 hostile inputs: a quarter of an hour on two
@@ -9,7 +9,6 @@ cores. The exit code is 1 if a promise was broken.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -22,15 +21,16 @@ from tests.campaigns.faults import (
     bad_sinks,
     clocks,
     disks,
-    hostile,
     logger_kills,
     trainer_kills,
+    two_processes,
 )
-from tests.campaigns.promises import FaultRow
+from tests.campaigns.hostile import hostile_inputs, promises
+from tests.campaigns.promises import Promise, first_failures, seeded, verdict
 
 _TRAINER_KILLS = {"training": 24, "checkpoint": 16, "resume": 16}
 
-Measure = Callable[[float, int, Path], list[FaultRow]]
+Measure = Callable[[float, int, Path], list[Promise]]
 # Everything that forks comes first: a process that has used a JAX device cannot fork.
 PARTS: dict[str, Measure] = {
     "logger-kills": lambda scale, seed, folder: [
@@ -40,10 +40,10 @@ PARTS: dict[str, Measure] = {
         {kind: _count(count, scale) for kind, count in _TRAINER_KILLS.items()}, seed, folder
     ),
     "two-processes": lambda scale, seed, folder: [
-        trainer_kills.two_processes(_count(20, scale), seed, folder)
+        two_processes.promise(_count(20, scale), seed, folder)
     ],
     "disks": lambda scale, seed, folder: disks.rows(_count(40, scale), seed, folder),
-    "hostile": lambda scale, seed, folder: hostile.rows(_count(3000, scale), seed),
+    "hostile": lambda scale, seed, folder: promises(hostile_inputs(seed, _count(3000, scale))),
     "records": lambda scale, seed, folder: bad_records.rows(folder),
     "clocks": lambda scale, seed, folder: clocks.rows(_count(20, scale), seed),
     "sinks": lambda scale, seed, folder: bad_sinks.rows(folder),
@@ -54,7 +54,7 @@ def _count(count: int, scale: float) -> int:
     return max(1, round(count * scale))
 
 
-def measure(parts: Sequence[str], scale: float, seed: int) -> list[FaultRow]:
+def measure(parts: Sequence[str], scale: float, seed: int) -> list[Promise]:
     """All rows of the named parts."""
     rows = []
     for name in parts:
@@ -68,21 +68,19 @@ def measure(parts: Sequence[str], scale: float, seed: int) -> list[FaultRow]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints, and writes if requested."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = seeded(__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the full counts")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     options = parser.parse_args(arguments)
     wanted = options.only.split(",")
     rows = measure([name for name in PARTS if name in wanted], options.scale, options.seed)
-    shown = [row.shown() for row in rows]
-    failures = [f"{row.kind}: {text}" for row in rows for text in row.failures[:5]]
-    print("\n".join([results.table(shown), *failures]))
+    code = verdict(rows)
     if options.write:
-        notes = [f'Seed {options.seed}. "Lost at most" is the worst case seen.', *failures]
-        results.write("faults", "what is lost, by kind of fault", shown, notes=notes)
-    return 1 if any(row.failures for row in rows) else 0
+        notes = [f"Seed {options.seed}.", *first_failures(rows)]
+        cells = [row.cells() for row in rows]
+        results.write("faults", "what is lost, by kind of fault", cells, notes=notes)
+    return code
 
 
 if __name__ == "__main__":

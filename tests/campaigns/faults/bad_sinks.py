@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import JsonlSink, Sink, StepRecord
-from tests.campaigns.promises import FaultRow
+from tests.campaigns.promises import Promise
 
 STEPS = 200
 _STEP_SECONDS = 0.002
@@ -99,7 +99,7 @@ KINDS: dict[str, Callable[[], BadSink]] = {
 }
 
 
-def rows(folder: Path) -> list[FaultRow]:
+def rows(folder: Path) -> list[Promise]:
     """One row per kind of sink."""
     logging.getLogger("mfu_jax").setLevel(logging.CRITICAL)
     made = [_row(kind, make(), folder / f"{i}") for i, (kind, make) in enumerate(KINDS.items())]
@@ -108,9 +108,9 @@ def rows(folder: Path) -> list[FaultRow]:
     return made
 
 
-def _speed(folder: Path) -> FaultRow:
+def _speed(folder: Path) -> Promise:
     """A hanging, a slow and a raising sink at once: loop speed compared with only healthy sinks."""
-    row = FaultRow("a sink that hangs, one that takes 10 ms and one that raises, at once")
+    row = Promise("a sink that hangs, one that takes 10 ms and one that raises, at once")
     bad: tuple[Callable[[], BadSink], ...] = (
         KINDS["hangs at each write"],
         KINDS["takes 10 ms for a record"],
@@ -123,13 +123,13 @@ def _speed(folder: Path) -> FaultRow:
         after = _loop_seconds(row, [], folder / f"{number}c")
         ratios.append((before + after) / 2 / between)
         row.count += 1
-    row.lost = (
+    row.worst = (
         f"nothing of the others; the loop ran at {statistics.median(ratios):.1%} of its speed"
     )
     return row
 
 
-def _loop_seconds(row: FaultRow, bad: list[BadSink], folder: Path) -> float:
+def _loop_seconds(row: Promise, bad: list[BadSink], folder: Path) -> float:
     """Time of the loop alone, with a healthy JSONL sink beside the bad sinks."""
     folder.mkdir(parents=True)
     path = folder / "metrics.jsonl"
@@ -146,8 +146,8 @@ def _loop_seconds(row: FaultRow, bad: list[BadSink], folder: Path) -> float:
     return spent
 
 
-def _row(kind: str, bad: BadSink, folder: Path) -> FaultRow:
-    row = FaultRow(f"a sink that {kind}", count=1)
+def _row(kind: str, bad: BadSink, folder: Path) -> Promise:
+    row = Promise(f"a sink that {kind}", count=1)
     folder.mkdir(parents=True)
     path = folder / "metrics.jsonl"
     logger = MetricLogger(sinks=[bad, JsonlSink(path)], peak_flops_per_sec=1e12, warmup_steps=0)
@@ -167,5 +167,5 @@ def _row(kind: str, bad: BadSink, folder: Path) -> FaultRow:
     lost = STEPS - bad.written
     told = summary.dropped_records
     row.expect(told == lost, f"{lost} records were lost, the summary says {told}")
-    row.lost = f"{lost} of {STEPS} records, of that sink alone" if lost else "nothing"
+    row.worst = f"{lost} of {STEPS} records, of that sink alone" if lost else "nothing"
     return row

@@ -14,28 +14,28 @@ from pathlib import Path
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import make_sink
 from tests.campaigns.children import fork
-from tests.campaigns.promises import FaultRow
+from tests.campaigns.promises import Promise
 
 STEPS = 300
 _NAMES = ("metrics.jsonl", "metrics.csv", "events")
 
 
-def rows(count: int, seed: int, folder: Path) -> list[FaultRow]:
+def rows(count: int, seed: int, folder: Path) -> list[Promise]:
     """One row per kind of fault; `count` disks of each kind."""
     chance = random.Random(seed)
-    made: list[FaultRow] = []
+    made: list[Promise] = []
     for kind, loop in _KINDS.items():
-        row = FaultRow(kind)
+        row = Promise(kind)
         lost = [
             _one(row, loop, chance.randint(8_000, 60_000), folder / f"{len(made)}-{number}")
             for number in range(count if "disk" in kind else max(1, count // 4))
         ]
-        row.lost = f"{max(lost, default=0)} of {STEPS} records"
+        row.worst = f"{max(lost, default=0)} of {STEPS} records"
         made.append(row)
     return made
 
 
-def _one(row: FaultRow, loop: Callable[[Path, int], int], size: int, folder: Path) -> int:
+def _one(row: Promise, loop: Callable[[Path, int], int], size: int, folder: Path) -> int:
     folder.mkdir(parents=True)
     child = fork(lambda: loop(folder, size), folder.with_suffix(".out"))
     code = child.wait(120.0)

@@ -14,7 +14,7 @@ from typing import Any
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import make_sink
 from tests.campaigns.children import fork
-from tests.campaigns.promises import FaultRow
+from tests.campaigns.promises import Promise
 
 _FINAL_STEPS = 40  # of the resumed run
 
@@ -33,9 +33,9 @@ class Progress:
         return int(struct.unpack("qd", self._map[:16])[0])
 
 
-def kills(count: int, seed: int, folder: Path) -> FaultRow:
+def kills(count: int, seed: int, folder: Path) -> Promise:
     """Kills `count` loops with steps of 0.2 to 20 ms."""
-    row = FaultRow("SIGKILL of a loop with JSONL, CSV and TensorBoard, then a resume")
+    row = Promise("SIGKILL of a loop with JSONL, CSV and TensorBoard, then a resume")
     chance = random.Random(seed)
     most_steps, most_seconds = 0, 0.0
     for number in range(count):
@@ -66,7 +66,7 @@ def kills(count: int, seed: int, folder: Path) -> FaultRow:
         steps = _check(row, where, f"resume {number}")
         wanted = list(range(start + _FINAL_STEPS))
         row.expect(steps == wanted, f"resume {number} has {len(steps)} of {len(wanted)} steps")
-    row.lost = f"{most_steps} completed steps, {most_seconds * 1e3:.0f} ms of training"
+    row.worst = f"{most_steps} completed steps, {most_seconds * 1e3:.0f} ms of training"
     return row
 
 
@@ -88,7 +88,7 @@ def _loop(where: Path, start: int, stop: int, step_seconds: float, progress: Pro
     return 0
 
 
-def _check(row: FaultRow, where: Path, run: str) -> list[int]:
+def _check(row: Promise, where: Path, run: str) -> list[int]:
     """The steps of the JSONL file; a torn line is allowed only at the end."""
     data = (where / "metrics.jsonl").read_bytes() if (where / "metrics.jsonl").exists() else b""
     lines = data.split(b"\n")

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.campaigns.children import Child, fork
-from tests.campaigns.faults.two_processes import ProcessPair, read_losses, run_with_kills
-from tests.campaigns.promises import FaultRow
+from tests.campaigns.promises import Promise
 from tests.support.trainer_process import SIZES
 
 STEPS = 30
@@ -25,8 +24,6 @@ MODEL = (
     f"checkpoint_period={PERIOD}",
     f"steps={STEPS}",
 )
-# A survivor must name the dead process within this time.
-SURVIVOR_SECONDS = 30.0
 _START_SECONDS = 180.0
 
 
@@ -83,7 +80,7 @@ def _trainer(keys: list[str]) -> Callable[[], int]:
     return run
 
 
-def rows(counts: Mapping[str, int], seed: int, folder: Path) -> list[FaultRow]:
+def rows(counts: Mapping[str, int], seed: int, folder: Path) -> list[Promise]:
     """One row per kind: ``training``, ``checkpoint``, ``resume``."""
     chance = random.Random(seed)
     straight = KilledTrainer(folder / "straight")
@@ -92,37 +89,18 @@ def rows(counts: Mapping[str, int], seed: int, folder: Path) -> list[FaultRow]:
     wanted = straight.losses()
     made = []
     for kind, count in counts.items():
-        row = FaultRow(_KINDS[kind][0])
+        row = Promise(_KINDS[kind][0])
         lost = [
             _one(row, KilledTrainer(folder / f"{kind}{number}"), kind, chance, wanted)
             for number in range(count)
         ]
-        row.lost = f"{max(lost, default=0)} steps to train again, no metrics"
+        row.worst = f"{max(lost, default=0)} steps to train again, no metrics"
         made.append(row)
     return made
 
 
-def two_processes(count: int, seed: int, folder: Path) -> FaultRow:
-    """Kills either of two processes `count` times in one run."""
-    row = FaultRow("SIGKILL of one of two processes, at a random moment")
-    kills, killed = run_with_kills(folder / "killed", count, seed=seed)
-    ProcessPair(folder / "whole", f"steps={len(killed)}").wait()
-    for kill in kills:
-        row.count += 1
-        row.expect(
-            f"process {kill.victim} of 2 died" in kill.last_line, f"last line {kill.last_line!r}"
-        )
-        row.expect(
-            kill.survivor_seconds < SURVIVOR_SECONDS, f"{kill.survivor_seconds:.0f} s to the end"
-        )
-    row.expect(killed == read_losses(folder / "whole"), "other losses than without kills")
-    slowest = max(kill.survivor_seconds for kill in kills)
-    row.lost = f"steps since the last checkpoint; the other ended within {slowest:.1f} s"
-    return row
-
-
 def _one(
-    row: FaultRow, job: KilledTrainer, kind: str, chance: random.Random, wanted: list[float]
+    row: Promise, job: KilledTrainer, kind: str, chance: random.Random, wanted: list[float]
 ) -> int:
     """One kill and its resume; returns how many steps had to be repeated."""
     pause = _KINDS[kind][2]

@@ -1,10 +1,4 @@
-"""Kills one of two training processes at random moments: the other's last line, and a resume.
-
-    python -m tests.campaigns.faults.two_processes kills=20 seed=0
-
-Prints one line per kill; the last line says whether every step and loss of the killed and resumed
-run equals that of an uninterrupted run.
-"""
+"""Kills one of two training processes at random moments: the other's last line, and a resume."""
 
 from __future__ import annotations
 
@@ -15,16 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.util.arguments import parse
+from tests.campaigns.promises import Promise
+from tests.support.paths import ROOT
 
-_ROOT = Path(__file__).resolve().parents[2]
 _SIZES = (
     "num_decoder_layers=1 emb_dim=32 mlp_dim=64 num_query_heads=2 num_kv_heads=1 head_dim=16 "
     "max_target_length=32 per_device_batch_size=2 peak_tflops_per_device=5 tensorboard_dir="
@@ -33,6 +26,8 @@ _HANG_SECONDS = 600.0
 _STEPS_A_KILL = 20
 # Long enough for several checkpoints, so that kills also hit one being written.
 _LATEST_SECONDS = 1.0
+# A survivor must name the dead process within this time.
+SURVIVOR_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +65,7 @@ class ProcessPair:
         command += [f"coordinator_address={address}", "num_processes=2"]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.processes: list[Any] = [
-            subprocess.Popen([*command, f"process_id={i}"], cwd=_ROOT, env=env, text=True, **pipes)
+            subprocess.Popen([*command, f"process_id={i}"], cwd=ROOT, env=env, text=True, **pipes)
             for i in range(2)
         ]
         self.errors: list[list[str]] = [[], []]
@@ -129,7 +124,7 @@ def kill_one(folder: Path, *keys: str, victim: int, delay_seconds: float) -> Kil
 
 
 def run_with_kills(
-    folder: Path, kills: int, *, seed: int = 0, report: Any = lambda kill: None
+    folder: Path, kills: int, *, seed: int = 0
 ) -> tuple[list[Kill], list[tuple[int, float]]]:
     """Trains in two processes, killing each in turn at random moments; resumes and finishes.
 
@@ -142,7 +137,6 @@ def run_with_kills(
     for i in range(kills):
         delay = choices.uniform(0, _LATEST_SECONDS)
         done.append(kill_one(folder, *keys, victim=(i + seed) % 2, delay_seconds=delay))
-        report(done[-1])
     codes = ProcessPair(folder, *keys).wait()
     if codes != [0, 0]:
         raise RuntimeError(f"the last resume ended with {codes}")
@@ -156,31 +150,20 @@ def read_losses(folder: Path) -> list[tuple[int, float]]:
     return [(record["step"], record["learning/loss"]) for record in records]
 
 
-def main() -> int:
-    values = parse(sys.argv[1:], keys=("kills", "seed")).values
-    kills, seed = int(values.get("kills", 20)), int(values.get("seed", 0))
-
-    def show(kill: Kill) -> None:
-        print(
-            f"process {kill.victim} killed {kill.delay_seconds:.2f} s after a step; the other "
-            f"ended {kill.survivor_seconds:.2f} s later with {kill.exit_code}: {kill.last_line}",
-            flush=True,
+def promise(count: int, seed: int, folder: Path) -> Promise:
+    """Kills either of two processes `count` times in one run."""
+    row = Promise("SIGKILL of one of two processes, at a random moment")
+    kills, killed = run_with_kills(folder / "killed", count, seed=seed)
+    ProcessPair(folder / "whole", f"steps={len(killed)}").wait()
+    for kill in kills:
+        row.count += 1
+        row.expect(
+            f"process {kill.victim} of 2 died" in kill.last_line, f"last line {kill.last_line!r}"
         )
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        killed, records = run_with_kills(folder / "killed", kills, seed=seed, report=show)
-        pair = ProcessPair(folder / "whole", f"steps={_STEPS_A_KILL * (kills + 1)}")
-        pair.wait()
-        whole = read_losses(folder / "whole")
-    named = sum(f"process {kill.victim} of 2 died" in kill.last_line for kill in killed)
-    slowest = max((kill.survivor_seconds for kill in killed), default=0.0)
-    print(
-        f"{named} of {kills} named; slowest end {slowest:.2f} s; losses "
-        f"{'bitwise equal' if records == whole else 'DIFFER'} over {len(whole)} steps"
-    )
-    return 0 if named == kills and records == whole else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        row.expect(
+            kill.survivor_seconds < SURVIVOR_SECONDS, f"{kill.survivor_seconds:.0f} s to the end"
+        )
+    row.expect(killed == read_losses(folder / "whole"), "other losses than without kills")
+    slowest = max(kill.survivor_seconds for kill in kills)
+    row.worst = f"steps since the last checkpoint; the other ended within {slowest:.1f} s"
+    return row

@@ -4,7 +4,7 @@
 of 0, 1 or 2, no traceback, one short line on stderr for wrong input, strict JSON for ``--json``,
 under 10 seconds and under 1 GB.
 
-    python -m tests.campaigns.hostile 3000    # prints kind, inputs, failures, and examples
+    python -m tests.campaigns.hostile --count 3000 --seed 0
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.campaigns.hostile.cases import KINDS, Case
 from tests.campaigns.hostile.files import special_files
+from tests.campaigns.promises import Promise
 from tests.support.paths import ROOT
 
 MOST_SECONDS = 10.0
@@ -176,22 +177,23 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def render(results: Sequence[Result]) -> str:
-    """Kind, inputs, failures; an example of each failure; the slowest and the largest."""
-    counts = Counter(result.case.kind for result in results)
-    failed = [result for result in results if result.failures]
-    by_kind = Counter(result.case.kind for result in failed)
-    lines = [f"{kind:<12} {n:>6} {by_kind[kind]:>6}" for kind, n in sorted(counts.items())]
-    lines.append(f"{'all':<12} {len(results):>6} {len(failed):>6}")
-    examples = {result.failures[0][-80:]: result for result in reversed(failed)}
-    for result in examples.values():
-        broken = "; ".join(result.failures)
-        lines.append(f"{result.case.kind}: {broken}: {_short(result.argv)}")
-    slowest = max(results, key=lambda result: result.seconds)
-    largest = max(results, key=lambda result: result.growth_bytes)
-    lines.append(f"slowest {slowest.seconds:.1f} s: {_short(slowest.argv)}")
-    lines.append(f"largest {largest.growth_bytes / 1e6:.0f} MB: {_short(largest.argv)}")
-    return "\n".join(lines)
+def promises(results: Sequence[Result]) -> list[Promise]:
+    """One for each kind of input."""
+    by_kind: defaultdict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        by_kind[result.case.kind].append(result)
+    return [_promise(kind, found) for kind, found in by_kind.items()]
+
+
+def _promise(kind: str, results: Sequence[Result]) -> Promise:
+    slowest = max(result.seconds for result in results)
+    largest = max(result.growth_bytes for result in results)
+    return Promise(
+        f"hostile {kind} on the command line",
+        count=len(results),
+        worst=f"one line, at most {slowest:.1f} s and {largest / 2**20:.0f} MiB",
+        failures=[f"{text}: {_short(r.argv)}" for r in results for text in r.failures],
+    )
 
 
 def _short(argv: Sequence[str]) -> str:

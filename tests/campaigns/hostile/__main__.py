@@ -1,12 +1,11 @@
-"""`python -m tests.campaigns.hostile [COUNT [SEED]]`: a campaign; exit code 1 if a promise broke."""
+"""`python -m tests.campaigns.hostile`: exit code 1 if a promise is broken."""
 
 from __future__ import annotations
 
-import sys
+from tests.campaigns.hostile import hostile_inputs, promises
+from tests.campaigns.promises import seeded, verdict
 
-from tests.campaigns.hostile import hostile_inputs, render
-
-given = [int(word) for word in sys.argv[1:]]
-results = hostile_inputs(random_seed=(given[1:] or [0])[0], count=(given or [300])[0])
-print(render(results))
-raise SystemExit(any(result.failures for result in results))
+parser = seeded(__doc__)
+parser.add_argument("--count", type=int, default=300, help="of inputs")
+given = parser.parse_args()
+raise SystemExit(verdict(promises(hostile_inputs(random_seed=given.seed, count=given.count))))

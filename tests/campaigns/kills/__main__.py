@@ -1,9 +1,9 @@
 """Kills training jobs again and again, and compares the report with what the killer saw.
 
-    python -m tests.campaigns.kills.__main__                    # 200 kills of real trainer processes:
-                                                             # some 10 minutes on two quiet cores
-    python -m tests.campaigns.kills.__main__ folder=DIR         # the same, kept; again: it goes on
-    python -m tests.campaigns.kills.__main__ kind=loop kills=3  # one job
+    python -m tests.campaigns.kills                           # 200 kills of real trainers: some
+                                                              # 10 minutes on two quiet cores
+    python -m tests.campaigns.kills --folder DIR              # the same, kept; again: it goes on
+    python -m tests.campaigns.kills --kind loop --kills 3     # one job
 
 The truth is in marks that the job writes itself, beside all loggers, and in the killer's own log of
 starts, kills and ends. Kinds: ``loop``, a loop around a `MetricLogger`; ``pair``, two processes of
@@ -22,14 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from mfu_jax.util.arguments import parse
 from tests.campaigns.children import Child, fork
 from tests.campaigns.kills.errors import Errors, compare, table
 from tests.campaigns.kills.jobs import Job, run_loop, run_trainer
 from tests.campaigns.kills.truth import Seen, read_log, write_log
+from tests.campaigns.promises import seeded
 
 # Kind and seed of each job, the longest first: two of them run at a time.
 WHOLE = (("trainers", 0), ("trainer", 1), ("trainer", 2))
@@ -170,9 +169,9 @@ def run_whole(folder: Path, kills: int, workers: int) -> Errors:
         while waiting or running:
             while waiting and len(running) < workers:
                 kind, seed = waiting.pop(0)
-                keys = [f"kind={kind}", f"seed={seed}", f"kills={kills}"]
-                keys += [f"folder={folder / f'{kind}{seed}'}"]
-                command = [sys.executable, "-m", "tests.campaigns.kills.__main__", *keys]
+                keys = [f"--kind={kind}", f"--seed={seed}", f"--kills={kills}"]
+                keys += [f"--folder={folder / f'{kind}{seed}'}"]
+                command = [sys.executable, "-m", "tests.campaigns.kills", *keys]
                 running.append(subprocess.Popen(command))
             time.sleep(0.2)
             running = [job for job in running if job.poll() is None]
@@ -187,19 +186,23 @@ def run_whole(folder: Path, kills: int, workers: int) -> Errors:
     return Errors.of([compare(*job) for job in zip(names, found, strict=True)])
 
 
-def main(words: Sequence[str]) -> int:
+def main() -> int:
     """Runs one job, or the whole campaign."""
-    values = parse(words, keys=("kills", "kind", "seed", "folder", "workers")).values
-    kills = int(values.get("kills", KILLS))
+    parser = seeded(__doc__)
+    parser.add_argument("--kills", type=int, default=KILLS, help="of each job")
+    parser.add_argument("--kind", help="of one job")
+    parser.add_argument("--folder", type=Path, help="keeps everything")
+    parser.add_argument("--workers", type=int, default=2, help="jobs at a time")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        folder = Path(values.get("folder", name)).absolute()
-        if kind := values.get("kind"):
-            found = Campaign(folder, kind).run(kills, int(values.get("seed", 0)))
+        folder = (given.folder or Path(name)).absolute()
+        if given.kind:
+            found = Campaign(folder, given.kind).run(given.kills, given.seed)
         else:
-            found = run_whole(folder, kills, int(values.get("workers", 2)))
+            found = run_whole(folder, given.kills, given.workers)
     print(table(found))
     return 1 if found.wrong else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

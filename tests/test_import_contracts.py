@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 # A line planted at the end of a file -> the contract that must break.
 PLANTED = {
     ("mfu_jax/hardware/chips.py", "import mfu_jax.train"): "The house",
-    ("mfu_jax/logger/summary.py", "import mfu_jax.cli"): "The house",
+    ("mfu_jax/logger/records/summary.py", "import mfu_jax.cli"): "The house",
     (
         "mfu_jax/flops/executed/control_flow/loops.py",
         "import mfu_jax.flops.traced.control_flow.decisions",
@@ -26,12 +26,15 @@ PLANTED = {
         "mfu_jax/flops/executed/hlo/module.py",
         "import mfu_jax.flops.executed.costs.reader",
     ): "executed:",
-    ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.spans"): "logger:",
+    ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.loop.spans"): "logger:",
     (
         "mfu_jax/profiling/trace/wire.py",
         "import mfu_jax.profiling.breakdown.waterfall",
     ): "profiling:",
-    ("mfu_jax/profiling/breakdown/tables.py", "import mfu_jax.logger.summary"): "Profiles are read",
+    (
+        "mfu_jax/profiling/breakdown/tables.py",
+        "import mfu_jax.logger.records.summary",
+    ): "Profiles are read",
     ("mfu_jax/planning/targets.py", "import mfu_jax.planning.result.plan"): "planning:",
     ("mfu_jax/planning/result/plan.py", "import mfu_jax.trainer.step.train_step"): "Plans are made",
     ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",

@@ -11,8 +11,8 @@ import jax
 
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.trace_reading import READ_SECONDS, TraceReading
-from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
-from mfu_jax.logger.turns import turn
+from mfu_jax.logger.loop.loop_lock import turn
+from mfu_jax.logger.records.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.settings import Settings, parse_steps
 from mfu_jax.storage.trace_folders import move_to_sessions, own_folder
 from mfu_jax.util.failsafe import Boundary, failsafe

@@ -26,7 +26,7 @@ from mfu_jax.instrumentation.counts import (
     unwrap_compiled,
 )
 from mfu_jax.instrumentation.dumping import dump_paths, dump_step
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.settings import Settings
 from mfu_jax.util import jax_internals
 from mfu_jax.util.failsafe import Boundary, failsafe

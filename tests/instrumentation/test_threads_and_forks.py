@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 import mfu_jax
 from mfu_jax.instrumentation import step_observer
-from mfu_jax.logger import turns
+from mfu_jax.logger.loop import loop_lock as turns
 from tests.support.instrumented import PEAK
 from tests.support.sinks import ListSink
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax import cli
-from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
+from mfu_jax.logger.records.non_finite import NON_FINITE_EXIT_CODE
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.trainer.run.checkpoint import CHECKPOINT_EXIT_CODE
 from tests.support.paths import ROOT

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.summary import StepStatistics, Summary
+from mfu_jax.logger.records.summary import StepStatistics, Summary
 from mfu_jax.runs.metrics.foreign import ForeignLines
 from mfu_jax.runs.metrics.lines import (
     foreign_step,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.non_finite import NonFiniteLossError
+from mfu_jax.logger.records.non_finite import NonFiniteLossError
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.run.peers import PEER_LOST_EXIT_CODE, Loss, Peers
 from mfu_jax.trainer.run.relay import Relay

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import JsonlSink, StepRecord
 from mfu_jax.logger.sinks.base import RecordError
-from mfu_jax.logger.summary import Summary
 from tests.support.work import HANG_SECONDS
 
 

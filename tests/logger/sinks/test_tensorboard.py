@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import StepRecord, TensorBoardSink
 from mfu_jax.logger.sinks.base import RecordError
 from mfu_jax.logger.sinks.plots import CurveMemory
-from mfu_jax.logger.summary import Summary
 
 event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from mfu_jax.logger.non_finite import NonFiniteLossError
+from mfu_jax.logger.records.non_finite import NonFiniteLossError
 from tests.support.logger_run import Run
 
 

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mfu_jax.logger.step_cost import StepRates
-from mfu_jax.logger.strict_json import strict
+from mfu_jax.logger.records.step_cost import StepRates
+from mfu_jax.logger.records.strict_json import strict
 from mfu_jax.util.formatting import loss_text, percent, readable
 
 

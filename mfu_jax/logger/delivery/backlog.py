@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.logger.backlog_files import FOLDER, FORMAT, Segment, last_step, segments
+from mfu_jax.logger.delivery.backlog_files import FOLDER, FORMAT, Segment, last_step, segments
 from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.storage.files import set_aside
 

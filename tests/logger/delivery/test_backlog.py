@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mfu_jax.logger.backlog import Backlog
-from mfu_jax.logger.backlog_files import Segment, from_line, last_step, to_line
+from mfu_jax.logger.delivery.backlog import Backlog
+from mfu_jax.logger.delivery.backlog_files import Segment, from_line, last_step, to_line
 from mfu_jax.logger.sinks import CsvSink, JsonlSink, StepRecord, TensorBoardSink
 from tests.support.work import HANG_SECONDS
 
@@ -37,7 +37,7 @@ def test_a_line_is_strict_json_and_gives_the_record_back() -> None:
 def test_a_backlog_whose_disk_fails_keeps_a_bounded_number_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.backlog.WAITING_RECORDS", 3)
+    monkeypatch.setattr("mfu_jax.logger.delivery.backlog.WAITING_RECORDS", 3)
     (tmp_path / "backlog").write_text("a file is in its way")
     backlog = Backlog(tmp_path / "backlog", MADE_BY)
     backlog.add(records(*range(10)))
@@ -82,7 +82,7 @@ def test_the_last_step_of_a_long_file_is_no_part_of_a_number(
     sink.close()
     assert sink.made_by is not None
     for size in range(1, 200):  # every place where the end of the file may begin
-        monkeypatch.setattr("mfu_jax.logger.backlog_files._TAIL_BYTES", size)
+        monkeypatch.setattr("mfu_jax.logger.delivery.backlog_files._TAIL_BYTES", size)
         assert last_step(sink.made_by) == 2
 
 

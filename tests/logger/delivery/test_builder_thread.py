@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mfu_jax.logger.builder_thread import BuilderThread
+from mfu_jax.logger.delivery.builder_thread import BuilderThread
 from tests.support.fake_device import FakeClock
 from tests.support.work import HANG_SECONDS
 
@@ -84,7 +84,7 @@ def test_when_a_call_is_made_nothing_keeps_the_items_before_it_alive() -> None:
 
 
 def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.builder_thread.IDLE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.IDLE_SECONDS", HANG_SECONDS)
     handled = threading.Event()
     thread = BuilderThread(lambda batch: handled.set())
     thread.put(0)
@@ -133,7 +133,7 @@ def test_in_a_hurry_the_thread_is_woken_for_two_items_within_a_period() -> None:
 
 
 def test_without_a_period_each_item_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.builder_thread.IDLE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.IDLE_SECONDS", HANG_SECONDS)
     handled = threading.Semaphore(0)
     thread = BuilderThread(lambda batch: handled.release(), period_seconds=0.0)
     for number in range(5):
@@ -162,7 +162,7 @@ def test_an_error_costs_one_batch_and_not_the_thread(caplog: pytest.LogCaptureFi
 def test_a_stuck_thread_lets_the_run_go_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.builder_thread.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.PATIENCE_SECONDS", 0.0)
     gate = Gate()
     thread = BuilderThread(gate, size=2)
     thread.put(0)
@@ -180,7 +180,7 @@ def test_a_stuck_thread_lets_the_run_go_on(
 def test_a_slow_thread_holds_up_the_run_for_a_bounded_time_in_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.builder_thread.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.PATIENCE_SECONDS", 0.05)
     seen: list[int] = []
 
     def slow(batch: Sequence[int]) -> None:
@@ -200,7 +200,7 @@ def test_a_slow_thread_holds_up_the_run_for_a_bounded_time_in_all(
 
 def test_patience_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
-    monkeypatch.setattr("mfu_jax.logger.builder_thread.time.monotonic", clock.monotonic)
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.time.monotonic", clock.monotonic)
     thread = BuilderThread(len, size=2)
     waited = []
 

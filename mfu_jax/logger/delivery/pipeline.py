@@ -15,19 +15,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.logger.backlog import Backlog, backlogs_of
-from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.delivery.backlog import Backlog, backlogs_of
+from mfu_jax.logger.delivery.builder_thread import BuilderThread
+from mfu_jax.logger.delivery.record_builder import RecordBuilder
+from mfu_jax.logger.delivery.sink_worker import SinkWorker
 from mfu_jax.logger.health.watch import HealthWatch
 from mfu_jax.logger.hosts.watch import HostWatch
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
-from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
-from mfu_jax.logger.records import RecordBuilder
-from mfu_jax.logger.sink_worker import SinkWorker
+from mfu_jax.logger.records.non_finite import LossWatch, NonFiniteLossError
+from mfu_jax.logger.records.strict_json import encodable, strict
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import Sink, StepRecord
-from mfu_jax.logger.strict_json import encodable, strict
-from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary, failsafe
 

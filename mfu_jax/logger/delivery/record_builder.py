@@ -11,18 +11,18 @@ from typing import Any
 import jax
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.diagnosis import Finding, Plausibility, diagnose
-from mfu_jax.logger.scalars import (
+from mfu_jax.logger.records.diagnosis import Finding, Plausibility, diagnose
+from mfu_jax.logger.records.scalars import (
     is_vector,
     plain_number,
     plain_numbers,
     quick_numbers,
     start_copies,
 )
+from mfu_jax.logger.records.step_cost import StepCost, StepRates
+from mfu_jax.logger.records.strict_json import printable
+from mfu_jax.logger.records.summary import StepStatistics, Summary
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.logger.step_cost import StepCost, StepRates
-from mfu_jax.logger.strict_json import printable
-from mfu_jax.logger.summary import StepStatistics, Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.formatting import readable
 

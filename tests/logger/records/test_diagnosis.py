@@ -2,9 +2,9 @@
 
 import pytest
 
-from mfu_jax.logger.diagnosis import diagnose
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.records.diagnosis import diagnose
+from mfu_jax.logger.records.step_cost import StepCost
 from tests.support.sinks import ListSink
 
 

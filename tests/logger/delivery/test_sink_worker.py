@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.backlog import Backlog
-from mfu_jax.logger.sink_worker import MANY_RECORDS, SinkWorker
+from mfu_jax.logger.delivery.backlog import Backlog
+from mfu_jax.logger.delivery.sink_worker import MANY_RECORDS, SinkWorker
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.sinks.base import RecordError
-from mfu_jax.logger.summary import Summary
 from tests.support.fake_device import FakeClock
 from tests.support.sinks import HangingSink, ListSink
 from tests.support.work import HANG_SECONDS
@@ -203,7 +203,7 @@ def test_a_record_that_fails_for_a_while_is_written_once(make: Callable[..., Sin
 def test_a_sink_without_a_backlog_keeps_a_bounded_number_in_memory(
     make: Callable[..., SinkWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.sink_worker.MOST_QUEUE_RECORDS", 3)
+    monkeypatch.setattr("mfu_jax.logger.delivery.sink_worker.MOST_QUEUE_RECORDS", 3)
     sink = HangingSink()
     worker = make(sink)
     worker.put(records(0))
@@ -218,7 +218,7 @@ def test_a_sink_without_a_backlog_keeps_a_bounded_number_in_memory(
 def test_a_backlog_takes_what_memory_does_not_and_gives_it_back_in_order(
     make: Callable[..., SinkWorker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.sink_worker.QUEUE_RECORDS", 5)
+    monkeypatch.setattr("mfu_jax.logger.delivery.sink_worker.QUEUE_RECORDS", 5)
     written, caught_up = threading.Event(), threading.Event()
 
     class Sink(HangingSink):
@@ -348,7 +348,7 @@ def test_without_a_period_every_sink_is_written_at_once(make: Callable[..., Sink
 def test_a_worker_that_failed_with_nothing_to_write_sleeps(
     make: Callable[..., SinkWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.sink_worker.FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("mfu_jax.logger.delivery.sink_worker.FIRST_RETRY_SECONDS", 0.01)
     worker = make(ListSink())
     looks = []
 

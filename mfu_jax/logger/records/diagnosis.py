@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
 
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.records.step_cost import StepCost
 
 # Clocks and peaks are not exact to the last digit; a step at 100.1% of peak is fine.
 TOLERANCE = 0.005

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfu_jax.logger.small_metrics import MOST_NUMBERS
+from mfu_jax.logger.records.drop_large import MOST_NUMBERS
 
 # Anything shorter is below clock resolution, anything longer is over 30 years: not a step.
 SHORTEST_SECONDS = 1e-9

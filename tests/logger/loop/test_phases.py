@@ -17,8 +17,8 @@ import pytest
 
 import mfu_jax
 from mfu_jax.errors import UserError
-from mfu_jax.logger.phases import PhaseBook
-from mfu_jax.logger.step_cost import StepCost, add_costs
+from mfu_jax.logger.loop.phases import PhaseBook
+from mfu_jax.logger.records.step_cost import StepCost, add_costs
 from tests.support.fake_device import FakeClock
 from tests.support.floats import assert_close_as_float32
 from tests.support.paths import SCRIPTS
@@ -81,7 +81,7 @@ def test_an_idle_device_begins_when_the_phase_is_entered() -> None:
 def test_phases_without_a_step_do_not_fill_the_memory(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.phases._MOST_PHASES", 5)
+    monkeypatch.setattr("mfu_jax.logger.loop.phases._MOST_PHASES", 5)
     clock = Clock()
     book = Book(clock)
     alive = []

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from mfu_jax.logger.step_cost import StepCost, StepRates
-from mfu_jax.logger.summary import StepStatistics, Summary, percentile
+from mfu_jax.logger.records.step_cost import StepCost, StepRates
+from mfu_jax.logger.records.summary import StepStatistics, Summary, percentile
 
 
 def statistics(*steps: dict[str, float]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.scalars import plain_number, plain_seconds
+from mfu_jax.logger.records.scalars import plain_number, plain_seconds
 from tests.support.sinks import ListSink
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger import step_numbers
+from mfu_jax.logger.loop import step_numbers
 from tests.support.logger_run import Run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 
-from mfu_jax.logger.step_cost import StepCost, add_costs
+from mfu_jax.logger.records.step_cost import StepCost, add_costs
 
 
 class PhaseTotals:

@@ -10,7 +10,7 @@ from mfu_jax.flops.analytic.conventions import (
     find_convention,
     register_convention,
 )
-from mfu_jax.flops.analytic.overrides import load_model_config
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.totals import compare_conventions, convert_mfu
 
 __all__ = [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.hardware.naming import named
+from mfu_jax.hardware.chips import named
 from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
 from mfu_jax.logger.config import LoggerConfig, LoggerKeys, described, setting
 from mfu_jax.storage.addresses import Address, check_path, path_of
@@ -194,8 +194,8 @@ class Settings(MetricsKeys):
         Raises:
             UserError: it is empty, or not readable.
         """
-        from mfu_jax.flops.analytic.maxtext_keys import parse_override
-        from mfu_jax.flops.analytic.overrides import load_model_config
+        from mfu_jax.flops.analytic.inputs.maxtext_keys import parse_override
+        from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 
         words = parse(self.model_config.split())
         if len(words.names) != 1:

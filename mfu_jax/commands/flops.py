@@ -25,12 +25,12 @@ from fractions import Fraction
 from typing import Any
 
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.flops.analytic.config_files import model_name_of, read_source
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.analytic.maxtext_keys import override_keys, parse_override
+from mfu_jax.flops.analytic.inputs.config_files import model_name_of, read_source
+from mfu_jax.flops.analytic.inputs.maxtext_keys import override_keys, parse_override
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.training import StepConfig
-from mfu_jax.flops.analytic.overrides import load_model_config
 from mfu_jax.flops.analytic.parameters import ParameterCount, count_parameters
 from mfu_jax.flops.analytic.totals import (
     TERA,
@@ -176,12 +176,11 @@ def _traced(
     if "model_type" not in config:
         raise UserError(f"--trace takes a Hugging Face config.json; {source} has no model_type")
     from mfu_jax.flops.pytorch import count_pytorch_model
-    from mfu_jax.flops.pytorch.rows import rows
 
     step = StepConfig(**overrides)
     sequences = integral(step.per_device_batch_size * step.gradient_accumulation_steps)
     counted = count_pytorch_model(config, step.max_target_length)
-    tables = {name: rows(counted, sequences, name) for name in _TRACED}
+    tables = {name: counted.rows(sequences, name) for name in _TRACED}
     sums = {
         name: {
             kind: sum(row["training_flops"] for row in table if row["kind"] == kind)

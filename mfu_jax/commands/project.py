@@ -129,7 +129,7 @@ def _flops_per_token(
         return 6 * numbers["params"], f"{numbers['params']:g} parameters, 6N (no attention)"
     if "model" not in words:
         return None, ""
-    from mfu_jax.flops.analytic.overrides import load_model_config
+    from mfu_jax.flops.analytic.inputs.overrides import load_model_config
     from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, model_flops_per_device
 
     overrides: dict[str, Any] = {"per_device_batch_size": 1}

@@ -2,7 +2,7 @@
 
 Names do not tell: a layer may be called ``optimizer``, and a forward pass after the update looks
 like any other. What a value is computed from and what uses it do tell. `traced` and `executed` each
-describe a program as a list of `Value`s; this module defines the purposes.
+describe a program as a list of `ProgramValue`s; this module defines the purposes.
 
 It is shared deliberately: two definitions of an evaluation could differ with neither count wrong.
 A mistake here moves FLOPs between phases of both counts alike, never in or out of their totals;
@@ -24,7 +24,7 @@ Purpose = Literal["forward", "evaluation", "optimizer"]
 _ORDER: tuple[Purpose, ...] = ("evaluation", "forward", "optimizer")
 
 
-class Value(NamedTuple):
+class ProgramValue(NamedTuple):
     """One value of a program, made by one operation.
 
     Attributes:
@@ -46,8 +46,8 @@ class Value(NamedTuple):
     is_gradient: bool = False
 
 
-def classify(values: Sequence[Value]) -> dict[int, Purpose]:
-    """The purpose of each undifferentiated matmul of a program, by `Value.site`.
+def classify(values: Sequence[ProgramValue]) -> dict[int, Purpose]:
+    """The purpose of each undifferentiated matmul of a program, by `ProgramValue.site`.
 
     - optimizer: it becomes part of a weight's update, or uses gradients and no updated weight;
     - forward: the differentiated function uses it (a rollout, a teacher), or nothing is
@@ -70,7 +70,7 @@ def classify(values: Sequence[Value]) -> dict[int, Purpose]:
 class _WeightUses:
     """Follows weights and gradients forward, and what uses a value backward."""
 
-    def __init__(self, values: Sequence[Value]) -> None:
+    def __init__(self, values: Sequence[ProgramValue]) -> None:
         self.values = values
         self.trains = any(value.is_gradient for value in values)
         self.inputs = self._inputs()

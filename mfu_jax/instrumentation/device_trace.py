@@ -12,7 +12,7 @@ import jax
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.trace_reading import READ_SECONDS, TraceReading
 from mfu_jax.logger.loop.loop_lock import turn
-from mfu_jax.logger.records.non_finite import MEANT_FOR_THE_LOOP
+from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.settings import Settings, parse_steps
 from mfu_jax.storage.trace_folders import move_to_sessions, own_folder
 from mfu_jax.util.failsafe import Boundary, failsafe
@@ -166,7 +166,7 @@ class StepProfile:
                 )
 
     def _failsafe(self, missing: str) -> failsafe:
-        return failsafe(missing, self._boundary, passes=MEANT_FOR_THE_LOOP)
+        return failsafe(missing, self._boundary, passes=RERAISED)
 
 
 def _no_check() -> None:

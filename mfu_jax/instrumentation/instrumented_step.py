@@ -25,7 +25,7 @@ from mfu_jax.instrumentation.step_observer import COUNT_SECONDS, StepObserver
 from mfu_jax.instrumentation.wrapped_step import DisabledStep, WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.records.non_finite import MEANT_FOR_THE_LOOP
+from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.settings import Settings
@@ -177,25 +177,25 @@ class InstrumentedStep(WrappedStep):
                 f"call {self.__name__}.__wrapped__ to go on without logging"
             )
         self._was_called, observer = True, self._observer
-        begun = observer.begin(args, kwargs)
+        pending = observer.before_call(args, kwargs)
         try:
             output = self._run(*args, **kwargs)
         except BaseException as error:
-            observer.failed(begun)
+            observer.call_failed(pending)
             is_first = self._is_jitted_here and not self._has_run
             if is_first and (why := jitting_error(self.__wrapped__, self.__name__, error)):
                 raise why from error
             raise
         self._has_run = True
-        if begun is not None:
+        if pending is not None:
             try:
-                observer.end(begun, args, kwargs, output)
+                observer.after_call(pending, args, kwargs, output)
             except BaseException as error:
                 if not self._keeps(error):
                     raise
         return output
 
-    @failsafe("the metrics of {0.__name__} may not all be written", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("the metrics of {0.__name__} may not all be written", passes=RERAISED)
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is None or self._observer.shares_logger:
             self.close()
@@ -241,7 +241,7 @@ class InstrumentedStep(WrappedStep):
         self._check_has_run("summary()")
         return self.logger.summary() or Summary(steps=0)
 
-    @failsafe("there is no summary", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("there is no summary", passes=RERAISED)
     def close(self) -> Summary | None:
         """Stops logging: writes pending records and the summary. A shared logger stays open.
 
@@ -263,7 +263,7 @@ class InstrumentedStep(WrappedStep):
     def _keeps(self, error: BaseException) -> bool:
         """Whether an interrupt was kept for the next logger call, so that no outputs are lost."""
         logger = self._observer.logger
-        return isinstance(logger, MetricLogger) and logger.interrupt.keep(error)
+        return isinstance(logger, MetricLogger) and logger.interrupt.defer(error)
 
     def _check_has_run(self, asked: str) -> None:
         if not self._has_run:

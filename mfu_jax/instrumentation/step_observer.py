@@ -37,7 +37,7 @@ from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.loop.step_numbers import NEXT
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.records.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
+from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import format_values
@@ -54,7 +54,7 @@ _UNKNOWN = StepCost(model_flops_per_device=None)
 _UNSELECTED = StepProgram(None, marker_only())
 
 
-class Begun(NamedTuple):
+class PendingCall(NamedTuple):
     """A call in progress.
 
     Attributes:
@@ -145,7 +145,7 @@ class StepObserver:
         )
 
     @failsafe("a step of {0.name} is not logged", passes=(UserError,))
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun | None:
+    def before_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PendingCall | None:
         """Called just before the step; returns None if the call is not to be logged.
 
         Raises:
@@ -154,7 +154,7 @@ class StepObserver:
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return None
-        logger.interrupt.throw()
+        logger.interrupt.raise_pending()
         options = self._options
         packed, mark = None, None
         if options.documents is not None:
@@ -165,10 +165,12 @@ class StepObserver:
                 mark = self._begin_trace()
         before = self._programs.begin_call()
         logger.begin_call()
-        return Begun(before, packed, mark)
+        return PendingCall(before, packed, mark)
 
-    @failsafe("a step of {0.name} is not logged", passes=MEANT_FOR_THE_LOOP)
-    def end(self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    @failsafe("a step of {0.name} is not logged", passes=RERAISED)
+    def after_call(
+        self, pending: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         """Called after the step has been dispatched.
 
         Raises:
@@ -176,19 +178,19 @@ class StepObserver:
             UserError: the logger is closed.
             jax.errors.JaxRuntimeError: the device failed in an earlier step.
         """
-        if begun.mark is not None:
-            begun.mark.__exit__(None, None, None)
+        if pending.mark is not None:
+            pending.mark.__exit__(None, None, None)
         program: StepProgram | None = StepProgram(None, (self.current or _UNSELECTED).selection)
         passes = NonFiniteLossError, jax.errors.JaxRuntimeError
         with failsafe(f"MFU of {self.name} is not known", self._boundary, passes=passes):
-            program = self._program_of(begun, args, kwargs, output)
+            program = self._program_of(pending, args, kwargs, output)
         if program is None:
             return
         metrics = self._read(program.selection, output)
         if any(isinstance(value, jax.core.Tracer) for value in metrics.values()):
             self._say_traced()
             return
-        cost = self._cost(program, begun.packed)
+        cost = self._cost(program, pending.packed)
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return
@@ -199,15 +201,15 @@ class StepObserver:
             logger.spans.add_call(logger.next_step - 1, metrics)
             return
         logger.record(NEXT, metrics, cost=cost)
-        if begun.mark is not None:
+        if pending.mark is not None:
             with failsafe("the device trace does not end", self._boundary):
                 self._end_trace()
 
     @failsafe("the device trace has one step more")
-    def failed(self, begun: Begun | None) -> None:
-        """Called instead of `end` if the step raised."""
-        if begun is not None and begun.mark is not None:
-            begun.mark.__exit__(None, None, None)
+    def call_failed(self, pending: PendingCall | None) -> None:
+        """Called instead of `after_call` if the step raised."""
+        if pending is not None and pending.mark is not None:
+            pending.mark.__exit__(None, None, None)
 
     def flops(self) -> StepFlops | None:
         """All counts of the last program run; waits for them."""
@@ -261,11 +263,11 @@ class StepObserver:
         return None if analysis.peaks is None else analysis.peaks.main
 
     def _program_of(
-        self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self, pending: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> StepProgram | None:
         """The program that the call ran; None if JAX is tracing another function."""
         programs = self._programs
-        is_new = self.current is None or programs.has_compiled(begun.before)
+        is_new = self.current is None or programs.has_compiled(pending.before)
         if self.current and (self._is_lost or not (is_new or programs.is_ambiguous)):
             return self.current
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, output))):
@@ -274,7 +276,7 @@ class StepObserver:
         found = None if is_new else programs.look_up(args, kwargs)
         if found is None:
             with programs.lock:
-                if programs.added != begun.before.added:  # by another thread
+                if programs.added != pending.before.added:  # by another thread
                     found = programs.known(Signature.of(self._step_fn, args, kwargs))
                 found = found or self._new_program(args, kwargs, output)
         self.current = found

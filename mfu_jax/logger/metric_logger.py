@@ -39,7 +39,7 @@ from mfu_jax.logger.loop.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.loop.spans import LoopSpans
 from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close
 from mfu_jax.logger.records.drop_large import SmallMetrics
-from mfu_jax.logger.records.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
+from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import Sink
@@ -117,7 +117,7 @@ class MetricLogger:
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
         self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
-        self._small = SmallMetrics(self._pipeline.hurry)
+        self._small = SmallMetrics(self._pipeline.flush_soon)
         watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.interrupt = self._timer.interrupt
@@ -125,7 +125,7 @@ class MetricLogger:
         self.phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
         loop = self._journal, self.spans, self.phases, self._timer, watchdog
         self._compilations = LoopCompilations(*loop)
-        self._compile_log.subscribe(self._compilations.heard)
+        self._compile_log.subscribe(self._compilations.on_compile)
         atexit.register(self._close_quietly)
 
     @staticmethod
@@ -210,9 +210,9 @@ class MetricLogger:
                 self.spans.hold(taken)  # a later eval may still add to it
             self._watchdog.completed((step, now := self._monotonic(), thread))
             taken.overhead_seconds = now - begin - self._timer.waited_seconds
-            if self.interrupt.kept is not None:
-                self.interrupt.throw()
-        except MEANT_FOR_THE_LOOP:
+            if self.interrupt.pending is not None:
+                self.interrupt.raise_pending()
+        except RERAISED:
             raise
         except Exception as error:  # `failsafe` would be one more call
             self._boundary.caught(error, "a step is not logged")
@@ -220,7 +220,7 @@ class MetricLogger:
             if has_turn:
                 lock.release()
 
-    @failsafe("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("an eval is not logged", passes=RERAISED)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Records the results of an eval after `step`, shown under ``eval/``.
 
@@ -229,7 +229,7 @@ class MetricLogger:
         """
         self.spans.add(step, self._small.of(metrics))
 
-    @failsafe("a pause is not timed", passes=MEANT_FOR_THE_LOOP, instead=assembly.NO_SPAN)
+    @failsafe("a pause is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
     def pause(
         self, name: str, *, flush: bool | None = None
     ) -> contextlib.AbstractContextManager[None]:
@@ -249,7 +249,7 @@ class MetricLogger:
         flush = name == "checkpoint" if flush is None else flush
         return self.spans.pause(name, functools.partial(self._check_pause, flush))
 
-    @failsafe("a wait is not timed", passes=MEANT_FOR_THE_LOOP, instead=assembly.NO_SPAN)
+    @failsafe("a wait is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
@@ -257,7 +257,7 @@ class MetricLogger:
         """
         return self.spans.wait(name)
 
-    @failsafe("a step is not logged", passes=MEANT_FOR_THE_LOOP, instead=DISABLED_SCOPE)
+    @failsafe("a step is not logged", passes=RERAISED, instead=DISABLED_SCOPE)
     def step(self, number: int | None = None) -> StepScope:
         """Context manager for one step, recorded when it ends: ``with logger.step() as step: …``.
 
@@ -265,7 +265,7 @@ class MetricLogger:
         """
         return self.phases.step(self, self.next_step if number is None else number)
 
-    @failsafe("a phase is not logged", passes=MEANT_FOR_THE_LOOP, instead=DISABLED_SCOPE)
+    @failsafe("a phase is not logged", passes=RERAISED, instead=DISABLED_SCOPE)
     def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
         """Context manager for part of a step: ``with logger.phase("rollout"): …``.
 
@@ -283,12 +283,12 @@ class MetricLogger:
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
         """Writes the set-up, known before the first step, to every sink: values, longer texts."""
-        self._pipeline.tell("write_setup", dict(values or {}), dict(texts or {}))
+        self._pipeline.call_sinks("write_setup", dict(values or {}), dict(texts or {}))
 
     @failsafe("a text is not written")
     def write_text(self, tag: str, text: str) -> None:
         """Writes a text to every sink that accepts texts, in order with the steps."""
-        self._pipeline.tell("write_text", tag, text)
+        self._pipeline.call_sinks("write_text", tag, text)
 
     @failsafe("a compilation may be reported twice")
     def explain(self, functions: Iterable[str]) -> None:
@@ -304,12 +304,12 @@ class MetricLogger:
     @failsafe("there is no summary", instead=assembly.NO_SUMMARY)
     def summary(self) -> Summary:
         """Totals of the run so far; after `close`, of the whole run."""
-        self.interrupt.throw()
+        self.interrupt.raise_pending()
         if self._summary is None:
             self.flush()
         return self._summary or self._summarize()
 
-    @failsafe("there is no summary", passes=MEANT_FOR_THE_LOOP, instead=assembly.NO_SUMMARY)
+    @failsafe("there is no summary", passes=RERAISED, instead=assembly.NO_SUMMARY)
     def close(self) -> Summary:
         """Waits for the step in flight, writes everything, closes the sinks.
 
@@ -317,7 +317,7 @@ class MetricLogger:
             NonFiniteLossError: a loss is NaN or infinite, and `record` has not raised for it yet.
         """
         summary = self._close()
-        self.interrupt.throw()
+        self.interrupt.raise_pending()
         if self._pipeline.failure is not None and not self._failure_was_raised:
             self._raise_failure()
         return summary
@@ -325,11 +325,11 @@ class MetricLogger:
     def __enter__(self) -> Self:
         return self
 
-    @failsafe("metrics may not all be written", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("metrics may not all be written", passes=RERAISED)
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is not None and self._summary is None:
             self._journal.stop(f"exception: {getattr(kind, '__name__', kind)}")
-            self._pipeline.tell("write_failure", repr(error[0])[:300])
+            self._pipeline.call_sinks("write_failure", repr(error[0])[:300])
         self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:
@@ -354,7 +354,7 @@ class MetricLogger:
             with failsafe("the logger is not closed", self._boundary):
                 part.close()
         with failsafe("the logger is not closed", self._boundary):
-            self._compile_log.unsubscribe(self._compilations.heard)
+            self._compile_log.unsubscribe(self._compilations.on_compile)
         with failsafe("the logger is not closed", self._boundary):
             atexit.unregister(self._close_quietly)
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.maxtext_keys import parse_override
+from mfu_jax.flops.analytic.inputs.maxtext_keys import parse_override
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
-from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.names import LOGITS
-from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.analytic.totals import (
     FlopsRow,
     calculate_tokens_per_device,

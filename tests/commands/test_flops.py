@@ -10,7 +10,7 @@ import pytest
 
 from mfu_jax.cli import main
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.overrides import load_model_config
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, convert_mfu
 from mfu_jax.util.yaml_files import model_names
 from tests.support.paths import ROOT

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from mfu_jax.flops.analytic.sources import as_model_config
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.totals import model_flops_per_device
 from mfu_jax.trainer.config import pyconfig
 from mfu_jax.trainer.config.pyconfig import Config

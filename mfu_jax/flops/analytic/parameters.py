@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops.analytic.architectures.families import build
 from mfu_jax.flops.analytic.components import Model
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.names import LOGITS, POSITIONS
-from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.analytic.towers.maxtext_towers import require_towers
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.architectures.families import build
 from mfu_jax.flops.analytic.components import Cache, Component, Model
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.names import LOGITS, MULTI_TOKEN_PREDICTION
-from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Full
 
@@ -94,7 +94,7 @@ def decode_cost(
     Raises:
         UserError: a field or argument is wrong.
 
-    >>> from mfu_jax.flops.analytic.overrides import load_model_config
+    >>> from mfu_jax.flops.analytic.inputs.overrides import load_model_config
     >>> cost = decode_cost(load_model_config("llama3-8b"), 8192)
     >>> cost.cache_read_bytes == 32 * 2 * 8 * 128 * 8192 * 2  # layers, k and v, heads, bytes
     True

@@ -13,6 +13,9 @@ from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Causal, Mask, PairCounting, TopK
 from mfu_jax.flops.pytorch import attention, models
 
+# A weight matmul has two gradients, and so has an attention matmul.
+_TRAINING = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class Matmul:
@@ -57,6 +60,24 @@ class PyTorchCount:
     embedding: int
     matmuls: tuple[Matmul, ...]
     notes: tuple[str, ...]
+
+    def rows(self, sequences: Number, counting: PairCounting) -> list[dict[str, Any]]:
+        """Rows of `mfu-jax flops`: FLOPs of `sequences` by kind of module."""
+        return [
+            _row(part, integral(part.forward_flops(counting) * sequences)) for part in self.matmuls
+        ]
+
+
+def _row(part: Matmul, forward: Number) -> dict[str, Any]:
+    layer, _, component = part.module.rpartition(".*.")
+    return {
+        "layer": f"{layer}.*" if layer else "model",
+        "component": component,
+        "kind": part.kind,
+        "repeats": part.calls,
+        "forward_flops": forward,
+        "training_flops": _TRAINING * forward,
+    }
 
 
 def count_pytorch_model(config: Mapping[str, Any], length: int) -> PyTorchCount:

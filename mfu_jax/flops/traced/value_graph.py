@@ -1,4 +1,4 @@
-"""A jaxpr as `Value`s, from which the purpose of its undifferentiated matmuls is derived.
+"""A jaxpr as `ProgramValue`s, from which the purpose of its undifferentiated matmuls is derived.
 
 Calls are inlined, and a loop's body once: weights updated in one iteration are weights, not
 gradients, in the next.
@@ -11,7 +11,7 @@ from typing import Any
 
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.jaxprs import inner_jaxprs, stack_below
-from mfu_jax.flops.undifferentiated import Value
+from mfu_jax.flops.undifferentiated import ProgramValue
 from mfu_jax.util.jax_internals import Literal, open_jaxpr, scan_groups
 
 # Primitives whose result has their operands' elements: moved, cast, or scaled.
@@ -23,7 +23,7 @@ _MOVES = {
 }  # fmt: skip
 
 
-def value_graph(jaxpr: Any, matmuls: frozenset[str]) -> list[Value]:
+def value_graph(jaxpr: Any, matmuls: frozenset[str]) -> list[ProgramValue]:
     """The values of a jaxpr; their sites are the ``id``s of equations.
 
     Args:
@@ -40,10 +40,10 @@ class _ValueGraphBuilder:
 
     def __init__(self, matmuls: frozenset[str]) -> None:
         self.matmuls = matmuls
-        self.values: list[Value] = []
+        self.values: list[ProgramValue] = []
 
     def add(self, operands: tuple[int, ...], aval: Any, **facts: Any) -> int:
-        self.values.append(Value(operands, getattr(aval, "size", 1), **facts))
+        self.values.append(ProgramValue(operands, getattr(aval, "size", 1), **facts))
         return len(self.values) - 1
 
     def inline(self, jaxpr: Any, given: Sequence[int], stack: str) -> list[int]:

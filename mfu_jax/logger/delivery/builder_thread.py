@@ -76,7 +76,7 @@ class BuilderThread:
         if len(queue) > self._most:  # one check, because each costs a step microseconds
             self._attend()
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
         """Wakes the thread for the step just dispatched, which keeps much memory alive.
 
         That step is put one step later, after the previous one.

@@ -90,7 +90,7 @@ class RecordPipeline:
             self._handle, size=config.queue_size, period_seconds=config.write_period_seconds
         )
         self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
-        self.hurry: Callable[[], None] = self._thread.hurry
+        self.flush_soon: Callable[[], None] = self._thread.flush_soon
 
     @property
     def dropped_by_sink(self) -> dict[str, int]:
@@ -105,7 +105,7 @@ class RecordPipeline:
                 lost[name] = lost.get(name, 0) + count
         return {name: count for name, count in lost.items() if count}
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def call_sinks(self, method: str, *arguments: Any) -> None:
         """Calls a method of every sink, in sequence with the steps; makes its texts encodable."""
         plain = [encodable(a) if isinstance(a, str) else strict(a) for a in arguments]
 

@@ -55,7 +55,7 @@ class LoopCompilations:
         self._threads.add(thread)
         self.known.add(thread)
 
-    def heard(self, event: CompileEvent) -> None:
+    def on_compile(self, event: CompileEvent) -> None:
         """Called when JAX has finished a stage of a compilation, on the thread that compiled."""
         if event.thread_id in self._threads:
             self._journal.compiled(event)

@@ -29,10 +29,10 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.loop.phase_totals import PhaseTotals
-from mfu_jax.logger.records.non_finite import MEANT_FOR_THE_LOOP
+from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
-from mfu_jax.logger.timing.phase_ends import PhaseEnds
 from mfu_jax.logger.timing.readiness import end_marker
+from mfu_jax.logger.timing.watcher import PhaseEnds
 from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe
 
 _log = logging.getLogger("mfu_jax")
@@ -108,13 +108,13 @@ class Phase:
         """
         self._marker = end_marker(outputs)
 
-    @failsafe("phase {0.name} is not logged", passes=MEANT_FOR_THE_LOOP, instead=ITSELF)
+    @failsafe("phase {0.name} is not logged", passes=RERAISED, instead=ITSELF)
     def __enter__(self) -> Self:
         self._book.open(self)
         self._entered = self._clock()
         return self
 
-    @failsafe("phase {0.name} is not logged", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("phase {0.name} is not logged", passes=RERAISED)
     def __exit__(self, *error: object) -> None:
         self._left = self._clock()
         marker, self._marker = self._marker, None
@@ -366,12 +366,12 @@ class StepScope:
         """Adds metrics to the step's record: ``step.log(loss=loss)``."""
         self.metrics |= {**(metrics or {}), **more}
 
-    @failsafe("step {0.number} is not logged", passes=MEANT_FOR_THE_LOOP, instead=ITSELF)
+    @failsafe("step {0.number} is not logged", passes=RERAISED, instead=ITSELF)
     def __enter__(self) -> Self:
         self._book.open_step(self)
         return self
 
-    @failsafe("step {0.number} is not logged", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("step {0.number} is not logged", passes=RERAISED)
     def __exit__(
         self,
         kind: type[BaseException] | None,

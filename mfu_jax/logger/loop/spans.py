@@ -17,7 +17,7 @@ from mfu_jax.logger.delivery.pipeline import RecordPipeline
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.loop.loop_lock import give_lock, turn, wait_for_turn
-from mfu_jax.logger.records.non_finite import MEANT_FOR_THE_LOOP
+from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.timing.readiness import block_until_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
@@ -159,12 +159,12 @@ class LoopSpans:
 
     def pause(self, name: str, check: Callable[[], None]) -> Pause:
         """Waits for the step in flight, calls `check`, and attributes the time inside to `name`."""
-        self._timer.interrupt.throw()
+        self._timer.interrupt.raise_pending()
         return Pause(self, self._timer, name, check, self._watchdog, self._boundary)
 
     def wait(self, name: str) -> Wait:
         """Measures the part of a wait during which the device is idle."""
-        self._timer.interrupt.throw()
+        self._timer.interrupt.raise_pending()
         return Wait(self, self._timer, self._pipeline, name, self._watchdog, self._boundary)
 
 
@@ -200,7 +200,7 @@ class Pause:
         self._start: Reading | None = None
         self._is_inner = False
 
-    @failsafe("the time of {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("the time of {0._name} is not known", passes=RERAISED)
     def __enter__(self) -> None:
         spans = self._spans
         with turn(spans.lock):
@@ -295,7 +295,7 @@ class Wait:
             if has_turn:
                 lock.release()
 
-    @failsafe("the wait for {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
+    @failsafe("the wait for {0._name} is not known", passes=RERAISED)
     def __exit__(self, *error: object) -> None:
         spans = self._spans
         if not self._outermost:

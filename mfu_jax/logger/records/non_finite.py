@@ -33,7 +33,7 @@ class NonFiniteLossError(FloatingPointError):
         self.value = value
 
 
-MEANT_FOR_THE_LOOP = (UserError, NonFiniteLossError, jax.errors.JaxRuntimeError)
+RERAISED = (UserError, NonFiniteLossError, jax.errors.JaxRuntimeError)
 """What the logger may raise in a user's loop: wrong use, the abort that she asked for, or an error
 of the device in the outputs of her own step.
 """

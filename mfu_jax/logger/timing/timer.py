@@ -10,12 +10,12 @@ data) are cut out of the interval that contains them.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.gc_pauses import GcPauses, of_process
-from mfu_jax.logger.timing.kept_interrupt import KeptInterrupt
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.watcher import ThreadWatcher, Watcher
@@ -37,6 +37,33 @@ def suspended_seconds() -> float:
     if boot_time is None or monotonic is None:
         return 0.0
     return time.clock_gettime(boot_time) - time.clock_gettime(monotonic)
+
+
+class DeferredInterrupt:
+    """Ctrl-C, or another exception raised by a signal, while the loop waited inside the logger.
+
+    Raised at once, it would lose the step being recorded; raised from an instrumented call, it
+    would lose the call's outputs, and the state donated for them.
+
+    Attributes:
+        pending: the exception, and the id of the thread it is for; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.pending: tuple[BaseException, int] | None = None
+
+    def defer(self, error: BaseException) -> bool:
+        """Keeps `error` for this thread; False if it is not an interrupt."""
+        if not is_interrupt(error):
+            return False
+        self.pending = error, threading.get_ident()
+        return True
+
+    def raise_pending(self) -> None:
+        """Raises what was kept for this thread, if anything was."""
+        if self.pending is not None and self.pending[1] == threading.get_ident():
+            error, self.pending = self.pending[0], None
+            raise error
 
 
 class StepTimer:
@@ -82,7 +109,7 @@ class StepTimer:
         self._left_at: float | None = None  # end of the last `dispatched`, unless paused since
         self._called_at: float | None = None
         self._loop_waits = 0.0
-        self.interrupt = KeptInterrupt()
+        self.interrupt = DeferredInterrupt()
 
     def read(self) -> Reading:
         """Both clocks, read now."""
@@ -120,7 +147,7 @@ class StepTimer:
             try:
                 block_until_ready(previous.metrics)
             except BaseException as error:
-                if not self.interrupt.keep(error):
+                if not self.interrupt.defer(error):
                     raise
             now = self._clock(), self._monotonic()
             left_at = now[1]

@@ -1,17 +1,22 @@
-"""Observes the ends of steps while the training thread is busy elsewhere.
+"""Observes the ends of steps and phases while the training thread is busy elsewhere.
 
 A step that has a successor ends where the loop comes back, so its outputs need not be watched. But
 no loop says which step is its last, or that an evaluation comes next. So one thread looks, every
 `LOOK_SECONDS` at most, for the newest step, and waits for its outputs. The training thread only
 leaves the step where the thread will find it: waking the thread would cost tens of microseconds.
+Phases are few, so the end of each is observed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import jax
 
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.timing.readiness import block_until_ready
@@ -22,6 +27,8 @@ from mfu_jax.util.failsafe import Boundary
 LOOK_SECONDS = 0.01
 # After this many looks without a new step, the thread sleeps until the next one.
 _MOST_LOOKS = 20
+# A thread still waiting for the device at interpreter exit would abort the process; but a hung
+# device must not hold up the exit forever.
 _JOIN_SECONDS = 30.0
 
 
@@ -67,7 +74,6 @@ class ThreadWatcher:
         self._is_over = True
         self._alarm.set()
         if self._thread.is_alive():
-            # A thread still waiting for the device at interpreter exit would abort the process.
             self._thread.join(timeout=_JOIN_SECONDS)
 
     def _wake(self) -> None:
@@ -100,3 +106,38 @@ class ThreadWatcher:
         if step.watched:
             step.completed = step.completed or ready
         return True
+
+
+class PhaseEnds:
+    """Stamps the ends of phases, in order, on one daemon thread.
+
+    Args:
+        clock: monotonic clock in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._queue: queue.SimpleQueue[tuple[Any, Future[float]] | None] = queue.SimpleQueue()
+        self._thread = Boundary().thread(
+            "mfu_jax phases", "the times of phases are not known", self._run
+        )
+        self._thread.start()
+
+    def watch(self, marker: Any) -> Future[float]:
+        """A future of the clock reading when `marker` is ready."""
+        ended: Future[float] = Future()
+        self._queue.put((marker, ended))
+        return ended
+
+    def close(self) -> None:
+        """Stops the thread; waits at most half a minute for a hung device."""
+        self._queue.put(None)
+        self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            marker, ended = item
+            with contextlib.suppress(Exception):  # the training thread hits the same error
+                jax.block_until_ready(marker)
+            ended.set_result(self._clock())
+            item = marker = None  # keep no device arrays alive while the thread waits

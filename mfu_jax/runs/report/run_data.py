@@ -236,8 +236,8 @@ def _recounted(run: MetricsRun, options: Options) -> tuple[MetricsRun, float, Mo
     reported, model = tflops_of_a_step(run), ModelBreakdown()
     if options.model:
         from mfu_jax.flops.analytic.conventions import find_convention
-        from mfu_jax.flops.analytic.maxtext_keys import parse_override
-        from mfu_jax.flops.analytic.overrides import load_model_config
+        from mfu_jax.flops.analytic.inputs.maxtext_keys import parse_override
+        from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 
         find_convention(options.convention)
         fields = {key: parse_override(key, text) for key, text in options.fields.items()}

@@ -112,8 +112,8 @@ def count_model(config: Any, convention: str) -> ModelBreakdown:
 
 def count_logged_model(setup: Setup) -> ModelBreakdown:
     """The model of a run of the reference trainer, from its logged settings; else empty."""
-    from mfu_jax.flops.analytic.maxtext_keys import override_keys, parse_override
-    from mfu_jax.flops.analytic.sources import as_model_config
+    from mfu_jax.flops.analytic.inputs.maxtext_keys import override_keys, parse_override
+    from mfu_jax.flops.analytic.inputs.sources import as_model_config
 
     known = set(override_keys())
     try:

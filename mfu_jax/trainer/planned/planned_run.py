@@ -9,7 +9,7 @@ import re
 import typing
 from collections.abc import Iterator, Mapping
 
-from mfu_jax.flops.analytic.sources import as_model_config
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.config.mesh_axes import AXES

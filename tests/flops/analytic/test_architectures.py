@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from mfu_jax import calculate_tflops_per_device, flops_breakdown
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
+from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.overrides import load_model_config
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.flops.analytic.sources import as_model_config
 from mfu_jax.util.yaml_files import model_names
 from tests.support.maxtext import WRONG, WRONG_WEIGHTS
 from tests.support.paths import DATA

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from mfu_jax.flops.analytic.conventions import CONVENTIONS
-from mfu_jax.flops.analytic.maxtext_keys import parse_override
+from mfu_jax.flops.analytic.inputs.maxtext_keys import parse_override
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.mixers import gated_delta_net
-from mfu_jax.flops.analytic.overrides import load_model_config
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, compare_conventions
 from tests.support.maxtext import WRONG
 from tests.support.paths import ROOT

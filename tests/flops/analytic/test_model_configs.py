@@ -10,10 +10,10 @@ from collections import Counter
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.maxtext_keys import override_keys
+from mfu_jax.flops.analytic.inputs.maxtext_keys import override_keys
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.model_configs.group import FieldGroup
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS, ModelConfig
-from mfu_jax.flops.analytic.overrides import load_model_config
 
 CONFIG = ModelConfig(vocab_size=10, num_decoder_layers=2, emb_dim=4)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.overrides import load_model_config
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.serving import decode_cost, prefill_cost
 from mfu_jax.flops.analytic.totals import model_flops_per_device
 

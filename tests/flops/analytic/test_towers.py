@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.overrides import load_model_config
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import (
     calculate_prefill_tflops_per_device,

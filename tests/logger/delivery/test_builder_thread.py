@@ -123,7 +123,7 @@ def test_in_a_hurry_the_thread_is_woken_for_two_items_within_a_period() -> None:
     assert handled.acquire(timeout=HANG_SECONDS)
     while thread._is_asleep or not thread._wake._lock.locked():  # it goes back to its wait
         pass
-    thread.hurry()
+    thread.flush_soon()
     for number in (1, 2):
         thread.put(number)
         assert handled.acquire(timeout=HANG_SECONDS / 2)

@@ -1,4 +1,4 @@
-"""An HLO program as the `Value`s that decide the purpose of its undifferentiated matmuls.
+"""An HLO program as the `ProgramValue`s that decide the purpose of its undifferentiated matmuls.
 
 Fusions and calls are inlined, and a loop's body once: weights that one iteration updates are
 weights, not gradients, in the next one.
@@ -13,7 +13,7 @@ from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.scopes import FlopPhase
-from mfu_jax.flops.undifferentiated import Value
+from mfu_jax.flops.undifferentiated import ProgramValue
 
 # A value's position; for a tuple, those of its elements.
 Position: TypeAlias = "int | list[Position]"
@@ -32,7 +32,9 @@ _MOVES = frozenset(
 )
 
 
-def value_graph(module: HloModule, matmuls: Mapping[int, tuple[str, FlopPhase]]) -> list[Value]:
+def value_graph(
+    module: HloModule, matmuls: Mapping[int, tuple[str, FlopPhase]]
+) -> list[ProgramValue]:
     """The values of a program; the sites are the ``id`` of instructions.
 
     Args:
@@ -61,13 +63,13 @@ class _HloInliner:
     def __init__(self, module: HloModule, matmuls: Mapping[int, tuple[str, FlopPhase]]) -> None:
         self.module = module
         self.matmuls = matmuls
-        self.values: list[Value] = []
+        self.values: list[ProgramValue] = []
 
     def inputs(self, shape: Shape) -> Position:
         """The values of a parameter of the program."""
         if shape.dtype == "tuple":
             return [self.inputs(element) for element in shape.elements]
-        self.values.append(Value((), shape.size, is_input=True))
+        self.values.append(ProgramValue((), shape.size, is_input=True))
         return len(self.values) - 1
 
     def inline(
@@ -130,7 +132,7 @@ class _HloInliner:
     def _move(self, numbers: list[int]) -> int:
         """A value with the elements of others."""
         size = max((self.values[number].size for number in numbers), default=1)
-        self.values.append(Value(tuple(numbers), size, is_moved=True))
+        self.values.append(ProgramValue(tuple(numbers), size, is_moved=True))
         return len(self.values) - 1
 
     def _add(self, instruction: HloInstruction, operands: list[Position]) -> int:
@@ -138,7 +140,7 @@ class _HloInliner:
         is_differentiated = "jvp(" in op_name or "transpose(" in op_name
         is_plain = phase == "forward" and not is_differentiated
         self.values.append(
-            Value(
+            ProgramValue(
                 operands=tuple([n for operand in operands for n in _numbers(operand)]),
                 size=_size(instruction.shape),
                 site=id(instruction) if is_plain else 0,

@@ -12,7 +12,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.huggingface import from_hf_config
-from mfu_jax.flops.analytic.overrides import load_model_config
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import flops_breakdown
 from tests.support.paths import DATA

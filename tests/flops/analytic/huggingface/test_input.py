@@ -13,7 +13,7 @@ from mfu_jax.commands.flops import main
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.huggingface import from_hf_config
 from mfu_jax.flops.analytic.huggingface.common import TRANSLATIONS
-from mfu_jax.flops.analytic.overrides import load_model_config
+from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import (
     calculate_tflops_per_device,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from mfu_jax.flops.analytic.config_files import model_name_of, read_source
-from mfu_jax.flops.analytic.maxtext_keys import config_from_keys
+from mfu_jax.flops.analytic.inputs.config_files import model_name_of, read_source
+from mfu_jax.flops.analytic.inputs.maxtext_keys import config_from_keys
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS, ModelConfig
 
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.inputs.sources import overridden
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.sources import overridden
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.util.values import shown
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic.config_files import with_defaults
+from mfu_jax.flops.analytic.inputs.config_files import with_defaults
 from mfu_jax.flops.analytic.model_configs.model import (
     MAXTEXT_FIELDS,
     REQUIRED,

@@ -1,0 +1,1 @@
+"""What a model is given as (a name, file, mapping or object) becomes a `ModelConfig`."""

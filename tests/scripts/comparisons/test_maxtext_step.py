@@ -54,6 +54,7 @@ def counted(change: str, word: str) -> int:
     return text.count(word)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "word", "more"),
     [

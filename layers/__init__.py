@@ -1,4 +1,4 @@
-"""The reference model: a decoder-only transformer in Flax NNX, one file per kind of layer.
+"""The reference model: a decoder-only transformer in Flax NNX, one room per kind of part.
 
 Every layer and component runs under a `jax.named_scope` of its own name, by which FLOPs and device
 time are attributed.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.hardware.naming import named
+from mfu_jax.hardware.chips import named
 from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
 from mfu_jax.logger.config import LoggerConfig, LoggerKeys, described, setting
 from mfu_jax.storage.addresses import Address, check_path, path_of

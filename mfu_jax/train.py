@@ -16,8 +16,9 @@ import sys
 from collections.abc import Sequence
 
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.trainer.config.pyconfig import load
-from mfu_jax.trainer.run.early_journal import start_journal
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.trainer.config.pyconfig import Config, load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from mfu_jax.trainer.loop import run  # imports JAX, which takes seconds
 
     return run(config, journal)
+
+
+def start_journal(config: Config) -> Journal | NoJournal | None:
+    """The journal of this process, until its exit; it also records a kill while JAX is imported.
+
+    Returns:
+        None if its number in the job is not known yet, because JAX has to find the cluster.
+    """
+    if config.metrics_path is None:
+        return NoJournal()
+    if config.distributed and not config.coordinator_address:
+        return None
+    return Journal(
+        config.metrics_path,
+        index=config.process_id,
+        processes=config.num_processes,
+        until_exit=True,
+    )
 
 
 if __name__ == "__main__":

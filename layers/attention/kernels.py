@@ -1,4 +1,4 @@
-"""Attention by each platform's fused kernels; `attention_ops` defines their signature."""
+"""Attention by each platform's fused kernels; `ops` defines their signature."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ Nothing here imports jax or numpy; `hardware.calibration` measures peaks.
 
 from __future__ import annotations
 
-from mfu_jax.hardware.chips import Chip, table
+from mfu_jax.hardware.chips import Chip, find, lookup, named, table
 from mfu_jax.hardware.dtypes import canonical_dtype
-from mfu_jax.hardware.naming import find, lookup, named
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.hardware.peak_sources import CALIBRATE, resolve_peak
 

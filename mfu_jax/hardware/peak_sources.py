@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from mfu_jax.errors import UserError
+from mfu_jax.hardware.chips import lookup, named
 from mfu_jax.hardware.dtypes import canonical_dtype
-from mfu_jax.hardware.naming import lookup, named
 from mfu_jax.hardware.peak import Peak
 
 # hardware=calibrate: measure the attached device instead of reading the table

@@ -12,10 +12,11 @@ from fractions import Fraction
 
 import jax
 
-from mfu_jax import hardware
 from mfu_jax.errors import UserError
+from mfu_jax.hardware.chips import lookup, named
 from mfu_jax.hardware.dtypes import DTYPES, canonical_dtype
 from mfu_jax.hardware.peak import Peak
+from mfu_jax.hardware.peak_sources import CALIBRATE, resolve_peak
 
 Exact = int | Fraction
 
@@ -32,7 +33,7 @@ def find_peak(
     Raises:
         UserError: the chip is not in the table and no override is given.
     """
-    return hardware.resolve_peak(
+    return resolve_peak(
         device.device_kind,
         dtype,
         peak_tflops_per_device=peak_tflops_per_device,
@@ -131,10 +132,10 @@ def find_peaks(
 
 def _bandwidth(device: jax.Device, hardware_name: str | None) -> float | None:
     try:
-        if hardware_name and hardware_name != hardware.CALIBRATE:
-            chip = hardware.named(hardware_name)
+        if hardware_name and hardware_name != CALIBRATE:
+            chip = named(hardware_name)
         else:
-            chip = hardware.lookup(device.device_kind, getattr(device, "compute_capability", None))
+            chip = lookup(device.device_kind, getattr(device, "compute_capability", None))
     except UserError:  # without it there is no MBU; only the peak is required
         return None
     return chip.memory_bandwidth_bytes_per_sec

@@ -10,8 +10,7 @@ from typing import Literal
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.hardware.chips import Chip, table
-from mfu_jax.hardware.naming import find, named
+from mfu_jax.hardware.chips import Chip, find, named, table
 from mfu_jax.util.yaml_files import read_mapping
 
 # libtpu's names of generations, and whether a slice's name (v5p-128) counts TensorCores.

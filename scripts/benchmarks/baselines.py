@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.hardware.naming import lookup
+from mfu_jax.hardware.chips import lookup
 from scripts.benchmarks.platforms import Device, performance_flags
 
 _PLANNER = (sys.executable, "-m", "mfu_jax.cli", "plan")

@@ -71,7 +71,7 @@ def _compile(side: Side, topology: str, path: Path) -> None:
     from mfu_jax.dumps.recording import record
     from mfu_jax.instrumentation.dumping import model_flops
     from mfu_jax.trainer.config import pyconfig
-    from mfu_jax.trainer.planned.ahead_of_time import lower
+    from mfu_jax.trainer.planned.planned_step import lower
     from mfu_jax.trainer.run.run_logger import model_of
     from scripts.records.absent_devices import devices
 

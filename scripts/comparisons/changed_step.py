@@ -2,7 +2,7 @@
 
     python -m scripts.comparisons.changed_step REQUEST.json OUT.mfu
 
-As `mfu_jax.trainer.planned.ahead_of_time`, whose requests it reads; `config.change` is a key of
+As `mfu_jax.trainer.planned.planned_step`, whose requests it reads; `config.change` is a key of
 `CHANGES`. `scripts/comparisons/maxtext_step.py` starts it, to show the effect of each saving.
 """
 
@@ -21,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from mfu_jax.layers.feed_forward import mlp
 from mfu_jax.layers.projections import linears
 
-from mfu_jax.trainer.planned import ahead_of_time
+from mfu_jax.trainer.planned import planned_step
 from mfu_jax.trainer.step import train_step as step
 
 
@@ -55,15 +55,15 @@ CHANGES: dict[str, Callable[[], Any]] = {
 def main(argv: list[str]) -> None:
     """Compiles the requested step with its change, and writes the dump."""
     change = json.loads(Path(argv[0]).read_text(encoding="utf-8"))["config"]["change"]
-    lower = ahead_of_time.lower
+    lower = planned_step.lower
 
     @functools.wraps(lower)
     def changed(*args: Any) -> Any:
         with CHANGES[change]():
             return lower(*args)
 
-    with mock.patch.object(ahead_of_time, "lower", changed):
-        ahead_of_time.main(argv)
+    with mock.patch.object(planned_step, "lower", changed):
+        planned_step.main(argv)
 
 
 if __name__ == "__main__":

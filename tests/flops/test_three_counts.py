@@ -21,8 +21,7 @@ from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
 from mfu_jax.instrumentation.counts import count_program
 from mfu_jax.trainer.config import pyconfig
 from mfu_jax.trainer.config.pyconfig import Config
-from mfu_jax.trainer.data.batches import split_row
-from mfu_jax.trainer.data.images import with_images
+from mfu_jax.trainer.data.batches import split_row, with_images
 from mfu_jax.trainer.run.run_logger import model_of
 from mfu_jax.trainer.step import mesh, state
 from mfu_jax.trainer.step import train_step as step

@@ -9,7 +9,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.config import pyconfig
-from mfu_jax.trainer.planned import ahead_of_time
+from mfu_jax.trainer.planned import planned_step
 from tests.support.floats import assert_close_as_float32
 from tests.support.mesh_campaign import STEPS, TOKENS, trained
 from tests.support.platforms import resolved_on
@@ -20,7 +20,7 @@ SIZES = (
 
 
 def barriers(*keys: str) -> int:
-    text: str = ahead_of_time.lower([*SIZES, *keys], jax.devices()[:1]).as_text()
+    text: str = planned_step.lower([*SIZES, *keys], jax.devices()[:1]).as_text()
     return text.count("optimization_barrier")
 
 

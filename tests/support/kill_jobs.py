@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.train import start_journal
 from mfu_jax.trainer.config.pyconfig import load
-from mfu_jax.trainer.run.early_journal import start_journal
 from tests.support.kill_truth import Marks
 
 CHECKPOINT_EVERY, EVAL_EVERY = 20, 30

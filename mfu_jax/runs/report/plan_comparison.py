@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mfu_jax import names
 from mfu_jax.errors import UserError
-from mfu_jax.hardware.naming import find
+from mfu_jax.hardware.chips import find
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import columns, percent, seconds_text
 from mfu_jax.util.user_files import read_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Place = Literal["remat", "device", "offload"]
+RematPlace = Literal["remat", "device", "offload"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,21 +187,21 @@ class RematKeys:
         "custom",
     ]
     remat_save_names: tuple[str, ...]
-    decoder_layer_input: Place
-    context: Place
-    query_proj: Place
-    key_proj: Place
-    value_proj: Place
-    qkv_proj: Place
-    query_wa_proj: Place
-    kv_wa_proj: Place
-    out_proj: Place
-    mlpwi_0: Place
-    mlpwi_1: Place
-    mlpwo: Place
-    moe_mlpwi_0: Place
-    moe_mlpwi_1: Place
-    moe_mlpwo: Place
+    decoder_layer_input: RematPlace
+    context: RematPlace
+    query_proj: RematPlace
+    key_proj: RematPlace
+    value_proj: RematPlace
+    qkv_proj: RematPlace
+    query_wa_proj: RematPlace
+    kv_wa_proj: RematPlace
+    out_proj: RematPlace
+    mlpwi_0: RematPlace
+    mlpwi_1: RematPlace
+    mlpwo: RematPlace
+    moe_mlpwi_0: RematPlace
+    moe_mlpwi_1: RematPlace
+    moe_mlpwo: RematPlace
 
 
 @dataclass(frozen=True, kw_only=True)

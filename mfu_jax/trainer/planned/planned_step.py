@@ -1,4 +1,12 @@
-"""The trainer's step for `mfu-jax plan`: words, config and mesh. Nothing imports JAX."""
+"""The trainer's step for `mfu-jax plan`: words, config, mesh; and its compile in a child process.
+
+    python -m mfu_jax.trainer.planned.planned_step REQUEST.json OUT.mfu
+
+compiles it for chips that are not attached. The request has `config.arguments` (as the trainer
+takes them), `platform` and `topology` as JAX names them, `slices`, and for GPUs `target_config`, an
+XLA text proto. The parent sets the variables that libtpu and the CUDA plugin read on loading.
+Progress goes to stdout, one word per line. Only this child imports JAX.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +14,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +23,9 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.planning.compilation.absent_devices import absent_devices
+from mfu_jax.planning.compilation.child_process import obey_parent
+from mfu_jax.planning.compilation.gpu_autotuning import autotuned
 from mfu_jax.planning.result.plan import StepWork
 from mfu_jax.planning.step_sources import executed_flops_of, pipeline_ticks, work_of
 from mfu_jax.planning.sweep.search import Analytic
@@ -41,7 +53,7 @@ class TrainerStep:
         files: the user's config files.
     """
 
-    module = "mfu_jax.trainer.planned.ahead_of_time"
+    module = "mfu_jax.trainer.planned.planned_step"
     python = sys.executable
 
     def __init__(self, target: Target, files: Sequence[str] = ()) -> None:
@@ -144,3 +156,33 @@ def _files() -> Iterator[Path]:
         spec = importlib.util.find_spec(name)
         for folder in (spec.submodule_search_locations if spec else None) or ():
             yield from sorted(Path(folder).rglob("*.py"))
+
+
+def main(argv: list[str]) -> None:
+    """The child process: compiles what the request describes, and writes the dump."""
+    obey_parent()
+    request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    print("tracing", flush=True)
+    lowered = lower(request["config"]["arguments"], absent_devices(request))
+    print("compiling", flush=True)
+    compiled = lowered.compile(compiler_options=autotuned(request, lowered.as_text()))
+    print("writing", flush=True)
+    from mfu_jax.dumps.recording import dump
+
+    dump(compiled, argv[1])
+
+
+def lower(arguments: Sequence[str], devices: list[Any]) -> Any:
+    """The trainer's step for a config, lowered for the devices."""
+    from mfu_jax.trainer.step.mesh import make_mesh, with_mesh_sizes
+    from mfu_jax.trainer.step.state import abstract_state, resolve_attention
+    from mfu_jax.trainer.step.train_step import lower_train_step
+
+    config = with_mesh_sizes(load(arguments), devices)
+    mesh = make_mesh(config, devices)
+    config = resolve_attention(config, mesh)
+    return lower_train_step(config, mesh, abstract_state(config, mesh))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

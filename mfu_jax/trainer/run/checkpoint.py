@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import logging
 import os
+import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +23,6 @@ from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.batches import CheckpointableIterator
-from mfu_jax.trainer.run.orbax_noise import silence_orbax
 from mfu_jax.trainer.step.state import TrainState
 from mfu_jax.util.optional_deps import TRAIN, require
 
@@ -279,3 +281,41 @@ def _encode(state: Any) -> dict[str, Any]:
 
 def _decode(saved: dict[str, Any]) -> Any:
     return saved["bytes"].encode("latin-1") if "bytes" in saved else saved["state"]
+
+
+@functools.cache  # once per process
+def silence_orbax() -> None:
+    """From here on, failures inside Orbax and TensorStore are raised, not printed.
+
+    When a write fails, Orbax also logs the stacks of several threads, TensorStore prints tracebacks
+    of callbacks into a closed event loop, and unfinished coroutines complain when they are freed.
+    """
+    hook = sys.unraisablehook
+
+    def on_unraisable(unraisable: Any) -> None:
+        if not _is_left_over(unraisable):
+            hook(unraisable)
+
+    sys.unraisablehook = on_unraisable
+    # A coroutine that never began has no frame to know it by, only its name.
+    never = r"coroutine 'async_serialize\w*\.<locals>\.\w+' was never awaited"
+    warnings.filterwarnings("ignore", never, RuntimeWarning)
+    logging.getLogger("absl").addFilter(_is_no_stack)
+    logging.getLogger("asyncio").addFilter(_is_no_task)
+
+
+def _is_left_over(unraisable: Any) -> bool:
+    """A coroutine of Orbax, or a callback of TensorStore into a closed event loop."""
+    code = getattr(unraisable.object, "cr_code", None)
+    is_callback = unraisable.object is None and str(unraisable.exc_value) == "Event loop is closed"
+    return is_callback or (code is not None and "orbax" in code.co_filename)
+
+
+def _is_no_stack(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+def _is_no_task(record: logging.LogRecord) -> bool:
+    trace = record.exc_info[2] if record.exc_info else None
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    return not any("orbax" in text for text in (record.getMessage(), *frames))

@@ -14,8 +14,8 @@ import jax
 from mfu_jax.errors import UserError
 from mfu_jax.logger.non_finite import NonFiniteLossError
 from mfu_jax.trainer.config.pyconfig import Config
-from mfu_jax.trainer.run.peers import PEER_LOST_EXIT_CODE, Loss, Peers
-from mfu_jax.trainer.run.relay import Relay
+from mfu_jax.trainer.run.coordinator_proxy import CoordinatorProxy
+from mfu_jax.trainer.run.process_watch import PROCESS_LOST_EXIT_CODE, LostProcess, ProcessWatch
 from mfu_jax.util.jax_internals import coordination_store
 
 _log = logging.getLogger("mfu_jax")
@@ -34,7 +34,7 @@ class Job:
     """
 
     def __init__(self) -> None:
-        self._peers: Peers | None = None
+        self._watched: ProcessWatch | None = None
         self._advice = "; run the same command again"
         self._flush: Callable[[], object] = _nothing
         self._loss = threading.Event()
@@ -52,7 +52,7 @@ class Job:
             return
         if jax.process_count() > 1 and config.heartbeat_timeout_seconds:
             try:
-                self._peers = self._watch(config)
+                self._watched = self._watch(config)
             except Exception as error:
                 _log.warning(
                     "the job's other processes are not watched (%s); if one dies, JAX ends this "
@@ -60,16 +60,16 @@ class Job:
                     error,
                 )
 
-    def _watch(self, config: Config) -> Peers:
+    def _watch(self, config: Config) -> ProcessWatch:
         store, address = coordination_store()
-        peers = Peers(
+        watch = ProcessWatch(
             process=jax.process_index(),
             count=jax.process_count(),
             timeout_seconds=config.heartbeat_timeout_seconds,
             on_loss=self._end,
         )
         host, _ = _split(config.coordinator_address or address)
-        return peers.join(store, host)
+        return watch.join(store, host)
 
     @contextlib.contextmanager
     def flushing(self, flush: Callable[[], object]) -> Iterator[None]:
@@ -87,37 +87,37 @@ class Job:
         """Returns if `error` is this process's own; ends the process if the error follows from the
         death of another, which shows up here as a failing collective."""
         is_own = isinstance(error, UserError | NonFiniteLossError)
-        if self._peers is not None and not is_own and self._loss.wait(_VERDICT_SECONDS):
+        if self._watched is not None and not is_own and self._loss.wait(_VERDICT_SECONDS):
             threading.Event().wait()  # the watching thread ends the process
 
     def leave(self) -> None:
         """Tells the others that this process has finished its work."""
-        if self._peers is not None:
-            self._peers.leave()
+        if self._watched is not None:
+            self._watched.leave()
 
     def fail(self, exit_code: int, why: str) -> int:
-        """Ends this process if it has peers, which JAX's shutdown would wait for.
+        """Ends this process in a job of several, which JAX's shutdown would wait for.
 
         Returns:
             `exit_code`, if it is alone.
         """
-        if self._peers is not None:
+        if self._watched is not None:
             self._is_ending.set()
-            self._peers.fail(exit_code, why)
+            self._watched.fail(exit_code, why)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(exit_code)
         return exit_code
 
-    def _end(self, loss: Loss) -> None:
+    def _end(self, loss: LostProcess) -> None:
         """Ends this process; runs on the watching thread."""
         self._loss.set()
-        if loss.exit_code != PEER_LOST_EXIT_CODE and self._is_ending.wait(_VERDICT_SECONDS):
+        if loss.exit_code != PROCESS_LOST_EXIT_CODE and self._is_ending.wait(_VERDICT_SECONDS):
             return  # this process has the same error and reports it itself
         writing = threading.Thread(target=self._write_out, daemon=True)
         writing.start()
         writing.join(_FLUSH_SECONDS)
-        died = loss.exit_code == PEER_LOST_EXIT_CODE
+        died = loss.exit_code == PROCESS_LOST_EXIT_CODE
         line = (
             f"mfu_jax.train: process {loss.process} of {jax.process_count()} {loss.why}; process "
             f"{jax.process_index()} ends with exit code {loss.exit_code}"
@@ -138,7 +138,8 @@ def _nothing() -> None:
     """The default flush: metrics are written, or there are none yet."""
 
 
-_RELAYS: list[Relay] = []  # until this process ends: JAX's client stays connected to the end
+# Until this process ends: JAX's client stays connected to the end.
+_PROXIES: list[CoordinatorProxy] = []
 
 
 def _initialize(config: Config) -> bool:
@@ -148,8 +149,8 @@ def _initialize(config: Config) -> bool:
         host, port = _split(config.coordinator_address)
         address = config.coordinator_address
         if config.process_id and config.heartbeat_timeout_seconds:
-            _RELAYS.append(Relay(host, port))
-            address = _RELAYS[-1].address
+            _PROXIES.append(CoordinatorProxy(host, port))
+            address = _PROXIES[-1].address
         jax.distributed.initialize(
             address, config.num_processes, config.process_id, heartbeat_timeout_seconds=timeout
         )

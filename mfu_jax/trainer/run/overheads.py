@@ -28,7 +28,6 @@ from mfu_jax.trainer.config.pyconfig import Config
 # Halves of experts' adapters that `tensor` does not split: layers/feed_forward/experts.py.
 _WHOLE_HALVES = (f"wi_0/{LORA_A}", f"wi_1/{LORA_A}", f"wo/{LORA_B}")
 _FIRST = f"layers/{FIRST}"
-_Rows = Sequence[FlopsRow]
 
 
 def pipeline_schedule(config: Config) -> PipelineSchedule | None:
@@ -54,7 +53,7 @@ def known_overheads(config: Config) -> dict[str, int]:
     experts = _training_flops(rows, lambda row: f"{EXPERTS}/" in row.component)
     halves = _training_flops(rows, lambda row: row.component.endswith(_WHOLE_HALVES))
     others = config.tensor * config.dcn_tensor_parallelism - 1
-    neighbours = config.expert * config.dcn_expert_parallelism - 1
+    other_expert_devices = config.expert * config.dcn_expert_parallelism - 1
     is_dropless = config.num_experts > 1 and config.capacity_factor <= 0
     repeated = halves * others * worked if is_dropless else Fraction(0)
     beyond = _sum(rows) - _sum(flops_breakdown(config, "dense"))
@@ -68,7 +67,7 @@ def known_overheads(config: Config) -> dict[str, int]:
         "gradients below the first layer": below - below_attention,
         "halves of adapters on every device": repeated,
         # Sorted with a device's own rows; grouped kernels skip them, counting by shape does not.
-        "rows of other devices' experts": (experts * worked + repeated) * neighbours
+        "rows of other devices' experts": (experts * worked + repeated) * other_expert_devices
         if is_dropless
         else Fraction(0),
     }
@@ -98,15 +97,15 @@ def _executed_rows(config: Config) -> list[FlopsRow]:
     return [as_it_runs(row) for row in flops_breakdown(sizes, "dense")]
 
 
-def _training_flops(rows: _Rows, counts: Callable[[FlopsRow], bool]) -> Fraction:
+def _training_flops(rows: Sequence[FlopsRow], counts: Callable[[FlopsRow], bool]) -> Fraction:
     return sum((Fraction(row.training_flops) for row in rows if counts(row)), Fraction(0))
 
 
-def _sum(rows: _Rows) -> Fraction:
+def _sum(rows: Sequence[FlopsRow]) -> Fraction:
     return _training_flops(rows, lambda row: True)
 
 
-def _below_the_first_layer(rows: _Rows) -> tuple[Fraction, Fraction]:
+def _below_the_first_layer(rows: Sequence[FlopsRow]) -> tuple[Fraction, Fraction]:
     """FLOPs that a later layer has and the first layer lacks, and attention's part of them."""
     later = {row.component: row for row in rows if row.layer != _FIRST and row.forward_flops}
     lacking = {

@@ -18,7 +18,7 @@ from mfu_jax.trainer.data.preferences import preference_loss
 Batch = dict[str, jax.Array]
 
 
-class Parts(NamedTuple):
+class LossParts(NamedTuple):
     """Sums over one micro-batch's target tokens (with DPO, over its pairs); they can be added.
 
     Attributes:
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
 
 def objective(
     trained: Any, frozen: Any, reference: Any, graph: Any, batch: Batch, config: Config
-) -> tuple[jax.Array, Parts]:
+) -> tuple[jax.Array, LossParts]:
     """The sum that a step minimises, and its parts.
 
     Args:
@@ -63,14 +63,14 @@ def objective(
         count = weights.sum()
     with jax.named_scope("loss"):
         further = _further(outputs, batch, count, config)
-        parts = Parts(loss, count, further, model.loads(outputs.notes), shown)
+        parts = LossParts(loss, count, further, model.loads(outputs.notes), shown)
         return sum(further.values(), loss), parts
 
 
 def _further(
     outputs: Outputs, batch: Batch, count: jax.Array, config: Config
 ) -> dict[str, jax.Array]:
-    """See `Parts`."""
+    """See `LossParts`."""
     found = {}
     if _has(outputs, "balance_loss"):
         found["moe_lb_loss"] = total(outputs.notes, "balance_loss")

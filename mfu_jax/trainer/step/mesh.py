@@ -146,7 +146,7 @@ def batch_sharding(mesh: Mesh, rank: int = _RANK_OF_TEXT) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, EDGE_BATCH_AXES, sequence))
 
 
-class Share(NamedTuple):
+class BatchShare(NamedTuple):
     """The part of every batch that a process feeds: number `place` of `shares`.
 
     Processes whose devices hold the same sequences, or parts of them, feed the same share.
@@ -157,7 +157,7 @@ class Share(NamedTuple):
 
 
 @functools.cache
-def own_share(mesh: Mesh) -> Share:
+def own_share(mesh: Mesh) -> BatchShare:
     """This process's share.
 
     Raises:
@@ -175,7 +175,7 @@ def own_share(mesh: Mesh) -> Share:
             "of a batch; choose sizes of context_parallelism, tensor and pipeline that divide, or "
             "are divided by, the devices of a process"
         )
-    return Share(shares.index(tuple(sorted(of_process[jax.process_index()]))), len(shares))
+    return BatchShare(shares.index(tuple(sorted(of_process[jax.process_index()]))), len(shares))
 
 
 def _process(device: Any) -> int:

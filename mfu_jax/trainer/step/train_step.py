@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from mfu_jax.layers.decoder import with_moved_biases
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.batches import row_shapes
-from mfu_jax.trainer.step.losses import Batch, Parts, objective
+from mfu_jax.trainer.step.losses import Batch, LossParts, objective
 from mfu_jax.trainer.step.mesh import batch_sharding, micro_batch_size
 from mfu_jax.trainer.step.state import (
     TrainState,
@@ -23,10 +23,12 @@ from mfu_jax.trainer.step.state import (
 )
 from mfu_jax.trainer.step.trainable import all_are_trained, joined, trained_and_frozen
 
-Metrics = dict[str, jax.Array]
+StepMetrics = dict[str, jax.Array]
 
 
-def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+def make_train_step(
+    config: Config,
+) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """The train step: gradients of all micro-batches, then one AdamW update.
 
     The loss is the mean over all target tokens of all micro-batches, so accumulation changes only
@@ -39,7 +41,7 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
     def rounded(leaf: jax.Array) -> jax.Array:
         return leaf.astype(config.grad_dtype) if leaf.dtype == jnp.float32 else leaf
 
-    def gradient(state: TrainState, micro_batch: Batch) -> tuple[Parts, Any]:
+    def gradient(state: TrainState, micro_batch: Batch) -> tuple[LossParts, Any]:
         differentiate = jax.value_and_grad(objective, has_aux=True)
         trained, frozen = trained_and_frozen(config, state.params)
         (_, parts), grads = differentiate(
@@ -47,7 +49,7 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
         )
         return parts, jax.tree.map(rounded, grads)
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         first = {key: value[0] for key, value in batch.items()}
         if config.gradient_accumulation_steps == 1:
             parts, grads = gradient(state, first)
@@ -75,8 +77,8 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
 
 
 def _accumulated(
-    gradient: Callable[[Batch], tuple[Parts, Any]], batch: Batch, first: Batch
-) -> tuple[Parts, Any]:
+    gradient: Callable[[Batch], tuple[LossParts, Any]], batch: Batch, first: Batch
+) -> tuple[LossParts, Any]:
     """The sums over all micro-batches of `batch`; `first` is one of them."""
     shapes = jax.eval_shape(gradient, first)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

@@ -14,7 +14,7 @@ from mfu_jax.layers.projections.gathered_products import gathered_product
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.config import pyconfig
-from mfu_jax.trainer.planned import ahead_of_time
+from mfu_jax.trainer.planned import planned_step
 from tests.support.floats import assert_close_as_float32
 from tests.support.mesh_campaign import KINDS, MESHES, STEPS, TOKENS, extra, one_device, trained
 from tests.support.platforms import resolved_on
@@ -24,7 +24,7 @@ SIZES = "emb_dim=64 mlp_dim=128 num_decoder_layers=2 attention=dot_product dtype
 
 def lowered(*keys: str, devices: int = 8) -> str:
     words = [*SIZES, "per_device_batch_size=1", *keys]
-    text: str = ahead_of_time.lower(words, jax.devices()[:devices]).as_text()
+    text: str = planned_step.lower(words, jax.devices()[:devices]).as_text()
     return text
 
 

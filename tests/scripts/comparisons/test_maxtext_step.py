@@ -10,7 +10,7 @@ import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.targets import parse_target
-from mfu_jax.trainer.planned import ahead_of_time
+from mfu_jax.trainer.planned import planned_step
 from scripts.comparisons.changed_step import CHANGES
 from scripts.comparisons.maxtext_step import Figures, figures, header, row
 
@@ -50,7 +50,7 @@ def counted(change: str, word: str) -> int:
     """How often a word stands in our step over eight devices, whose layers are one loop's body."""
     with CHANGES[change]() if change else contextlib.nullcontext():
         keys = [*SIZES, "fsdp=8", "remat_policy=full", "per_device_batch_size=1"]
-        text = ahead_of_time.lower(keys, jax.devices()).as_text()
+        text = planned_step.lower(keys, jax.devices()).as_text()
     return text.count(word)
 
 

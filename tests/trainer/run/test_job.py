@@ -14,8 +14,8 @@ from mfu_jax.errors import UserError
 from mfu_jax.trainer.config.pyconfig import load
 from mfu_jax.trainer.run import job as job_module
 from mfu_jax.trainer.run.job import Job
-from mfu_jax.trainer.run.peers import Loss
-from scripts.campaigns.kill_processes import Pair, read_losses, run_with_kills
+from mfu_jax.trainer.run.process_watch import LostProcess
+from scripts.campaigns.kill_processes import ProcessPair, read_losses, run_with_kills
 from tests.support.paths import SCRIPTS
 
 
@@ -23,7 +23,7 @@ class EndedError(Exception):
     """Instead of the end of the tests' process."""
 
 
-def end(job: Job, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> int:
+def end(job: Job, loss: LostProcess, monkeypatch: pytest.MonkeyPatch) -> int:
     """Exit code with which the job ends this process."""
     codes: list[int] = []
 
@@ -42,7 +42,7 @@ def test_a_death_ends_with_one_line_after_the_metrics_are_written(
 ) -> None:
     job, calls = Job(), []
     with job.flushing(lambda: calls.append("flush")):
-        assert end(job, Loss(process=3, why="died: reason"), monkeypatch) == 75
+        assert end(job, LostProcess(process=3, why="died: reason"), monkeypatch) == 75
     assert calls == ["flush"]
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("mfu_jax.train: process 3 of 1 died: reason; process 0 ends with exit ")
@@ -56,7 +56,7 @@ def test_metrics_that_cannot_be_written_delay_the_end_by_a_bounded_time(
     released = threading.Event()
     job = Job()
     with job.flushing(released.wait):
-        assert end(job, Loss(process=1, why="died"), monkeypatch) == 75
+        assert end(job, LostProcess(process=1, why="died"), monkeypatch) == 75
     released.set()
 
 
@@ -64,7 +64,9 @@ def test_anothers_error_ends_with_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(job_module, "_VERDICT_SECONDS", 0.05)
-    assert end(Job(), Loss(process=1, why="failed: no space", exit_code=74), monkeypatch) == 74
+    assert (
+        end(Job(), LostProcess(process=1, why="failed: no space", exit_code=74), monkeypatch) == 74
+    )
     assert "process 1 of 1 failed: no space" in capfd.readouterr().err
 
 
@@ -95,7 +97,7 @@ def test_either_of_two_processes_dies_and_a_resume_gives_the_losses_of_an_uninte
         assert kill.stderr.splitlines() == [kill.last_line]
         assert f"process {kill.victim} of 2 died" in kill.last_line
     assert {kill.victim for kill in kills} == {0, 1}
-    assert Pair(tmp_path / "whole", "steps=60").wait() == [0, 0]
+    assert ProcessPair(tmp_path / "whole", "steps=60").wait() == [0, 0]
     assert losses == read_losses(tmp_path / "whole")
     assert [step for step, _ in losses] == list(range(60))
 

@@ -8,9 +8,8 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.config.pyconfig import load
-from mfu_jax.trainer.step.memory import check_memory, state_bytes_per_device
 from mfu_jax.trainer.step.mesh import make_mesh
-from mfu_jax.trainer.step.state import abstract_state
+from mfu_jax.trainer.step.state import abstract_state, check_memory, state_bytes_per_device
 
 SIZES = ["configs/base.yml", "emb_dim=32", "mlp_dim=64", "num_decoder_layers=2"]
 

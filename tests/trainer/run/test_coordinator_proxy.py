@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mfu_jax.trainer.run.relay import Relay
+from mfu_jax.trainer.run.coordinator_proxy import CoordinatorProxy
 from tests.support.work import HANG_SECONDS
 
 
@@ -23,13 +23,16 @@ def service() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def client(service: socket.socket) -> Iterator[socket.socket]:
-    """Connected to the service through a relay."""
-    with contextlib.closing(Relay(*service.getsockname())) as relay, connected(relay) as connection:
+    """Connected to the service through a proxy."""
+    with (
+        contextlib.closing(CoordinatorProxy(*service.getsockname())) as proxy,
+        connected(proxy) as connection,
+    ):
         yield connection
 
 
-def connected(relay: Relay) -> socket.socket:
-    host, _, port = relay.address.rpartition(":")
+def connected(proxy: CoordinatorProxy) -> socket.socket:
+    host, _, port = proxy.address.rpartition(":")
     return socket.create_connection((host, int(port)), HANG_SECONDS)
 
 
@@ -66,7 +69,7 @@ def test_the_end_of_the_client_reaches_the_service(
 def test_without_a_service_the_connection_closes_so_that_the_client_tries_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
-    with contextlib.closing(Relay(*address)) as relay, connected(relay) as connection:
+    with contextlib.closing(CoordinatorProxy(*address)) as proxy, connected(proxy) as connection:
         assert connection.recv(1) == b""
 
 
@@ -89,11 +92,11 @@ def test_an_answer_passes_while_pythons_lock_is_held(
 
 @pytest.mark.full
 def test_signals_of_a_job_do_not_end_it_and_its_starter_does(service: socket.socket) -> None:
-    relay = Relay(*service.getsockname())
-    process = relay._process
+    proxy = CoordinatorProxy(*service.getsockname())
+    process = proxy._process
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         process.send_signal(number)
-    connected(relay).close()
+    connected(proxy).close()
     assert process.poll() is None
     assert process.stdin is not None
     process.stdin.close()  # as when this process is killed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.trainer.run.peers import PEER_LOST_EXIT_CODE, Loss, Peers
+from mfu_jax.trainer.run.process_watch import PROCESS_LOST_EXIT_CODE, LostProcess, ProcessWatch
 from tests.support.work import HANG_SECONDS
 
 
@@ -38,7 +38,7 @@ def _closed() -> Iterator[None]:
     yield
     for process in _all:
         process.die()
-        wait_until(lambda: process.peers._selector.get_map() is None)  # noqa: B023
+        wait_until(lambda: process.watch._selector.get_map() is None)  # noqa: B023
     _all.clear()
 
 
@@ -46,27 +46,27 @@ class Process:
     """One of the job, and the losses that it has seen."""
 
     def __init__(self, number: int, count: int, store: Store, **options: Any) -> None:
-        self.losses: queue.Queue[Loss] = queue.Queue()
+        self.losses: queue.Queue[LostProcess] = queue.Queue()
         options = {"timeout_seconds": HANG_SECONDS, **options}
-        self.peers = Peers(process=number, count=count, on_loss=self.losses.put, **options)
-        self.peers.join(store, "localhost")
+        self.watch = ProcessWatch(process=number, count=count, on_loss=self.losses.put, **options)
+        self.watch.join(store, "localhost")
         _all.append(self)
 
     def die(self) -> None:
         """A dead process says nothing, and the kernel closes its connections."""
-        self.peers._is_over = True
-        for connection in list(self.peers._connections):
+        self.watch._is_over = True
+        for connection in list(self.watch._connections):
             with contextlib.suppress(OSError):
                 connection.socket.shutdown(socket.SHUT_RDWR)
 
-    def loss(self) -> Loss:
+    def loss(self) -> LostProcess:
         return self.losses.get(timeout=HANG_SECONDS)
 
 
 def job(count: int) -> list[Process]:
     store = Store()
     processes = [Process(number, count, store) for number in range(count)]
-    wait_until(lambda: processes[0].peers._seen == set(range(1, count)))
+    wait_until(lambda: processes[0].watch._seen == set(range(1, count)))
     return processes
 
 
@@ -84,24 +84,24 @@ def test_a_death_is_told_to_all_others(victim: int) -> None:
     for number, process in enumerate(processes):
         if number != victim:
             loss = process.loss()
-            assert (loss.process, loss.exit_code) == (victim, PEER_LOST_EXIT_CODE)
+            assert (loss.process, loss.exit_code) == (victim, PROCESS_LOST_EXIT_CODE)
             assert "connection has closed" in loss.why
 
 
 def test_an_error_is_told_with_its_words_and_exit_code() -> None:
     processes = job(3)
-    processes[2].peers.fail(3, "the loss of\nstep 7 is NaN")
+    processes[2].watch.fail(3, "the loss of\nstep 7 is NaN")
     for process in processes[:2]:
-        expected = Loss(process=2, why="failed: the loss of step 7 is NaN", exit_code=3)
+        expected = LostProcess(process=2, why="failed: the loss of step 7 is NaN", exit_code=3)
         assert process.loss() == expected
 
 
 def test_a_process_that_has_finished_may_close_its_connection() -> None:
     processes = job(3)
-    processes[1].peers.leave()
-    wait_until(lambda: any(c.has_left for c in processes[0].peers._connections))
+    processes[1].watch.leave()
+    wait_until(lambda: any(c.has_left for c in processes[0].watch._connections))
     processes[1].die()
-    wait_until(lambda: len(processes[0].peers._connections) == 1)
+    wait_until(lambda: len(processes[0].watch._connections) == 1)
     processes[2].die()
     assert processes[0].loss().process == 2
 
@@ -133,7 +133,7 @@ def test_a_process_that_was_stopped_itself_accuses_nobody() -> None:
 
     # A process counts as dead after an hour; this one is stopped for a day.
     with hub(timeout_seconds=3600, monotonic=monotonic) as (process, other):
-        wait_until(lambda: process.peers._seen == {1})
+        wait_until(lambda: process.watch._seen == {1})
         lines = other.makefile()
         for seconds in (86400.0, 720.0):  # the second is a tick
             jump_seconds += seconds
@@ -161,5 +161,5 @@ def test_a_process_that_cannot_connect_is_said_once_and_not_dead(
     store = Store()
     process = Process(0, 2, store, timeout_seconds=0.1)
     wait_until(lambda: "process 1 cannot connect" in caplog.text)
-    wait_until(lambda: process.peers._listener is None)
+    wait_until(lambda: process.watch._listener is None)
     assert process.losses.empty()

@@ -6,15 +6,15 @@ import gc
 
 import pytest
 
-from mfu_jax.trainer.run.settled_heap import settled_heap
+from mfu_jax.trainer.loop import frozen_gc
 
 
 @pytest.mark.full
 def test_the_collector_leaves_alone_what_was_there_before() -> None:
     old = [[]]
-    with settled_heap() as settle:
+    with frozen_gc() as freeze:
         assert any(one is old for one in gc.get_objects())
-        settle()
+        freeze()
         assert not any(one is old for one in gc.get_objects())
         new = [[]]
         assert any(one is new for one in gc.get_objects())
@@ -22,8 +22,8 @@ def test_the_collector_leaves_alone_what_was_there_before() -> None:
 
 
 def a_loop_that_raises() -> None:
-    with settled_heap() as settle:
-        settle()
+    with frozen_gc() as freeze:
+        freeze()
         raise KeyError
 
 

@@ -1,10 +1,10 @@
 """A worker's connection to JAX's coordination service that hides the service's death.
 
 The service lives in process 0. When that process dies, JAX's client in every other process prints
-a C++ stack and aborts within milliseconds. Behind the relay, the client sees a connection that is
-silent, and `mfu_jax.trainer.run.peers` has time to end the run in order.
+a C++ stack and aborts within milliseconds. Behind the proxy, the client sees a connection that is
+silent, and `mfu_jax.trainer.run.process_watch` has time to end the run in order.
 
-The relay is its own process: JAX's client waits for answers while holding the GIL (while the
+The proxy is its own process: JAX's client waits for answers while holding the GIL (while the
 processes agree on the step after which a SIGTERM stops them), so no thread here could forward
 them. It ends with the process that started it, however that ends.
 """
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 16
 _CONNECT_SECONDS = 10.0
 
 
-class Relay:
+class CoordinatorProxy:
     """Forwards connections to a port of this machine to another address.
 
     Args:
@@ -44,12 +44,12 @@ class Relay:
         self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
 
     def close(self) -> None:
-        """Ends the relay before this process ends."""
+        """Ends the proxy before this process ends."""
         self._process.communicate()
 
 
 class _Connections:
-    """The connections in the relay's process, on daemon threads."""
+    """The connections in the proxy's process, on daemon threads."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -88,7 +88,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def _daemon(target: object, *arguments: object) -> None:
-    threading.Thread(target=target, args=arguments, name="mfu_jax-relay", daemon=True).start()  # type: ignore[arg-type]
+    threading.Thread(target=target, args=arguments, name="mfu_jax-proxy", daemon=True).start()  # type: ignore[arg-type]
 
 
 def _serve(host: str, port: int) -> None:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.full
 def test_hostile_inputs_get_one_line_and_exit_code_2() -> None:
     results = hostile_inputs(random_seed=10, count=320)
     assert len(results) >= 300

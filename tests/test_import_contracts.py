@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
 
 # A line planted at the end of a file -> the contract that must break.
@@ -62,6 +64,7 @@ def broken_contracts(folder: Path) -> tuple[list[str], str]:
     return broken, " ".join(done.stdout.split())
 
 
+@pytest.mark.full
 def test_each_planted_violation_breaks_its_contract(tmp_path: Path) -> None:
     for name in ("mfu_jax", "layers"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

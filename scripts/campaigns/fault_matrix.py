@@ -26,11 +26,11 @@ from scripts.campaigns.faults import (
     logger_kills,
     trainer_kills,
 )
-from scripts.campaigns.faults.rows import Row
+from scripts.campaigns.faults.rows import FaultRow
 
 _TRAINER_KILLS = {"training": 24, "checkpoint": 16, "resume": 16}
 
-Measure = Callable[[float, int, Path], list[Row]]
+Measure = Callable[[float, int, Path], list[FaultRow]]
 # Everything that forks comes first: a process that has used a JAX device cannot fork.
 PARTS: dict[str, Measure] = {
     "logger-kills": lambda scale, seed, folder: [
@@ -54,7 +54,7 @@ def _count(count: int, scale: float) -> int:
     return max(1, round(count * scale))
 
 
-def measure(parts: Sequence[str], scale: float, seed: int) -> list[Row]:
+def measure(parts: Sequence[str], scale: float, seed: int) -> list[FaultRow]:
     """All rows of the named parts."""
     rows = []
     for name in parts:

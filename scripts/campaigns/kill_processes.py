@@ -56,7 +56,7 @@ class Kill:
     stderr: str
 
 
-class Pair:
+class ProcessPair:
     """Two training processes on one CPU device each, with pipes that are read to the end."""
 
     def __init__(self, folder: Path, *keys: str) -> None:
@@ -110,7 +110,7 @@ class Pair:
 
 def kill_one(folder: Path, *keys: str, victim: int, delay_seconds: float) -> Kill:
     """Starts or resumes both processes; kills `victim` that long after the first step."""
-    pair = Pair(folder, *keys)
+    pair = ProcessPair(folder, *keys)
     pair.first_step.wait(_HANG_SECONDS)
     time.sleep(delay_seconds)
     pair.processes[victim].send_signal(signal.SIGKILL)
@@ -143,7 +143,7 @@ def run_with_kills(
         delay = choices.uniform(0, _LATEST_SECONDS)
         done.append(kill_one(folder, *keys, victim=(i + seed) % 2, delay_seconds=delay))
         report(done[-1])
-    codes = Pair(folder, *keys).wait()
+    codes = ProcessPair(folder, *keys).wait()
     if codes != [0, 0]:
         raise RuntimeError(f"the last resume ended with {codes}")
     return done, read_losses(folder)
@@ -170,7 +170,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         killed, records = run_with_kills(folder / "killed", kills, seed=seed, report=show)
-        pair = Pair(folder / "whole", f"steps={_STEPS_A_KILL * (kills + 1)}")
+        pair = ProcessPair(folder / "whole", f"steps={_STEPS_A_KILL * (kills + 1)}")
         pair.wait()
         whole = read_losses(folder / "whole")
     named = sum(f"process {kill.victim} of 2 died" in kill.last_line for kill in killed)

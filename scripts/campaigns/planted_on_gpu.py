@@ -24,7 +24,7 @@ from typing import Any
 
 from mfu_jax.util.formatting import columns
 from scripts import results
-from scripts.campaigns.faults.on_accelerators import ON_GPU, Pair, Side
+from scripts.campaigns.faults.on_accelerators import ON_GPU, FaultPair, Side
 
 _WITHIN = 0.2
 _LEAST = 0.05  # of a step: smaller gains deserve no advice
@@ -132,7 +132,7 @@ class _Run:
         write(record(self.compiled, model=model_flops(model_of(self._config))), path)
 
 
-def _compiled(pairs: Sequence[Pair], keys: Sequence[str]) -> dict[Side, _Run]:
+def _compiled(pairs: Sequence[FaultPair], keys: Sequence[str]) -> dict[Side, _Run]:
     """All sides, each once; the compiler works on several at once."""
     sides = dict.fromkeys(side for pair in pairs for side in (pair.faulty, pair.healthy))
     runs = {side: _Run(side, keys) for side in sides}

@@ -52,10 +52,10 @@ print(json.dumps(found))
 """
 
 
-Table = Mapping[str, "Row"]
+Table = Mapping[str, "OpRow"]
 
 
-class Row(NamedTuple):
+class OpRow(NamedTuple):
     """An op in a table.
 
     Attributes:
@@ -163,11 +163,11 @@ def _planes(content: bytes) -> Iterator[bytes]:
         yield content[begin:at]
 
 
-def our_table(file: Path) -> dict[str, Row]:
+def our_table(file: Path) -> dict[str, OpRow]:
     """All events of the trace by op, with the FLOPs of its instruction; summed over devices."""
     trace = Trace(file)
     timelines = [timeline for timeline, _ in read_devices([trace])]
-    rows: dict[str, Row] = {}
+    rows: dict[str, OpRow] = {}
     programs: dict[str, set[Program]] = {}
     for timeline in timelines:
         for name in timeline.names:
@@ -180,8 +180,8 @@ def our_table(file: Path) -> dict[str, Row]:
         seconds = np.bincount(ops, lengths, len(joined)).tolist()
         runs = np.bincount(ops, minlength=len(joined)).tolist()
         for op, often, total in zip(joined, runs, seconds, strict=True):
-            before = rows.get(op.name.name, Row(0, 0.0, 0))
-            rows[op.name.name] = Row(
+            before = rows.get(op.name.name, OpRow(0, 0.0, 0))
+            rows[op.name.name] = OpRow(
                 before.runs + often,
                 before.seconds + total,
                 op.record.flops if op.record else 0,
@@ -191,17 +191,17 @@ def our_table(file: Path) -> dict[str, Row]:
     return {name: row for name, row in rows.items() if len(programs[name]) == 1}
 
 
-def our_kernels(file: Path) -> dict[str, Row]:
+def our_kernels(file: Path) -> dict[str, OpRow]:
     """All kernels in command buffers, by their own names."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, OpRow] = {}
     for timeline, _ in read_devices([Trace(file)]):
         lengths = (timeline.ends - timeline.starts) / _PICOSECONDS
         seconds = np.bincount(timeline.ops, lengths, len(timeline.names)).tolist()
         runs = np.bincount(timeline.ops, minlength=len(timeline.names)).tolist()
         for name, often, total in zip(timeline.names, runs, seconds, strict=True):
             if name.buffer and not name.name.startswith("Mem"):  # xprof lists no copies
-                before = rows.get(name.name, Row(0, 0.0, 0))
-                rows[name.name] = Row(before.runs + often, before.seconds + total, 0)
+                before = rows.get(name.name, OpRow(0, 0.0, 0))
+                rows[name.name] = OpRow(before.runs + often, before.seconds + total, 0)
     return rows
 
 
@@ -273,34 +273,34 @@ def _report_kpis(ours: Kpis, theirs: Kpis) -> list[str]:
     return ["", *columns(rows, "<>>>")]
 
 
-def _of_rows(table: Any, name: str) -> Iterator[tuple[str, Row]]:
+def _of_rows(table: Any, name: str) -> Iterator[tuple[str, OpRow]]:
     ids = [column["id"] for column in table["cols"]]
     for row in table["rows"]:
         cells = dict(zip(ids, (cell["v"] for cell in row["c"]), strict=True))
         if cells.get("step", "Total") == "Total" and cells[name] != "Program":
             flops = cells["model_flop_rate"] * 1e9 * cells["avg_time"] / 1e6
-            yield cells[name], Row(cells["occurrences"], cells["total_time"] / 1e6, flops)
+            yield cells[name], OpRow(cells["occurrences"], cells["total_time"] / 1e6, flops)
 
 
-def _of_kernels(table: Any) -> dict[str, Row]:
+def _of_kernels(table: Any) -> dict[str, OpRow]:
     """A kernel has a row for each launch configuration."""
     table = table[0] if isinstance(table, list) else table
     ids = [column["id"] for column in table["cols"]]
-    found: dict[str, Row] = {}
+    found: dict[str, OpRow] = {}
     for row in table["rows"]:
         cells = dict(zip(ids, (cell["v"] for cell in row["c"]), strict=True))
-        before = found.get(cells["kernel_name"], Row(0, 0.0, 0))
+        before = found.get(cells["kernel_name"], OpRow(0, 0.0, 0))
         seconds = before.seconds + cells["total_duration_us"] / 1e6
-        found[cells["kernel_name"]] = Row(before.runs + cells["occurrences"], seconds, 0)
+        found[cells["kernel_name"]] = OpRow(before.runs + cells["occurrences"], seconds, 0)
     return found
 
 
-def _of_tree(node: Any) -> Iterator[tuple[str, Row]]:
+def _of_tree(node: Any) -> Iterator[tuple[str, OpRow]]:
     if "xla" in node and node["metrics"]["occurrences"]:
         numbers = node["metrics"]
         runs = numbers["occurrences"]
         seconds = numbers["rawTime"] / _PICOSECONDS
-        yield node["name"], Row(runs, seconds, numbers["rawFlops"] / runs)
+        yield node["name"], OpRow(runs, seconds, numbers["rawFlops"] / runs)
     for child in node["children"]:
         yield from _of_tree(child)
 

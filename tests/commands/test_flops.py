@@ -254,6 +254,7 @@ print(calls, *{name.split(".")[0] for name in set(sys.modules) - before})
 """
 
 
+@pytest.mark.full
 def test_a_cold_start_does_little_and_imports_yaml_alone():
     command = [sys.executable, "-c", COLD_START]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -220,6 +220,7 @@ def test_an_ambiguous_or_unknown_name_lists_candidates(name: str, says: str):
     assert says in str(error.value)
 
 
+@pytest.mark.full
 def test_a_lookup_imports_neither_jax_nor_numpy():
     code = (
         "import sys; from mfu_jax import hardware; hardware.resolve_peak('TPU v5', 'bf16');"

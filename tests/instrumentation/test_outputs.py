@@ -83,6 +83,7 @@ def test_a_loss_is_found_among_named_fields(kind: Any, caplog: pytest.LogCapture
     assert not caplog.records
 
 
+@pytest.mark.full
 def test_metrics_chosen_by_the_user() -> None:
     memory = ListSink()
     step = mfu_jax.instrument(

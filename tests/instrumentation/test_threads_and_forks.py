@@ -154,6 +154,7 @@ step.close()
 """
 
 
+@pytest.mark.full
 def test_a_fork_neither_waits_for_the_logger_nor_closes_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     done = subprocess.run(

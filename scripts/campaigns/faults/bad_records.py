@@ -15,7 +15,7 @@ import numpy as np
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink, make_sink
-from scripts.campaigns.faults.rows import Row
+from scripts.campaigns.faults.rows import FaultRow
 
 STEPS = 20
 BAD_STEP = 7
@@ -67,12 +67,12 @@ TIMES: dict[str, Any] = {
 }
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[FaultRow]:
     """One row for bad metrics, one for bad step times."""
     logging.getLogger("mfu_jax").setLevel(logging.CRITICAL)
     sinks = _sinks()
-    by_metric = Row(f"a record with a bad metric, in {', '.join(sinks)}")
-    by_time = Row(f"a bad step_time_seconds, in {', '.join(sinks)}")
+    by_metric = FaultRow(f"a record with a bad metric, in {', '.join(sinks)}")
+    by_time = FaultRow(f"a bad step_time_seconds, in {', '.join(sinks)}")
     number = 0
     for sink, (make, read) in sinks.items():
         for row, cases in ((by_metric, METRICS), (by_time, TIMES)):
@@ -88,7 +88,7 @@ Make = Callable[[Path], Sink]
 Read = Callable[[Path, Sink], list[int]]
 
 
-def _try(row: Row, name: str, make: Make, read: Read, bad: Any, folder: Path) -> None:
+def _try(row: FaultRow, name: str, make: Make, read: Read, bad: Any, folder: Path) -> None:
     folder.mkdir(parents=True)
     sink = make(folder)
     is_metric = row.kind.startswith("a record")

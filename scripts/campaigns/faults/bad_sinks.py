@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import JsonlSink, Sink, StepRecord
-from scripts.campaigns.faults.rows import Row
+from scripts.campaigns.faults.rows import FaultRow
 
 STEPS = 200
 _STEP_SECONDS = 0.002
@@ -99,7 +99,7 @@ KINDS: dict[str, Callable[[], BadSink]] = {
 }
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[FaultRow]:
     """One row per kind of sink."""
     logging.getLogger("mfu_jax").setLevel(logging.CRITICAL)
     made = [_row(kind, make(), folder / f"{i}") for i, (kind, make) in enumerate(KINDS.items())]
@@ -108,9 +108,9 @@ def rows(folder: Path) -> list[Row]:
     return made
 
 
-def _speed(folder: Path) -> Row:
+def _speed(folder: Path) -> FaultRow:
     """A hanging, a slow and a raising sink at once: loop speed compared with only healthy sinks."""
-    row = Row("a sink that hangs, one that takes 10 ms and one that raises, at once")
+    row = FaultRow("a sink that hangs, one that takes 10 ms and one that raises, at once")
     bad: tuple[Callable[[], BadSink], ...] = (
         KINDS["hangs at each write"],
         KINDS["takes 10 ms for a record"],
@@ -129,7 +129,7 @@ def _speed(folder: Path) -> Row:
     return row
 
 
-def _loop_seconds(row: Row, bad: list[BadSink], folder: Path) -> float:
+def _loop_seconds(row: FaultRow, bad: list[BadSink], folder: Path) -> float:
     """Time of the loop alone, with a healthy JSONL sink beside the bad sinks."""
     folder.mkdir(parents=True)
     path = folder / "metrics.jsonl"
@@ -146,8 +146,8 @@ def _loop_seconds(row: Row, bad: list[BadSink], folder: Path) -> float:
     return spent
 
 
-def _row(kind: str, bad: BadSink, folder: Path) -> Row:
-    row = Row(f"a sink that {kind}", count=1)
+def _row(kind: str, bad: BadSink, folder: Path) -> FaultRow:
+    row = FaultRow(f"a sink that {kind}", count=1)
     folder.mkdir(parents=True)
     path = folder / "metrics.jsonl"
     logger = MetricLogger(sinks=[bad, JsonlSink(path)], peak_flops_per_sec=1e12, warmup_steps=0)

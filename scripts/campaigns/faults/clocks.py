@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink, StepRecord
-from scripts.campaigns.faults.rows import Row
+from scripts.campaigns.faults.rows import FaultRow
 
 STEPS = 100
 _SECONDS = 0.25
@@ -30,14 +30,16 @@ class _Seconds(Sink):
         self.seconds.append(record.scalars["perf/step_time_seconds"])
 
 
-def rows(count: int, seed: int) -> list[Row]:
+def rows(count: int, seed: int) -> list[FaultRow]:
     """One row per kind of fault, `count` runs each."""
     logging.getLogger("mfu_jax").setLevel(logging.CRITICAL)
     return [_row(kind, jump, count, seed) for kind, jump in _KINDS.items()]
 
 
-def _row(kind: str, jump: Callable[[float, random.Random], float], count: int, seed: int) -> Row:
-    row = Row(kind)
+def _row(
+    kind: str, jump: Callable[[float, random.Random], float], count: int, seed: int
+) -> FaultRow:
+    row = FaultRow(kind)
     chance = random.Random(seed)
     for number in range(count):
         wall, monotonic = 1.7e9, 1000.0

@@ -14,18 +14,18 @@ from pathlib import Path
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import make_sink
 from scripts.campaigns.faults.processes import fork
-from scripts.campaigns.faults.rows import Row
+from scripts.campaigns.faults.rows import FaultRow
 
 STEPS = 300
 _NAMES = ("metrics.jsonl", "metrics.csv", "events")
 
 
-def rows(count: int, seed: int, folder: Path) -> list[Row]:
+def rows(count: int, seed: int, folder: Path) -> list[FaultRow]:
     """One row per kind of fault; `count` disks of each kind."""
     chance = random.Random(seed)
-    made: list[Row] = []
+    made: list[FaultRow] = []
     for kind, loop in _KINDS.items():
-        row = Row(kind)
+        row = FaultRow(kind)
         lost = [
             _one(row, loop, chance.randint(8_000, 60_000), folder / f"{len(made)}-{number}")
             for number in range(count if "disk" in kind else max(1, count // 4))
@@ -35,7 +35,7 @@ def rows(count: int, seed: int, folder: Path) -> list[Row]:
     return made
 
 
-def _one(row: Row, loop: Callable[[Path, int], int], size: int, folder: Path) -> int:
+def _one(row: FaultRow, loop: Callable[[Path, int], int], size: int, folder: Path) -> int:
     folder.mkdir(parents=True)
     child = fork(lambda: loop(folder, size), folder.with_suffix(".out"))
     code = child.wait(120.0)

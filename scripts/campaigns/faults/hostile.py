@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from scripts.campaigns.faults.rows import Row
+from scripts.campaigns.faults.rows import FaultRow
 from tests.support.hostile import Result, hostile_inputs
 
 
-def rows(count: int, seed: int) -> list[Row]:
+def rows(count: int, seed: int) -> list[FaultRow]:
     """One row per kind of input."""
     by_kind: defaultdict[str, list[Result]] = defaultdict(list)
     for result in hostile_inputs(seed, count):
@@ -16,8 +16,8 @@ def rows(count: int, seed: int) -> list[Row]:
     return [_row(kind, results) for kind, results in by_kind.items()]
 
 
-def _row(kind: str, results: list[Result]) -> Row:
-    row = Row(f"hostile {kind} on the command line", count=len(results))
+def _row(kind: str, results: list[Result]) -> FaultRow:
+    row = FaultRow(f"hostile {kind} on the command line", count=len(results))
     slowest = max(result.seconds for result in results)
     largest = max(result.growth_bytes for result in results)
     row.lost = f"one line, at most {slowest:.1f} s and {largest / 2**20:.0f} MiB"

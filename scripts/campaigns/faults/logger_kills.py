@@ -14,7 +14,7 @@ from typing import Any
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import make_sink
 from scripts.campaigns.faults.processes import fork
-from scripts.campaigns.faults.rows import Row
+from scripts.campaigns.faults.rows import FaultRow
 
 _FINAL_STEPS = 40  # of the resumed run
 
@@ -33,9 +33,9 @@ class Progress:
         return int(struct.unpack("qd", self._map[:16])[0])
 
 
-def kills(count: int, seed: int, folder: Path) -> Row:
+def kills(count: int, seed: int, folder: Path) -> FaultRow:
     """Kills `count` loops with steps of 0.2 to 20 ms."""
-    row = Row("SIGKILL of a loop with JSONL, CSV and TensorBoard, then a resume")
+    row = FaultRow("SIGKILL of a loop with JSONL, CSV and TensorBoard, then a resume")
     chance = random.Random(seed)
     most_steps, most_seconds = 0, 0.0
     for number in range(count):
@@ -88,7 +88,7 @@ def _loop(where: Path, start: int, stop: int, step_seconds: float, progress: Pro
     return 0
 
 
-def _check(row: Row, where: Path, run: str) -> list[int]:
+def _check(row: FaultRow, where: Path, run: str) -> list[int]:
     """The steps of the JSONL file; a torn line is allowed only at the end."""
     data = (where / "metrics.jsonl").read_bytes() if (where / "metrics.jsonl").exists() else b""
     lines = data.split(b"\n")

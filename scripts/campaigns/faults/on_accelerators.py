@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from mfu_jax.layers.projections import linears
 
-Array = jax.Array
 Plant = Callable[[], contextlib.AbstractContextManager[object]]
 
 _KEYS = (
@@ -50,7 +49,7 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class FaultPair:
     """A fault.
 
     Attributes:
@@ -75,7 +74,7 @@ def _in_float32(precision: str) -> Plant:
         def init(self: Any, build: Any, *args: Any, **kwargs: Any) -> None:
             make(self, dataclasses.replace(build, dtype=jnp.dtype("float32")), *args, **kwargs)
 
-        def wide(self: Any, x: Array, inputs: Any = None) -> Array:
+        def wide(self: Any, x: jax.Array, inputs: Any = None) -> jax.Array:
             with jax.default_matmul_precision(precision):
                 return call(self, x.astype(jnp.float32), inputs).astype(x.dtype)
 
@@ -91,34 +90,34 @@ def _with_barriers() -> Any:
     """Silu op by op: XLA does not fuse across a barrier."""
     barrier = jax.lax.optimization_barrier
 
-    def silu(x: Array) -> Array:
+    def silu(x: jax.Array) -> jax.Array:
         exponential = barrier(jnp.exp(barrier(-x)))
         return x * barrier(1 / barrier(1 + exponential))
 
     return mock.patch.dict(linears.ACTIVATIONS, {"silu": silu})
 
 
-FAULTS: Mapping[str, Pair] = {
-    "none": Pair(cause="", faulty=Side()),
-    "float32": Pair(cause="float32 matmuls", faulty=Side(plant=_EXACT)),
-    "vocabulary": Pair(
+FAULTS: Mapping[str, FaultPair] = {
+    "none": FaultPair(cause="", faulty=Side()),
+    "float32": FaultPair(cause="float32 matmuls", faulty=Side(plant=_EXACT)),
+    "vocabulary": FaultPair(
         cause="padding of odd shapes",
         faulty=Side(keys=("vocab_size=50257",)),
         healthy=Side(keys=("vocab_size=50304",)),
     ),
-    "chain": Pair(
+    "chain": FaultPair(
         cause="unfused elementwise chain",
         faulty=Side(plant=_with_barriers),
     ),
-    "remat": Pair(
+    "remat": FaultPair(
         cause="remat heavier than memory needs", faulty=Side(keys=("remat_policy=full",))
     ),
-    "attention": Pair(
+    "attention": FaultPair(
         cause="attention without a kernel",
         faulty=Side(keys=_LONG),
         healthy=Side(keys=(*_LONG, "attention=splash")),
     ),
-    "batch": Pair(
+    "batch": FaultPair(
         cause="small batch",
         faulty=Side(keys=("per_device_batch_size=8",)),
         share=1 / 8,
@@ -132,44 +131,44 @@ _GPU = (*_GPU_KEYS, "num_query_heads=16", "num_kv_heads=16", "vocab_size=32768")
 _GPU_LONG = (*_GPU, *_LONG)
 _GPT2 = (*_GPU, "num_decoder_layers=2", "emb_dim=1024", "mlp_dim=4096")
 
-ON_GPU: Mapping[str, Pair] = {
-    "none": Pair(cause="", faulty=Side(keys=_GPU), healthy=Side(keys=_GPU)),
-    "none long": Pair(
+ON_GPU: Mapping[str, FaultPair] = {
+    "none": FaultPair(cause="", faulty=Side(keys=_GPU), healthy=Side(keys=_GPU)),
+    "none long": FaultPair(
         cause="",
         faulty=Side(keys=(*_GPU_LONG, "attention=cudnn_flash")),
         healthy=Side(keys=(*_GPU_LONG, "attention=cudnn_flash")),
     ),
-    "float32": Pair(
+    "float32": FaultPair(
         cause="float32 matmuls",
         faulty=Side(keys=_GPU, plant=_EXACT),
         healthy=Side(keys=_GPU),
     ),
-    "promoted": Pair(
+    "promoted": FaultPair(
         cause="float32 matmuls",
         faulty=Side(keys=_GPU, plant=_TF32),
         healthy=Side(keys=_GPU),
     ),
-    "vocabulary": Pair(
+    "vocabulary": FaultPair(
         cause="padding of odd shapes",
         faulty=Side(keys=(*_GPT2, "vocab_size=50257")),
         healthy=Side(keys=(*_GPT2, "vocab_size=50304")),
     ),
-    "chain": Pair(
+    "chain": FaultPair(
         cause="unfused elementwise chain",
         faulty=Side(keys=_GPU, plant=_with_barriers),
         healthy=Side(keys=_GPU),
     ),
-    "remat": Pair(
+    "remat": FaultPair(
         cause="remat heavier than memory needs",
         faulty=Side(keys=(*_GPU, "remat_policy=full")),
         healthy=Side(keys=_GPU),
     ),
-    "attention": Pair(
+    "attention": FaultPair(
         cause="attention without a kernel",
         faulty=Side(keys=_GPU_LONG),
         healthy=Side(keys=(*_GPU_LONG, "attention=cudnn_flash")),
     ),
-    "batch": Pair(
+    "batch": FaultPair(
         cause="small batch",
         faulty=Side(keys=(*_GPU, "per_device_batch_size=8")),
         healthy=Side(keys=_GPU),

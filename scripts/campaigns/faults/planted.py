@@ -28,8 +28,6 @@ from mfu_jax.trainer import loop as trainer
 from mfu_jax.trainer.step import train_step as trainer_step
 from scripts.campaigns.faults.turns import TurnedTrainer
 
-Array = jax.Array
-
 _KEYS = ("dataset_type=synthetic", "max_target_length=256", "per_device_batch_size=4")
 # A step of some 50 ms on an H100.
 ON_GPU = (
@@ -183,7 +181,7 @@ def _straggles(rounds: int) -> Callable[[Any, Any], Any]:
     down many short ones.
     """
 
-    def local() -> Array:
+    def local() -> jax.Array:
         is_first = jax.lax.axis_index("data") == 0
         often = jnp.where(is_first, rounds, 0)
         busy = jax.lax.fori_loop(0, often, lambda _, y: jnp.sin(jnp.sin(y)), jnp.ones((2**17,)))
@@ -213,7 +211,7 @@ def _evaluates_within() -> Any:
     return mock.patch.object(trainer_step, "make_train_step", make_train_step)
 
 
-def _in_blocks(x: AttentionInputs) -> Array:
+def _in_blocks(x: AttentionInputs) -> jax.Array:
     """Causal attention that skips the keys after each block of queries."""
     mask, size = x.mask, 128
     parts = []

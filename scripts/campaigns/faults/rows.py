@@ -6,7 +6,7 @@ import dataclasses
 
 
 @dataclasses.dataclass
-class Row:
+class FaultRow:
     """The cost of one kind of fault.
 
     Attributes:

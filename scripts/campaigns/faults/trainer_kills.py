@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from scripts.campaigns.faults.processes import Child, fork
-from scripts.campaigns.faults.rows import Row
-from scripts.campaigns.kill_processes import Pair, read_losses, run_with_kills
+from scripts.campaigns.faults.rows import FaultRow
+from scripts.campaigns.kill_processes import ProcessPair, read_losses, run_with_kills
 from tests.support.trainer_process import SIZES
 
 STEPS = 30
@@ -30,7 +30,7 @@ SURVIVOR_SECONDS = 30.0
 _START_SECONDS = 180.0
 
 
-class Job:
+class KilledTrainer:
     """Trainer runs in one folder.
 
     Args:
@@ -83,18 +83,18 @@ def _trainer(keys: list[str]) -> Callable[[], int]:
     return run
 
 
-def rows(counts: Mapping[str, int], seed: int, folder: Path) -> list[Row]:
+def rows(counts: Mapping[str, int], seed: int, folder: Path) -> list[FaultRow]:
     """One row per kind: ``training``, ``checkpoint``, ``resume``."""
     chance = random.Random(seed)
-    straight = Job(folder / "straight")
+    straight = KilledTrainer(folder / "straight")
     child = straight.start()
     assert child.wait(_START_SECONDS) == 0, child.text()
     wanted = straight.losses()
     made = []
     for kind, count in counts.items():
-        row = Row(_KINDS[kind][0])
+        row = FaultRow(_KINDS[kind][0])
         lost = [
-            _one(row, Job(folder / f"{kind}{number}"), kind, chance, wanted)
+            _one(row, KilledTrainer(folder / f"{kind}{number}"), kind, chance, wanted)
             for number in range(count)
         ]
         row.lost = f"{max(lost, default=0)} steps to train again, no metrics"
@@ -102,11 +102,11 @@ def rows(counts: Mapping[str, int], seed: int, folder: Path) -> list[Row]:
     return made
 
 
-def two_processes(count: int, seed: int, folder: Path) -> Row:
+def two_processes(count: int, seed: int, folder: Path) -> FaultRow:
     """Kills either of two processes `count` times in one run."""
-    row = Row("SIGKILL of one of two processes, at a random moment")
+    row = FaultRow("SIGKILL of one of two processes, at a random moment")
     kills, killed = run_with_kills(folder / "killed", count, seed=seed)
-    Pair(folder / "whole", f"steps={len(killed)}").wait()
+    ProcessPair(folder / "whole", f"steps={len(killed)}").wait()
     for kill in kills:
         row.count += 1
         row.expect(
@@ -121,12 +121,14 @@ def two_processes(count: int, seed: int, folder: Path) -> Row:
     return row
 
 
-def _one(row: Row, job: Job, kind: str, chance: random.Random, wanted: list[float]) -> int:
+def _one(
+    row: FaultRow, job: KilledTrainer, kind: str, chance: random.Random, wanted: list[float]
+) -> int:
     """One kill and its resume; returns how many steps had to be repeated."""
     pause = _KINDS[kind][2]
     while (is_hit := _kill(job, kind, chance.uniform(0.0, pause))) is False:
         pause /= 2  # the run was over before: try another
-        job = Job(job.folder.with_name(f"{job.folder.name}again"))
+        job = KilledTrainer(job.folder.with_name(f"{job.folder.name}again"))
     if is_hit is None:
         row.expect(False, f"{job.folder.name} did not get there: {job.text()[-300:]}")
         return 0
@@ -143,7 +145,7 @@ def _one(row: Row, job: Job, kind: str, chance: random.Random, wanted: list[floa
     return max(0, len(done) - saved)
 
 
-def _kill(job: Job, kind: str, delay_seconds: float) -> bool | None:
+def _kill(job: KilledTrainer, kind: str, delay_seconds: float) -> bool | None:
     """Kills a run after its moment and the delay; False: it ended before, None: it never came."""
     child = job.start()
     if kind == "resume":
@@ -157,7 +159,7 @@ def _kill(job: Job, kind: str, delay_seconds: float) -> bool | None:
     return child.poll() == -signal.SIGKILL
 
 
-_KINDS: dict[str, tuple[str, Callable[[Job], bool], float]] = {
+_KINDS: dict[str, tuple[str, Callable[[KilledTrainer], bool], float]] = {
     "training": ("SIGKILL of the trainer in training", lambda job: bool(job.steps()), 1.0),
     "checkpoint": (
         "SIGKILL of the trainer while it saves a checkpoint",

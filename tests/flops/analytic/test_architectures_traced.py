@@ -173,6 +173,7 @@ FAMILIES: dict[str, tuple[str, Sizes]] = {
 }
 
 
+@pytest.mark.full(keep=["gpt2", "envy", "olmo3", "llama", "gemma3"])
 @has_nnx_list
 @pytest.mark.parametrize("family", FAMILIES)
 def test_analytic_equals_traced_forward_and_backward(family: str) -> None:
@@ -193,6 +194,7 @@ def test_analytic_equals_traced_forward_and_backward(family: str) -> None:
 widths = st.integers(1, 9)
 
 
+@pytest.mark.full
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(side=st.integers(1, 4), heads=st.integers(1, 3), dim=widths, hidden=widths, layers=widths)
 def test_a_diffusion_transformer(side, heads, dim, hidden, layers):

@@ -24,6 +24,7 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chunk", [4, 8, 32])
 def test_the_chunked_delta_rule_is_the_recurrence(chunk: int) -> None:
     q, k, v = normal(B, S, H, 3), normal(B, S, H, 3) / 2, normal(B, S, H, 4)
@@ -44,6 +45,7 @@ def test_the_chunked_delta_rule_is_the_recurrence(chunk: int) -> None:
     assert_close_as_float32(got, want, terms=S * 12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chunk", [4, 8, 32])
 def test_the_chunked_state_space_is_the_recurrence(chunk: int) -> None:
     u, decay = normal(B, S, 4, 3), -np.abs(normal(B, S, 4))
@@ -75,6 +77,7 @@ def test_a_convolution_ends_where_the_document_begins() -> None:
     assert_close_as_float32(got, want, terms=4)
 
 
+@pytest.mark.full
 def test_mamba2_has_the_weights_that_are_counted() -> None:
     sizes = {"inner": 8, "heads": 4, "groups": 2, "state": 6, "kernel": 4}
     build = tiny_builder(5)

@@ -209,6 +209,7 @@ for step in range(100_000):
 """
 
 
+@pytest.mark.full
 def test_a_killed_process_has_written_all_but_the_last_tick(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with subprocess.Popen(
@@ -292,6 +293,7 @@ assert not os.path.exists(path + ".beat") or json.load(open(path + ".beat"))["st
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_leaves_its_parents_logger_alone(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"

@@ -141,6 +141,7 @@ def test_any_other_failure_is_tried_again(
     assert "ListSink works again; 0 records were lost" in caplog.text
 
 
+@pytest.mark.full
 def test_attempts_are_further_and_further_apart(make: Callable[..., SinkWorker]) -> None:
     clock, attempts = FakeClock(), threading.Semaphore(0)
 

@@ -78,6 +78,7 @@ def test_an_idle_device_begins_when_the_phase_is_entered() -> None:
     assert spans((0.0, 0.1, 1.0), (3.0, 3.1, 4.0)) == [1.0, 1.0]
 
 
+@pytest.mark.full
 def test_phases_without_a_step_do_not_fill_the_memory(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +245,7 @@ def rl_phases() -> Any:
     return module
 
 
+@pytest.mark.full
 def test_cartpole_falls_as_its_equations_say() -> None:
     module = rl_phases()
     # At rest and upright, with θ = 0: θ'' = −F/m_total / (l (4/3 − m_pole/m_total)) by hand.
@@ -253,7 +255,7 @@ def test_cartpole_falls_as_its_equations_say() -> None:
     assert_close_as_float32(after[0], np.array([0, 0.02 * drive, 0, 0.02 * turn]), terms=1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_actor_critic_learns_and_logs_its_phases(tmp_path: Path) -> None:
     module = rl_phases()
     path = tmp_path / "rl.jsonl"

@@ -154,6 +154,7 @@ def in_a_terminal(program: str) -> str:
     return shown.decode()
 
 
+@pytest.mark.full
 def test_a_users_prints_reach_her_terminal_as_they_are() -> None:
     without, _, with_bar = in_a_terminal(LOOP_IN_A_TERMINAL).partition("now with a bar\r\n")
     assert "\x1b" not in without  # no bar that she did not ask for

@@ -131,6 +131,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         assert "has-script" in dom
 
 
+@pytest.mark.full
 def test_ten_thousand_ops_are_a_small_page(tmp_path: Path) -> None:
     names = [f"kernel_{i}_{'long' * 50}" for i in range(10_000)]
     profile = profile_of(tmp_path, traces.host(), kernels(names))

@@ -15,7 +15,7 @@ from mfu_jax.trainer.config.pyconfig import load
 from mfu_jax.trainer.run import job as job_module
 from mfu_jax.trainer.run.job import Job
 from mfu_jax.trainer.run.process_watch import LostProcess
-from scripts.campaigns.kill_processes import Pair, read_losses, run_with_kills
+from scripts.campaigns.kill_processes import ProcessPair, read_losses, run_with_kills
 from tests.support.paths import SCRIPTS
 
 
@@ -87,7 +87,7 @@ def test_a_malformed_address_is_refused(address: str) -> None:
         Job().join(config)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_either_of_two_processes_dies_and_a_resume_gives_the_losses_of_an_uninterrupted_run(
     tmp_path: Path,
 ) -> None:
@@ -97,7 +97,7 @@ def test_either_of_two_processes_dies_and_a_resume_gives_the_losses_of_an_uninte
         assert kill.stderr.splitlines() == [kill.last_line]
         assert f"process {kill.victim} of 2 died" in kill.last_line
     assert {kill.victim for kill in kills} == {0, 1}
-    assert Pair(tmp_path / "whole", "steps=60").wait() == [0, 0]
+    assert ProcessPair(tmp_path / "whole", "steps=60").wait() == [0, 0]
     assert losses == read_losses(tmp_path / "whole")
     assert [step for step, _ in losses] == list(range(60))
 
@@ -105,6 +105,7 @@ def test_either_of_two_processes_dies_and_a_resume_gives_the_losses_of_an_uninte
 CLUSTER = SCRIPTS / "cluster"
 
 
+@pytest.mark.full
 def test_the_documented_slurm_job_is_a_script_whose_keys_are_known() -> None:
     script = (CLUSTER / "slurm.sh").read_text(encoding="utf-8")
     assert "#SBATCH" in script

@@ -15,7 +15,7 @@ from tests.support.mesh_campaign import (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "axes"), SAMPLE)
 def test_a_mesh_trains_as_one_device(kind: str, axes: str) -> None:
     losses, flops = trained({**KINDS[kind], **MESHES[axes]}, 8)

@@ -1,1 +1,1 @@
-"""Finished runs: their metrics files, wall clock, comparisons, reports and projections."""
+"""Finished runs: their metrics files, benchmarks, projections, published results."""

@@ -14,6 +14,7 @@ import pytest
 
 from mfu_jax.cli import main
 from mfu_jax.logger.sinks import JsonlSink, StepRecord
+from mfu_jax.runs.live import frame as frames
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
 
@@ -120,3 +121,9 @@ def read_until(terminal: int, text: bytes) -> bool:
         if select.select([terminal], [], [], 1.0)[0]:
             seen += os.read(terminal, 1 << 16)
     return text in seen
+
+
+def test_the_bar_of_uses_adds_up() -> None:
+    assert frames.sparkline([0.0, 7.0], 2) == "▁█"
+    assert frames.sparkline(list(range(8)), 8) == "▁▂▃▄▅▆▇█"
+    assert frames.sparkline([float("nan")], 5) == " "

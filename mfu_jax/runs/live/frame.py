@@ -1,4 +1,4 @@
-"""One frame of a run: headline, last steps, where the time went, hosts, alarms."""
+"""One frame of a run: headline, last steps, curves, where the time went, hosts, alarms."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.util.formatting import loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
 
+_BARS = "▁▂▃▄▅▆▇█"
 _LAST_STEPS = 8
 _LAST_ALARMS = 5
-_MOST_USES = 6
+_CURVE_COLUMNS = 48
+_SPLIT_COLUMNS = 48
 # A run without new records for this many step times, and at least so many seconds, looks stuck.
 _LATE_STEPS, _LATE_SECONDS = 20.0, 60.0
+_COLORS = {"train": "green", "compile": "magenta", "data": "yellow", "eval": "cyan"}
 
 
 def frame(follower: Follower, now: float) -> Any:
@@ -33,10 +36,31 @@ def frame(follower: Follower, now: float) -> Any:
     steps = list(follower.steps)
     parts = [_headline(follower, steps, now)]
     if steps:
-        parts += [_table(steps), _split(steps)]
+        parts += [_table(steps), *_curves(steps), *_split(steps)]
         parts += [_hosts(follower.beside(".hosts.json"), steps)]
         parts += [_alarms(follower)]
     return _rich("console").Group(*filter(None, parts))
+
+
+def sparkline(values: Sequence[float], columns: int) -> str:
+    """A curve of block characters; each column is the mean of its share of the values.
+
+    >>> sparkline([1.0, 2.0, 3.0, float("nan")], 4)
+    '▁▅█ '
+    >>> sparkline([5.0] * 100, 3)
+    '▄▄▄'
+    """
+    columns = min(columns, len(values))
+    shares = [
+        values[i * len(values) // columns : (i + 1) * len(values) // columns]
+        for i in range(columns)
+    ]
+    means = [_mean(share) for share in shares]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return " " * columns
+    low, high = min(known), max(known)
+    return "".join(" " if mean is None else _bar(mean, low, high) for mean in means)
 
 
 def time_split(steps: Iterable[LiveStep]) -> dict[str, float]:
@@ -126,15 +150,42 @@ def _table(steps: Sequence[LiveStep]) -> Any:
     return table
 
 
-def _split(steps: Sequence[LiveStep]) -> Any:
-    """A line about where the time went; None if no step has a time."""
+def _curves(steps: Sequence[LiveStep]) -> list[Any]:
+    """A line for each curve that has values: MFU, step time, loss."""
+    measured = [step for step in steps if step.kind == "step"]
+    lines = []
+    for label, name, text_of in (
+        ("MFU", "perf/mfu", percent),
+        ("seconds", STEP_SECONDS, readable),
+        ("loss", "learning/loss", loss_text),
+    ):
+        values = [step.scalars.get(name, math.nan) for step in measured]
+        known = [value for value in values if math.isfinite(value)]
+        if known:
+            line = _rich("text").Text(f"{label:<8}")
+            line.append(f"{sparkline(values, _CURVE_COLUMNS):<{_CURVE_COLUMNS}}", style="green")
+            line.append(f" {text_of(min(known))} to {text_of(max(known))}", style="dim")
+            lines.append(line)
+    return lines
+
+
+def _split(steps: Sequence[LiveStep]) -> list[Any]:
     split = time_split(steps)
     total = math.fsum(split.values())
     if total <= 0:
-        return None
-    uses = sorted(split.items(), key=lambda item: -item[1])[:_MOST_USES]
-    shares = ", ".join(f"{_plain(use)} {percent(seconds / total)}" for use, seconds in uses)
-    return _rich("text").Text(f"time    {shares}")
+        return []
+    bar, words = _rich("text").Text("time    "), []
+    uses = sorted(split.items(), key=lambda item: -item[1])
+    for use, seconds in uses:
+        columns = round(_SPLIT_COLUMNS * seconds / total)
+        color = _COLORS.get(use.partition("_")[0], "blue")
+        bar.append("█" * columns, style=color)
+        words.append((f"{_plain(use)} {percent(seconds / total)}", color))
+    legend = _rich("text").Text("        ")
+    for i, (word, color) in enumerate(words[:6]):
+        legend.append(", " if i else "")
+        legend.append(word, style=color)
+    return [bar, legend]
 
 
 def _hosts(view: Mapping[str, Any], steps: Sequence[LiveStep]) -> Any:
@@ -170,6 +221,17 @@ def _alarms(follower: Follower) -> Any:
 def _finite(steps: Iterable[LiveStep], name: str) -> list[float]:
     values = (step.scalars.get(name, math.nan) for step in steps)
     return [value for value in values if math.isfinite(value)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _bar(value: float, low: float, high: float) -> str:
+    if high <= low:
+        return _BARS[3]
+    return _BARS[round((len(_BARS) - 1) * (value - low) / (high - low))]
 
 
 def _shown(value: float | None, text_of: Any) -> str:

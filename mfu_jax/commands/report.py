@@ -31,7 +31,7 @@ from mfu_jax.errors import UserError, one_line
 from mfu_jax.runs.comparison.runs import RunComparison, compare_runs
 from mfu_jax.runs.goodput import time_table
 from mfu_jax.runs.metrics.files import WARMUP_STEPS
-from mfu_jax.runs.report.collective_waits import CollectiveWait, CollectiveWaits
+from mfu_jax.runs.report.collective_waits import CollectiveWaits
 from mfu_jax.runs.report.plan_comparison import PlanComparison, compare_with_plan, read_plan
 from mfu_jax.runs.report.run_data import Options, RunData, answer_without_steps, read_run_data
 from mfu_jax.storage.addresses import Address, path_of
@@ -178,18 +178,10 @@ def _folder_of(run: RunData) -> Path | None:
 
 
 def _read(folder: Path) -> CollectiveWaits | None:
-    from mfu_jax.profiling.host_waits import read_host_waits  # imports numpy, unlike most reports
+    from mfu_jax.profiling.host_waits import read_collective_times  # imports numpy
 
-    hosts = [
-        CollectiveWait(
-            host=host.host,
-            step_seconds=host.step_seconds,
-            collective_seconds=host.collective_seconds,
-            wait_seconds=host.wait_seconds,
-        )
-        for host in read_host_waits(folder)
-    ]
-    return CollectiveWaits(source=str(folder), hosts=hosts) if hosts else None
+    times = read_collective_times(folder)
+    return CollectiveWaits.of(str(folder), times) if times else None
 
 
 def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:

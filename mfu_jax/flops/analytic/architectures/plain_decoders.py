@@ -13,11 +13,6 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 _GPT3_POSITIONS = 16384
 
 
-def dense_decoder(config: ModelConfig) -> Model:
-    """Attention, then MLP or experts, in every layer."""
-    return uniform(config)
-
-
 def qwen3(config: ModelConfig) -> Model:
     """Like llama, with norms on queries and keys."""
     return uniform(config, qk_norm=True)
@@ -26,11 +21,6 @@ def qwen3(config: ModelConfig) -> Model:
 def qwen2(config: ModelConfig) -> Model:
     """Like llama, with a bias on q, k and v only."""
     return uniform(config, output_bias=config.feed_forward.use_bias)
-
-
-def mixtral(config: ModelConfig) -> Model:
-    """Like llama, with experts."""
-    return uniform(config)
 
 
 def gpt3(config: ModelConfig) -> Model:

@@ -1,4 +1,4 @@
-"""`mfu-jax gate`: its exit codes, its JUnit file and its annotation."""
+"""`mfu-jax gate`: its exit codes and what it prints."""
 
 from __future__ import annotations
 

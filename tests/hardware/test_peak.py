@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,8 @@ INTERCONNECT = {
 
 
 def test_every_row_has_a_source_known_keys_and_positive_numbers():
-    assert len(hardware.table()) == 120
+    text = Path(hardware.__file__).with_name("hardware.yml").read_text(encoding="utf-8")
+    assert len(hardware.table()) == text.count("\n- name: ")
     for chip in hardware.table():
         assert chip.sources, chip.name
         assert chip.vendor, chip.name

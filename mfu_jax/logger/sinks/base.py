@@ -125,7 +125,7 @@ def make_sink(name: str, *args: Any, **options: Any) -> Sink:
     if name not in SINKS:
         raise UserError(
             f"unknown sink {name!r}{nearest(name, SINKS)}; the sinks are "
-            f"{', '.join(sorted(SINKS))}; more can be added with mfu_jax.logger.sinks.register_sink"
+            f"{', '.join(sorted(SINKS))}; more can be added with mfu_jax.sinks.register_sink"
         )
     return SINKS[name](*args, **options)
 

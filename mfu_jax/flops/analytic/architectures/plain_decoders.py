@@ -13,6 +13,11 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 _GPT3_POSITIONS = 16384
 
 
+def dense_decoder(config: ModelConfig) -> Model:
+    """Attention, then MLP or experts, in every layer."""
+    return uniform(config)
+
+
 def qwen3(config: ModelConfig) -> Model:
     """Like llama, with norms on queries and keys."""
     return uniform(config, qk_norm=True)

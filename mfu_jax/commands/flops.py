@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -124,16 +124,7 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
     rows = find_convention(convention).rows(config, training_model(config))
     tflops = tflops_of(rows)
     counted = compare_conventions(config)
-    stated = counted[convention].training
-    conventions = {
-        name: {
-            "total_tflops": float(flops.training) / TERA,
-            "training_flops": _plain(flops.training),
-            "forward_flops": _plain(flops.forward),
-            **({} if mfu is None else {"mfu": mfu * float(flops.training / stated)}),
-        }
-        for name, flops in counted.items()
-    }
+    totals = {name: (flops.training, flops.forward) for name, flops in counted.items()}
     return {
         "model": config.model_name,
         "decoder_block": config.decoder_block,
@@ -146,7 +137,7 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
         "attention_tflops": tflops.attention,
         "tokens_per_device": _plain(calculate_tokens_per_device(config)),
         "parameters": _parameters(count_parameters(config)),
-        "conventions": conventions,
+        "conventions": _conventions(totals, convention, mfu),
         "breakdown": [_row(row) for row in rows],
         "notes": _notes(config),
     }
@@ -184,6 +175,9 @@ def _traced(
         for name, table in tables.items()
     }
     training = {name: integral(sum(kinds.values())) for name, kinds in sums.items()}
+    totals: dict[str, tuple[Number, Number]] = {
+        name: (flops, integral(flops * Fraction(1, 3))) for name, flops in training.items()
+    }
     return {
         "model": model_name_of(source),
         "decoder_block": config["model_type"],
@@ -201,20 +195,28 @@ def _traced(
             "embedding": counted.embedding,
             "active_non_embedding": None,
         },
-        "conventions": {
-            name: {
-                "total_tflops": float(flops) / TERA,
-                "training_flops": _plain(flops),
-                "forward_flops": _plain(integral(flops * Fraction(1, 3))),
-                **({} if mfu is None else {"mfu": mfu * float(flops / training[convention])}),
-            }
-            for name, flops in training.items()
-        },
+        "conventions": _conventions(totals, convention, mfu),
         "breakdown": [
             {**row, **{key: _plain(row[key]) for key in ("forward_flops", "training_flops")}}
             for row in tables[convention]
         ],
         "notes": list(counted.notes),
+    }
+
+
+def _conventions(
+    totals: Mapping[str, tuple[Number, Number]], convention: str, mfu: float | None
+) -> dict[str, Any]:
+    """Training and forward FLOPs by convention, and the MFU stated in one of them in all others."""
+    stated = totals[convention][0]
+    return {
+        name: {
+            "total_tflops": float(training) / TERA,
+            "training_flops": _plain(training),
+            "forward_flops": _plain(forward),
+            **({} if mfu is None else {"mfu": mfu * float(training / stated)}),
+        }
+        for name, (training, forward) in totals.items()
     }
 
 

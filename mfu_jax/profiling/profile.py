@@ -173,10 +173,9 @@ def read_profile(
         main = main.with_model(model_flops)
     kind = main.device_kind or measured.kind
     if not (kind or hardware or peak_tflops_per_device):
-        about = next((timeline.about for timeline, _ in devices if timeline.about), "nothing")
         raise UserError(
             f"{str(path)!r}: the trace does not name its device; expected hardware=NAME or "
-            f"peak_tflops_per_device=N; what it says is: {about}; mfu-jax hardware --list has names"
+            f"peak_tflops_per_device=N; usually an AMD GPU; mfu-jax hardware --list has names"
         )
     peaks = find_peaks(
         kind,

@@ -4,8 +4,17 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+# What models and trainers of the tests need. No part of the core: a metrics library must not decide
+# which Flax, Optax and Orbax (31 packages, 600 MB) somebody else's trainer has.
+FLAX = [
+    "flax>=0.11.2",
+    "optax>=0.2.5",
+    "orbax-checkpoint>=0.11.25",
+]
+
 # What the reference trainer needs beyond the core.
 TRAIN = [
+    *FLAX,
     "flax>=0.12.5",  # nnx.List, Variable.get_value
     "grain>=0.2.14",  # every epoch in another order
     "rich>=13",
@@ -21,7 +30,7 @@ CLIENTS = [
 ]
 
 # What scripts/test_matrix.sh installs for its selection of tests.
-TEST_CORE = ["hypothesis>=6.100", "nvidia-ml-py>=12.535", "pytest>=8", "pytest-xdist>=3.6"]
+TEST_CORE = [*FLAX, "hypothesis>=6.100", "nvidia-ml-py>=12.535", "pytest>=8", "pytest-xdist>=3.6"]
 
 setup(
     name="mfu_jax",
@@ -54,11 +63,8 @@ setup(
     # packages, and pip must find versions that suit both.
     install_requires=[
         "absl-py>=2.1",
-        "flax>=0.11.2",
         "jax>=0.8",
         "numpy>=2",
-        "optax>=0.2.5",
-        "orbax-checkpoint>=0.11.25",
         "PyYAML>=6.0.1",
         "tensorboardX>=2.6.2",
     ],

@@ -27,7 +27,7 @@ _PUBLIC = {
     "plan": "mfu_jax.planning.any_step",
     "profile": "mfu_jax.profiling.capture",
     "MetricLogger": "mfu_jax.logger.metric_logger",
-    "StepCost": "mfu_jax.logger.step_cost",
+    "StepCost": "mfu_jax.logger.records.step_cost",
     "instrument": "mfu_jax.instrumentation.instrumented_step",
 }
 
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from mfu_jax.flops.traced.module_table import tabulate
     from mfu_jax.instrumentation.instrumented_step import instrument
     from mfu_jax.logger.metric_logger import MetricLogger
-    from mfu_jax.logger.step_cost import StepCost
+    from mfu_jax.logger.records.step_cost import StepCost
     from mfu_jax.planning.any_step import plan
     from mfu_jax.profiling.capture import profile
 

@@ -32,7 +32,7 @@ from mfu_jax.instrumentation.options import checked_config
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 from mfu_jax.util.failsafe import failsafe

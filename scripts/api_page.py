@@ -13,7 +13,7 @@ import mfu_jax
 from mfu_jax.instrumentation.instrumented_step import InstrumentedStep
 from mfu_jax.instrumentation.wrapped_step import DisabledStep
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.phases import Phase, StepScope
+from mfu_jax.logger.loop.phases import Phase, StepScope
 from mfu_jax.settings import Settings
 
 HEAD = """# Public names

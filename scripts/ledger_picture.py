@@ -23,7 +23,7 @@ _STYLE = """
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerRow:
+class PictureRow:
     """One bar.
 
     Attributes:
@@ -66,7 +66,7 @@ def draw(ledger: Mapping[str, Any], *, title: str) -> str:
     )
 
 
-def _rows(ledger: Mapping[str, Any]) -> Iterator[LedgerRow]:
+def _rows(ledger: Mapping[str, Any]) -> Iterator[PictureRow]:
     """The non-zero lines; the causes between executed and XLA-reported FLOPs are omitted."""
     start = 0
     for line in ledger["lines"]:
@@ -74,13 +74,13 @@ def _rows(ledger: Mapping[str, Any]) -> Iterator[LedgerRow]:
             is_model = line["label"] == "model"
             label = "model (MFU)" if is_model else f"+ {line['label']}"
             kind = "model" if is_model else "extra"
-            yield LedgerRow(label=label, kind=kind, start=start, flops=line["flops"])
+            yield PictureRow(label=label, kind=kind, start=start, flops=line["flops"])
         start += line["flops"]
-    yield LedgerRow(label="= executed (HFU)", kind="executed", start=0, flops=ledger["executed"])
-    yield LedgerRow(label="XLA reports", kind="reported", start=0, flops=ledger["xla_reported"])
+    yield PictureRow(label="= executed (HFU)", kind="executed", start=0, flops=ledger["executed"])
+    yield PictureRow(label="XLA reports", kind="reported", start=0, flops=ledger["xla_reported"])
 
 
-def _bar(row: LedgerRow, top: int, whole: int) -> Iterator[str]:
+def _bar(row: PictureRow, top: int, whole: int) -> Iterator[str]:
     left, width = _BARS
     x, length = left + width * row.start / whole, max(2.0, width * row.flops / whole)
     yield _text(24, top + 19, row.label)

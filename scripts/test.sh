@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv, then runs lint, types, import contracts and all tests. Arguments go to pytest: scripts/test.sh -k logger
+# Sets up .venv and runs the fast lane: lint, types, import contracts, and every test that neither starts a process
+# nor compiles much. With --full: every test. Other arguments go to pytest: scripts/test.sh -k logger
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" test
 export JAX_PLATFORMS=cpu
@@ -10,4 +11,4 @@ lint-imports
 TMPDIR=$(mktemp -d) # tests of failures leave hundreds of files with details
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
-python -m pytest -n auto --dist worksteal --durations=10 "$@"
+python -m pytest -n auto --dist loadscope --durations=10 "$@"

@@ -33,7 +33,7 @@ find_python() { # version $1, on the PATH or from pyenv
 
 requirements() { # for JAX $1
     case $1 in
-    lowest) sed -n '/install_requires=\[/,/\]/s/.*"\(.*\)>=\(.*\)".*/\1==\2/p' setup.py ;;
+    lowest) sed -n '/install_requires=\[/,/\]/s/.*"\(.*\)>=\(.*\)".*/\1==\2/p; /^FLAX/,/\]/s/.*"\(.*\)>=\(.*\)".*/\1==\2/p' setup.py ;;
     *) echo "jax==$1.*" ;;
     esac
 }
@@ -59,7 +59,7 @@ run() { # pair $1, such as 3.11-0.8.3; prints its row
         printf "%-8s %-8s pip finds none; see %s\n" "${1%%-*}" "${1#*-}" "$log"
     else
         read -r jax flax < <(versions "$venv")
-        "$venv/bin/python" -m pytest -n auto -p no:cacheprovider "${tests[@]}" >"$log" 2>&1 || status=$?
+        "$venv/bin/python" -m pytest --full -n auto -p no:cacheprovider "${tests[@]}" >"$log" 2>&1 || status=$?
         count() { tail -1 "$log" | sed -nE "s/.*[^0-9]?\b([0-9]+) $1.*/\1/p"; }
         printf "%-8s %-8s %-8s %7s %7s %7s %7s" "${1%%-*}" "$jax" "$flax" "$(count passed)" \
             "$(count failed)" "$(count skipped)" "$(tail -1 "$log" | sed -nE 's/.* in ([0-9]+).*/\1/p')"

@@ -1,10 +1,14 @@
 """Eight virtual CPU devices for every test that wants a mesh; started processes share programs."""
 
+import contextlib
 import logging
 import os
+import platform
 import signal
 import threading
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -18,7 +22,10 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
-import jax  # noqa: E402, F401  # reads the environment now; what is set below is for child processes
+import jax  # noqa: E402  # reads the environment now; what is set below is for child processes
+
+from tests.support.lanes import Lanes  # noqa: E402
+from tests.support.paths import ROOT  # noqa: E402
 
 # A shell that runs the tests in the background ignores these; processes that tests start must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,17 +36,33 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also what starts processes or compiles")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    lanes = Lanes(config.getoption("--full"))
+    config.pluginmanager.register(lanes)
+    jax.monitoring.register_event_duration_secs_listener(lanes.on_compile)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Processes that tests start, from any worker, take their programs from one folder."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
+def compilation_cache() -> None:
+    """Processes that tests start, in this run or the next, take their programs from one folder."""
     os.environ |= {
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / f"programs-{_cpu()}"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+def _cpu() -> str:
+    """Tells CPUs apart for which XLA compiles different code."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return f"{zlib.crc32(line.encode()):08x}"
+    return platform.machine()
 
 
 @pytest.fixture(autouse=True)

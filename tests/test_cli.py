@@ -71,6 +71,7 @@ def test_an_unknown_command_is_one_line(name: str, capsys: pytest.CaptureFixture
     assert error.count("\n") == 1
 
 
+@pytest.mark.full
 def test_help_imports_no_command() -> None:
     code = (
         "import sys; from mfu_jax.cli import main; main(['--help']); main(['train', '--help']);"
@@ -152,6 +153,7 @@ def test_a_message_is_one_printable_line_of_1500_characters_at_most(
     assert error[:-1].isprintable()
 
 
+@pytest.mark.full
 def test_an_answer_that_cannot_be_written_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -165,6 +167,7 @@ def test_an_answer_that_cannot_be_written_is_one_line() -> None:
     assert "No space left on device" in done.stderr
 
 
+@pytest.mark.full
 def test_a_terminal_without_unicode_gets_the_answer() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mfu_jax.cli", "published", "palm-540b"],

@@ -52,6 +52,7 @@ def test_zero_still_means_unset_where_it_did() -> None:
     assert flags.from_mapping(dict.fromkeys(names, "0")) == Settings()
 
 
+@pytest.mark.full
 def test_logger_from_flags_logs_what_the_flags_say(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     values = parsed(

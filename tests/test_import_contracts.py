@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
 
 # A line planted at the end of a file -> the contract that must break.
 PLANTED = {
     ("mfu_jax/hardware/chips.py", "import mfu_jax.train"): "The house",
-    ("mfu_jax/logger/summary.py", "import mfu_jax.cli"): "The house",
+    ("mfu_jax/logger/records/summary.py", "import mfu_jax.cli"): "The house",
     (
         "mfu_jax/flops/executed/control_flow/loops.py",
         "import mfu_jax.flops.traced.control_flow.decisions",
@@ -26,18 +28,21 @@ PLANTED = {
         "mfu_jax/flops/executed/hlo/module.py",
         "import mfu_jax.flops.executed.costs.reader",
     ): "executed:",
-    ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.spans"): "logger:",
+    ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.loop.spans"): "logger:",
     (
         "mfu_jax/profiling/trace/wire.py",
         "import mfu_jax.profiling.breakdown.waterfall",
     ): "profiling:",
-    ("mfu_jax/profiling/breakdown/tables.py", "import mfu_jax.logger.summary"): "Profiles are read",
+    (
+        "mfu_jax/profiling/breakdown/tables.py",
+        "import mfu_jax.logger.records.summary",
+    ): "Profiles are read",
     ("mfu_jax/planning/targets.py", "import mfu_jax.planning.result.plan"): "planning:",
     ("mfu_jax/planning/result/plan.py", "import mfu_jax.trainer.step.train_step"): "Plans are made",
     ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",
     ("mfu_jax/util/jax_internals.py", "import mfu_jax.util.values"): "util:",
     (
-        "mfu_jax/instrumentation/trace_reading.py",
+        "mfu_jax/instrumentation/device_trace.py",
         "import mfu_jax.profiling.scalars",
     ): "The core knows nothing",
     ("layers/projections/linears.py", "import mfu_jax.errors"): "The reference model",
@@ -59,6 +64,7 @@ def broken_contracts(folder: Path) -> tuple[list[str], str]:
     return broken, " ".join(done.stdout.split())
 
 
+@pytest.mark.full
 def test_each_planted_violation_breaks_its_contract(tmp_path: Path) -> None:
     for name in ("mfu_jax", "layers"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

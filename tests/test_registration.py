@@ -42,6 +42,7 @@ def test_every_architecture_is_in_the_table() -> None:
     assert builders - {"families.build"} == set(FAMILIES.values())
 
 
+@pytest.mark.full
 def test_only_the_counted_family_is_loaded() -> None:
     loaded = printed(
         "import mfu_jax, sys;"
@@ -51,6 +52,7 @@ def test_only_the_counted_family_is_loaded() -> None:
     assert loaded == {"families", "blocks", "plain_decoders"}
 
 
+@pytest.mark.full
 def test_every_model_type_in_a_row_or_decorator_is_known() -> None:
     known = printed(
         "from mfu_jax.flops.analytic.huggingface import TRANSLATIONS; print(*TRANSLATIONS)"
@@ -69,6 +71,7 @@ def test_every_model_type_in_a_row_or_decorator_is_known() -> None:
     assert known == named | in_rows
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "room",
     [

@@ -25,6 +25,7 @@ def test_every_result_says_what_was_measured_where_and_when(study: str) -> None:
         assert re.fullmatch(r"[0-9a-f]{7,}\+?", one["commit"])
 
 
+@pytest.mark.full
 def test_a_result_replaces_that_of_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.backlog_files import FOLDER, Segment, last_step, segments, steps_of
+from mfu_jax.logger.delivery.backlog_files import FOLDER, Segment, last_step, segments, steps_of
 from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, is_permanent, make_sink
 from mfu_jax.util.arguments import parse
 

@@ -23,7 +23,7 @@ from mfu_jax.flops.traced.counting import count_with_scopes, pallas_kernel_flops
 from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.records.step_cost import StepCost
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.conventions import FlopsRow

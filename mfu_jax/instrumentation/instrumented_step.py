@@ -25,9 +25,9 @@ from mfu_jax.instrumentation.step_observer import COUNT_SECONDS, StepObserver
 from mfu_jax.instrumentation.wrapped_step import DisabledStep, WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.non_finite import RERAISED
+from mfu_jax.logger.records.non_finite import RERAISED
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import Sink
-from mfu_jax.logger.summary import Summary
 from mfu_jax.settings import Settings
 from mfu_jax.util.failsafe import failsafe
 

@@ -16,7 +16,7 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.masks.pairs import document_pairs, read_pairs
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.records.step_cost import StepCost
 
 
 @jax.jit

@@ -35,12 +35,12 @@ from mfu_jax.instrumentation.programs import BeforeCall, StepProgram, StepProgra
 from mfu_jax.instrumentation.signatures import Signature
 from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.loop.step_numbers import NEXT
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.non_finite import RERAISED, NonFiniteLossError
+from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
+from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import format_values
-from mfu_jax.logger.step_cost import StepCost
-from mfu_jax.logger.step_numbers import NEXT
-from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.util.failsafe import Boundary, failsafe, note_handlers
 

@@ -13,12 +13,12 @@ from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
-from mfu_jax.logger.scalars import plain_seconds
+from mfu_jax.logger.records.scalars import plain_seconds
+from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.logger.records.strict_json import printable
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.sinks.console import ConsoleSink
-from mfu_jax.logger.step_cost import StepCost
-from mfu_jax.logger.strict_json import printable
-from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary
 

@@ -28,25 +28,25 @@ from typing import Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.delivery.pipeline import RecordPipeline
+from mfu_jax.logger.delivery.record_builder import RecordBuilder
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
-from mfu_jax.logger.loop_compilations import LoopCompilations
-from mfu_jax.logger.non_finite import RERAISED, NonFiniteLossError
-from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
-from mfu_jax.logger.pipeline import RecordPipeline
-from mfu_jax.logger.records import RecordBuilder
+from mfu_jax.logger.loop.compilations import LoopCompilations
+from mfu_jax.logger.loop.loop_lock import wait_for_turn
+from mfu_jax.logger.loop.phases import Phase, PhaseBook, StepScope
+from mfu_jax.logger.loop.spans import LoopSpans
+from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close
+from mfu_jax.logger.records.drop_large import SmallMetrics
+from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
+from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import Sink
-from mfu_jax.logger.small_metrics import SmallMetrics
-from mfu_jax.logger.spans import LoopSpans
-from mfu_jax.logger.step_cost import StepCost
-from mfu_jax.logger.step_numbers import StepNumbers, after_close
-from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
-from mfu_jax.logger.turns import wait_for_turn
 from mfu_jax.logger.watchdog import Watchdog
 from mfu_jax.util.failsafe import Boundary, failsafe
 

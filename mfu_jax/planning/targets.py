@@ -116,9 +116,11 @@ def _tpus(topology: str, slices: int | None) -> Target:
             raise UserError(f"topology={topology!r} with slices={slices}; expected the same number")
         slices, text = int(many[1]), text[many.end() :]
     slices = slices or 1
-    name, separator, size = re.sub(r"^(\w+)-(?!\d+x)", r"\1:-", text).partition(":")
+    name, separator, size = text.partition(":")
+    counts_chips = False
     if not separator:
-        name, separator, size = text.partition("-")  # tpu7x-4x4x8
+        name, separator, size = text.partition("-")
+        counts_chips = not re.match(r"\d+x", size)  # v6e-8; tpu7x-4x4x8 is a shape
     name = generation_of(name) or name
     if name not in _GENERATIONS or not separator:
         raise UserError(
@@ -129,10 +131,7 @@ def _tpus(topology: str, slices: int | None) -> Target:
     chip_name, cores = _GENERATIONS[name]
     chip = next(chip for chip in table() if chip.name == chip_name)
     axes = int(chip.interconnect["ici_axes"])
-    if size.startswith("-"):
-        shape = _shape_of(topology, size[1:], cores, axes)
-    else:
-        shape = _shape(topology, size, axes)
+    shape = _shape_of(topology, size, cores, axes) if counts_chips else _shape(topology, size, axes)
     chips = math.prod(shape)
     return Target(
         chip=chip,

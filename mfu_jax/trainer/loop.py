@@ -14,7 +14,10 @@ import jax
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
-from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
+from mfu_jax.logger.records.non_finite import (
+    NON_FINITE_EXIT_CODE,
+    NonFiniteLossError,
+)
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.batches import make_iterator

@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 
 import mfu_jax
+from mfu_jax.logger.records.summary import percentile
 from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
-from mfu_jax.logger.summary import percentile
 from scripts import results
 
 WARMUP = 100

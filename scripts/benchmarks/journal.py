@@ -26,8 +26,8 @@ from mfu_jax.logger.hosts.report import HostReport
 from mfu_jax.logger.hosts.watch import Place
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.records.summary import percentile
 from mfu_jax.logger.sinks import JsonlSink
-from mfu_jax.logger.summary import percentile
 from mfu_jax.util.formatting import columns
 
 WARMUP = 50

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 
 from mfu_jax.logger.journal import silence
 from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.records.summary import percentile
 from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
-from mfu_jax.logger.summary import percentile
 from scripts import results
 from scripts.benchmarks.maxtext_logger import MaxTextLogger
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest, one_line
-from mfu_jax.logger.summary import StepStatistics
+from mfu_jax.logger.records.summary import StepStatistics
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.util.formatting import columns
 from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted

@@ -7,7 +7,7 @@ as `mfu-jax plan --run` reads them, except for what the trainer does better by d
 steps compile for the same chips, each in a child process: ours with this interpreter, MaxText's
 with the other one, which needs the same jax and the same compilers (libtpu; the CUDA plugin with
 cuDNN). Cases are named "model on chips"; with ", saving" appended, they are the same step with
-one more key, or with one of our savings changed. REGEX selects cases. A case takes minutes; with
+one more key, or without one of our savings. REGEX selects cases. A case takes minutes; with
 ``--code-seconds=0`` half a minute, without cycles. ``--json=FILE`` saves the exact numbers.
 
 Columns: the compiler's bytes of temporaries, and total bytes at the peak; XLA's estimated cycles
@@ -39,7 +39,6 @@ from mfu_jax.planning.step_sources import MaxTextStep, StepSource
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.planned.planned_run import reference_keys
 from mfu_jax.trainer.planned.planned_step import TrainerStep
-from scripts.comparisons.changed_step import CHANGES
 
 _CODE_SECONDS = 1800.0  # cycles come with the machine code
 _GIB = 2**30
@@ -78,7 +77,6 @@ SAVINGS: Mapping[str, Mapping[str, Any]] = {
         "remat_policy": "custom",
         "remat_tensors": dict.fromkeys(_TO_HOST, "offload"),
     },
-    "fused MLP": {"other_flags": {"fused_mlp": True}},
 }
 # Keys of our step only: its own defaults in place of MaxText's, and one saving less.
 _OURS = {"weight_gathers": "auto", "norm_gradients": "auto"}
@@ -158,9 +156,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     _say_versions(sys.executable, arguments.maxtext_python)
     print(header())
-    for name, run, change in _cases():
+    for name, run, without in _cases():
         if re.search(arguments.pattern, name):
-            found = compare(run, change, arguments)
+            found = compare(run, without, arguments)
             rows.append({"case": name, **found})
             print(row(name, found["ours"], found["maxtext"]), flush=True)
     if arguments.json:
@@ -169,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _cases() -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Name, keys of both steps, and our step's change: of `CHANGES`, `_WITHOUT`, or empty."""
+    """Name, keys of both steps, and which of `_WITHOUT` our step lacks, or empty."""
     for model, keys in MODELS.items():
         devices = keys.get("devices", _DEVICES)
         for chips, hardware in CHIPS.items():
@@ -181,9 +179,10 @@ def _cases() -> Iterator[tuple[str, dict[str, Any], str]]:
             run = {**_COMMON, **keys, **hardware, **size}
             yield name, run, ""
             if name == _ONE_STEP:
-                for saving in dict.fromkeys((*SAVINGS, *CHANGES, *_WITHOUT)):
-                    change = saving if saving in (*CHANGES, *_WITHOUT) else ""
-                    yield f"{name}, {saving}", {**run, **SAVINGS.get(saving, {})}, change
+                for saving, more in SAVINGS.items():
+                    yield f"{name}, {saving}", {**run, **more}, ""
+                for saving in _WITHOUT:
+                    yield f"{name}, {saving}", run, saving
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -207,7 +206,7 @@ def _say_versions(*pythons: str) -> None:
 
 
 def compare(
-    keys: Mapping[str, Any], change: str, arguments: argparse.Namespace
+    keys: Mapping[str, Any], without: str, arguments: argparse.Namespace
 ) -> dict[str, Figures | None]:
     """Compiles both steps of one case.
 
@@ -217,35 +216,22 @@ def compare(
     ours, notes = reference_keys(run)
     for note in notes[1:]:  # the first one says that MaxText is not installed
         print(f"  ours: {note}", file=sys.stderr, flush=True)
-    ours = {**ours, **_OURS, **_WITHOUT.get(change, {})}
-    patch = change if change in CHANGES else ""
-    source: StepSource = (_ChangedStep if patch else TrainerStep)(run.target)
+    ours = {**ours, **_OURS, **_WITHOUT.get(without, {})}
     theirs = MaxTextStep(arguments.maxtext_python)
-    both = not change or change in SAVINGS
     return {
-        "ours": _compiled(source, ours, run.target, arguments, patch),
-        "maxtext": _compiled(theirs, run.keys, run.target, arguments) if both else None,
+        "ours": _compiled(TrainerStep(run.target), ours, run.target, arguments),
+        "maxtext": None if without else _compiled(theirs, run.keys, run.target, arguments),
     }
 
 
-class _ChangedStep(TrainerStep):
-    """The trainer's step with a change of `CHANGES`."""
-
-    module = "scripts.comparisons.changed_step"
-
-
 def _compiled(
-    source: StepSource,
-    keys: Mapping[str, str],
-    target: Target,
-    arguments: argparse.Namespace,
-    change: str = "",
+    source: StepSource, keys: Mapping[str, str], target: Target, arguments: argparse.Namespace
 ) -> Figures | None:
     request = Request(
         module=source.module,
         target=target,
         python=source.python,
-        config={"arguments": source.words(keys), **({"change": change} if change else {})},
+        config={"arguments": source.words(keys)},
         identity=source.identity(keys),
     )
     limits = Limits(seconds=2 * _CODE_SECONDS, code_seconds=arguments.code_seconds)

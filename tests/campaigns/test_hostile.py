@@ -11,6 +11,7 @@ import pytest
 from tests.campaigns.hostile import failures, hostile_inputs, promises
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc"
 )

@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 BATCH, LENGTH, WIDTH, LAYERS, HEADS, VOCABULARY = 2, 12, 16, 2, 2, 64
 
 
+@pytest.mark.full
 def test_flax_gpt2(capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY,

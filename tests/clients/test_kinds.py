@@ -14,6 +14,7 @@ from tests.support.client_loops import CLIENTS
 from tests.support.paths import DATA
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_a_loop_is_observed_and_stays_as_it_was(
     client: Client, caplog: pytest.LogCaptureFixture

@@ -20,6 +20,7 @@ eqx = pytest.importorskip("equinox")
 optax = pytest.importorskip("optax")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("donate", ["none", "all"])
 def test_equinox_loop(donate: str) -> None:
     optimizer = optax.adam(1e-3)
@@ -68,6 +69,7 @@ def flowjax_loops() -> Any:
     return pytest.importorskip("flowjax.train.loops")
 
 
+@pytest.mark.full
 def test_flowjax_in_three_lines(flowjax_loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = fit_flow()
     memory = ListSink()
@@ -82,6 +84,7 @@ def test_flowjax_in_three_lines(flowjax_loops: Any, monkeypatch: pytest.MonkeyPa
     assert flops.model.per_device == flops.executed.total > 0
 
 
+@pytest.mark.full
 def test_flowjax_by_flags(
     flowjax_loops: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

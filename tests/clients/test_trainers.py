@@ -68,6 +68,7 @@ class TinyLm(nnx.Module):
         return self.embed.attend(x)
 
 
+@pytest.mark.full
 @ignore_unused_donations
 @pytest.mark.parametrize("donated", [(), (0, 1)])
 def test_nnx_language_model_changed_in_place(donated: tuple[int, ...]) -> None:
@@ -119,6 +120,7 @@ class BatchNormState(TrainState):
     batch_stats: Any
 
 
+@pytest.mark.full
 def test_linen_resnet_with_batch_norm() -> None:
     model, images = ResNet(), jnp.ones((4, 8, 8, 3))
     variables = model.init(jax.random.key(0), images)
@@ -177,6 +179,7 @@ class Vit(nnx.Module):
         return self.head(x[:, 0])
 
 
+@pytest.mark.full
 @ignore_unused_donations
 @has_nnx_list
 def test_nnx_vision_transformer() -> None:
@@ -221,6 +224,7 @@ class Cnn(nn.Module):
         return nn.Dense(10)(x)
 
 
+@pytest.mark.full
 def test_linen_cnn() -> None:
     images = jnp.ones((4, 28, 28, 1))
     state = TrainState.create(
@@ -248,6 +252,7 @@ def test_linen_cnn() -> None:
     assert train_step.flops.model.per_device == 2 * first + 3 * (second + dense)
 
 
+@pytest.mark.full
 def test_pmap_trainer() -> None:
     devices = jax.local_device_count()
 
@@ -329,6 +334,7 @@ def test_lora_with_frozen_weights() -> None:
     assert train_step.flops.executed.total == first + (layers - 1) * later
 
 
+@pytest.mark.full
 def test_outputs_of_a_stateful_model_are_those_of_the_bare_step() -> None:
     def losses(wrap: Callable[[Any], Any]) -> list[Any]:
         model = TinyLm(nnx.Rngs(0))

@@ -71,6 +71,7 @@ def test_a_text_of_xla_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert load(out).text == elided
 
 
+@pytest.mark.full
 def test_the_step_of_a_config_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "step.mfu")
     assert main(["dump", out, *TINY]) == 0

@@ -144,6 +144,7 @@ def test_a_page_beside_the_answer(capsys, dump, tmp_path):
     assert page.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(bool(find_spec("jax_cuda13_plugin")), reason="this environment has it")
 def test_the_compilers_of_chips_that_are_not_here_are_extras(capsys):
     """The message that is read is JAX's own."""
@@ -151,6 +152,7 @@ def test_the_compilers_of_chips_that_are_not_here_are_extras(capsys):
     assert "mfu_jax[plan-gpu]" in shown.err.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_a_config_is_compiled_for_all_devices(capsys, fake_compiler):
     words = ("topology=v6e-8", "model_name=llama2-7b", "max_target_length=128")
     code, shown = _plan(capsys, *words, "--json")
@@ -159,6 +161,7 @@ def test_a_config_is_compiled_for_all_devices(capsys, fake_compiler):
     assert "compiling" in shown.err
 
 
+@pytest.mark.full
 def test_maxtext_without_sizes_has_no_mfu_and_says_so(capsys, fake_compiler):
     words = ("--maxtext", "topology=v6e-8", "model_name=unheard-of", "max_target_length=512")
     code, shown = _plan(capsys, *words, "per_device_batch_size=4", "--json")
@@ -168,6 +171,7 @@ def test_maxtext_without_sizes_has_no_mfu_and_says_so(capsys, fake_compiler):
     assert plan["notes"][-1].startswith("no MFU: ")
 
 
+@pytest.mark.full
 def test_maxtexts_defaults_are_counted_as_maxtext_takes_them(capsys, fake_compiler):
     _, shown = _plan(capsys, "--maxtext", "topology=v6e-8", "global_parameter_scale=2", "--json")
     # MaxText's base.yml: 12 rows of 2,048 tokens; a scale of 2 doubles heads and MLP.
@@ -177,6 +181,7 @@ def test_maxtexts_defaults_are_counted_as_maxtext_takes_them(capsys, fake_compil
     assert json.loads(shown.out)["model_flops"] == 3 * 12 * 2048 * (2 * weights + pairs)
 
 
+@pytest.mark.full
 def test_empty_slots_are_no_model_flops_of_maxtexts_either(capsys, fake_compiler):
     words = ("--maxtext", "topology=v6e-8", "model_name=mixtral-8x7b", "per_device_batch_size=1")
     _, dropless = _plan(capsys, *words, "--json")
@@ -186,6 +191,7 @@ def test_empty_slots_are_no_model_flops_of_maxtexts_either(capsys, fake_compiler
     assert counts[0] is not None
 
 
+@pytest.mark.full
 def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**RUN, "env": {"A": 1}})))
     code, shown = _plan(capsys, "--run", "-", f"maxtext_python={sys.executable}", "--json")
@@ -193,6 +199,7 @@ def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
     assert json.loads(shown.out)["notes"] == ["environment variables are not set: A"]
 
 
+@pytest.mark.full
 def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_compiler, tmp_path):
     file = tmp_path / "run.json"
     file.write_text(json.dumps({**RUN, "quantization": "te_mxfp8"}), encoding="utf-8")

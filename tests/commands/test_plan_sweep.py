@@ -51,6 +51,7 @@ def _answer(process):
     return json.loads(out)
 
 
+@pytest.mark.full
 def test_a_sweep_that_is_killed_goes_on_and_compiles_a_third(sweep, monkeypatch):
     start, compiled = sweep
     monkeypatch.setenv("FAKE_COMPILER_SECONDS", "0.3")
@@ -83,6 +84,7 @@ def test_a_sweep_that_is_killed_goes_on_and_compiles_a_third(sweep, monkeypatch)
     assert "remat_policy=minimal" in out.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_a_killed_command_takes_its_compiler_along(sweep, monkeypatch):
     start, compiled = sweep
     monkeypatch.setenv("FAKE_COMPILER_SECONDS", "60")
@@ -113,6 +115,7 @@ def _runs(pid):
         return False
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -97,6 +97,7 @@ def test_wrong_arguments(
     assert message in captured.out + captured.err
 
 
+@pytest.mark.full
 def test_a_terminal_follows_a_run_that_grows(tmp_path: Path) -> None:
     path = write(tmp_path, range(3))
     ours, theirs = pty.openpty()

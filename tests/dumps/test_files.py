@@ -165,6 +165,7 @@ def test_a_program_too_large_to_be_read_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_reading_needs_no_jax(tmp_path: Path) -> None:
     path = tmp_path / "step.mfu"
     write(DUMP, path)

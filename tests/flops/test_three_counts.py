@@ -72,7 +72,7 @@ def named_lines(
     return {line.label: line.flops for line in ledger.lines[1:] if line.flops}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @has_nnx_list
 @pytest.mark.parametrize("name", NAMES)
 def test_a_compiled_step_runs_the_flops_that_are_counted_and_trains(name: str) -> None:
@@ -171,6 +171,7 @@ def test_a_recorded_v5e_step_runs_the_flops_that_are_counted(program: str) -> No
     assert lines == {label: flops for label, flops in expected.items() if flops}
 
 
+@pytest.mark.full
 @has_nnx_list
 def test_tracing_a_step_of_405e9_parameters_takes_little_work_and_memory() -> None:
     keys = {"model_name": "llama3.1-405b", "per_device_batch_size": 1, "max_target_length": 8192}

@@ -56,6 +56,7 @@ def all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_waited_seconds", lambda: 0.0)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("all_cores")
 def test_rate_is_two_n_cubed_over_the_best_run():
     result = calibration.measure("fp32", jax.devices()[0], sizes=(32, 64), clock=_Clock())

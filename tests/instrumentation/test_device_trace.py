@@ -14,8 +14,7 @@ import pytest
 import mfu_jax
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.instrumentation.device_trace import StepProfile
-from mfu_jax.instrumentation.trace_reading import TraceReading
+from mfu_jax.instrumentation.device_trace import StepProfile, TraceReading
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.settings import Settings
 from mfu_jax.storage.trace_folders import trace_files
@@ -32,7 +31,7 @@ def marked_steps(folder: Path) -> set[str]:
     return {e["args"]["step_num"] for e in events if e.get("name") == "train"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_trace_holds_the_steps_asked_for(tmp_path: Path) -> None:
     memory = ListSink()
     step = mfu_jax.instrument(
@@ -48,7 +47,7 @@ def test_the_trace_holds_the_steps_asked_for(tmp_path: Path) -> None:
     assert_has_numbers_of(memory, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_steps_made_of_phases_end_the_trace_too(tmp_path: Path) -> None:
     step = mfu_jax.instrument(
         jax.jit(train_step), sinks=[], profile_steps="1-2", profile_dir=str(tmp_path), **PEAK
@@ -75,6 +74,7 @@ def assert_has_numbers_of(memory: ListSink, folder: Path) -> None:
     assert sum(seconds) == pytest.approx(profile.measured.step_seconds)
 
 
+@pytest.mark.full
 def test_a_trace_that_cannot_be_read_is_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,6 +110,7 @@ def refuse(*_: object) -> None:
     raise RuntimeError("only one profile may be run at a time")
 
 
+@pytest.mark.full
 def test_a_run_that_ends_inside_or_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, steps, marked in (("inside", "1-9", {"1"}), ("before", "5-9", None)):
         folder = tmp_path / name
@@ -121,6 +122,7 @@ def test_a_run_that_ends_inside_or_before(tmp_path: Path, caplog: pytest.LogCapt
     assert "profile_steps=5-9: the run had none of these steps" in caplog.text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", ["2-9", "0-1"])
 def test_what_is_left_to_do_at_the_end_is_in_no_steps_time(tmp_path: Path, steps: str) -> None:
     """A trace that is still on, or still being read: both take longer than any step."""
@@ -167,7 +169,7 @@ def test_what_it_cannot_be_combined_with() -> None:
         mfu_jax.instrument(train_step, logger=logger, settings=settings)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_folder_has_the_program_and_its_model_flops(tmp_path: Path) -> None:
     options = {"profile_steps": "2-4", "profile_dir": str(tmp_path), "sinks": []}
     step = mfu_jax.instrument(jax.jit(train_step), **options, **PEAK)

@@ -13,6 +13,7 @@ from mfu_jax.errors import UserError
 from tests.support.instrumented import PEAK, STEP_FLOPS, batch, make_state, run, train_step
 
 
+@pytest.mark.full
 def test_the_step_is_dumped_with_its_model_flops(tmp_path: Path) -> None:
     path = tmp_path / "step.mfu"
     lengths = {"group_sizes": (3, 0), "sequence_lengths": (64,)}

@@ -276,12 +276,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
             "matplotlib.figure.Figure.savefig", lambda figure, file, **_: file.write(b"rendered")
         )
     for name in ("DRAIN_SECONDS", "KEEP_SECONDS", "CLOSE_SECONDS", "HUNG_DRAIN_SECONDS"):
-        monkeypatch.setattr(f"mfu_jax.logger.pipeline.{name}", 0.1 + (name == "DRAIN_SECONDS"))
-    monkeypatch.setattr("mfu_jax.logger.sink_worker.LAST_RETRY_SECONDS", ())
+        monkeypatch.setattr(
+            f"mfu_jax.logger.delivery.pipeline.{name}", 0.1 + (name == "DRAIN_SECONDS")
+        )
+    monkeypatch.setattr("mfu_jax.logger.delivery.sink_worker.LAST_RETRY_SECONDS", ())
     monkeypatch.setattr("threading.excepthook", lambda details: None)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sinks whose close() fails
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(

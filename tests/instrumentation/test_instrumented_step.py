@@ -40,6 +40,7 @@ def compilations() -> Iterator[Compilations]:
     jax_internals.unregister_event_duration_listener(seen)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("compilations")
 def test_counts_model_and_executed_flops_of_a_step() -> None:
     memory = ListSink()
@@ -66,6 +67,7 @@ def test_outputs_are_bitwise_those_of_the_bare_step() -> None:
     jax.tree.map(np.testing.assert_array_equal, bare, ours)
 
 
+@pytest.mark.full
 def test_compiles_once_for_each_shape(compilations: Compilations) -> None:
     memory = ListSink()
     step = mfu_jax.instrument(jax.jit(train_step, donate_argnums=0), sinks=[memory], **PEAK)
@@ -92,6 +94,7 @@ def test_donated_buffers_stay_donated() -> None:
     step.close()
 
 
+@pytest.mark.full
 def test_static_and_keyword_arguments(compilations: Compilations) -> None:
     memory = ListSink()
     jitted = jax.jit(train_step, static_argnames="scale", donate_argnames="state")
@@ -105,6 +108,7 @@ def test_static_and_keyword_arguments(compilations: Compilations) -> None:
     assert memory.records[-1].scalars["learning/loss"] == float(metrics["loss"])
 
 
+@pytest.mark.full
 def test_traced_python_numbers_are_no_new_program(compilations: Compilations) -> None:
     memory = ListSink()
     step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)
@@ -117,6 +121,7 @@ def test_traced_python_numbers_are_no_new_program(compilations: Compilations) ->
     assert ratios == pytest.approx([1, 1.5, 1, 1.5, 1])
 
 
+@pytest.mark.full
 def test_programs_compiled_before_instrumenting_are_distinguished(
     compilations: Compilations,
 ) -> None:
@@ -133,6 +138,7 @@ def test_programs_compiled_before_instrumenting_are_distinguished(
     assert ratios == pytest.approx([1, 1.5, 1])
 
 
+@pytest.mark.full
 def test_per_device_counts_over_a_mesh_keep_shardings(compilations: Compilations) -> None:
     explicit = (AxisType.Explicit,)
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=explicit)
@@ -245,6 +251,7 @@ def test_only_what_can_be_the_cause_of_a_recompilation_is_named() -> None:
     assert not any(record.notes for record in memory.records)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("compilations")
 def test_a_program_of_equal_counts_has_no_second_ledger() -> None:
     memory = ListSink()
@@ -274,6 +281,7 @@ def test_trip_counts_of_loops_that_depend_on_data() -> None:
     assert not given.flops.executed.unaccounted
 
 
+@pytest.mark.full
 def test_group_sizes_that_are_data() -> None:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
@@ -324,6 +332,7 @@ def test_as_decorator_and_context_manager() -> None:
     assert step.flops.model.per_device == 2 * (2 * B * D * F)
 
 
+@pytest.mark.full
 def test_plain_functions_are_jitted(compilations: Compilations) -> None:
     step = mfu_jax.instrument(train_step, jit={"donate_argnums": 0}, sinks=[], **PEAK)
     first = make_state()
@@ -341,6 +350,7 @@ class Trainer:
         return train_step(state, x)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bind", ["method", "partial"])
 def test_methods_and_partials_of_jitted_functions(bind: str, compilations: Compilations) -> None:
     memory = ListSink()

@@ -49,6 +49,7 @@ def peak_bytes(step: Callable[..., Any], **loop: Any) -> int:
     return most
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("donate", [(), (0,)])
 def test_gradients_beside_the_loss_are_not_kept(donate: tuple[int, ...]) -> None:
     bare = peak_bytes(step_with(donate_argnums=donate))
@@ -62,6 +63,7 @@ def test_gradients_beside_the_loss_are_not_kept(donate: tuple[int, ...]) -> None
     assert all("learning/loss" in record.scalars for record in memory.records)
 
 
+@pytest.mark.full
 def test_a_step_of_big_outputs_is_timed_on_one_number() -> None:
     bare = peak_bytes(jax.jit(grow))
     memory = ListSink()
@@ -72,6 +74,7 @@ def test_a_step_of_big_outputs_is_timed_on_one_number() -> None:
     assert [record.step for record in memory.records] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.full
 def test_a_recording_loop_may_pass_its_whole_output() -> None:
     bare = peak_bytes(step_with())
     with mfu_jax.MetricLogger(sinks=[]) as logger:

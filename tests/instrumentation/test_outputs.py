@@ -83,6 +83,7 @@ def test_a_loss_is_found_among_named_fields(kind: Any, caplog: pytest.LogCapture
     assert not caplog.records
 
 
+@pytest.mark.full
 def test_metrics_chosen_by_the_user() -> None:
     memory = ListSink()
     step = mfu_jax.instrument(
@@ -208,6 +209,12 @@ def test_errors_say_what_to_do() -> None:
         raises("both given", "expected", "usually", "pass it to MetricLogger"),
     ):
         mfu_jax.instrument(train_step, logger=logger, log_period=3)
+
+
+@pytest.mark.parametrize("option", [{"prometheus_textfile": "a.prom"}, {"fsync_seconds": 1.0}])
+def test_an_option_of_the_logger_is_not_ignored_beside_one(option: Any) -> None:
+    with mfu_jax.MetricLogger(sinks=[]) as logger, raises(next(iter(option)), "both given"):
+        mfu_jax.instrument(train_step, logger=logger, **option)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def flops_of(sink: ListSink) -> list[float]:
     return [record.scalars["perf/per_device_tflops"] * 1e12 for record in sink.records]
 
 
+@pytest.mark.full
 def test_every_step_has_the_flops_of_its_own_documents() -> None:
     w, x = jnp.eye(D), jnp.ones((B, S, D))
     count = mfu_jax.count_model_flops(train_step, w, x, ids_of([S]))

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 import mfu_jax
 from mfu_jax.instrumentation import step_observer
-from mfu_jax.logger import turns
+from mfu_jax.logger.loop import loop_lock as turns
 from tests.support.instrumented import PEAK
 from tests.support.sinks import ListSink
 
@@ -154,6 +154,7 @@ step.close()
 """
 
 
+@pytest.mark.full
 def test_a_fork_neither_waits_for_the_logger_nor_closes_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     done = subprocess.run(

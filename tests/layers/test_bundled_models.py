@@ -36,6 +36,22 @@ from tests.support.tiny_models import (
 STEPS = 5
 
 
+@pytest.mark.full(
+    keep=[
+        "mistral-7b",
+        "gpt3-52k",
+        "gemma-7b",
+        "llama3-70b",
+        "qwen3-omni-30b-a3b",
+        "qwen3-14b",
+        "qwen3-32b",
+        "llama3-8b",
+        "llama3.2-1b",
+        "qwen2.5-14b",
+        "qwen3-1.7b",
+        "gpt3-6b",
+    ]
+)
 @pytest.mark.parametrize("name", distinct("full"))
 def test_a_model_has_as_many_weights_as_counted(name: str) -> None:
     c = config(name, "full")
@@ -44,6 +60,22 @@ def test_a_model_has_as_many_weights_as_counted(name: str) -> None:
     assert sum(sizes) == count_parameters(c).total
 
 
+@pytest.mark.full(
+    keep=[
+        "gpt3-52k",
+        "llama3.2-1b",
+        "mistral-7b",
+        "llama2-70b",
+        "qwen3-4b",
+        "qwen3-14b",
+        "gemma-7b",
+        "mixtral-8x22b",
+        "qwen2.5-1.5b",
+        "qwen3-0.6b",
+        "gemma-2b",
+        "llama2-13b",
+    ]
+)
 @has_nnx_list
 @pytest.mark.parametrize("name", distinct())
 def test_a_model_scaled_down_builds_into_the_step_that_is_counted(name: str) -> None:
@@ -55,7 +87,7 @@ def test_a_model_scaled_down_builds_into_the_step_that_is_counted(name: str) -> 
     assert (count.total, count.unaccounted) == (analytic(c), ())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @has_nnx_list
 @pytest.mark.parametrize("name", [n for n in distinct() if n not in one_of_each_kind()])
 def test_other_sizes_of_a_kind_are_trained(name: str) -> None:
@@ -91,6 +123,7 @@ def shapes_of(c: Config) -> tuple[Mesh, state.TrainState]:
     return grid, state.abstract_state(c, grid)
 
 
+@pytest.mark.full
 def test_models_with_further_predictions_have_the_flops_that_are_counted() -> None:
     c = sized("llama3-8b", mtp_num_layers=2)
     differentiate, (params, batch) = gradient(c)

@@ -40,6 +40,7 @@ def logits(model: Decoder, tokens: np.ndarray, segments: np.ndarray | None = Non
     return np.asarray(nnx.jit(Decoder.__call__)(model, *inputs))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("block", ["llama2", "gpt2"])
 def test_no_token_sees_the_future(block: str) -> None:
     model = decoder(decoder_block=block)
@@ -50,6 +51,7 @@ def test_no_token_sees_the_future(block: str) -> None:
     assert np.abs(before[:, 9:] - after[:, 9:]).max() > 1e-3
 
 
+@pytest.mark.full
 def test_a_packed_document_is_read_as_if_it_stood_alone() -> None:
     model = decoder()
     segments = np.where(np.arange(S) < 6, 1, 2) * np.ones((2, 1), int)
@@ -58,6 +60,7 @@ def test_a_packed_document_is_read_as_if_it_stood_alone() -> None:
     assert_close_as_float32(packed[:, 6:], logits(model, TOKENS[:, 6:]), terms=TERMS)
 
 
+@pytest.mark.full
 def test_scanned_and_unrolled_layers_agree() -> None:
     scanned, unrolled = decoder(scan_layers=True), decoder(scan_layers=False)
     assert_close_as_float32(logits(scanned, TOKENS), logits(unrolled, TOKENS), terms=TERMS)
@@ -75,6 +78,7 @@ def gradients(**keys: Any) -> Any:
     return jax.tree.leaves(jax.jit(jax.grad(loss))(weights))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["minimal", "full", "names"])
 @pytest.mark.parametrize("scan", [True, False])
 def test_remat_changes_no_gradient(policy: str, scan: bool) -> None:
@@ -94,6 +98,7 @@ def test_weights_keep_their_dtype_and_matmuls_take_the_other() -> None:
     assert all("bf16" in line.split("=")[0] for line in dots)
 
 
+@pytest.mark.full
 def test_rope_depends_on_distance_alone() -> None:
     rng = np.random.default_rng(0)
     q, k = (jnp.asarray(rng.normal(size=(1, 1, 1, 8)), jnp.float32) for _ in range(2))
@@ -118,6 +123,7 @@ def test_norms_are_their_formulas() -> None:
     assert_close_as_float32(LayerNorm(4, **options)(x), (x - 3) / np.sqrt(3.5), terms=4)
 
 
+@pytest.mark.full
 def test_projections_and_mlp_are_their_formulas() -> None:
     rngs = nnx.Rngs(params=0)
     f32 = jnp.dtype("float32")
@@ -153,6 +159,7 @@ def test_repeated_patterns_are_found(layers: Any, segments: list[tuple[str, int]
     assert found == segments
 
 
+@pytest.mark.full
 def test_a_routers_bias_follows_its_load_and_nothing_else_moves() -> None:
     experts = {"num_experts": 4, "moe_mlp_dim": 8, "routed_bias": True}
     latent = {"attention_type": "mla", "kv_lora_rank": 8, "v_head_dim": 4}

@@ -191,6 +191,7 @@ def test_logits_at_stretched_positions_are_those_of_transformers(stretch: str) -
     assert np.abs(recorded_of(f"{stretch}/logits") - plain).max() > 1e-2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", SEEING)
 def test_logits_with_images_are_those_of_transformers(family: str) -> None:
     keys = {**COMMON, **FAMILIES[family], **TOWER, **SEEING[family]}
@@ -198,6 +199,7 @@ def test_logits_with_images_are_those_of_transformers(family: str) -> None:
     assert_logits(f"{family}_images", keys, Images(*map(jnp.asarray, found.values())))
 
 
+@pytest.mark.full(keep=["gemma2", "qwen3", "llama"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(family: str) -> None:
     assert_logits(family, {**COMMON, **FAMILIES[family]})

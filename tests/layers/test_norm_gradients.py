@@ -24,6 +24,7 @@ def barriers(*keys: str) -> int:
     return text.count("optimization_barrier")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("keys", "more"),
     [
@@ -37,7 +38,7 @@ def test_one_barrier_per_norm_before_a_part(keys: list[str], more: int) -> None:
     assert barriers("norm_gradients=whole", *keys) - barriers("norm_gradients=fused", *keys) == more
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_whole_gradients_change_no_loss_and_no_flop() -> None:
     ways = [
         trained({"remat_policy": "full", "norm_gradients": how}, 1) for how in ("whole", "fused")

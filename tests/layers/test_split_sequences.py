@@ -54,6 +54,7 @@ def test_a_split_sequence_attends_as_a_whole_one(op: str, need: str | None) -> N
     assert_close_as_float32(got, written_out(*arrays, **options), terms=24)
 
 
+@pytest.mark.full
 def test_the_rings_gradients_are_those_of_the_matrix() -> None:
     arrays = inputs(32, 4, 2, 8)
     sinks = jnp.array([0.3, -1.0, 2.0, 0.0])
@@ -73,7 +74,7 @@ def test_the_rings_gradients_are_those_of_the_matrix() -> None:
     assert_close_as_float32(got, expected, terms=4 * 32)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("need", [None, "window"])
 def test_splash_attends_from_each_part(need: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
@@ -114,6 +115,7 @@ def test_what_a_split_sequence_cannot_have_is_said() -> None:
         assert chosen == op
 
 
+@pytest.mark.full
 def test_what_remat_saves_of_a_split_sequence_is_split() -> None:
     """Queries, keys and values are pinned where they have their names: else XLA may gather them."""
     build = tiny_builder(8, rngs=nnx.Rngs(params=1))

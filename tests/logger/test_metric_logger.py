@@ -15,7 +15,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileLog
 from tests.support.logger_run import RUN_COST, Run
 from tests.support.sinks import ListSink

@@ -69,6 +69,7 @@ def records(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.full
 def test_all_sinks_tell_the_same_of_every_step_of_a_resumed_run(tmp_path: Path) -> None:
     train(tmp_path, range(10))
     text = train(tmp_path, range(6, 13))
@@ -93,6 +94,7 @@ def test_all_sinks_tell_the_same_of_every_step_of_a_resumed_run(tmp_path: Path) 
     assert "summary: " in text
 
 
+@pytest.mark.full
 def test_times_and_utilisation_of_real_steps_are_possible(tmp_path: Path) -> None:
     train(tmp_path, range(10))
     for line in records(tmp_path):
@@ -114,6 +116,7 @@ def linger(seconds: float = 2.0) -> None:
     threading.Event().wait(seconds)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reads", ["nothing", "after", "before"])
 def test_the_last_real_step_ends_when_its_outputs_are_ready(reads: str) -> None:
     sink = ListSink()
@@ -132,6 +135,7 @@ def test_the_last_real_step_ends_when_its_outputs_are_ready(reads: str) -> None:
     assert summary.seconds_by_use["other"] > 1.0
 
 
+@pytest.mark.full
 def test_the_last_instrumented_step_ends_when_its_outputs_are_ready() -> None:
     sink = ListSink()
     step = instrument(slow_step, peak_tflops_per_device=1.0, warmup_steps=0, sinks=[sink])
@@ -158,6 +162,7 @@ linger()
 """
 
 
+@pytest.mark.full
 def test_the_last_step_of_a_process_that_closes_nothing_ends_with_its_outputs(
     tmp_path: Path,
 ) -> None:
@@ -184,6 +189,7 @@ raise SystemExit("a defect of the loop")
 """
 
 
+@pytest.mark.full
 def test_a_loop_that_dies_without_closing_the_logger_loses_no_step(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CRASHING_RUN, str(tmp_path / "metrics.jsonl")],

@@ -81,6 +81,7 @@ def test_a_plan_of_a_step(requests):
     assert requests[0].config["mesh"] == {"a": 2, "b": 4}
 
 
+@pytest.mark.full
 def test_the_program_is_that_of_the_attached_devices(requests):
     """The same step, lowered and compiled by `jit` on a real mesh, is the same program."""
     mfu_jax.plan(jax.jit(step, donate_argnums=0), *_arguments(_abstract_mesh()), topology="v6e-8")

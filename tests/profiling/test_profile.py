@@ -27,6 +27,7 @@ def profile(cpu_folder: Path) -> Profile:
     return read_profile(cpu_folder, peak_tflops_per_device=PEAK)
 
 
+@pytest.mark.full
 def test_the_waterfall_sums_to_the_step_time_and_to_the_peak(profile: Profile) -> None:
     bars = profile.waterfall
     assert sum(bar.seconds for bar in bars) == pytest.approx(profile.measured.step_seconds)
@@ -173,6 +174,7 @@ def test_what_profile_cannot_trace_is_an_error_before_the_loop(tmp_path: Path) -
     assert read_profile(tmp_path / "traces", peak_tflops_per_device=PEAK).program.has_model
 
 
+@pytest.mark.full
 def test_what_was_started_before_is_not_in_the_trace(tmp_path: Path) -> None:
     step, state, data = jax.jit(train_step), make_state(), batch()
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, x: jnp.sin(x @ x), x))
@@ -186,6 +188,7 @@ def test_what_was_started_before_is_not_in_the_trace(tmp_path: Path) -> None:
     assert bool(jnp.isfinite(kept).all())
 
 
+@pytest.mark.full
 def test_the_step_asked_for_is_measured_beside_an_evaluation_that_takes_longer(
     tmp_path: Path,
 ) -> None:

@@ -50,6 +50,7 @@ def held_elsewhere(path: Path, *how: str) -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
+@pytest.mark.full
 def test_a_second_process_is_refused_with_the_first_ones_number(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with held_elsewhere(path) as process:
@@ -61,6 +62,7 @@ def test_a_second_process_is_refused_with_the_first_ones_number(tmp_path: Path) 
     assert not path.exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["alone", "fork"])
 def test_a_killed_holder_frees_it(tmp_path: Path, how: str) -> None:
     path = tmp_path / "lock"
@@ -86,6 +88,7 @@ def test_the_same_process_takes_over_and_is_told(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.full
 def test_a_deleted_lock_is_taken_again_unless_another_process_has_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = FileLock(path, "x")

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Sequence
 
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import Sink, StepRecord
-from mfu_jax.logger.summary import Summary
 from tests.support.work import HANG_SECONDS
 
 

@@ -9,6 +9,7 @@ import pytest
 from mfu_jax.trainer.loop import frozen_gc
 
 
+@pytest.mark.full
 def test_the_collector_leaves_alone_what_was_there_before() -> None:
     old = [[]]
     with frozen_gc() as freeze:
@@ -26,6 +27,7 @@ def a_loop_that_raises() -> None:
         raise KeyError
 
 
+@pytest.mark.full
 def test_a_loop_that_raises_gives_everything_back() -> None:
     with pytest.raises(KeyError):
         a_loop_that_raises()

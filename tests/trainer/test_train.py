@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax import cli
-from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
+from mfu_jax.logger.records.non_finite import NON_FINITE_EXIT_CODE
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.trainer.run.checkpoint import CHECKPOINT_EXIT_CODE
 from tests.support.paths import ROOT
@@ -36,7 +36,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, out
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_step_has_its_line_and_the_run_ends_with_summary_and_ledger(
     straight: tuple[Path, str],
 ) -> None:
@@ -52,7 +52,7 @@ def test_every_step_has_its_line_and_the_run_ends_with_summary_and_ledger(
         assert word in tail
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_profile_of_a_run_has_its_model_flops(straight: tuple[Path, str]) -> None:
     folder, _ = straight
     profile = read_profile(folder / "default" / "profile", peak_tflops_per_device=5)
@@ -71,7 +71,7 @@ def test_the_profile_of_a_run_has_its_model_flops(straight: tuple[Path, str]) ->
     assert sum(points) == pytest.approx(100)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_text_is_learned(straight: tuple[Path, str]) -> None:
     # Uniform guessing over 256 bytes costs ln 256 = 5.545.
     first, *_, last = losses(straight[0])
@@ -79,7 +79,7 @@ def test_the_text_is_learned(straight: tuple[Path, str]) -> None:
     assert last < 4
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tensorboards_own_reader_finds_every_metric_of_every_step(
     straight: tuple[Path, str],
 ) -> None:
@@ -104,7 +104,7 @@ def test_tensorboards_own_reader_finds_every_metric_of_every_step(
     }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_killed_run_resumes_bitwise_with_every_step_once(
     straight: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_killed_run_resumes_bitwise_with_every_step_once(
     assert len(records(tmp_path)) == 40
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sigterm_saves_and_the_next_run_goes_on_bitwise(
     straight: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -151,7 +151,7 @@ def test_sigterm_saves_and_the_next_run_goes_on_bitwise(
     assert losses(tmp_path) == losses(straight[0])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_other_signals_save_as_well(signum: signal.Signals, tmp_path: Path) -> None:
     process = start(
@@ -175,7 +175,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_earlier_one_resumes_bitwise(
     tmp_path: Path,
 ) -> None:
@@ -202,7 +202,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_earlier_one_res
     assert losses(tmp_path) == losses(tmp_path / "straight")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_another_models_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
     keys = ("steps=4", "enable_checkpointing=true", "checkpoint_period=4")
     assert run(tmp_path, *keys)[0] == 0
@@ -215,7 +215,7 @@ def test_another_models_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
     assert [r["step"] for r in records(tmp_path)] == list(range(6))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_nan_loss_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
     keys = ("learning_rate=1e30", "gradient_clipping_threshold=0", "warmup_steps_fraction=0")
     code, out, err = run(tmp_path, "steps=6", *keys)
@@ -274,7 +274,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert out == ""
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("case", ["unknown key", "unwritable checkpoints"])
 def test_bad_input_of_a_process_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
     command, words = bad_command(case, tmp_path)

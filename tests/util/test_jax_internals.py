@@ -94,6 +94,7 @@ def test_every_unstable_name_has_a_purpose() -> None:
     assert set(unstable_imports(source)) == PURPOSES.keys() | OF_OLD_VERSIONS
 
 
+@pytest.mark.full
 def test_unstable_names_are_imported_in_one_file_only() -> None:
     found = {
         path.relative_to(ROOT).as_posix(): list(unstable_imports(path.read_text(encoding="utf-8")))

@@ -49,10 +49,12 @@ def run(blocked: tuple[str, ...], code: str, *arguments: str) -> subprocess.Comp
     )
 
 
+@pytest.mark.full
 def test_the_block_blocks() -> None:
     assert "optax is blocked" in run(PARTS, "import optax").stderr
 
 
+@pytest.mark.full
 def test_instrument_counts_and_logs_without_any_of_them(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     done = run(PARTS, INSTRUMENTED, str(file))
@@ -63,6 +65,7 @@ def test_instrument_counts_and_logs_without_any_of_them(tmp_path: Path) -> None:
     assert len(file.read_text().splitlines()) == 4
 
 
+@pytest.mark.full
 def test_counting_a_config_needs_neither_them_nor_jax() -> None:
     code = "from mfu_jax.cli import main; raise SystemExit(main(['flops', 'gpt2-124m']))"
     done = run((*PARTS, "jax", "jaxlib", "numpy"), code)
@@ -80,6 +83,7 @@ HAS_GRAIN = pytest.mark.skipif(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("blocked", "code", "line"),
     [
@@ -98,12 +102,14 @@ def test_a_missing_part_is_one_line_that_names_the_extra(
     assert last.endswith("pip install 'mfu-jax[train]'")
 
 
+@pytest.mark.full
 def test_a_sink_names_its_package(tmp_path: Path) -> None:
     last = run(("tensorboardX",), EVENTS, str(tmp_path)).stderr.strip().splitlines()[-1]
     assert "the sink 'tensorboard' needs the package 'tensorboardX'" in last
     assert last.endswith("pip install tensorboardX")
 
 
+@pytest.mark.full
 def test_a_terminal_without_rich_gets_lines_and_no_bar() -> None:
     code = """
 sys.stderr.isatty = lambda: True

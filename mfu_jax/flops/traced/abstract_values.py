@@ -63,6 +63,7 @@ class AbstractValue(NamedTuple):
 
 
 INPUT = AbstractValue(Origin.INPUT)
+Values = list[AbstractValue]
 
 
 def of_constant(value: Known, origin: Origin = Origin.CONSTANT) -> AbstractValue:

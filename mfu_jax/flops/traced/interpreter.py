@@ -16,6 +16,7 @@ from mfu_jax.flops.traced.abstract_values import (
     AbstractValue,
     Origin,
     Score,
+    Values,
     join,
     of_constant,
 )
@@ -58,7 +59,7 @@ class JaxprCounter:
         self.decisions = Decisions({})
         self.takes_decisions = True
         # The entry keeps alive what the key identifies, so that no id is reused.
-        self._seen: dict[Any, tuple[Any, Decided, list[AbstractValue], WorkTotals]] = {}
+        self._seen: dict[Any, tuple[Any, Decided, Values, WorkTotals]] = {}
 
     def count(self, jaxpr: Any, constants: Mapping[Any, Any]) -> WorkTotals:
         """The work of one run of a whole function, given the constants of all its jaxprs."""
@@ -81,7 +82,7 @@ class JaxprCounter:
         values: Sequence[AbstractValue],
         stack: str = "",
         decided: Decided | None = None,
-    ) -> tuple[list[AbstractValue], WorkTotals]:
+    ) -> tuple[Values, WorkTotals]:
         """Follows `values` through an open jaxpr under the name stack `stack`.
 
         Args:
@@ -116,7 +117,7 @@ class JaxprCounter:
 
     def _walk(
         self, jaxpr: Any, inputs: Sequence[AbstractValue], stack: str, decided: Decided
-    ) -> tuple[list[AbstractValue], WorkTotals]:
+    ) -> tuple[Values, WorkTotals]:
         env: dict[Any, AbstractValue] = {}
 
         def bind(variables: Sequence[Any], values: Sequence[AbstractValue]) -> None:
@@ -139,7 +140,7 @@ class JaxprCounter:
         return [read(v).without_value() for v in jaxpr.outvars], totals
 
     def _equation(
-        self, eqn: Any, values: list[AbstractValue], stack: str, totals: WorkTotals
+        self, eqn: Any, values: Values, stack: str, totals: WorkTotals
     ) -> Sequence[AbstractValue]:
         name = eqn.primitive.name
         values = self._of_device(eqn, values)
@@ -168,22 +169,20 @@ class JaxprCounter:
             return [self._elementwise(eqn, values)]
         return [everything] * len(eqn.outvars)
 
-    def _of_device(self, eqn: Any, values: list[AbstractValue]) -> list[AbstractValue]:
+    def _of_device(self, eqn: Any, values: Values) -> Values:
         """The operands as known on the device that decides what an equation runs."""
         known = [value.known for value in values]
         there = self.decisions.operands(eqn, known)
         return values if there is known else list(map(AbstractValue.with_known, values, there))
 
-    def _elementwise(self, eqn: Any, values: list[AbstractValue]) -> AbstractValue:
+    def _elementwise(self, eqn: Any, values: Values) -> AbstractValue:
         """An elementwise equation's result."""
         result = join(values, eqn.outvars[0].aval.size)
         self.scores.follow(eqn, values, result)
         pattern = mask_patterns.follow(eqn, [value.pattern for value in values])
         return result._replace(pattern=pattern)
 
-    def _matmul(
-        self, eqn: Any, values: list[AbstractValue], stack: str, totals: WorkTotals
-    ) -> list[AbstractValue]:
+    def _matmul(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         flops = RULES[eqn.primitive.name](eqn)
         if eqn.primitive.name in RAGGED_DOTS:
             share, wrong = share_of_ragged_dot(eqn, self.lengths)
@@ -192,9 +191,7 @@ class JaxprCounter:
                 totals.unaccounted[unaccounted(eqn, stack, wrong)] += 1
         return self._add_work(eqn, {operand_dtype(eqn): flops}, values, stack, totals)
 
-    def _kernel(
-        self, eqn: Any, values: list[AbstractValue], stack: str, totals: WorkTotals
-    ) -> list[AbstractValue]:
+    def _kernel(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         """A Pallas kernel, whose body runs on a grid or on a mesh."""
         known = [value.known for value in values]
         work = kernel_work(eqn, known, stack, self.lengths, trip_count)
@@ -205,9 +202,7 @@ class JaxprCounter:
         arrays = values[work.first_array :]
         return self._add_work(eqn, work.flops, arrays, stack, totals, scores)
 
-    def _fused_attention(
-        self, eqn: Any, values: list[AbstractValue], stack: str, totals: WorkTotals
-    ) -> list[AbstractValue]:
+    def _fused_attention(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         attention = fused_attention(eqn)
         number = self.scores.new(stack, attention.sizes)
         if attention.band != Band():
@@ -219,11 +214,11 @@ class JaxprCounter:
         self,
         eqn: Any,
         flops: Mapping[str, int],
-        values: list[AbstractValue],
+        values: Values,
         stack: str,
         totals: WorkTotals,
         scores: tuple[int, ...] = (),
-    ) -> list[AbstractValue]:
+    ) -> Values:
         """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results.
 
         `scores` are an attention kernel's, whose operands are never parameters.
@@ -251,9 +246,7 @@ class JaxprCounter:
                 totals.flops[matmul] += amount
         return [AbstractValue(Origin.ACTIVATION, scores=made)] * len(eqn.outvars)
 
-    def _linear_solve(
-        self, eqn: Any, values: list[AbstractValue], stack: str, totals: WorkTotals
-    ) -> list[AbstractValue]:
+    def _linear_solve(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         """`jax.lax.custom_linear_solve` runs its solver; its other functions are for gradients."""
         solve = open_jaxpr(eqn.params["jaxprs"].solve)
         lengths = eqn.params["const_lengths"]
@@ -281,7 +274,7 @@ class JaxprCounter:
             totals.unaccounted[unaccounted(eqn, stack, reason)] += 1
 
 
-_Handler = Callable[[JaxprCounter, Any, list[AbstractValue], str, WorkTotals], list[AbstractValue]]
+_Handler = Callable[[JaxprCounter, Any, Values, str, WorkTotals], Values]
 _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys(BY_PRIMITIVE, JaxprCounter._fused_attention),
     **dict.fromkeys(("pallas_call", *MESH_KERNELS), JaxprCounter._kernel),

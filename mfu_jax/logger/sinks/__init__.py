@@ -7,8 +7,8 @@ A sink is a class with a few methods (`Sink`), registered by one decorator::
     class MySink(Sink):
         def write(self, record: StepRecord) -> None: ...
 
-One of ours is imported below; a flag for it is a field of `mfu_jax.settings`, read in
-`mfu_jax.instrumentation.assembly`.
+One of ours is imported below and in `mfu_jax.sinks`; a flag for it is a field of
+`mfu_jax.settings.MetricsKeys`, read by `sinks_of` in `mfu_jax.instrumentation.assembly`.
 """
 
 from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, make_sink, register_sink

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.logger.summary import Summary
+from mfu_jax.logger.records.summary import Summary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +19,7 @@ class StepRecord:
         kind: ``step``, or ``compile`` and ``warmup`` for those excluded from every summary.
         unix_seconds: wall clock at its end.
         scalars: metric name -> number; NaN and Inf are unchanged.
-        flags: short names of its impossible numbers (`mfu_jax.logger.diagnosis`).
+        flags: short names of its impossible numbers (`mfu_jax.logger.records.diagnosis`).
         notes: sentences for a human: a diagnosis, a recompile, a clock jump.
         is_logged: it falls on the log period, or must be seen; all others go only to sinks
             that keep every step.
@@ -125,7 +125,7 @@ def make_sink(name: str, *args: Any, **options: Any) -> Sink:
     if name not in SINKS:
         raise UserError(
             f"unknown sink {name!r}{nearest(name, SINKS)}; the sinks are "
-            f"{', '.join(sorted(SINKS))}; more can be added with mfu_jax.logger.sinks.register_sink"
+            f"{', '.join(sorted(SINKS))}; more can be added with mfu_jax.sinks.register_sink"
         )
     return SINKS[name](*args, **options)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.logger.sinks.names import UniqueNames
-from mfu_jax.logger.summary import Summary
 from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
 from mfu_jax.storage.targets import file_target
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.names import UniqueNames
-from mfu_jax.logger.summary import Summary
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import replace_file
 from mfu_jax.util.optional_deps import require

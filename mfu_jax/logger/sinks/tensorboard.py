@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import event_files, tensorboard_plugins
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.event_files import ScalarsForm
 from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.sinks.plots import HEIGHT, WIDTH, CurveMemory, plots
-from mfu_jax.logger.summary import Summary
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
 from mfu_jax.storage.targets import folder_target

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mfu_jax.logger.scalars import is_deleted
-from mfu_jax.logger.small_metrics import MOST_NUMBERS
+from mfu_jax.logger.records.drop_large import MOST_NUMBERS
+from mfu_jax.logger.records.scalars import is_deleted
 from mfu_jax.util.failsafe import is_interrupt
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileEvent
 
 Reading: TypeAlias = tuple[float, float]

@@ -10,8 +10,6 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
-from mfu_jax.errors import UserError
-from mfu_jax.logger.journal.lines import journal_name
 from mfu_jax.runs.goodput.attribution import (
     DAY,
     AttemptOnRunClock,
@@ -77,23 +75,6 @@ def read_journaled(run: str | os.PathLike[str], *, now: float | None = None) -> 
     return main.run_time(str(metrics_file), [*notes, *main.notes], processes)
 
 
-def read_attempts(run: str | os.PathLike[str]) -> list[AttemptOnRunClock]:
-    """The attempts of a run's first process on the run's clock.
-
-    Raises:
-        UserError: there is no journal.
-    """
-    metrics_file = metrics_file_of(path_of(run))
-    attempts, _ = read_journals(metrics_file)
-    if not attempts:
-        raise UserError(
-            f"there is no journal beside {str(metrics_file)!r}; expected one, which a logger with "
-            f"a metrics file writes; usually the run was made before there were journals, or the "
-            f"metrics file was copied without them; copy {journal_name(metrics_file.name, 0)}, too"
-        )
-    return next(iter(_processes(attempts, None).values())).placed
-
-
 def _processes(attempts: Iterable[JournaledAttempt], now: float | None) -> dict[int, _Process]:
     """The processes of a job by number."""
     by_number: dict[int, list[JournaledAttempt]] = {}
@@ -151,19 +132,22 @@ class _Process:
 
     def time(self) -> dict[str, float]:
         """Seconds by category."""
-        total = no_times()
-        for times in (*self._times, self._down):
-            _add(total, times)
-        return in_seconds(total)
+        return in_seconds(self._total())
 
     def _days(self, mfu: float | None) -> Iterable[TimeSlice]:
-        total = no_times()
-        for times in (*self._times, self._down):
-            _add(total, times)
+        total = self._total()
         for day in sorted(total):
             name = datetime.datetime.fromtimestamp(day * DAY / 1e6, datetime.UTC).date()
             spent = {category: total[day][category] / 1e6 for category in CATEGORIES}
             yield TimeSlice(name=name.isoformat(), time=spent, mfu=mfu)
+
+    def _total(self) -> Times:
+        total = no_times()
+        for times in (*self._times, self._down):
+            for day, categories in times.items():
+                for name, spent in categories.items():
+                    total[day][name] += spent
+        return total
 
     def _utilization(self) -> tuple[float | None, float | None]:
         """MFU and HFU of the measured steps that counted."""
@@ -291,12 +275,6 @@ def _attempt(placed: AttemptOnRunClock, times: Times) -> Attempt:
         lost_steps=sum(len(block.us) - placed.counted(block) for block in attempt.blocks),
         time=spent,
     )
-
-
-def _add(total: Times, times: Times) -> None:
-    for day, categories in times.items():
-        for name, spent in categories.items():
-            total[day][name] += spent
 
 
 def of_metrics(run: MetricsRun) -> RunTime:

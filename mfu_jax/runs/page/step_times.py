@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mfu_jax.logger.summary import percentile
+from mfu_jax.logger.records.summary import percentile
 from mfu_jax.pages.charts import Bin, histogram
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup

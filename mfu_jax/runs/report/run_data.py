@@ -12,7 +12,7 @@ from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
-from mfu_jax.logger.summary import Summary
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.goodput import time_table
 from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
 from mfu_jax.runs.goodput.wall_clock import of_metrics, read_journaled, read_run

@@ -48,6 +48,16 @@ class CoordinatorProxy:
         self._process.communicate()
 
 
+# Until this process ends: JAX's client stays connected to the end.
+_KEPT: list[CoordinatorProxy] = []
+
+
+def proxied(host: str, port: int) -> str:
+    """The address of a proxy of the coordination service that lasts as long as this process."""
+    _KEPT.append(CoordinatorProxy(host, port))
+    return _KEPT[-1].address
+
+
 class _Connections:
     """The connections in the proxy's process, on daemon threads."""
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.non_finite import NonFiniteLossError
+from mfu_jax.logger.records.non_finite import NonFiniteLossError
 from mfu_jax.trainer.config.pyconfig import Config
-from mfu_jax.trainer.run.coordinator_proxy import CoordinatorProxy
+from mfu_jax.trainer.run.coordinator_proxy import proxied
 from mfu_jax.trainer.run.process_watch import PROCESS_LOST_EXIT_CODE, LostProcess, ProcessWatch
 from mfu_jax.util.jax_internals import coordination_store
 
@@ -138,10 +138,6 @@ def _nothing() -> None:
     """The default flush: metrics are written, or there are none yet."""
 
 
-# Until this process ends: JAX's client stays connected to the end.
-_PROXIES: list[CoordinatorProxy] = []
-
-
 def _initialize(config: Config) -> bool:
     """Starts JAX's distributed service; False if there is only one process."""
     timeout = max(_JAX_TIMEOUT_SECONDS, 2 * config.heartbeat_timeout_seconds)
@@ -149,8 +145,7 @@ def _initialize(config: Config) -> bool:
         host, port = _split(config.coordinator_address)
         address = config.coordinator_address
         if config.process_id and config.heartbeat_timeout_seconds:
-            _PROXIES.append(CoordinatorProxy(host, port))
-            address = _PROXIES[-1].address
+            address = proxied(host, port)
         jax.distributed.initialize(
             address, config.num_processes, config.process_id, heartbeat_timeout_seconds=timeout
         )

@@ -33,6 +33,15 @@ CONFIG = ModelConfig.from_mapping(SIZES)
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "wi_0", "wi_1", "wo"]
 
 
+@pytest.mark.full(
+    keep=[
+        "{'frozen': ['mlp']}",
+        "{'frozen': ['attention', 'tokens']}",
+        "{'lora_rank': 3, 'lora_targets': ['o_proj']}",
+        "{'frozen': ['layers']}",
+        "{'frozen': ['wo', 'q_proj', 'tokens']}",
+    ]
+)
 @has_nnx_list
 @pytest.mark.parametrize(
     "keys",

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 from flax import nnx
 
 from mfu_jax.flops.executed.counting import executed_flops
@@ -42,6 +43,7 @@ class Mlp(nnx.Module):
         return self.down(nnx.relu(self.up(x)))
 
 
+@pytest.mark.full
 def test_a_plain_step_that_changes_its_model_in_place():
     model = Mlp(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
@@ -118,6 +120,7 @@ def test_accumulated_gradients_belong_to_the_optimizer():
         assert phases(count) == (3 * 2 * ONE, 3 * 3 * ONE, 0, 5 * 2 * SQUARE)
 
 
+@pytest.mark.full
 def test_muon_of_optax():
     """Five steps of three products each, on the smaller side's Gram matrix."""
     weights = {"square": W, "wide": shape(D, F)}

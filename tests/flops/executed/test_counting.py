@@ -19,6 +19,7 @@ FORWARD = 4 * LAYER + 2 * 256 * 64 * 512
 REMATERIALISED = 4 * (LAYER - 2 * 256 * 256 * 64)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", [False, True])
 def test_scanned_reference_model_to_the_integer(remat: bool) -> None:
     assert 3 * FORWARD == 452_984_832
@@ -32,6 +33,7 @@ def test_scanned_reference_model_to_the_integer(remat: bool) -> None:
     assert not count.unaccounted
 
 
+@pytest.mark.full
 def test_unrolled_reference_model_to_the_integer() -> None:
     step, arguments = reference_step(Shape(scan=False))
     count = executed_flops(jax.jit(step).lower(*arguments).compile())
@@ -39,6 +41,7 @@ def test_unrolled_reference_model_to_the_integer() -> None:
     assert count.loops_once == count.total
 
 
+@pytest.mark.full
 def test_the_ledger_of_the_scanned_model_has_no_residual() -> None:
     step, arguments = reference_step(Shape(remat="full"))
     compiled = jax.jit(step).lower(*arguments).compile()

@@ -154,6 +154,7 @@ def test_the_ledger_of_a_mixture_names_what_its_dispatch_adds() -> None:
         assert ledger.residual == 0
 
 
+@pytest.mark.full
 def test_resnet50_by_its_table() -> None:
     """Only kernel positions on real pixels count; the first layer needs no input gradient."""
     forward = []

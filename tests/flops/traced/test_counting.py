@@ -57,6 +57,7 @@ def reference_step(scanned: bool, remat: bool):
     return step
 
 
+@pytest.mark.full(keep=["False-True", "True-True", "True-False"])
 @pytest.mark.parametrize("scanned", [True, False])
 @pytest.mark.parametrize("remat", [True, False])
 def test_reference_transformer(scanned, remat):
@@ -81,6 +82,7 @@ def test_reference_transformer(scanned, remat):
     assert count.unaccounted == ()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("scanned", "remat"), [(True, True), (True, False), (False, False)])
 def test_traced_equals_executed_on_cpu(scanned, remat):
     """The CPU compiler merges what an *unrolled* checkpoint does again: that one is left out."""

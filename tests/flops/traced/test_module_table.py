@@ -60,6 +60,7 @@ def rows_of(table):
     return {row.path: row for row in table.rows}
 
 
+@pytest.mark.full
 @has_nnx_list
 def test_nnx_modules():
     model = Decoder(nnx.Rngs(0))
@@ -85,6 +86,7 @@ def test_nnx_modules():
     assert not hasattr(Block.__call__, "__wrapped__")
 
 
+@pytest.mark.full
 def test_nnx_scanned_and_rematerialised_layers():
     class Scanned(nnx.Module):
         def __init__(self, rngs):

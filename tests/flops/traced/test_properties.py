@@ -6,6 +6,7 @@ import resource
 
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
@@ -87,6 +88,7 @@ def build(program, outer, *, remat: bool):
     return lambda w, x: jnp.sum(whole(w, x) ** 2)
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(blocks, st.sampled_from(CHOICES), st.booleans())
 def test_remat_never_changes_the_model_count(program, outer, with_value):
@@ -108,6 +110,7 @@ def test_remat_never_changes_the_model_count(program, outer, with_value):
         assert count.rematerialized == named
 
 
+@pytest.mark.full
 def test_tracing_a_405b_step_takes_little_work_and_memory():
     """Llama 3.1 405B: 126 layers scanned, width 16384, 128 heads of 128, 8 of them for keys."""
     layers, width, mlp_width, vocabulary, heads, kv_heads, size = (

@@ -71,6 +71,7 @@ def attended() -> dict[str, Attended]:
     return jax.jit(all_of)()
 
 
+@pytest.mark.full
 def test_the_divergence_is_its_formula() -> None:
     rng = np.random.default_rng(1)
     mask = np.tril(np.ones((4, 4), bool))
@@ -85,6 +86,7 @@ def test_the_divergence_is_its_formula() -> None:
     assert_close_as_float32(got, np.float32(want), terms=16)
 
 
+@pytest.mark.full(keep=["dense"])
 @pytest.mark.parametrize("stage", [SPARSE, DENSE])
 def test_the_loss_moves_the_indexer_alone(stage: str) -> None:
     grads = nnx.to_flat_state(attended()[stage].grads)
@@ -100,6 +102,7 @@ def test_in_the_warm_up_queries_attend_to_all_keys() -> None:
     assert dense.loss != sparse.loss
 
 
+@pytest.mark.full
 def test_of_joint_attention_the_share_of_compressed_keys_is_their_own_softmax() -> None:
     rng = np.random.default_rng(2)
     q, k = rng.normal(size=(4, 2, 3)), rng.normal(size=(7, 3))  # of 7 keys, the last 3 compressed
@@ -120,6 +123,7 @@ WARM_UP = ("tokens", "attention", "mlp", "moe")
 SPARSE_KEYS = {"indexer_sparse_training": True}
 
 
+@pytest.mark.full(keep=["V3.2 warm-up"])
 @pytest.mark.parametrize(
     ("name", "keys"),
     [

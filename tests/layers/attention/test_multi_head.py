@@ -20,6 +20,7 @@ def _layer(*, fused: bool) -> Attention:
     return AttentionSpec(heads=4, kv_heads=4, head_dim=4, bias=True, fused=fused).make(build)
 
 
+@pytest.mark.full
 def test_one_product_gives_what_three_give() -> None:
     three, one = _layer(fused=False), _layer(fused=True)
     for part in ("kernel", "bias"):

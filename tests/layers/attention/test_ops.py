@@ -62,6 +62,7 @@ def attention_inputs(arrays: Sequence[np.ndarray], **options: Any) -> AttentionI
     return AttentionInputs(*map(jnp.asarray, arrays), **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("op", ["dot_product", "jax"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=["MHA", "GQA", "MQA"])
 def test_xla_implementations_are_attention(op: str, heads: tuple[int, int]) -> None:
@@ -88,6 +89,7 @@ def test_windows_chunks_caps_and_sinks(need: str) -> None:
     assert_close_as_float32(got, written_out(*arrays, **options), terms=24)
 
 
+@pytest.mark.full
 def test_values_may_be_narrower_than_keys() -> None:
     q, k, v, segments = inputs(12, 4, 2, 8)
     v = v[..., :3]
@@ -95,7 +97,7 @@ def test_values_may_be_narrower_than_keys() -> None:
     assert_close_as_float32(got, written_out(q, k, v, segments), terms=12)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_flash_is_attention_when_interpreted() -> None:
     from jax.experimental.pallas import tpu as pltpu
 
@@ -113,7 +115,7 @@ def interpreted_splash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "make_splash_mha", interpreted)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.usefixtures("interpreted_splash")
 def test_splash_takes_blocks_that_do_not_divide_a_row() -> None:
     blocks = SplashBlocks(q=256, kv=256, kv_compute=256)
@@ -122,7 +124,7 @@ def test_splash_takes_blocks_that_do_not_divide_a_row() -> None:
     assert_close_as_float32(got, written_out(*arrays), terms=384)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.usefixtures("interpreted_splash")
 @pytest.mark.parametrize("need", [None, *PATTERNS])
 def test_splash_is_attention_when_interpreted(need: str | None) -> None:

@@ -32,6 +32,7 @@ def expert(layer: Experts, number: int, x: np.ndarray) -> np.ndarray:
     return (gate / (1 + np.exp(-gate)) * up) @ np.asarray(layer.wo[number])
 
 
+@pytest.mark.full
 def test_dropless_experts_are_the_weighted_sum_of_the_chosen() -> None:
     layer = ExpertsSpec(router=RouterSpec(experts=E, per_token=3), hidden=F).make(tiny_builder(D))
     logits = X @ np.asarray(layer.router.gate.kernel[...])
@@ -44,6 +45,7 @@ def test_dropless_experts_are_the_weighted_sum_of_the_chosen() -> None:
     assert_close_as_float32(layer(jnp.asarray(X), inputs()), want, terms=F * D)
 
 
+@pytest.mark.full
 def test_experts_of_a_capacity_drop_what_comes_after_it_is_full() -> None:
     router = RouterSpec(experts=E, per_token=2)
     layer = ExpertsSpec(router=router, hidden=F, capacity_factor=1.0).make(tiny_builder(D))
@@ -64,6 +66,7 @@ def test_experts_of_a_capacity_drop_what_comes_after_it_is_full() -> None:
     assert_close_as_float32(layer(jnp.asarray(X), inputs()), want, terms=F * D)
 
 
+@pytest.mark.full
 def test_slots_and_their_gradients_stay_where_the_experts_are() -> None:
     """Slots, both products, the result: else XLA gathers all batches for the matrices' gradients.
 
@@ -116,6 +119,7 @@ def test_hashed_routing_depends_on_the_token_alone() -> None:
     assert len(set(chosen[..., 0].ravel().tolist())) > 2
 
 
+@pytest.mark.full
 def test_the_balance_loss_is_one_for_an_even_load() -> None:
     layer = router(balance_weight=0.5, per_token=E)
     layer.gate.kernel.set_value(jnp.zeros((D, E)))
@@ -130,6 +134,7 @@ def test_the_bias_moves_against_the_load() -> None:
     assert moved.tolist() == [0.25, -0.25, 0.0, 0.0]
 
 
+@pytest.mark.full
 def test_each_expert_has_an_adapter_of_its_own() -> None:
     rank, scale = 2, 0.5
     spec = ExpertsSpec(router=RouterSpec(experts=E, per_token=3), hidden=F)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from mfu_jax.layers.feed_forward.row_moves import moved
 
 ROWS, COPIES, WIDTH = 4, 2, 3
@@ -19,6 +20,7 @@ def plain(x: jax.Array) -> jax.Array:
     return copies[PLACES]
 
 
+@pytest.mark.full
 def test_each_place_gets_its_copy_and_each_row_its_copies_gradients() -> None:
     weights = jnp.arange(6.0 * WIDTH).reshape(6, WIDTH)
     got, pull = jax.vjp(lambda x: moved(COPIES, x, PLACES, BACK), X)

@@ -28,6 +28,7 @@ def lowered(*keys: str, devices: int = 8) -> str:
     return text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("policy", "gathers"),
     [
@@ -48,6 +49,7 @@ def test_products_read_whole_weights_and_gradients_are_split(policy: str, gather
         assert any(f", {name}, contracting_dims" in product for product in products)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mesh", [[], ["data=8"], ["data=2", "tensor=2", "pipeline=2"]])
 def test_without_split_weights_the_program_is_the_same(mesh: list[str]) -> None:
     devices = 8 if mesh else 1
@@ -55,6 +57,7 @@ def test_without_split_weights_the_program_is_the_same(mesh: list[str]) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.full
 def test_the_backward_pass_keeps_the_part_of_a_weight() -> None:
     mesh = jax.make_mesh(
         (8, 1, 1), ("fsdp", "context", "expert"), axis_types=(jax.sharding.AxisType.Auto,) * 3
@@ -79,7 +82,7 @@ def test_the_backward_pass_keeps_the_part_of_a_weight() -> None:
     np.testing.assert_array_equal(gradient, np.full((64, 24), 8.0))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "axes"),
     [
@@ -99,7 +102,7 @@ def test_a_mesh_with_gathered_weights_trains_as_one_device(kind: str, axes: str)
     assert flops.ledger.residual == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("keys", [{"remat_policy": "full"}, {"lora_rank": 4}], ids=str)
 def test_gathers_change_no_loss_and_no_flop(keys: dict[str, Any]) -> None:
     ways = [trained({"fsdp": 8, **keys, "weight_gathers": how}, 8) for how in ("first", "xla")]

@@ -85,6 +85,7 @@ def test_short_groups_have_small_tiles(groups: int, tile: int) -> None:
     assert re.search(r"block_shape=\(Blocked\(block_size=(\d+)\)", text)[1] == str(tile)
 
 
+@pytest.mark.full
 def test_stages_of_a_pipeline_are_multiplied_one_by_one() -> None:
     """A TPU's grouped kernels take no dimension of a batch."""
 
@@ -104,6 +105,7 @@ def test_stages_of_a_pipeline_are_multiplied_one_by_one() -> None:
     assert f"-> tensor<{ROWS}x{OUT}xf32>" in next(t for t in text.split("\n") if "ragged_dot" in t)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("asked", "has_kernel"), [("auto", True), ("xla", False)])
 def test_experts_beside_any_attention_take_the_kernel_on_tpus(asked: str, has_kernel: bool) -> None:
     chip = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape=ONE_DEVICE)

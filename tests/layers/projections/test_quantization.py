@@ -40,6 +40,17 @@ def assert_same(ours: tuple[Any, Any], theirs: tuple[Any, Any], dy: jax.Array) -
         assert (got == wanted).all()
 
 
+@pytest.mark.full(
+    keep=[
+        "fixed,-2,2-fp8",
+        "fixed,-2,2-fp8_e5m2",
+        "fixed,-2,2-nanoo_fp8",
+        "fixed,-2,2-fp8_full",
+        "absmax-fp8_full",
+        "absmax-nanoo_fp8",
+        "absmax-fp8_e5m2",
+    ]
+)
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("spread", ["absmax", "fixed,-2,2"])
 def test_a_projection_is_qwixs_to_the_bit(name: str, spread: str) -> None:
@@ -61,6 +72,7 @@ def test_a_projection_is_qwixs_to_the_bit(name: str, spread: str) -> None:
     assert_same(ours, theirs, dy)
 
 
+@pytest.mark.full(keep=["fp8_full", "fp8_e5m2", "nanoo_fp8"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_experts_are_qwixs_to_the_bit(name: str) -> None:
     from qwix._src.core.ragged_dot_qt import RaggedDotQtConfig, ragged_dot_qt
@@ -79,6 +91,7 @@ def test_experts_are_qwixs_to_the_bit(name: str) -> None:
     assert_same(ours, theirs, dy)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["int8", "fp8_full"])
 def test_experts_on_tpus_multiply_the_same_rounded_values(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -101,12 +114,14 @@ def test_experts_on_tpus_multiply_the_same_rounded_values(
         assert_close_as_float32(got, want, terms=128)
 
 
+@pytest.mark.full
 def test_int8_rounds_to_127_steps_of_the_largest_value() -> None:
     x, kernel = jnp.array([[127.5, 3.4]]), jnp.array([[127.5], [127.5]])
     # Scales are 1 (the range is ±127.5), so that 127.5 → 127 and 3.4 → 3.
     assert quantized_dot(x, kernel, 1, recipe("int8")).tolist() == [[(127 + 3) * 127.0]]
 
 
+@pytest.mark.full
 def test_a_fixed_range_clips_and_passes_no_gradient_beyond_it() -> None:
     of = recipe("fp8", "fixed,-2,2")
     x, kernel = jnp.array([[1.0, 5.0]]), jnp.ones((2, 1))

@@ -19,6 +19,7 @@ from tests.support.tiny_models import analytic, gradient, sized
 TILES = {"gemma3-4b": 0, "gemma4-31b": 0, "llama4-17b-16e": 2, "qwen3-vl-30b-a3b": 0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TILES)
 def test_a_step_with_images_has_the_weights_and_flops_that_are_counted(name: str) -> None:
     """The tower is frozen; `tests/flops/test_three_counts.py` has those that are trained."""
@@ -57,6 +58,7 @@ TRAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", TRAINED)
 def test_what_is_frozen_beside_images_needs_no_gradient(what: str) -> None:
     keys, parts = TRAINED[what]
@@ -69,6 +71,7 @@ def test_what_is_frozen_beside_images_needs_no_gradient(what: str) -> None:
     assert {path[0] for path, _ in nnx.to_flat_state(trained)} == parts
 
 
+@pytest.mark.full
 def test_tokens_of_an_image_see_each_other() -> None:
     images = jnp.array([[0, 1, 1, 1, 2, 0]])
     mask = AttentionPattern(window=2, joins_images=True).mask(jnp.ones((1, 6), int), images)[0]

@@ -26,7 +26,10 @@ from tests.support.logger_run import RUN_COST
 from tests.support.nvml import GPU_IS_LOST, NAME, UNSUPPORTED, Driver, build
 from tests.support.work import HANG_SECONDS
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build NVML")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build NVML"),
+]
 UUIDS = [f"GPU-{0xA0B0C0D0 + 16 * i:08x}-1111-2222-3333-444455556666" for i in range(4)]
 
 

@@ -195,7 +195,7 @@ def test_the_timer_tells_what_the_loop_did() -> None:
     assert seen[:4] == [told, told, None, told]  # none of step 2, which the pause has ended
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_slow_process_is_named_in_a_job_of_real_ones() -> None:
     """A sample of `tests.campaigns.stragglers`; all its kinds are run by hand."""
     plants = [(kind, victim) for kind, victim in draw(14, 3) if kind in ("data", "before")][:2]
@@ -204,6 +204,7 @@ def test_a_slow_process_is_named_in_a_job_of_real_ones() -> None:
         assert episode.is_right, episode
 
 
+@pytest.mark.full
 def test_one_process_exchanges_nothing() -> None:
     source = (
         "import threading\n"

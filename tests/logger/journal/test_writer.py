@@ -135,6 +135,7 @@ for step in range(10**6):
 """
 
 
+@pytest.mark.full
 def test_a_sigkill_takes_the_last_write_period_only(tmp_path: Path) -> None:
     """The truth: the process' start and its kill, by this test's clock."""
     begin = time.time()
@@ -168,6 +169,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.full
 def test_an_overlapping_process_writes_beside_a_living_one(tmp_path: Path) -> None:
     path = tmp_path / NAME
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -331,6 +333,7 @@ def test_a_file_that_cannot_be_written_is_one_warning_and_stops_nothing(
     assert "cannot be written" in warning
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:os.fork")  # JAX's, which the child does not use
 def test_a_fork_writes_nothing_to_its_parents_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "metrics.jsonl")

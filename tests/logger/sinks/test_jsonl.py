@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import JsonlSink, StepRecord
 from mfu_jax.logger.sinks.base import RecordError
-from mfu_jax.logger.summary import Summary
 from tests.support.work import HANG_SECONDS
 
 
@@ -221,6 +221,7 @@ for step in itertools.count(start):
 """
 
 
+@pytest.mark.full
 def test_a_run_killed_and_resumed_has_every_step_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for start in (0, 201):  # the second run resumes from the checkpoint of the first
@@ -278,6 +279,7 @@ def test_a_run_folder_that_is_deleted_comes_back_with_every_step(
     assert sorted(os.listdir(path.parent)) == ["metrics.jsonl", "metrics.jsonl.setup.json"]
 
 
+@pytest.mark.full
 def test_a_file_of_another_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     code = (

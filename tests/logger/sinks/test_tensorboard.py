@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import StepRecord, TensorBoardSink
 from mfu_jax.logger.sinks.base import RecordError
 from mfu_jax.logger.sinks.plots import CurveMemory
-from mfu_jax.logger.summary import Summary
 
 event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -216,6 +216,7 @@ def contents(folder: Path, plugin: str) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.full
 def test_the_layout_has_the_charts_that_matter(tmp_path: Path) -> None:
     layout_pb2 = pytest.importorskip("tensorboard.plugins.custom_scalar.layout_pb2")
     run(tmp_path)
@@ -247,6 +248,7 @@ def test_the_first_tab_opens_on_the_answer(tmp_path: Path) -> None:
     assert scalars(tmp_path, "Overview/1 MFU_2") == [(0, 7.0), (1, 7.0)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reason", ["", "ValueError('x')"])
 def test_the_set_up_is_a_row_of_hparams(tmp_path: Path, reason: str) -> None:
     plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
@@ -267,6 +269,7 @@ def test_the_set_up_is_a_row_of_hparams(tmp_path: Path, reason: str) -> None:
     assert end.session_end_info.status == (2 if reason else 1)  # of api.proto: failure, success
 
 
+@pytest.mark.full
 def test_the_plots_are_images_at_the_end(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run(tmp_path)

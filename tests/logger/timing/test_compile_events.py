@@ -123,6 +123,7 @@ def test_a_shared_log_goes_on_for_the_loggers_that_are_left() -> None:
     third.close()
 
 
+@pytest.mark.full
 def test_a_log_that_nobody_closed_is_not_kept_alive() -> None:
     before = set(get_event_duration_listeners())
     logs = [CompileLog() for _ in range(3)]
@@ -137,6 +138,7 @@ def test_a_log_that_nobody_closed_is_not_kept_alive() -> None:
     assert set(get_event_duration_listeners()) <= before
 
 
+@pytest.mark.full
 def test_a_step_with_a_shared_logger_that_is_dropped_leaves_no_listener() -> None:
     before = set(get_event_duration_listeners())
     with MetricLogger(sinks=[]) as logger:

@@ -32,6 +32,7 @@ def _compiles(request):
         return 0
 
 
+@pytest.mark.full
 def test_the_second_plan_compiles_nothing(request_, tmp_path):
     first, notes, _ = compile_cached(request_, folder=tmp_path)
     assert (first.as_text(), notes, _compiles(request_)) == (TEXT, (), 1)
@@ -41,6 +42,7 @@ def test_the_second_plan_compiles_nothing(request_, tmp_path):
     assert notes[0].startswith("compiled earlier: ")
 
 
+@pytest.mark.full
 def test_without_a_folder_nothing_is_kept(request_):
     compile_cached(request_, folder=None)
     compile_cached(request_, folder=None)
@@ -74,6 +76,7 @@ def test_versions_and_xlas_environment_are_in_the_key(request_, monkeypatch):
     assert installed_versions(request_.python) == {"jax": "99"}
 
 
+@pytest.mark.full
 def test_a_refusal_is_kept_too(request_, tmp_path):
     request = dataclasses.replace(request_, config={**request_.config, "message": REFUSAL})
     first, _, _ = compile_cached(request, folder=tmp_path)
@@ -83,6 +86,7 @@ def test_a_refusal_is_kept_too(request_, tmp_path):
     assert _compiles(request) == 1
 
 
+@pytest.mark.full
 def test_what_was_left_out_is_said_again(request_, tmp_path):
     request = dataclasses.replace(request_, flags=("--xla_old=true",))
     compile_cached(request, folder=tmp_path)
@@ -90,6 +94,7 @@ def test_what_was_left_out_is_said_again(request_, tmp_path):
     assert notes[0] == "left out, unknown to what is installed: xla_old"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", [".json", ".mfu"])
 @pytest.mark.parametrize("content", [b"", b"\xff\x00garbage", lzma.compress(b"not a dump")])
 def test_a_damaged_entry_is_compiled_again(request_, tmp_path, suffix, content):
@@ -102,6 +107,7 @@ def test_a_damaged_entry_is_compiled_again(request_, tmp_path, suffix, content):
     assert compile_cached(request_, folder=tmp_path)[1][0].startswith("compiled earlier")
 
 
+@pytest.mark.full
 def test_a_folder_that_cannot_be_written_is_a_note(request_, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -110,6 +116,7 @@ def test_a_folder_that_cannot_be_written_is_a_note(request_, tmp_path):
     assert notes[0].startswith("not kept in the cache")
 
 
+@pytest.mark.full
 def test_a_program_without_machine_code_is_compiled_again_for_more_time_only(tmp_path):
     request = Request(
         module="tests.support.fake_compiler",
@@ -125,6 +132,7 @@ def test_a_program_without_machine_code_is_compiled_again_for_more_time_only(tmp
     assert compile_cached(request, folder=tmp_path, limits=short).has_code
 
 
+@pytest.mark.full
 def test_a_refused_program_is_found_again_with_its_schedule(tmp_path):
     config = {"scheduled": True, "message": REFUSAL}
     request = Request(module="tests.support.fake_compiler", target=TARGET, config=config)

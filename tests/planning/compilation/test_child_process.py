@@ -28,6 +28,7 @@ def checkout(tmp_path, monkeypatch):
     return package
 
 
+@pytest.mark.full
 def test_a_checkout_is_known_by_its_files(other_python, checkout):
     before = installed_versions(other_python)["maxtext source"]
     assert installed_versions(other_python)["maxtext source"] == before
@@ -38,6 +39,7 @@ def test_a_checkout_is_known_by_its_files(other_python, checkout):
     assert installed_versions(other_python)["maxtext source"] not in (before, changed)
 
 
+@pytest.mark.full
 def test_what_pip_copied_is_known_by_its_version(other_python, checkout, monkeypatch):
     copied = checkout.parent / "site-packages"
     copied.mkdir()
@@ -46,6 +48,7 @@ def test_what_pip_copied_is_known_by_its_version(other_python, checkout, monkeyp
     assert "maxtext source" not in installed_versions(other_python)
 
 
+@pytest.mark.full
 def test_the_compiling_module_imports_the_checkout(other_python, checkout):
     (checkout / "__init__.py").write_text("raise SystemExit('the checkout was imported')")
     request = Request(

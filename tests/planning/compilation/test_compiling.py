@@ -34,12 +34,14 @@ def _request(flags=(), **config):
     return Request(module=module, target=TARGET, config=config, flags=flags)
 
 
+@pytest.mark.full
 def test_the_childs_dump_and_its_progress():
     words = []
     assert compile_program(_request(), progress=words.append).program.as_text() == TEXT
     assert words == ["compiling"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("message", "used", "limit"),
     [
@@ -58,6 +60,7 @@ def test_a_program_that_does_not_fit_is_figures(message, used, limit):
     assert (refusal.used_bytes, refusal.limit_bytes) == (int(used * GIB), int(limit * GIB))
 
 
+@pytest.mark.full
 def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
     log = tmp_path / "log"
     request = _request(
@@ -71,6 +74,7 @@ def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
     assert len(log.read_text().splitlines()) == 3  # compiles: all flags at once, then the key
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("given", [(), ("--xla_on=true",)])
 def test_a_refused_flag_is_switched_off_and_said(given):
     """Left out, it would have its default: libtpu names the flag, set or not."""
@@ -80,6 +84,7 @@ def test_a_refused_flag_is_switched_off_and_said(given):
     assert notes[0].endswith("refuses the flag --xla_on: --xla_on=false is passed")
 
 
+@pytest.mark.full
 def test_gpu_flags_that_are_unknown_are_all_left_out():
     """XLA's own words; it names them with their values, and ends the process."""
     said = "F1122 parse_flags_from_env.cc:234] Unknown flags in XLA_FLAGS: --xla_old=0 --xla_older="
@@ -88,6 +93,7 @@ def test_gpu_flags_that_are_unknown_are_all_left_out():
     assert failure.value.options == ("xla_old", "xla_older")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("config", "word"),
     [
@@ -127,6 +133,7 @@ def test_failures_are_one_line(config, word):
         compile_program(_request(**config))
 
 
+@pytest.mark.full
 def test_the_whole_log_of_a_failure_is_kept(logs_of_failures):
     message = "F0101 tpu.cc:1 Check failed: cores > 0\nwhat went wrong"
     with pytest.raises(UserError, match="what went wrong; the whole log: ") as failure:
@@ -136,11 +143,13 @@ def test_the_whole_log_of_a_failure_is_kept(logs_of_failures):
     assert message in path.read_text()
 
 
+@pytest.mark.full
 def test_a_compiler_that_takes_too_long_is_ended():
     with pytest.raises(UserError, match=r"took over 0 s"):
         compile_program(_request(seconds=60), limits=Limits(seconds=0.2))
 
 
+@pytest.mark.full
 def test_a_compiler_keeps_to_its_memory():
     limits = Limits(memory_bytes=2**30)
     with pytest.raises(UserError, match=r"out of host memory \(compile_gib=1\)"):
@@ -148,6 +157,7 @@ def test_a_compiler_keeps_to_its_memory():
     assert compile_program(_request(bytes=2**31)).program.as_text() == TEXT
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "said",
     [
@@ -163,6 +173,7 @@ def test_a_thread_without_room_for_its_stack_is_out_of_the_memory_that_was_allow
         compile_program(_request(message=said))
 
 
+@pytest.mark.full
 def test_a_crash_within_a_limit_of_memory_names_the_limit():
     with pytest.raises(UserError, match="signal 11, perhaps for compile_gib=1: "):
         compile_program(_request(crash=signal.SIGSEGV), limits=Limits(memory_bytes=2**30))
@@ -185,6 +196,7 @@ def test_a_gpus_description_has_the_fields_of_the_recorded_one():
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("then", "why"),
     [
@@ -206,11 +218,13 @@ def test_without_machine_code_there_is_the_schedule_and_its_memory(then, why):
     assert words[:2] == ["compiling", "machine code"] or then.get("crash")
 
 
+@pytest.mark.full
 def test_the_schedule_of_a_program_that_gets_machine_code_is_not_taken():
     program, notes, has_code = compile_program(_request(scheduled=True))
     assert (program.memory, notes, has_code) == (None, (), True)
 
 
+@pytest.mark.full
 def test_a_refused_program_that_was_scheduled_is_kept():
     refusal = compile_program(_request(scheduled=True, message="34.5G exceeds 31.25G")).program
     assert isinstance(refusal, TooLarge)

@@ -32,6 +32,7 @@ def _bodies(text):
     return [base64.b64decode(body) for body in re.findall(r'"body":\s*"([^"]+)"', text)]
 
 
+@pytest.mark.full
 def test_an_older_form_is_another_text_with_the_same_flops(other_python, monkeypatch):
     text = text_of("v5e_misnamed")
     monkeypatch.setattr(kernel_bodies, "written_version", lambda: OLDER)
@@ -42,12 +43,14 @@ def test_an_older_form_is_another_text_with_the_same_flops(other_python, monkeyp
     assert (executed.total, executed.unaccounted) == (6 * 2 * programs.SIZE**3, ())
 
 
+@pytest.mark.full
 def test_what_this_one_reads_stays_as_it_is(other_python):
     program = ProgramDump(text=text_of("v5e_misnamed"))
     assert in_own_form(program, other_python) == program
     assert in_own_form(program, sys.executable) is program
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("python", ["/no/such/python", "/bin/false"])
 def test_an_interpreter_that_cannot_rewrite_leaves_them(python, monkeypatch):
     monkeypatch.setattr(kernel_bodies, "written_version", lambda: OLDER)

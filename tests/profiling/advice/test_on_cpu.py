@@ -70,6 +70,7 @@ def test_a_callback_that_sleeps(tmp_path: Path) -> None:
     assert profile.program.memory_bytes > 0
 
 
+@pytest.mark.full
 def test_a_function_that_is_new_in_every_step_compiles(tmp_path: Path) -> None:
     """All its versions are the same step, whatever the trace calls them."""
     w, x = jnp.zeros((64, 64)), jnp.ones((64, 64))
@@ -129,6 +130,7 @@ def read_by_device_get(loss: jax.Array) -> None:
     jax.device_get(loss)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("read", [float, read_by_numpy, read_by_item, read_by_device_get])
 def test_reading_the_loss_is_a_sync_by_whatever_name(read: Callable, tmp_path: Path) -> None:
     """A CPU array's memory is read by NumPy without a call that the trace names."""
@@ -180,6 +182,7 @@ def test_what_saving_waits_for_is_its_own(tmp_path: Path) -> None:
     assert "save_weights" in first.evidence
 
 
+@pytest.mark.full
 def test_a_loop_with_many_python_calls_says_what_recording_them_takes(tmp_path: Path) -> None:
     step = jax.jit(train_step)
     w, x = jnp.zeros((64, 64)), jnp.ones((64, 64))

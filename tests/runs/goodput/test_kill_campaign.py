@@ -12,7 +12,7 @@ import pytest
 from tests.support.paths import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_report_agrees_with_the_killer(tmp_path: Path) -> None:
     """In a process of its own: it forks, which a process that uses JAX must not."""
     seed = random.Random().randrange(1000)

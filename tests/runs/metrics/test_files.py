@@ -126,6 +126,7 @@ def test_changes_are_applied_in_order_and_to_the_copy_only() -> None:
     assert [step.scalars for step in table] == [{"a": 3.0}]
 
 
+@pytest.mark.full
 def test_a_long_run_takes_no_more_than_its_numbers(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     scalars = {"perf/per_device_tflops": 2.0, "perf/per_device_tokens": 8.0, "perf/mfu": 0.4}

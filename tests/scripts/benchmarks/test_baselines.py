@@ -30,6 +30,7 @@ def _stand_in(script: str) -> tuple[str, ...]:
     return (sys.executable, "-c", script)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("device", "target"),
     [
@@ -49,6 +50,7 @@ def test_a_run_is_planned_for_its_own_devices(device: benchmarking.Device, targe
     assert "notes" not in found.values
 
 
+@pytest.mark.full
 def test_what_is_missing_is_said() -> None:
     assert predicted({}, CPU, timeout=1).why == "no plans are made for CPUs"
     failing = _stand_in("import sys; print('warning', file=sys.stderr); sys.exit('no compiler')")

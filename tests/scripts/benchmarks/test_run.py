@@ -51,6 +51,7 @@ def _run(script: str, folder: Path, name: str = "llama3-8b") -> benchmarking.Ben
     )
 
 
+@pytest.mark.full
 def test_a_batch_that_does_not_fit_is_followed_by_a_smaller_one(tmp_path: Path):
     result = _run(FAKE_TRAINER, tmp_path)  # its batches are 4, 2, 1
     assert result.status == "ok"
@@ -61,11 +62,13 @@ def test_a_batch_that_does_not_fit_is_followed_by_a_smaller_one(tmp_path: Path):
     assert result.metrics["compile_seconds"] == 1.0
 
 
+@pytest.mark.full
 def test_out_of_memory_at_every_batch_is_said(tmp_path: Path):
     result = _run("import sys; sys.exit('RESOURCE_EXHAUSTED')", tmp_path)
     assert result.status == "out of memory even with batch 1"
 
 
+@pytest.mark.full
 def test_a_failure_names_its_last_line_and_its_log(tmp_path: Path):
     result = _run("import sys; print('so far'); sys.exit('it broke')", tmp_path)
     assert result.status == "failed with exit code 1: it broke"
@@ -141,6 +144,7 @@ def test_flags_follow_the_platform(monkeypatch: pytest.MonkeyPatch):
     assert environment["JAX_PLATFORMS"] == "cuda"  # a missing driver must not become a CPU run
 
 
+@pytest.mark.full
 def test_a_metrics_file_without_measured_steps_is_an_error(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0, "kind": "compile", "perf/step_time_seconds": 1}\n')
@@ -155,6 +159,7 @@ def test_an_unknown_config_is_one_line(capsys: pytest.CaptureFixture[str]):
     assert "did you mean 'llama3-8b'?" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_missing_accelerator_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -166,7 +171,7 @@ def test_a_missing_accelerator_is_one_line(
     assert error.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_tiny_config_runs_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

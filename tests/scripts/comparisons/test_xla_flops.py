@@ -23,7 +23,7 @@ TINY = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_variants_side_by_side_as_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

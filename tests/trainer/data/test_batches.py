@@ -68,6 +68,7 @@ def test_batches_of_one_row_have_no_end() -> None:
     assert rows == next(two)["inputs"][0].tolist()
 
 
+@pytest.mark.full
 def test_train_and_eval_share_no_document(folder: Path) -> None:
     options = config(dataset_path=str(folder), eval_fraction=0.3)
     train, evaluation = _letters(iterator(options)), _letters(iterator(options, "eval"))

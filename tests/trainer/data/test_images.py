@@ -65,6 +65,7 @@ ONE_LAYER = {
 }
 
 
+@pytest.mark.full
 def test_devices_that_share_a_sequence_share_its_images() -> None:
     c = sized("gemma3-4b", images_per_sequence=2, dataset_type="synthetic", **ONE_LAYER)
     train, (shapes, _) = gradient(c)

@@ -31,6 +31,7 @@ def config(**keys: Any) -> pyconfig.Config:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keys", [{}, {"gradient_accumulation_steps": 2}, {"lora_rank": 3}])
 def test_pairs_run_through_policy_and_reference(keys: dict[str, Any]) -> None:
     c = config(**keys)
@@ -45,6 +46,7 @@ def test_pairs_run_through_policy_and_reference(keys: dict[str, Any]) -> None:
         assert found.executed.total == (3 + 1) * 2 * B * (L * layer + 2 * S * D * V)
 
 
+@pytest.mark.full
 def test_the_loss_is_equation_7() -> None:
     # One token to predict, of two: the policy gives the chosen one 3/4, the rejected one 1/4.
     even, policy = [[[0.0, 0.0]]] * 2, [[[math.log(3), 0.0]]] * 2
@@ -74,6 +76,7 @@ def test_a_pair_shares_its_prompt_and_its_tokens() -> None:
     assert pair["targets_weight"].sum(axis=1).tolist() == [S + 1 - S // 2] * 2
 
 
+@pytest.mark.full
 def test_the_policy_learns_what_is_chosen_and_the_reference_stays() -> None:
     c = config(dpo_beta=1.0, learning_rate=1e-2)
     grid = mesh.make_mesh(c, jax.devices()[:1])
@@ -100,6 +103,7 @@ def test_what_dpo_does_not_train_is_refused() -> None:
         config(mtp_num_layers=1)
 
 
+@pytest.mark.full
 def test_experts_of_the_policy_have_their_loss_and_their_biases() -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_mlp_dim": 8, "vocab_size": 32}
     c = config(decoder_block="mixtral", load_balance_loss_weight=0.5, **experts)

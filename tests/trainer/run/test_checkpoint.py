@@ -96,6 +96,7 @@ def test_a_failure_in_the_background_is_reported_at_the_next_step(
     assert left(tmp_path) == set()  # it takes no space
 
 
+@pytest.mark.full
 def test_a_run_that_ends_without_its_last_checkpoint_is_an_error(
     disk: type[Disk], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_run_that_ends_without_its_last_checkpoint_is_an_error(
     assert not caplog.messages
 
 
+@pytest.mark.full
 def test_another_error_on_the_way_out_is_not_hidden_by_a_missing_checkpoint(
     disk: type[Disk], tmp_path: Path
 ) -> None:

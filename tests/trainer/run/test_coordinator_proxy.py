@@ -36,6 +36,7 @@ def connected(proxy: CoordinatorProxy) -> socket.socket:
     return socket.create_connection((host, int(port)), HANG_SECONDS)
 
 
+@pytest.mark.full
 def test_bytes_pass_both_ways(service: socket.socket, client: socket.socket) -> None:
     with service.accept()[0] as behind:
         client.sendall(b"question")
@@ -44,6 +45,7 @@ def test_bytes_pass_both_ways(service: socket.socket, client: socket.socket) -> 
         assert client.recv(6, socket.MSG_WAITALL) == b"answer"
 
 
+@pytest.mark.full
 def test_the_end_of_the_service_is_silence(service: socket.socket, client: socket.socket) -> None:
     with service.accept()[0] as behind:
         behind.sendall(b"last")
@@ -53,6 +55,7 @@ def test_the_end_of_the_service_is_silence(service: socket.socket, client: socke
         client.recv(1)
 
 
+@pytest.mark.full
 def test_the_end_of_the_client_reaches_the_service(
     service: socket.socket, client: socket.socket
 ) -> None:
@@ -62,6 +65,7 @@ def test_the_end_of_the_client_reaches_the_service(
         assert behind.recv(1) == b""
 
 
+@pytest.mark.full
 def test_without_a_service_the_connection_closes_so_that_the_client_tries_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
@@ -69,6 +73,7 @@ def test_without_a_service_the_connection_closes_so_that_the_client_tries_again(
         assert connection.recv(1) == b""
 
 
+@pytest.mark.full
 def test_an_answer_passes_while_pythons_lock_is_held(
     service: socket.socket, client: socket.socket
 ) -> None:
@@ -85,6 +90,7 @@ def test_an_answer_passes_while_pythons_lock_is_held(
     assert buffer.raw == b"answer"
 
 
+@pytest.mark.full
 def test_signals_of_a_job_do_not_end_it_and_its_starter_does(service: socket.socket) -> None:
     proxy = CoordinatorProxy(*service.getsockname())
     process = proxy._process

@@ -87,7 +87,7 @@ def test_a_malformed_address_is_refused(address: str) -> None:
         Job().join(config)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_either_of_two_processes_dies_and_a_resume_gives_the_losses_of_an_uninterrupted_run(
     tmp_path: Path,
 ) -> None:
@@ -105,6 +105,7 @@ def test_either_of_two_processes_dies_and_a_resume_gives_the_losses_of_an_uninte
 CLUSTER = SCRIPTS / "cluster"
 
 
+@pytest.mark.full
 def test_the_documented_slurm_job_is_a_script_whose_keys_are_known() -> None:
     script = (CLUSTER / "slurm.sh").read_text(encoding="utf-8")
     assert "#SBATCH" in script

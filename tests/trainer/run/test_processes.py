@@ -13,7 +13,7 @@ from tests.support.trainer_process import by_step, losses, records, run, start_j
 from tests.support.work import HANG_SECONDS
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
     keys = ("steps=4", "eval_interval=2", "enable_checkpointing=true", "checkpoint_period=2")
     processes = start_job(tmp_path, 2, *keys, "per_device_batch_size=2", "host_log_period=1")
@@ -35,7 +35,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
     assert_close_as_float32(two, one, terms=tokens)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_killed_process_ends_the_job_and_its_checkpoint_is_read_by_one_and_by_four(
     tmp_path: Path,
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_killed_process_ends_the_job_and_its_checkpoint_is_read_by_one_and_by_
         assert_close_as_float32(got, expected, terms=12 * 4 * 32)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_kill_among_four_processes_ends_all_with_one_line_and_leaves_the_run_to_be_resumed(
     tmp_path: Path,
 ) -> None:

@@ -47,6 +47,7 @@ def test_keys_of_the_config_that_are_settings_keep_their_values() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_run_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     config = load([f"base_output_directory={tmp_path}", "run_name=r"])
     code = (

@@ -45,6 +45,7 @@ with StopRequest():
 """
 
 
+@pytest.mark.full
 def test_a_second_sigint_ends_at_once_even_if_the_main_thread_is_stuck() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK],

@@ -43,6 +43,7 @@ def losses(c: pyconfig.Config, devices: int) -> list[float]:
     return out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("capacity", "whole", "expert"),
     [(-1.0, True, 2), (1.5, False, 2), (1.5, False, 1)],

@@ -6,7 +6,7 @@ from tests.campaigns.meshes import KINDS, MESHES, SAMPLE, STEPS, TOKENS, extra, 
 from tests.support.floats import assert_close_as_float32
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "axes"), SAMPLE)
 def test_a_mesh_trains_as_one_device(kind: str, axes: str) -> None:
     losses, flops = trained({**KINDS[kind], **MESHES[axes]}, 8)

@@ -40,6 +40,7 @@ def compiled(config: Config) -> jax.stages.Compiled:
         return compiled_step(config)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_int8_projections_run_in_int8_forwards_and_backwards(remat: str) -> None:
     c = config(quantization="int8", remat_policy=remat)
@@ -53,6 +54,7 @@ def test_int8_projections_run_in_int8_forwards_and_backwards(remat: str) -> None
     assert count.unaccounted == ()
 
 
+@pytest.mark.full
 def test_experts_with_slots_run_in_int8() -> None:
     c = config(
         quantization="int8",
@@ -109,6 +111,7 @@ def losses(c: Config, steps: int, devices: int = 1) -> list[float]:
     return found
 
 
+@pytest.mark.full
 def test_a_quantised_model_learns_as_the_plain_one() -> None:
     pytest.importorskip("qwix")
     plain, narrow = losses(config(), 12), losses(config(quantization="fp8_full"), 12)
@@ -130,6 +133,7 @@ GATHERED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("experts", [{}, GATHERED], ids=["dense", "experts"])
 def test_scales_are_those_of_whole_rows_and_columns_on_a_mesh(experts: dict[str, object]) -> None:
     pytest.importorskip("qwix")

@@ -35,6 +35,7 @@ def executed(config: Config) -> ExecutedCount:
         return executed_flops(compiled_step(config))
 
 
+@pytest.mark.full
 def test_the_program_counted_is_the_program_run() -> None:
     c = config(remat_policy="full", gradient_accumulation_steps=4)
     texts = []
@@ -57,7 +58,7 @@ def forward_by_hand(kv_heads: int) -> dict[str, int]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("scan", "accumulation", "kv_heads", "tied"),
     list(itertools.product([True, False], [1, 4], [N, 2], [True, False])),
@@ -80,7 +81,7 @@ def test_without_remat_analytic_equals_executed(
     assert count.unaccounted == ()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("policy", "scan", "accumulation", "kv_heads", "tied"),
     [
@@ -114,6 +115,7 @@ def test_with_remat_executed_less_model_is_the_rematerialised_part(
     assert model_flops_per_device(c, "dense").training == model
 
 
+@pytest.mark.full
 def test_saving_names_repeats_what_was_not_saved() -> None:
     c = config(remat_policy="names", remat_save_names=["context", "query_proj", "key_proj"])
     forward = forward_by_hand(N)
@@ -124,6 +126,7 @@ def test_saving_names_repeats_what_was_not_saved() -> None:
     assert executed(c).rematerialized == again
 
 
+@pytest.mark.full
 def test_a_layer_and_its_components_can_be_told_apart_by_scope() -> None:
     scopes = executed(config(scan_layers=False)).by_scope
     forward = forward_by_hand(N)
@@ -155,6 +158,7 @@ def losses_of_one_device() -> list[float]:
     return losses(config(per_device_batch_size=8, num_kv_heads=2), 1)
 
 
+@pytest.mark.full
 def test_a_mesh_of_eight_gives_the_losses_of_one_device() -> None:
     eight = config(per_device_batch_size=1, data=2, fsdp=2, tensor=2, num_kv_heads=2)
     assert_close_as_float32(losses(eight, 8), losses_of_one_device(), terms=8 * S)
@@ -168,6 +172,7 @@ def test_per_device_flops_of_eight_devices_make_up_the_one_device_flops() -> Non
     assert 8 * calculate_tflops_per_device(eight).total == calculate_tflops_per_device(one).total
 
 
+@pytest.mark.full
 def test_accumulation_and_layer_loops_change_no_loss() -> None:
     parts = config(
         per_device_batch_size=2, gradient_accumulation_steps=4, scan_layers=False, num_kv_heads=2
@@ -175,6 +180,7 @@ def test_accumulation_and_layer_loops_change_no_loss() -> None:
     assert_close_as_float32(losses(parts, 1), losses_of_one_device(), terms=8 * S)
 
 
+@pytest.mark.full
 def test_the_state_is_donated() -> None:
     c = config()
     with only_counted():

@@ -58,6 +58,7 @@ def config(**keys: Any) -> Config:
     return pyconfig.from_mapping({}, overrides={**SIZES, **keys})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "keys",
     [
@@ -106,6 +107,7 @@ def by_path(params: Any) -> dict[str, np.ndarray]:
     return {"/".join(map(str, path)): np.asarray(value.get_value()) for path, value in flat}
 
 
+@pytest.mark.full
 def test_only_adapters_move_and_only_they_have_moments() -> None:
     before, after, optimizer = after_one_step(config(lora_rank=3))
     moved = {path for path in before if (before[path] != after[path]).any()}
@@ -118,6 +120,7 @@ def test_only_adapters_move_and_only_they_have_moments() -> None:
     assert sum(leaf.size for leaf in jax.tree.leaves(optimizer) if leaf.ndim) == 2 * size
 
 
+@pytest.mark.full
 def test_frozen_weights_stay() -> None:
     before, after, _ = after_one_step(config(frozen=["attention", "tokens"]))
     moved = {path for path in before if (before[path] != after[path]).any()}

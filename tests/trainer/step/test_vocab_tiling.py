@@ -50,6 +50,7 @@ def loss_and_gradients(c: Config, devices: int = 1) -> tuple[jax.Array, nnx.Stat
     return value, gradients
 
 
+@pytest.mark.full
 def test_losses_and_gradients_are_those_of_all_logits_at_once() -> None:
     keys = {"logits_via_embedding": True}  # a head of its own: below
     whole, wanted = loss_and_gradients(config(**keys))
@@ -59,6 +60,7 @@ def test_losses_and_gradients_are_those_of_all_logits_at_once() -> None:
         assert_close_as_float32(got, want, terms=B * S)
 
 
+@pytest.mark.full
 def test_sequences_that_are_split_over_devices() -> None:
     keys = {"fsdp": 2, "context_parallelism": 2, "tensor": 2, "per_device_batch_size": 0.5}
     whole, wanted = loss_and_gradients(config(**keys), devices=8)
@@ -68,6 +70,7 @@ def test_sequences_that_are_split_over_devices() -> None:
         assert_close_as_float32(got, want, terms=4 * S)
 
 
+@pytest.mark.full
 def test_the_head_runs_once_more_and_no_logits_of_all_tokens_are_left() -> None:
     programs = {}
     for tiles in (1, TILES):

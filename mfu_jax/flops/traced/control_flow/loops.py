@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mfu_jax.flops.count import Unaccounted
-from mfu_jax.flops.traced.abstract_values import AbstractValue, either
+from mfu_jax.flops.traced.abstract_values import AbstractValue, Values, either
 from mfu_jax.flops.traced.control_flow.iterations import Decided, IterationGroup
 from mfu_jax.flops.traced.integers.evaluation import LONGEST_LOOP, chosen_branch
 from mfu_jax.flops.traced.integers.known_values import Known
@@ -17,8 +17,6 @@ from mfu_jax.flops.traced.work_totals import WorkTotals, unaccounted
 
 if TYPE_CHECKING:
     from mfu_jax.flops.traced.control_flow.decisions import Decisions
-
-Values = list[AbstractValue]
 
 
 class Interpreter(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import jax.numpy as jnp
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.full
 @SETTINGS
 @given(RANDOM)
 def test_loops_without_data_count_what_ran(rng: random.Random) -> None:
@@ -26,6 +28,7 @@ def test_loops_without_data_count_what_ran(rng: random.Random) -> None:
     assert (count.total, count.unaccounted, count.flags) == (ran * ONE, (), ())
 
 
+@pytest.mark.full
 @SETTINGS
 @given(RANDOM, st.integers(0, 9))
 def test_loops_with_data_count_what_ran_or_say_so(rng: random.Random, data: int) -> None:

@@ -139,6 +139,7 @@ def _mutated(text: str, rng: random.Random) -> str:
     return text
 
 
+@pytest.mark.full
 def test_mutated_programs_give_a_count_or_a_parse_error() -> None:
     texts = [text_of(name) for name in SEEDS]
     outcomes: Counter[str] = Counter()

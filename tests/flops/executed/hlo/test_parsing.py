@@ -70,6 +70,7 @@ def test_an_attribute_read_alone_is_the_one_read_with_all_others(name: str) -> N
                 assert fresh.attribute(key) == value
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["v5p_llama70b", "cpu_loops_nested", "v5e_devices_branches"])
 def test_a_counted_program_does_not_wait_for_the_garbage_collector(name: str) -> None:
     executed_flops(text_of(name))

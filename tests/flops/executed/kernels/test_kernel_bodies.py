@@ -128,6 +128,7 @@ VISIT = 2 * programs.TILE * programs.WIDTH * programs.HIDDEN  # a tile of rows t
 TILES = programs.ROWS // programs.TILE
 
 
+@pytest.mark.full
 @reads_recorded_kernels
 def test_a_grouped_matmul_is_counted_by_its_cost_estimate_and_says_so() -> None:
     executed = count("v6e_megablox")
@@ -136,6 +137,7 @@ def test_a_grouped_matmul_is_counted_by_its_cost_estimate_and_says_so() -> None:
     assert all("group_sizes=" in flag.text for flag in executed.flags)
 
 
+@pytest.mark.full(keep=["sizes3", "sizes2", "sizes1", "sizes4"])
 @reads_recorded_kernels
 @pytest.mark.parametrize(
     "sizes",
@@ -285,6 +287,7 @@ def test_a_while_loop_whose_condition_alone_reads_the_position() -> None:
     assert grid_flops(body, lambda _: ((), ())) == 2 * (0 + 1 + 2 + 3 + 4) * (2 * 64 * 32 * 16)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(VERSION < (0, 10), reason="its signature was another")
 def test_jaxs_matmul_for_blackwell_whose_pairs_of_blocks_take_over_the_work_of_others() -> None:
     from jax.experimental.pallas.ops.gpu import blackwell_matmul_mgpu as blackwell

@@ -117,6 +117,7 @@ def test_a_grouped_matmul_on_tpu_without_sizes_is_an_estimate_and_says_so() -> N
     assert all("give group_sizes=" in flag.text for flag in executed.flags)
 
 
+@pytest.mark.full
 @reads_recorded_tensor_cores
 def test_attention_on_tensor_cores_recomputes_in_both_backward_kernels() -> None:
     # A warp group's 64 queries see 128 keys at a time, in the backward pass 128 queries 64 keys.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.full
 @SETTINGS
 @given(RANDOM)
 def test_loops_without_data_count_what_runs(rng: random.Random) -> None:
@@ -23,6 +25,7 @@ def test_loops_without_data_count_what_runs(rng: random.Random) -> None:
     assert (count.total, count.unaccounted) == (program.expected(0) * ONE, ())
 
 
+@pytest.mark.full
 @SETTINGS
 @given(RANDOM, st.integers(0, 9))
 def test_loops_with_data_count_what_runs_or_say_so(rng: random.Random, data: int) -> None:

@@ -33,12 +33,14 @@ def check(fn, *values):
     np.testing.assert_array_equal(found, expected, str(closed))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
 def test_two_operands(dtype):
     for fn in BINARY:
         check(fn, A.astype(dtype), B.astype(dtype))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["int8", "int16"])
 def test_one_operand(dtype):
     for fn in UNARY:

@@ -177,6 +177,7 @@ def test_the_tables_of_splash_attentions_mask_are_no_weights():
     assert (count.weights, count.activations) == (2 * B * H * S * D * D, 2 * PAIRS)
 
 
+@pytest.mark.full
 def test_a_kernels_queries_are_no_weights_where_they_are_arguments():
     """A benchmark of attention alone: its masked pairs were the whole of it, and then removed."""
     mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H)])

@@ -315,6 +315,7 @@ def test_packed_documents():
     assert count.total_for_documents(90, of=B * S * S) == weights + 3 * 90 * PAIR
 
 
+@pytest.mark.full
 def test_long_rows_do_not_overflow():
     ids = jnp.ones((2, 131072), jnp.int32)
     assert read_pairs(document_pairs(ids)) == 2 * 131072**2

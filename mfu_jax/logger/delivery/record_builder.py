@@ -1,0 +1,346 @@
+"""Turns a timed step with device arrays into a record of plain numbers, on the builder thread."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.records.diagnosis import Finding, Plausibility, diagnose
+from mfu_jax.logger.records.scalars import (
+    is_vector,
+    plain_number,
+    plain_numbers,
+    quick_numbers,
+    start_copies,
+)
+from mfu_jax.logger.records.step_cost import StepCost, StepRates
+from mfu_jax.logger.records.strict_json import printable
+from mfu_jax.logger.records.summary import StepStatistics, Summary
+from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.formatting import readable
+
+# The rolling window, in measured steps, if every step is logged.
+DEFAULT_WINDOW = 100
+# A smaller disagreement of the clocks is not worth a note; the monotonic one is used regardless.
+NOTED_JUMP_SECONDS = 0.05
+NOTED_JUMP_FRACTION = 0.01
+# Most names, and sets of names, remembered; a loop that invents new names every step must not
+# fill the memory.
+_MOST_NAMES = 10_000
+_MOST_SETS = 100
+
+
+class RecordBuilder:
+    """Fetches values, derives rates, labels and flags steps, and keeps the run's statistics.
+
+    Args:
+        cost: cost of a step, unless the step has its own.
+        config: which steps are warm-up, and which are logged.
+        compile_is_seen: JAX reports compilations; otherwise the first step counts as one.
+
+    Attributes:
+        explained: JAX's names of functions whose compilations are reported elsewhere.
+    """
+
+    def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
+        self._cost = cost
+        self._rates = StepRates(cost), Plausibility(cost)
+        self._warmup_steps = config.warmup_steps
+        self._log_period = config.log_period
+        self._compile_is_seen = compile_is_seen
+        self._run = StepStatistics()
+        self._window = StepStatistics()
+        self.explained: set[str] = set()
+        self._compiled: set[str] = set()
+        self._kinds: Counter[str] = Counter()
+        self._steps = 0
+        self._flags: Counter[str] = Counter()
+        self._seconds_by_use: defaultdict[str, float] = defaultdict(float, train=0.0)
+        self._full_names: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._noted: set[str] = set()
+        self._last_loss: float | None = None
+        self._clock_jumps = 0
+        self._memory_device = _device_with_memory_stats()
+
+    def prepare(self, steps: Iterable[TimedStep]) -> None:
+        """Starts copying all values of `steps` to the host, before the first record is built."""
+        start_copies(
+            value for step in steps for part in (step.metrics, step.extra) for value in leaves(part)
+        )
+
+    def build(self, step: TimedStep, *, is_last: bool = False) -> StepRecord:
+        """Builds the record of one step, and adds the step to the statistics."""
+        notes: list[str] = []
+        kind = self._kind(step)
+        rates, plausibility = self._rates_of(step, notes)
+        scalars = rates.at(step.seconds)
+        findings: list[Finding] = []
+        if kind == "step" and not plausibility.is_plausible(step.seconds):
+            findings = diagnose(rates.cost, scalars)
+            notes += [found.text for found in findings if not self._flags[found.flag]]
+        if step.compile_events:
+            notes += self._happened(step)
+        if step.clock_jump_seconds is not None or step.refused_seconds is not None:
+            notes += self._clock_notes(step)
+        self._count(step, kind, rates, findings)
+
+        self._fetch(step.metrics, "learning", scalars, notes)
+        if step.extra:
+            self._fetch(step.extra, "eval", scalars, notes)
+        self._last_loss = scalars.get("learning/loss", self._last_loss)
+        scalars["perf/logger_overhead_us"] = round(1e6 * step.overhead_seconds, 3)
+        if step.spans:
+            for name, spent in step.spans.items():
+                scalars[f"goodput/{printable(name)}_seconds"] = spent
+        spent = sum(self._seconds_by_use.values())
+        if spent > 0:
+            scalars["goodput/train_fraction"] = self._seconds_by_use["train"] / spent
+        if step.compile_events:
+            scalars["compile/seconds"] = _compile_seconds(step)
+        is_logged = bool(
+            step.step % self._log_period == 0 or kind != "step" or notes or step.extra or is_last
+        )
+        if is_logged and self._memory_device is not None:
+            scalars |= self._memory()
+        if self._window_is_full(step.step):
+            scalars |= self._roll()
+            is_logged = True
+        return StepRecord(
+            step=int(step.step),
+            kind=kind,
+            unix_seconds=step.ended_at,
+            scalars=scalars,
+            flags=tuple(found.flag for found in findings),
+            notes=tuple(notes),
+            is_logged=is_logged,
+        )
+
+    def add_spans(self, spans: Mapping[str, float]) -> None:
+        """Adds time not attributed to any step, such as time after the last one."""
+        for name, spent in spans.items():
+            self._seconds_by_use[name] += spent
+
+    def summary(
+        self,
+        *,
+        total_seconds: float,
+        compile_seconds: float = 0.0,
+        compile_count: int = 0,
+        dropped_by_sink: Mapping[str, int] | None = None,
+        phases: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    ) -> Summary:
+        """Totals of the run so far."""
+        uses = dict(self._seconds_by_use)
+        uses["other"] = max(0.0, total_seconds - sum(uses.values()))
+        return Summary(
+            **self._run.fields(),
+            warmup_steps=self._kinds["warmup"],
+            compile_steps=self._kinds["compile"],
+            last_loss=self._last_loss,
+            compile_seconds=compile_seconds,
+            compile_count=compile_count,
+            total_seconds=max(total_seconds, sum(uses.values())),
+            seconds_by_use=uses,
+            clock_jumps=self._clock_jumps,
+            dropped_records=sum((dropped_by_sink or {}).values()),
+            dropped_by_sink=dropped_by_sink or {},
+            flags=dict(self._flags),
+            phases=phases,
+        )
+
+    def _kind(self, step: TimedStep) -> str:
+        index = self._steps  # in this process: the loop may go back before its first step
+        if step.is_compile or (index == 0 and not self._compile_is_seen):
+            return "compile"
+        return "warmup" if index < self._warmup_steps else "step"
+
+    def _happened(self, step: TimedStep) -> Iterator[str]:
+        compiled = dict.fromkeys(e.function for e in step.compile_events if e.stage == "compile")
+        again = self._compiled.intersection(compiled)
+        self._compiled.update(compiled)
+        told = [name or "a function" for name in compiled if name not in self.explained]
+        if told and self._kinds:  # not for the first step
+            what = f"{', '.join(told)} in {readable(_compile_seconds(step))} s"
+            yield (
+                f"recompiled {what}; usually a shape, dtype or static argument changed"
+                if again.intersection(told)
+                else f"compiled {what}"
+            )
+
+    def _clock_notes(self, step: TimedStep) -> Iterator[str]:
+        if step.refused_seconds is not None and self._is_first("step_time_seconds"):
+            yield (
+                f"step_time_seconds={step.refused_seconds} is no time of a step; expected seconds "
+                f"above 0; usually a clock that failed; the logger's own measure is used"
+            )
+        jump = step.clock_jump_seconds
+        if jump is None:
+            return
+        self._clock_jumps += 1
+        if step.slept_seconds:
+            yield f"the machine slept for {step.slept_seconds:.0f} s; no step's time contains that"
+        elif abs(jump) > max(NOTED_JUMP_SECONDS, NOTED_JUMP_FRACTION * step.seconds):
+            yield (
+                f"the wall clock jumped by {jump:+.3f} s; this step's time is the monotonic clock's"
+            )
+
+    def _rates_of(self, step: TimedStep, notes: list[str]) -> tuple[StepRates, Plausibility]:
+        """Rates for the step's own cost; for the run's cost if that is unavailable."""
+        try:
+            cost = step.cost or self._cost
+            if callable(cost):
+                cost = cost()
+            if cost is not self._rates[0].cost:
+                self._rates = StepRates(cost), Plausibility(cost)
+        except Exception as error:  # the cost may be a user's function
+            if self._is_first("cost"):
+                notes.append(f"the cost of the step is not known: {_text(error)}")
+            return StepRates(self._cost), Plausibility(self._cost)
+        return self._rates
+
+    def _is_first(self, subject: str) -> bool:
+        """True once per subject, so that each is reported once."""
+        if subject in self._noted or len(self._noted) >= _MOST_NAMES:
+            return False
+        self._noted.add(subject)
+        return True
+
+    def _count(self, step: TimedStep, kind: str, rates: StepRates, findings: list[Finding]) -> None:
+        self._steps += 1
+        self._kinds[kind] += 1
+        if findings:
+            self._flags.update(found.flag for found in findings)
+        if step.spans:
+            self.add_spans(step.spans)
+        is_time = 0 <= step.seconds < math.inf
+        seconds = step.seconds if is_time else 0.0
+        if kind == "compile":
+            compiling = min(seconds, _compile_seconds(step))
+            self._seconds_by_use["compile"] += compiling
+            seconds -= compiling
+        self._seconds_by_use["train"] += seconds
+        if kind == "step" and is_time:
+            self._run.add(seconds, rates)
+            self._window.add(seconds, rates)
+
+    def _window_is_full(self, step: int) -> bool:
+        if self._log_period == 1:
+            return len(self._window) >= DEFAULT_WINDOW
+        return len(self._window) > 0 and step % self._log_period == 0
+
+    def _roll(self) -> dict[str, float]:
+        window = self._window.fields()
+        self._window = StepStatistics()
+        names = {
+            "steps": "rolling/steps",
+            "median_seconds": "rolling/step_time_seconds_median",
+            "p90_seconds": "rolling/step_time_seconds_p90",
+            "p99_seconds": "rolling/step_time_seconds_p99",
+            "tokens_per_sec_per_device": "rolling/per_device_tokens_per_sec",
+            "tflops_per_sec_per_device": "rolling/per_device_tflops_per_sec",
+            "mfu": "rolling/mfu",
+            "hfu": "rolling/hfu",
+            "mbu": "rolling/mbu",
+        }
+        return {name: window[field] for field, name in names.items() if field in window}
+
+    def _fetch(
+        self,
+        metrics: Mapping[Any, Any],
+        folder: str,
+        scalars: dict[str, float],
+        notes: list[str],
+    ) -> None:
+        """Adds the numbers in `metrics` to `scalars`; anything else is noted once in `notes`."""
+
+        try:
+            names = self._full_names.get((folder, *metrics)) or self._name(folder, metrics)
+            numbers = quick_numbers(metrics.values())
+            if numbers is not None and "" not in names:
+                scalars.update(zip(names, numbers, strict=True))
+                return
+            for name, (key, value) in zip(names, metrics.items(), strict=True):
+                if name:
+                    inner = folder if key in ("scalar", "scalars") else name
+                    self._look_closer(name, value, inner, scalars, notes)
+        except Exception as error:  # the mapping itself may be of any library
+            self._leave_out(f"{folder}/…", error, notes)
+
+    def _look_closer(
+        self, name: str, value: Any, inner: str, scalars: dict[str, float], notes: list[str]
+    ) -> None:
+        """Adds a value of any kind; the metrics of a mapping go under the folder `inner`."""
+        try:
+            if isinstance(value, Mapping):
+                self._fetch(value, inner, scalars, notes)
+            elif value is not None:
+                _read(name, value, scalars)
+        except Exception as error:  # the value may come from any library
+            self._leave_out(name, error, notes)
+
+    def _leave_out(self, name: str, error: Exception, notes: list[str]) -> None:
+        if self._is_first(name):
+            notes.append(f"metric {name!r} is left out: {_text(error)}")
+
+    def _name(self, folder: str, keys: Iterable[Any]) -> tuple[str, ...]:
+        """The names of metrics in records; empty for those that are waited for but not shown.
+
+        A name with a slash, like MaxText's, is already full; one with a leading underscore is not
+        shown.
+        """
+        if len(self._full_names) >= _MOST_SETS:
+            self._full_names.clear()
+        keys = tuple(keys)
+        texts = (printable(key if isinstance(key, str) else str(key)) for key in keys)
+        names = self._full_names[folder, *keys] = tuple(
+            "" if text[:1] == "_" else text if "/" in text else f"{folder}/{text}" for text in texts
+        )
+        return names
+
+    def _memory(self) -> dict[str, float]:
+        if self._memory_device is None:
+            return {}
+        stats = self._memory_device.memory_stats() or {}
+        wanted = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
+        return {f"memory/{name}": stats[name] for name in wanted if name in stats}
+
+
+def _read(name: str, value: Any, scalars: dict[str, float]) -> None:
+    """Adds the number or numbers that a metric evaluates to."""
+    number = value() if callable(value) else value
+    if is_vector(number):
+        numbers = plain_numbers(number)
+        if name == "learning/loss":
+            scalars[name] = math.fsum(numbers) / len(numbers)
+        scalars.update((f"{name}/{i}", item) for i, item in enumerate(numbers))
+    elif number is not None:
+        scalars[name] = plain_number(number)
+
+
+def _compile_seconds(step: TimedStep) -> float:
+    return sum(event.own_seconds for event in step.compile_events)
+
+
+def leaves(metrics: Mapping[Any, Any]) -> Iterator[Any]:
+    """All leaf values of nested mappings."""
+    for value in metrics.values():
+        if isinstance(value, Mapping):
+            yield from leaves(value)
+        else:
+            yield value
+
+
+def _text(error: Exception) -> str:
+    return printable(str(error) or type(error).__name__)
+
+
+def _device_with_memory_stats() -> Any:
+    device = jax.local_devices()[0]
+    return device if device.memory_stats() else None

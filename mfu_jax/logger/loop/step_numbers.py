@@ -1,0 +1,114 @@
+"""The step numbers that a loop passes to `record`."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.records.strict_json import printable
+
+_log = logging.getLogger("mfu_jax")
+
+# A loop that records each number twice is warned, but not in every step.
+_TOLD = 3
+
+NEXT: Any = object()
+"""As a step's number: the last one plus one, assigned in order of arrival among threads."""
+
+
+class StepNumbers:
+    """Step numbers, which increase except when the loop goes back.
+
+    Args:
+        start_step: number of the first step.
+
+    Attributes:
+        last: the last number.
+        has_gone_back: it was not above the previous one, and `tell` has not been called since.
+    """
+
+    def __init__(self, start_step: int) -> None:
+        self.last = start_step - 1
+        self.has_gone_back = False
+        self._start_step = start_step
+        self._times = 0
+
+    def whole(self, step: Any) -> int:
+        """The number of a step, given as an integer of any library, or as `NEXT`.
+
+        Raises:
+            UserError: it is not an integer.
+        """
+        return self.last + 1 if step is NEXT else whole_number(step)
+
+    def go_back(self, step: int) -> None:
+        """The loop repeats `step` and later ones, as after restoring a checkpoint.
+
+        Raises:
+            UserError: it is the first step, so there is nothing to go back from.
+        """
+        if self.last < self._start_step:
+            raise UserError(
+                f"step {step} was recorded first; expected {self._start_step}, the start_step, or "
+                f"a later one; usually start_step was not set on a resume; pass start_step={step}"
+            )
+        self.has_gone_back = True
+        self._times += 1
+        if self._times <= _TOLD:
+            _log.warning(
+                "step %d was recorded after step %d: the loop went back, as after a restored "
+                "checkpoint; what came from step %d on counts as lost; if it did not go back, "
+                "record each step once",
+                step,
+                self.last,
+                step,
+            )
+
+    def tell(self, journal: Any) -> Callable[[], object]:
+        """A function that notes it in the journal, to be called in sequence with the steps."""
+        self.has_gone_back = False
+        return functools.partial(journal.went_back, self.last)
+
+
+def after_close(step: int) -> UserError:
+    """The error for a step recorded after the logger was closed."""
+    return UserError(
+        f"step {step} was recorded after close(); expected all steps before; usually the `with` "
+        f"block of the logger ends before the loop does; close it after the loop"
+    )
+
+
+def whole_number(step: Any) -> int:
+    """The number of a step, given as an integer of any library.
+
+    Raises:
+        UserError: it is not an integer.
+    """
+    if isinstance(step, jax.Array):
+        _say_that_it_waits()
+        step = np.asarray(step)  # one copy, without work on the device
+    try:
+        number = int(step)
+        if not isinstance(step, str | bytes | bool) and number == step:
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise UserError(
+        f"step {printable(repr(step)[:100])} is no whole number; expected 0, 1, 2, …; usually the "
+        f"name of a file, or metrics and step were exchanged; pass int(step)"
+    )
+
+
+@functools.cache
+def _say_that_it_waits() -> None:
+    _log.warning(
+        "record(step) was given an array of the device, such as state.step; reading it waits for "
+        "the step just dispatched, so the device idles between the steps; pass the loop's own "
+        "counter, an int"
+    )

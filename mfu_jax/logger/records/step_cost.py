@@ -1,0 +1,191 @@
+"""The cost of one optimizer step on one device, and the rates that follow from its time.
+
+Adding a metric: `StepRates.at`; on the console `sinks.console.format_step`, in the rolling window
+`RecordBuilder._roll`, in totals `records.summary`; and a row in docs/metrics.md. One that does not
+follow from cost and time belongs in `delivery.record_builder.RecordBuilder.build`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+from mfu_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepCost:
+    """The work of one optimizer step on one JAX device, and the device's peaks.
+
+    Attributes:
+        model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation;
+            None if unknown: no TFLOP/s, no MFU.
+        tokens_per_device: tokens that one device processes.
+        peak_flops_per_sec: dense peak of one device in FLOP/s; None if unknown: no MFU, no HFU.
+        executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
+        optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
+            sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
+        optimal_executed_seconds: the same for the executed FLOPs.
+        removed_flops_per_device: model FLOPs that the compiler is known to have removed; the
+            program may run that many fewer than the model has.
+        xla_reported_flops: ``compiled.cost_analysis()["flops"]``, unchanged.
+        bytes_per_device: bytes moved to and from device memory; with `peak_bytes_per_sec`, MBU.
+        peak_bytes_per_sec: peak memory bandwidth of one device in bytes/s.
+
+    Raises:
+        UserError: an impossible number: negative, not finite, or a peak of zero.
+    """
+
+    model_flops_per_device: int | Fraction | None
+    tokens_per_device: int | float = 0
+    peak_flops_per_sec: float | None = None
+    executed_flops_per_device: int | Fraction | None = None
+    optimal_model_seconds: float | None = None
+    optimal_executed_seconds: float | None = None
+    removed_flops_per_device: int | Fraction = 0
+    xla_reported_flops: float | None = None
+    bytes_per_device: int | None = None
+    peak_bytes_per_sec: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            is_divisor = field.name.startswith(("peak", "optimal"))
+            if not math.isfinite(value) or value < 0 or (is_divisor and value == 0):
+                raise UserError(
+                    f"{field.name}={value} is impossible: expected a finite number "
+                    f"{'above' if is_divisor else 'of at least'} 0; usually a wrong unit, or a "
+                    f"lookup that failed; pass the number of one device, or None if not known"
+                )
+
+    @property
+    def model_seconds(self) -> float | None:
+        """Shortest time in seconds in which one device could run the model FLOPs."""
+        if self.optimal_model_seconds is not None:
+            return self.optimal_model_seconds
+        if self.peak_flops_per_sec is None or self.model_flops_per_device is None:
+            return None
+        return float(self.model_flops_per_device / Fraction(self.peak_flops_per_sec))
+
+    @property
+    def executed_seconds(self) -> float | None:
+        """Shortest time in seconds in which one device could run the executed FLOPs."""
+        if self.optimal_executed_seconds is not None:
+            return self.optimal_executed_seconds
+        if self.peak_flops_per_sec is None or self.executed_flops_per_device is None:
+            return None
+        return float(self.executed_flops_per_device / Fraction(self.peak_flops_per_sec))
+
+    @property
+    def memory_seconds(self) -> float | None:
+        """Shortest time in seconds in which one device could move the bytes."""
+        if self.bytes_per_device is None or self.peak_bytes_per_sec is None:
+            return None
+        return self.bytes_per_device / self.peak_bytes_per_sec
+
+    def utilization(self, seconds: float) -> dict[str, float]:
+        """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step that takes `seconds`, if known.
+
+        Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
+
+        >>> cost = StepCost(model_flops_per_device=300, executed_flops_per_device=400,
+        ...                 peak_flops_per_sec=1000.0)
+        >>> cost.utilization(0.5)
+        {'perf/mfu': 0.6, 'perf/hfu': 0.8}
+        """
+        return StepRates(self).utilization(seconds)
+
+    def rates(self, seconds: float) -> dict[str, float]:
+        """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
+
+        Args:
+            seconds: the step's time; there are no rates if it is not above 0.
+        """
+        return StepRates(self).at(seconds)
+
+
+class StepRates:
+    """The rates of many steps with one cost; exact fractions are divided once, not per step.
+
+    Args:
+        cost: the cost of each step.
+
+    Attributes:
+        tflops: model TFLOPs (10¹²) of a step; None if unknown.
+        tokens: tokens of a step on one device.
+        optimal: name of a utilisation, such as ``perf/mfu`` → shortest seconds, where known.
+    """
+
+    def __init__(self, cost: StepCost) -> None:
+        self.cost = cost
+        model, xla = cost.model_flops_per_device, cost.xla_reported_flops
+        self.tflops = None if model is None else float(model) / 1e12
+        self.tokens = _plain(cost.tokens_per_device)
+        optimal = {
+            "perf/mfu": cost.model_seconds,
+            "perf/hfu": cost.executed_seconds,
+            "perf/mbu": cost.memory_seconds,
+        }
+        self.optimal = {name: best for name, best in optimal.items() if best is not None}
+        self._xla = {} if xla is None else {"perf/xla_reported_tflops": float(xla) / 1e12}
+
+    def utilization(self, seconds: float) -> dict[str, float]:
+        """See `StepCost.utilization`."""
+        return {name: best / seconds for name, best in self.optimal.items()}
+
+    def at(self, seconds: float) -> dict[str, float]:
+        """See `StepCost.rates`."""
+        scalars = {"perf/step_time_seconds": seconds}
+        if self.tflops is not None:
+            scalars["perf/per_device_tflops"] = self.tflops
+            if seconds > 0:
+                scalars["perf/per_device_tflops_per_sec"] = self.tflops / seconds
+        scalars["perf/per_device_tokens"] = self.tokens
+        if seconds > 0:
+            scalars["perf/per_device_tokens_per_sec"] = self.tokens / seconds
+            for name, best in self.optimal.items():
+                scalars[name] = best / seconds
+        if self._xla:
+            scalars.update(self._xla)
+        return scalars
+
+
+def _plain(number: float) -> int | float:
+    return number if isinstance(number, int) else float(number)
+
+
+def add_costs(costs: Iterable[StepCost]) -> StepCost:
+    """The cost of several programs run one after the other on one device.
+
+    A field that is unknown in any of them is unknown in the sum.
+
+    >>> one = StepCost(model_flops_per_device=300, peak_flops_per_sec=1000.0)
+    >>> add_costs([one, one, one]).model_flops_per_device
+    900
+    """
+    parts = list(costs)
+    if len(parts) == 1:
+        return parts[0]
+
+    def total(field: str) -> float | None:
+        values = [getattr(part, field) for part in parts]
+        return None if None in values else sum(values)
+
+    first = parts[0]
+    same_peak = len({part.peak_flops_per_sec for part in parts}) == 1
+    return StepCost(
+        model_flops_per_device=total("model_flops_per_device"),  # type: ignore[arg-type]
+        tokens_per_device=sum(part.tokens_per_device for part in parts),
+        peak_flops_per_sec=first.peak_flops_per_sec if same_peak else None,
+        executed_flops_per_device=total("executed_flops_per_device"),  # type: ignore[arg-type]
+        optimal_model_seconds=total("model_seconds") or None,
+        optimal_executed_seconds=total("executed_seconds") or None,
+        removed_flops_per_device=sum(part.removed_flops_per_device for part in parts),
+        xla_reported_flops=total("xla_reported_flops"),
+        bytes_per_device=total("bytes_per_device"),  # type: ignore[arg-type]
+        peak_bytes_per_sec=first.peak_bytes_per_sec,
+    )

@@ -1,0 +1,248 @@
+"""Totals of a run, or of a window of it: step times, rates, and where the time went."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import math
+import operator
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mfu_jax.logger.records.step_cost import StepRates
+from mfu_jax.logger.records.strict_json import strict
+from mfu_jax.util.formatting import loss_text, percent, readable
+
+
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """The value below which the given fraction of `ordered` lies, interpolated linearly.
+
+    Args:
+        ordered: ascending values, at least one.
+        fraction: 0.5 for the median.
+
+    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5)
+    2.5
+    """
+    position = fraction * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Totals over measured steps; compile and warm-up steps count only in the time shares.
+
+    Attributes:
+        steps: measured steps.
+        warmup_steps: steps excluded as warm-up.
+        compile_steps: steps excluded because they triggered a compilation.
+        median_seconds: median step time; None without measured steps, like the fields below.
+        p90_seconds: step time that one step in ten exceeds.
+        p99_seconds: step time that one step in a hundred exceeds.
+        mean_seconds: total time / steps.
+        tokens_per_sec_per_device: tokens of all measured steps / their time.
+        tflops_per_sec_per_device: model TFLOPs (10¹²) of all measured steps / their time.
+        mfu: optimal time of the model FLOPs of all measured steps / their time.
+        hfu: likewise for the executed FLOPs.
+        mbu: likewise for the bytes moved.
+        last_loss: loss of the last step.
+        compile_seconds: time that JAX spent tracing, lowering or compiling.
+        compile_count: executables compiled.
+        total_seconds: all wall time, including compilations before the first step.
+        seconds_by_use: `total_seconds` by use: ``train``, ``compile``, ``eval``, ….
+        clock_jumps: steps in which the wall clock jumped.
+        dropped_records: records that were not delivered, summed over all sinks.
+        dropped_by_sink: the same by sink and reason.
+        flags: name of each impossible number → number of steps that have it.
+        phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
+    """
+
+    steps: int
+    warmup_steps: int = 0
+    compile_steps: int = 0
+    median_seconds: float | None = None
+    p90_seconds: float | None = None
+    p99_seconds: float | None = None
+    mean_seconds: float | None = None
+    tokens_per_sec_per_device: float | None = None
+    tflops_per_sec_per_device: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    mbu: float | None = None
+    last_loss: float | None = None
+    compile_seconds: float = 0.0
+    compile_count: int = 0
+    total_seconds: float = 0.0
+    seconds_by_use: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    clock_jumps: int = 0
+    dropped_records: int = 0
+    dropped_by_sink: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    flags: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    phases: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any step was recorded."""
+        return self.steps + self.warmup_steps + self.compile_steps > 0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Fraction of all wall time by use; they add up to 1."""
+        if self.total_seconds <= 0:
+            return {}
+        return {use: spent / self.total_seconds for use, spent in self.seconds_by_use.items()}
+
+    @property
+    def goodput(self) -> float | None:
+        """Fraction of all wall time spent in training steps."""
+        return self.shares.get("train")
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, shares and goodput as plain values that `json.dump` accepts."""
+        values = dataclasses.asdict(self) | {"shares": self.shares, "goodput": self.goodput}
+        if values["last_loss"] is not None and not math.isfinite(values["last_loss"]):
+            values["last_loss"] = str(values["last_loss"])
+        return dict(strict(values))
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def render(self) -> str:
+        """A few lines of text for the end of a run."""
+        left_out = {"compile": self.compile_steps, "warm-up": self.warmup_steps}
+        kinds = " and ".join(f"{count} {kind}" for kind, count in left_out.items() if count)
+        steps = "step" if sum(left_out.values()) == 1 else "steps"
+        aside = f" ({kinds} {steps} kept out)" if kinds else ""
+        tokens = self.tokens_per_sec_per_device
+        lines = [f"summary: {self.steps} measured steps{aside}"]
+        if self.steps:
+            lines += [
+                f"  step time    median {_seconds(self.median_seconds)}, "
+                f"p90 {_seconds(self.p90_seconds)}, p99 {_seconds(self.p99_seconds)}",
+                f"  rates        {_tflops(self.tflops_per_sec_per_device)} TFLOP/s/device"
+                + (f", {tokens:.1f} tokens/s/device" if tokens else ""),
+                f"  utilisation  MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
+                + ("" if self.mbu is None else f", MBU {percent(self.mbu)}"),
+            ]
+        lines += [_phase(name, values) for name, values in self.phases.items()]
+        if self.last_loss is not None:
+            lines.append(f"  last loss    {loss_text(self.last_loss, decimals=4)}")
+        if self.compile_count:
+            lines.append(
+                f"  compiling    {_seconds(self.compile_seconds)} "
+                f"for {self.compile_count} executables"
+            )
+        if self.total_seconds > 0:
+            shares = ", ".join(f"{use} {percent(share)}" for use, share in self.shares.items())
+            lines.append(f"  wall time    {_seconds(self.total_seconds)}: {shares}")
+        if self.clock_jumps:
+            lines.append(f"  clock jumps  {self.clock_jumps} (the monotonic clock is used)")
+        lines += [
+            f"  not written  {count} records, {name}"
+            for name, count in self.dropped_by_sink.items()
+        ]
+        lines += [f"  impossible   {flag} in {count} steps" for flag, count in self.flags.items()]
+        return "\n".join(lines)
+
+
+def _seconds(value: float | None) -> str:
+    return "n/a" if value is None else f"{readable(value)} s"
+
+
+def _tflops(value: float | None) -> str:
+    return "n/a" if value is None else readable(value)
+
+
+def _phase(name: str, values: Mapping[str, float]) -> str:
+    text = (
+        f"  phase {name}: {values['times']} times {readable(values['seconds'] / values['times'])} s"
+    )
+    if "tflops_per_sec_per_device" in values:
+        text += (
+            f", {readable(values['tflops_per_sec_per_device'])} TFLOP/s/device, "
+            f"MFU {percent(values.get('mfu'))}, HFU {percent(values.get('hfu'))}"
+        )
+    return text
+
+
+_UTILIZATIONS = ("mfu", "hfu", "mbu")
+
+
+class StepStatistics:
+    """Accumulates measured steps at eight bytes each, so a long run has exact percentiles."""
+
+    def __init__(self) -> None:
+        self._seconds = array.array("d")
+        self._tokens = 0.0
+        self._tflops = 0.0
+        # Optimal seconds, and the measured seconds of the steps for which they are known.
+        self._optimal = {f"perf/{name}": [0.0, 0.0] for name in _UTILIZATIONS}
+        self._rates: StepRates | None = None  # of the steps not yet in the sums
+        self._settled = 0  # number of steps before those
+        self._lock = threading.Lock()  # of the sums: another thread may ask for a summary
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def add(self, seconds: float, rates: StepRates) -> None:
+        """Adds one step, usually with the same rates as the one before."""
+        if rates is not self._rates:
+            self._settle()
+            self._rates = rates
+        self._seconds.append(seconds)
+
+    def _settle(self) -> None:
+        """Adds the steps with the last rates to the sums."""
+        with self._lock:
+            times, rates = self._seconds[self._settled :], self._rates
+            self._settled += len(times)
+            if rates is None or not times:
+                return
+            self._tokens += len(times) * rates.tokens
+            self._tflops += len(times) * (math.nan if rates.tflops is None else rates.tflops)
+            spent = sum(times)
+            for name, best in rates.optimal.items():
+                self._optimal[name][0] += len(times) * best
+                self._optimal[name][1] += spent
+
+    def add_many(self, columns: Mapping[str, Sequence[float]]) -> None:
+        """Adds steps with the same ``perf/`` scalars, as metric name → its value in each step."""
+        self._settle()
+        seconds = columns["perf/step_time_seconds"]
+        self._seconds.extend(seconds)
+        self._settled = len(self._seconds)
+        self._tokens = sum(columns["perf/per_device_tokens"], self._tokens)
+        self._tflops = sum(columns.get("perf/per_device_tflops", (math.nan,)), self._tflops)
+        for name, sums in self._optimal.items():
+            if (values := columns.get(name)) is not None:
+                sums[0] = sum(map(operator.mul, values, seconds), sums[0])
+                sums[1] = sum(seconds, sums[1])
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `Summary` that derive from the measured steps."""
+        if not self._seconds:
+            return {"steps": 0}
+        self._settle()
+        ordered = sorted(self._seconds)
+        total = math.fsum(ordered)
+        rates = {}
+        if total > 0:
+            rates = {"tokens_per_sec_per_device": self._tokens / total}
+            if not math.isnan(self._tflops):  # known for every step
+                rates["tflops_per_sec_per_device"] = self._tflops / total
+        return {
+            "steps": len(ordered),
+            "median_seconds": percentile(ordered, 0.5),
+            "p90_seconds": percentile(ordered, 0.9),
+            "p99_seconds": percentile(ordered, 0.99),
+            "mean_seconds": total / len(ordered),
+            **rates,
+            **{
+                name.removeprefix("perf/"): optimal / spent
+                for name, (optimal, spent) in self._optimal.items()
+                if spent
+            },
+        }

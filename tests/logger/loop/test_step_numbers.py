@@ -1,0 +1,54 @@
+"""The numbers that a loop gives its steps: any library's integers, and a loop that goes back."""
+
+import logging
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.loop import step_numbers
+from tests.support.logger_run import Run
+
+
+def test_a_loop_that_goes_back_is_told_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    with caplog.at_level(logging.WARNING, "mfu_jax"):
+        run.steps(*[1.0] * 4)
+        run.steps(*[1.0] * 3, start=2)
+        for _ in range(9):
+            run.steps(1.0, start=4)
+        run.logger.close()
+    assert [record.step for record in run.sink.records] == [0, 1, 2, 3, 2, 3, 4, *[4] * 9]
+    assert "step 2 was recorded after step 3: the loop went back" in caplog.messages[0]
+    assert len(caplog.messages) == 3  # and not twelve
+
+
+@pytest.mark.parametrize("step", ["2", 2.5, None, True, math.nan, [2]])
+def test_a_step_that_is_no_whole_number_is_refused(step: Any) -> None:
+    run = Run()
+    with pytest.raises(UserError, match=r"is no whole number; expected 0, 1, 2"):
+        run.logger.record(step, {"loss": 1.0})
+    run.logger.close()
+
+
+def test_a_steps_number_may_be_an_integer_of_any_library(caplog: pytest.LogCaptureFixture) -> None:
+    step_numbers._say_that_it_waits.cache_clear()
+    run = Run()
+    for step in (0, np.int64(1), jnp.int32(2), 3.0, jnp.int32(4)):
+        run.logger.record(step, {}, step_time_seconds=1.0)  # type: ignore[arg-type]
+    run.logger.close()
+    assert [(type(r.step), r.step) for r in run.sink.records] == [(int, i) for i in range(5)]
+    (warning,) = caplog.messages
+    assert "the device idles between the steps; pass the loop's own counter" in warning
+
+
+def test_a_loop_that_goes_back_before_its_first_step_is_not_warming_up_again() -> None:
+    run = Run(warmup_steps=2, start_step=100)
+    run.steps(*[1.0] * 5, start=100)
+    run.steps(*[1.0] * 4, start=50)
+    assert run.logger.close().steps == 7
+    kinds = [record.kind for record in run.sink.records]
+    assert kinds == ["warmup"] * 2 + ["step"] * 7

@@ -27,7 +27,7 @@ from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks import Sink
+from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import Settings
 from mfu_jax.util.failsafe import failsafe
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import make_sink
+from mfu_jax.sinks import make_sink
 from scripts.campaigns.faults.processes import fork
 from scripts.campaigns.faults.rows import FaultRow
 

@@ -1,7 +1,9 @@
 """The switches of metrics logging: one list for flags, mappings and keyword arguments.
 
 Adding a setting: a field of `Settings`; of `MetricsKeys` if the trainer has it as well, with a line
-in ``configs/base.yml``; a logger's, of `mfu_jax.logger.config.LoggerKeys`.
+in ``configs/base.yml``; a logger's, of `mfu_jax.logger.config.LoggerKeys`. Flags follow. A path
+also joins `_PATHS`; one that a given logger decides, `_OF_SHARED` of
+`mfu_jax.instrumentation.options`.
 """
 
 from __future__ import annotations

@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -142,13 +141,12 @@ def _of_program(arguments: Arguments) -> Ledger:
     values = arguments.checked((*_NUMBERS, *_LENGTHS, "convention"), usually=usually).values
     numbers = {key: _flops(key, values[key]) for key in _NUMBERS if key in values}
     program = load(name) if name.endswith(SUFFIX) else ProgramDump(text=_read(Path(name)))
-    with _paused_collector():
-        executed = executed_flops(
-            program,
-            kernel_flops=program.kernel_flops,
-            trip_counts=program.trip_counts,
-            **_lengths(program, values),
-        )
+    executed = executed_flops(
+        program,
+        kernel_flops=program.kernel_flops,
+        trip_counts=program.trip_counts,
+        **_lengths(program, values),
+    )
     model = _model(program, numbers, values.get("convention") or "maxtext")
     return compare_flops(
         model=model.per_device,
@@ -162,22 +160,6 @@ def _of_program(arguments: Arguments) -> Ledger:
         avoidable=model.avoidable,
         overheads=model.overheads,
     )
-
-
-@contextlib.contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Keeps the garbage collector from rescanning a program over and over while it is parsed.
-
-    That takes a third of the time for 100 MB; a counted program is freed without it. The library
-    leaves it on: it is shared by all threads, and a count may run beside a training loop.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _model(program: ProgramDump, numbers: Mapping[str, int], convention: str) -> ModelFlops:

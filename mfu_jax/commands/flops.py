@@ -10,7 +10,6 @@ key=value     any field of the model or the step, for example per_device_batch_s
               max_target_length=8192 gradient_accumulation_steps=2 num_decoder_layers=4
 convention=   maxtext (default), exact, dense, megatron, palm, 6n …: for the total and breakdown
 mfu=          an MFU stated in that convention, to convert to all others
---serving     adds prefill of max_target_length tokens and decoding of the next token (bf16)
 --trace       for any config.json that transformers can build: counts the PyTorch model itself, on
               the meta device; needs pip install 'mfu-jax[trace-hf]', and never runs remote code
 --json        full precision, for programs"""
@@ -20,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -57,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 2
     keys = {*override_keys(), MODEL, "convention", "mfu"}
-    arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list", "--trace"))
+    arguments = parse(argv, keys=keys, flags=("--json", "--list", "--trace"))
     if "--list" in arguments.flags:
         if len(argv) > 1:
             raise UserError("--list takes no other arguments; it prints the bundled models")
@@ -66,8 +65,6 @@ def main(argv: Sequence[str]) -> int:
     name, arguments = _model(arguments)
     overrides, convention, mfu = _settings(arguments)
     if "--trace" in arguments.flags:
-        if "--serving" in arguments.flags:
-            raise UserError("--serving needs a formula; leave out --trace, or --serving")
         return _printed(_traced(name, overrides, convention, mfu), arguments)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -76,8 +73,6 @@ def main(argv: Sequence[str]) -> int:
     for warning in caught:
         answer["notes"].append(str(warning.message))
         print(one_line(f"mfu-jax flops: warning: {warning.message}"), file=sys.stderr)
-    if "--serving" in arguments.flags:
-        answer["serving"] = _serving(config)
     return _printed(answer, arguments)
 
 
@@ -129,16 +124,7 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
     rows = find_convention(convention).rows(config, training_model(config))
     tflops = tflops_of(rows)
     counted = compare_conventions(config)
-    stated = counted[convention].training
-    conventions = {
-        name: {
-            "total_tflops": float(flops.training) / TERA,
-            "training_flops": _plain(flops.training),
-            "forward_flops": _plain(flops.forward),
-            **({} if mfu is None else {"mfu": mfu * float(flops.training / stated)}),
-        }
-        for name, flops in counted.items()
-    }
+    totals = {name: (flops.training, flops.forward) for name, flops in counted.items()}
     return {
         "model": config.model_name,
         "decoder_block": config.decoder_block,
@@ -151,7 +137,7 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
         "attention_tflops": tflops.attention,
         "tokens_per_device": _plain(calculate_tokens_per_device(config)),
         "parameters": _parameters(count_parameters(config)),
-        "conventions": conventions,
+        "conventions": _conventions(totals, convention, mfu),
         "breakdown": [_row(row) for row in rows],
         "notes": _notes(config),
     }
@@ -189,6 +175,9 @@ def _traced(
         for name, table in tables.items()
     }
     training = {name: integral(sum(kinds.values())) for name, kinds in sums.items()}
+    totals: dict[str, tuple[Number, Number]] = {
+        name: (flops, integral(flops * Fraction(1, 3))) for name, flops in training.items()
+    }
     return {
         "model": model_name_of(source),
         "decoder_block": config["model_type"],
@@ -206,15 +195,7 @@ def _traced(
             "embedding": counted.embedding,
             "active_non_embedding": None,
         },
-        "conventions": {
-            name: {
-                "total_tflops": float(flops) / TERA,
-                "training_flops": _plain(flops),
-                "forward_flops": _plain(integral(flops * Fraction(1, 3))),
-                **({} if mfu is None else {"mfu": mfu * float(flops / training[convention])}),
-            }
-            for name, flops in training.items()
-        },
+        "conventions": _conventions(totals, convention, mfu),
         "breakdown": [
             {**row, **{key: _plain(row[key]) for key in ("forward_flops", "training_flops")}}
             for row in tables[convention]
@@ -223,21 +204,19 @@ def _traced(
     }
 
 
-def _serving(config: ModelConfig) -> dict[str, Any]:
-    """Costs of one sequence: a prompt of max_target_length tokens, and the token after it."""
-    from mfu_jax.flops.analytic.serving import decode_cost, prefill_cost
-
-    length = config.step.max_target_length
-    costs = {"prefill": prefill_cost(config, length), "decode": decode_cost(config, length)}
+def _conventions(
+    totals: Mapping[str, tuple[Number, Number]], convention: str, mfu: float | None
+) -> dict[str, Any]:
+    """Training and forward FLOPs by convention, and the MFU stated in one of them in all others."""
+    stated = totals[convention][0]
     return {
         name: {
-            "tokens": cost.tokens,
-            "flops": _plain(cost.flops),
-            "weight_bytes": cost.weight_bytes,
-            "cache_read_bytes": _plain(cost.cache_read_bytes),
-            "cache_write_bytes": _plain(cost.cache_write_bytes),
+            "total_tflops": float(training) / TERA,
+            "training_flops": _plain(training),
+            "forward_flops": _plain(forward),
+            **({} if mfu is None else {"mfu": mfu * float(training / stated)}),
         }
-        for name, cost in costs.items()
+        for name, (training, forward) in totals.items()
     }
 
 
@@ -289,20 +268,9 @@ def _table(answer: dict[str, Any]) -> str:
         *_breakdown_table(answer),
         "",
         *_conventions_table(answer),
-        *_serving_lines(answer.get("serving", {})),
         *(f"note: {note}" for note in answer["notes"]),
     ]
     return "\n".join(lines)
-
-
-def _serving_lines(serving: dict[str, Any]) -> list[str]:
-    return [
-        f"{name}: {cost['flops'] / TERA:.6g} TFLOP for {cost['tokens']:,} token(s) of a sequence; "
-        f"reads {cost['weight_bytes'] / 1e9:.3f} GB of weights and "
-        f"{cost['cache_read_bytes'] / 1e9:.3f} GB of cache, writes "
-        f"{cost['cache_write_bytes'] / 1e9:.6f} GB (2 bytes a value)"
-        for name, cost in serving.items()
-    ]
 
 
 def _breakdown_table(answer: dict[str, Any]) -> list[str]:

@@ -151,27 +151,16 @@ def _topology(
     return Topology(mesh=_integers(mesh), **counts, **texts)  # type: ignore[arg-type]
 
 
-def _model(
-    convention: str,
-    is_whole: bool,
-    operations: Mapping[str, Any] | None = None,
-    avoidable: Mapping[str, Any] | None = None,
-    overheads: Mapping[str, Any] | None = None,
-    **flops: Any,
-) -> ModelFlops:
-    named, avoided = (
-        {str(key): _exact(v) for key, v in (found or {}).items()}
-        for found in (operations, avoidable)
-    )
-    exact = {key: None if v is None else _exact(v) for key, v in flops.items()}
-    return ModelFlops(
-        convention=str(convention),
-        is_whole=is_whole is True,
-        operations=named,
-        avoidable=avoided,
-        overheads=_integers(overheads or {}),
-        **exact,  # type: ignore[arg-type]
-    )
+def _model(convention: str, is_whole: bool, **flops: Any) -> ModelFlops:
+    numbers = {key: _flops(value) for key, value in flops.items()}
+    return ModelFlops(convention=str(convention), is_whole=is_whole is True, **numbers)
+
+
+def _flops(value: Any) -> Any:
+    """A number, None where it is unknown, or a mapping of names to numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): _exact(number) for key, number in value.items()}
+    return None if value is None else _exact(value)
 
 
 def _exact(value: Any) -> int | Fraction:

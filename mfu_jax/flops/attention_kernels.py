@@ -3,7 +3,7 @@
 To add a kernel, add a row to `KERNELS`. The row says how a jaxpr and HLO name the kernel and which
 matmuls it runs; both counts then know which of them the model needs and which ones are recomputed.
 A kernel that is not attention needs no row: a Pallas kernel is counted by its body, and the cost of
-a custom call without one is registered with `mfu_jax.flops.executed.kernels`.
+a custom call without one is registered with `mfu_jax.kernels.register_kernel`.
 
 Its program for the tests is recorded by tests/support/program_kernels.py.
 """

@@ -242,21 +242,16 @@ def _key(machine: Machine, dtype: str) -> dict[str, Any]:
 def _read(path: Path, machine: Machine, dtype: str) -> dict[str, float] | None:
     """The cached record; None, with a warning, if the file is damaged."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        _LOG.warning("cached peak %s cannot be read (%s); measuring again", path, error)
-        return None
-    try:
-        data = json.loads(text)
+        data = json.loads(path.read_text(encoding="utf-8"))
         record = {name: float(data[name]) for name in ("flops_per_sec", "size", "busy")}
         sound = (
             record["flops_per_sec"] > 0
             and data["key"] == _key(machine, dtype)
             and all(math.isfinite(value) and value >= 0 for value in record.values())
         )
-    except (ValueError, TypeError, KeyError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
         sound = False
     if not sound:
         _LOG.warning("cached peak %s is damaged; measuring again", path)

@@ -70,6 +70,24 @@ def resolve_peak(
     )
 
 
+def memory_bandwidth(
+    device_kind: str, hardware: str | None, compute_capability: str | None = None
+) -> float | None:
+    """Peak bytes/s of the named chip, else of the attached device's row; None if unknown.
+
+    Args:
+        device_kind: as for `resolve_peak`; empty if unknown.
+        hardware: as for `resolve_peak`.
+        compute_capability: as for `resolve_peak`.
+    """
+    try:
+        if hardware and hardware != CALIBRATE:
+            return named(hardware).memory_bandwidth_bytes_per_sec
+        return lookup(device_kind, compute_capability).memory_bandwidth_bytes_per_sec
+    except UserError:  # without it there is no MBU; only the peak is required
+        return None
+
+
 def checked_peak(value: object) -> float:
     """A TFLOP/s flag as a float; zero, negative numbers, NaN and FLOP/s are rejected."""
     try:

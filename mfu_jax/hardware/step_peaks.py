@@ -13,10 +13,9 @@ from fractions import Fraction
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.hardware.chips import lookup, named
 from mfu_jax.hardware.dtypes import DTYPES, canonical_dtype
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.hardware.peak_sources import CALIBRATE, resolve_peak
+from mfu_jax.hardware.peak_sources import memory_bandwidth, resolve_peak
 
 Exact = int | Fraction
 
@@ -109,7 +108,8 @@ def find_peaks(
     """
     counted = {dtype: flops for dtype, flops in flops_by_dtype.items() if flops} or {"f32": 0}
     main_dtype = max(counted, key=lambda dtype: counted[dtype])
-    bandwidth = _bandwidth(device, hardware_name)
+    capability = getattr(device, "compute_capability", None)
+    bandwidth = memory_bandwidth(device.device_kind, hardware_name, capability)
     main = find_peak(
         device,
         main_dtype,
@@ -128,14 +128,3 @@ def find_peaks(
             continue
         by_dtype[peak.dtype] = peak.flops_per_sec
     return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth)
-
-
-def _bandwidth(device: jax.Device, hardware_name: str | None) -> float | None:
-    try:
-        if hardware_name and hardware_name != CALIBRATE:
-            chip = named(hardware_name)
-        else:
-            chip = lookup(device.device_kind, getattr(device, "compute_capability", None))
-    except UserError:  # without it there is no MBU; only the peak is required
-        return None
-    return chip.memory_bandwidth_bytes_per_sec

@@ -17,7 +17,14 @@ from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
 
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
-_OF_SHARED = ("metrics_file", "tensorboard_dir", *LOGGER_KEYS, "profile_steps")
+_OF_SHARED = (
+    "metrics_file",
+    "tensorboard_dir",
+    "prometheus_textfile",
+    "fsync_seconds",
+    *LOGGER_KEYS,
+    "profile_steps",
+)
 
 
 class StepOptions(NamedTuple):

@@ -16,7 +16,6 @@ _WIDTH, _HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 12, 12, 36
 _TICKS = 5
 _MOST_POINTS = 360
-_MARK_DISTANCE = 2.0  # below it, lines are drawn as one
 _AXIS_QUANTILE = 0.99  # values beyond are drawn at the edge: one spike must not flatten a curve
 _HEADROOM = 0.35
 _GAP = 8.0  # times the usual distance
@@ -129,7 +128,7 @@ def curves(
     picture = svg.chart(
         *_grid(axes, x_text, y_text),
         svg.text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_title, "middle"),
-        *_marks(axes, marks),
+        *(_mark(axes, x, words) for x, words in marks),
         *drawn,
         width=_WIDTH,
         height=_HEIGHT,
@@ -224,19 +223,6 @@ def _pieces(points: Sequence[ChartPoint | None]) -> Iterator[list[ChartPoint]]:
         elif piece:
             yield piece
             piece = []
-
-
-def _marks(axes: _Axes, marks: Sequence[tuple[float, str]]) -> Iterator[Markup]:
-    """The lines; for those too close to tell apart, the first one and how many more."""
-    groups: list[list[tuple[float, str]]] = []
-    for mark in sorted(marks):
-        if groups and axes.x(mark[0]) - axes.x(groups[-1][0][0]) < _MARK_DISTANCE:
-            groups[-1].append(mark)
-        else:
-            groups.append([mark])
-    for group in groups:
-        more = f", and {len(group) - 1} more" if len(group) > 1 else ""
-        yield _mark(axes, group[0][0], group[0][1] + more)
 
 
 def _mark(axes: _Axes, x: float, words: str) -> Markup:

@@ -11,16 +11,15 @@ from mfu_jax.pages.markup import Markup, joined, raw, tag
 from mfu_jax.storage.targets import write_whole
 
 
-def document(title: str, body: Iterable[Markup], *, style: str = "", script: str = "") -> str:
+def document(title: str, body: Iterable[Markup], *, style: str = "") -> str:
     """The whole page's HTML.
 
     Args:
         title: the window's title.
         body: what the page shows.
         style: the page's own style, after the shared one.
-        script: the page's own script, after the shared one.
     """
-    script = packaged("mfu_jax.pages", "script.js") + script
+    script = packaged("mfu_jax.pages", "script.js")
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),

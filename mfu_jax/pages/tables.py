@@ -115,6 +115,6 @@ def rest_row(count: int, *cells: Markup) -> Markup:
     return tag("tr", tag("th", f"rest: {count:,} more", scope="row"), *cells)
 
 
-def wide(*content: Markup, **attributes: str | None) -> Markup:
+def wide(*content: Markup) -> Markup:
     """Content with its own scroll bar on narrow screens."""
-    return tag("div", *content, class_="wide", **attributes)
+    return tag("div", *content, class_="wide")

@@ -1,13 +1,8 @@
-"""Which host waits for which: each host's time in collectives, from one trace of all hosts.
-
-A collective ends for all hosts at once, so the host that arrives last spends the least time in it.
-What the others spend beyond that is their wait for it.
-"""
+"""Each host's time in collectives, from one trace of all hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
@@ -18,56 +13,27 @@ from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files, trace_files
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostWait:
-    """One host, in seconds per step, as the mean over its devices and steps.
+def read_collective_times(path: Path) -> dict[str, tuple[float, float]]:
+    """Each host's step time, and its time in collectives not overlapped with compute.
 
-    Attributes:
-        host: name from its file; ``process3`` if several processes trace a job.
-        steps: number of measured steps.
-        step_seconds: step time.
-        collective_seconds: time in collectives not overlapped with compute.
-        wait_seconds: the part of it beyond that of the host that spends the least.
-    """
-
-    host: str
-    steps: int
-    step_seconds: float
-    collective_seconds: float
-    wait_seconds: float
-
-
-def read_host_waits(path: Path) -> tuple[HostWait, ...]:
-    """The hosts of the newest trace in a folder, first the one that the others wait for.
+    Args:
+        path: a folder, whose newest trace is read.
 
     Returns:
-        The hosts; empty for a trace of one host, or of a job without collectives.
+        Host → seconds per step, as means over its devices and steps; a host is ``process3`` if
+        several processes trace a job. Empty for a trace of one host, or without collectives.
 
     Raises:
         UserError: there is no trace, or one is damaged or holds no program.
     """
     files = trace_files(path)
     if len(files) < 2:
-        return ()
-    names = _names(files)
-    spent = []
-    for file in files:  # one at a time: a trace may take gigabytes
+        return {}
+    times = {}
+    for file, name in _names(files).items():  # one at a time: a trace may take gigabytes
         measured = _measure(file)
-        spent.append((names[file], measured, _in_collectives(measured)))
-    least = min(seconds for _, _, seconds in spent)
-    if not any(seconds for _, _, seconds in spent):
-        return ()
-    hosts = [
-        HostWait(
-            host=name,
-            steps=measured.steps,
-            step_seconds=measured.step_seconds,
-            collective_seconds=seconds,
-            wait_seconds=seconds - least,
-        )
-        for name, measured, seconds in spent
-    ]
-    return tuple(sorted(hosts, key=lambda host: host.wait_seconds))
+        times[name] = measured.step_seconds, _in_collectives(measured)
+    return times if any(seconds for _, seconds in times.values()) else {}
 
 
 def _names(files: Sequence[Path]) -> dict[Path, str]:

@@ -211,6 +211,12 @@ def test_errors_say_what_to_do() -> None:
         mfu_jax.instrument(train_step, logger=logger, log_period=3)
 
 
+@pytest.mark.parametrize("option", [{"prometheus_textfile": "a.prom"}, {"fsync_seconds": 1.0}])
+def test_an_option_of_the_logger_is_not_ignored_beside_one(option: Any) -> None:
+    with mfu_jax.MetricLogger(sinks=[]) as logger, raises(next(iter(option)), "both given"):
+        mfu_jax.instrument(train_step, logger=logger, **option)
+
+
 @pytest.mark.parametrize(
     "option",
     [

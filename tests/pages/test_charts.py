@@ -59,15 +59,3 @@ def test_a_histogram_has_a_bar_for_each_bin() -> None:
     bins = [Bin(low=float(n), high=n + 1.0, count=10**n) for n in range(4)]
     text = histogram("steps", bins, x_title="s", x_text=str)
     assert html_pages.values(text, "data-count") == [1, 10, 100, 1000]
-
-
-def test_marks_too_close_to_tell_apart_are_one_line_that_says_so() -> None:
-    curve = Curve(name="a", points=thinned(range(1000), [1.0] * 1000))
-    marks = [(0.01 * n, f"restart {n}") for n in range(1000)] + [(900.0, "the last")]
-    text = curves("y", [curve], x_title="x", x_text=str, y_text=str, marks=marks)
-    titles = [e.text for e in html_pages.elements(text) if e.tag == "title"]
-    # 1,000 steps are 634 pixels wide, so ten steps are 6.3 pixels: three lines or four.
-    assert len(titles) in (4, 5)
-    assert titles[-1] == "the last"
-    hidden = sum(int(t.split("and ")[1].split()[0]) for t in titles if "and" in t)
-    assert hidden + len(titles) == 1001

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.pages.document import document, headlines, notes, section, write_page
+from mfu_jax.pages.document import document, headlines, notes, packaged, section, write_page
 from mfu_jax.pages.tables import Column, Word, table
 from tests.support import html_pages
 
@@ -18,10 +18,10 @@ HOSTILE = "</script><script>alert(1)</script>\x00\"'&"
 
 
 def test_only_our_script_may_run() -> None:
-    text = document(HOSTILE, [section(HOSTILE, notes([HOSTILE]))], script="let own = 1;\n")
+    text = document(HOSTILE, [section(HOSTILE, notes([HOSTILE]))])
     found = html_pages.elements(text)
     (script,) = (e for e in found if e.tag == "script")
-    assert script.text.endswith("let own = 1;\n")
+    assert script.text == packaged("mfu_jax.pages", "script.js")
     digest = base64.b64encode(hashlib.sha256(script.text.encode()).digest()).decode()
     (policy,) = (e for e in found if e.attributes.get("http-equiv") == "Content-Security-Policy")
     assert policy.attributes["content"] == (

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mfu_jax.profiling.host_waits import read_host_waits
+from mfu_jax.profiling.host_waits import read_collective_times
+from mfu_jax.runs.report.collective_waits import CollectiveWaits
 from mfu_jax.storage.trace_folders import move_to_sessions, own_folder, trace_files
 from tests.support import accelerator_traces as traces
 
@@ -28,7 +29,7 @@ def write_hosts(folder: Path, *begins: int) -> None:
 
 def test_the_last_one_waits_least(tmp_path: Path) -> None:
     write_hosts(tmp_path, 4, 17, 6)
-    found = read_host_waits(tmp_path)
+    found = CollectiveWaits.of("traces", read_collective_times(tmp_path)).hosts
     assert [host.host for host in found] == ["host1", "host2", "host0"]
     seconds = [1e6 * host.collective_seconds for host in found]
     assert seconds == pytest.approx([1, 12, 14])
@@ -38,7 +39,7 @@ def test_the_last_one_waits_least(tmp_path: Path) -> None:
 
 def test_one_host_waits_for_nobody(tmp_path: Path) -> None:
     write_hosts(tmp_path, 4)
-    assert read_host_waits(tmp_path) == ()
+    assert read_collective_times(tmp_path) == {}
 
 
 def test_hosts_that_end_within_a_minute_are_one_session(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ of your own primitive in the same way:
         (m, k), (_, n) = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
         return 2 * m * n * k
 
-Linear algebra is in `linalg`, control flow in `walk`, primitives without FLOPs in
+Linear algebra is in `linalg`, control flow in `control_flow`, primitives without FLOPs in
 `primitive_kinds`, integers in `integers.arithmetic`.
 """
 

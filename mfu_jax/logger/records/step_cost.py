@@ -1,7 +1,8 @@
 """The cost of one optimizer step on one device, and the rates that follow from its time.
 
-Adding a metric: `StepCost.rates`; for the console `sinks.console`, for the summary `summary`, and a
-row in docs/metrics.md. One that does not follow from cost and time belongs in `records`.
+Adding a metric: `StepRates.at`; on the console `sinks.console.format_step`, in the rolling window
+`RecordBuilder._roll`, in totals `records.summary`; and a row in docs/metrics.md. One that does not
+follow from cost and time belongs in `delivery.record_builder.RecordBuilder.build`.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def make_sink(name: str, *args: Any, **options: Any) -> Sink:
         known = sorted({*SINKS, *OURS})
         raise UserError(
             f"unknown sink {name!r}{nearest(name, known)}; the sinks are "
-            f"{', '.join(known)}; more can be added with mfu_jax.logger.sinks.register_sink"
+            f"{', '.join(known)}; more can be added with mfu_jax.sinks.register_sink"
         )
     return sink(*args, **options)
 

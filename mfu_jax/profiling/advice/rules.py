@@ -1,7 +1,8 @@
 """The closed list of causes, and the resulting advice.
 
-Adding a cause: a rule in a file beside this one, listed here, and a fault in
-scripts/campaigns/faults/.
+Adding a cause: a rule in a file beside this one and a row of `RULES`, also of `_OF_MANY_OPS` if it
+removes ops; a host's cause is a member of `HostWork` first. A row in docs/profile.md, and a planted
+fault: `FAULTS` in planted.py of the campaigns.
 """
 
 from __future__ import annotations

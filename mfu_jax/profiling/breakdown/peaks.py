@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
+from mfu_jax.hardware.peak_sources import memory_bandwidth
 from mfu_jax.profiling.attribution.device_times import OpTime
 
 
@@ -75,7 +76,7 @@ def find_peaks(
     peaks = Peaks(
         main=main,
         by_dtype=by_dtype,
-        bytes_per_second=_bandwidth(kind, hardware_name),
+        bytes_per_second=memory_bandwidth(kind, hardware_name),
         bfloat16=_bfloat16(kind, peak_tflops_per_device, hardware_name),
     )
     return (
@@ -94,15 +95,6 @@ def _bfloat16(kind: str, tflops: float | None, name: str) -> float | None:
         return None  # not worth calibrating: CPUs are no faster in bf16
     try:
         return _peak(kind, "bf16", None, name).flops_per_sec
-    except UserError:
-        return None
-
-
-def _bandwidth(kind: str, name: str) -> float | None:
-    try:
-        if name and name != hardware.CALIBRATE:
-            return hardware.named(name).memory_bandwidth_bytes_per_sec
-        return hardware.lookup(kind).memory_bandwidth_bytes_per_sec if kind else None
     except UserError:
         return None
 

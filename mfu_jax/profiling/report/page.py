@@ -18,7 +18,7 @@ from mfu_jax.names import (
     NO_INSTRUCTION,
     VECTOR_WORK,
 )
-from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
+from mfu_jax.pages.document import document, headlines, notes, quiet, section
 from mfu_jax.pages.markup import Markup, joined, number, tag
 from mfu_jax.pages.tables import Column, Word, ledger_table, rest_row, table, wide
 from mfu_jax.profiling.breakdown.tables import TableRow
@@ -26,7 +26,6 @@ from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
-_DEEPEST = 4
 _UNITS = "Seconds of a step, and points of MFU: percent of the step. They sum to the step."
 
 # The class of a bar, by the start of its name; all others are work that is not the model's.
@@ -74,13 +73,13 @@ def page(profile: Profile) -> str:
         section("Where the peak went", quiet(_UNITS), _waterfall(profile.waterfall, "waterfall")),
         *_phases(profile),
         *_advice(profile),
-        section("Scopes", _scope_tables(profile, by["scope"])),
+        section("Scopes", _row_table("scope", by["scope"])),
         section("Ops", _row_table("op", by["op"])),
         section("By kernel", _row_table("kernel", by["kernel"])),
         section("By phase", _row_table("phase", by["phase"])),
         section("FLOPs", _ledger(profile)),
     ]
-    return document(title, body, script=packaged("mfu_jax.profiling.report", "script.js"))
+    return document(title, body)
 
 
 def _headlines(profile: Profile, answer: Mapping[str, Any]) -> Markup:
@@ -168,31 +167,12 @@ def _advice(profile: Profile) -> Iterator[Markup]:
         yield section("Advice", note, tag("ol", *items, class_="advice"))
 
 
-def _scope_tables(profile: Profile, rows: Sequence[TableRow]) -> Markup:
-    """The table by scope, once per depth; the script shows one of them.
-
-    Args:
-        profile: the profile to show.
-        rows: rows of whole scopes.
-    """
-    found: list[tuple[int, Sequence[TableRow]]] = [(0, rows)]
-    most = max((row.name.count("/") + 1 for row in rows), default=1)
-    depths = range(1, min(most, _DEEPEST + 1))
-    found += [(depth, profile.table("scope", depth=depth)) for depth in depths]
-    choice = [tag("option", "all", value="0", selected="")]
-    choice += [tag("option", str(depth), value=str(depth)) for depth in depths]
-    select = tag("select", *choice, id="depth")
-    tables = [_row_table("scope", rows, depth=depth) for depth, rows in found]
-    return joined([tag("p", tag("label", "depth of scopes ", select), class_="script"), *tables])
-
-
-def _row_table(by: str, rows: Sequence[TableRow], *, depth: int = 0) -> Markup:
+def _row_table(by: str, rows: Sequence[TableRow]) -> Markup:
     """A table of the longest rows.
 
     Args:
         by: what a row is.
         rows: longest first.
-        depth: depth of scopes; 0: whole scopes. Other depths are hidden at first.
     """
     body = table(
         by,
@@ -202,7 +182,7 @@ def _row_table(by: str, rows: Sequence[TableRow], *, depth: int = 0) -> Markup:
         foot=_rest,
         kind="rows paths",
     )
-    return wide(body, data_depth=str(depth), hidden="" if depth else None)
+    return wide(body)
 
 
 def _rest(rows: Sequence[TableRow]) -> Markup:

@@ -192,7 +192,6 @@ class _MetricsReader:
     def read(self, blocks: Iterable[bytes]) -> None:
         """Adds the lines of a file, in blocks."""
         for block in blocks:
-            self.gpu_line = _last_line_with(b'"gpu/', block) or self.gpu_line
             for line in text_lines(block):
                 for form, step in self._steps_of(line):
                     self._add(form, step, line)
@@ -227,19 +226,12 @@ class _MetricsReader:
         self.last_line = line
         if '"profile/mfu"' in line:
             self.profile_line = line
+        if '"gpu/' in line:
+            self.gpu_line = line
         if '"notes"' in line or '"flags"' in line:
             if len(self.notes) >= _MOST_NOTES:
                 del self.notes[next(iter(self.notes))]
             self.notes[step] = words_of(line)
-
-
-def _last_line_with(words: bytes, block: bytes) -> str:
-    """The last line of a block that contains the words; empty if none does."""
-    place = block.rfind(words)
-    if place < 0:
-        return ""
-    begin, end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
-    return block[begin : end if end >= 0 else len(block)].decode("utf-8", "replace")
 
 
 def _run_of(reader: _MetricsReader, path: str) -> MetricsRun:

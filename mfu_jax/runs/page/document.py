@@ -95,7 +95,7 @@ def _numbers(run: RunData) -> list[tuple[str, str, float | None]]:
         ("MFU", percent(summary.mfu), summary.mfu),
         ("HFU", percent(summary.hfu), summary.hfu),
         ("goodput", percent(time.goodput), time.goodput),
-        ("effective MFU", percent(_answer(run, "effective_mfu")), _answer(run, "effective_mfu")),
+        ("effective MFU", percent(time.effective_mfu), time.effective_mfu),
         ("step time", _seconds(summary.median_seconds), summary.median_seconds),
         ("tokens/s/device", f"{tokens:,.1f}" if tokens else "n/a", tokens or None),
         ("steps", f"{run.answer['steps']:,}", run.answer["steps"]),
@@ -105,11 +105,6 @@ def _numbers(run: RunData) -> list[tuple[str, str, float | None]]:
         cost = "n/a" if run.cost is None else f"{run.cost:,.2f}"
         numbers.append(("cost", cost, run.cost))
     return numbers
-
-
-def _answer(run: RunData, key: str) -> float | None:
-    found = run.answer.get(key)
-    return None if found is None else float(found)
 
 
 def _seconds(seconds: float | None) -> str:

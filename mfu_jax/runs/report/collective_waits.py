@@ -1,9 +1,13 @@
-"""A profile's hosts: which ones wait in collectives, and for whom. Reads no traces itself."""
+"""A profile's hosts: which ones wait in collectives, and for whom. Reads no traces itself.
+
+A collective ends for all hosts at once, so the host that arrives last spends the least time in it.
+What the others spend beyond that is their wait for it.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,6 +46,18 @@ class CollectiveWaits:
 
     source: str
     hosts: Sequence[CollectiveWait]
+
+    @classmethod
+    def of(cls, source: str, times: Mapping[str, tuple[float, float]]) -> CollectiveWaits:
+        """The waits that follow from each host's step time and time in collectives."""
+        least = min(seconds for _, seconds in times.values())
+        hosts = [
+            CollectiveWait(
+                host=host, step_seconds=step, collective_seconds=spent, wait_seconds=spent - least
+            )
+            for host, (step, spent) in times.items()
+        ]
+        return cls(source=source, hosts=sorted(hosts, key=lambda host: host.wait_seconds))
 
     @property
     def median_seconds(self) -> float:

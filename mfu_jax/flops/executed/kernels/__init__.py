@@ -1,6 +1,9 @@
-"""Custom calls whose FLOPs the HLO text does not show, one file per library.
+"""Custom calls whose FLOPs the HLO text does not show, one file per library or kind of body.
 
-A rule is registered under the custom call's target, or under the kernel's own name:
+Attention and fused losses are rows of `flops.attention_kernels` and `flops.loss_kernels`; a target
+without matmuls joins `registry._FREE`. Any other has a rule, registered under the custom call's
+target or the kernel's own name by `registry.register_kernel` (users: `mfu_jax.kernels`). A new file
+is imported below:
 
     @register_kernel("my_fused_mlp")
     def _(call: KernelCall) -> int:

@@ -42,7 +42,7 @@ PLANTED = {
     ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",
     ("mfu_jax/util/jax_internals.py", "import mfu_jax.util.values"): "util:",
     (
-        "mfu_jax/instrumentation/trace_reading.py",
+        "mfu_jax/instrumentation/device_trace.py",
         "import mfu_jax.profiling.scalars",
     ): "The core knows nothing",
     ("layers/projections/linears.py", "import mfu_jax.errors"): "The reference model",

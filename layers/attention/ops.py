@@ -178,8 +178,8 @@ def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[
     """
     if {SPLIT, WHOLE} <= set(needs):
         raise ValueError(
-            "a layer of this model needs whole sequences (delta net, Mamba-2, compressed "
-            "attention); leave context_parallelism at 1 and use fsdp or tensor"
+            "a layer of this model needs whole sequences (delta net, compressed attention); "
+            "leave context_parallelism at 1 and use fsdp or tensor"
         )
     needs = set(needs) - {WHOLE}
     platform = "gpu" if platform == "cuda" else platform

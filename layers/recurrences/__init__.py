@@ -1,1 +1,1 @@
-"""Token mixers with a state: the gated delta net and Mamba-2."""
+"""Token mixers with a state: the gated delta net."""

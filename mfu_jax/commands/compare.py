@@ -148,17 +148,11 @@ def _of_program(arguments: Arguments) -> Ledger:
         **_lengths(program, values),
     )
     model = _model(program, numbers, values.get("convention") or "maxtext")
+    is_whole = model.is_whole and not executed.unaccounted
     return compare_flops(
-        model=model.per_device,
-        convention=model.convention,
-        dense=model.dense,
-        attention=model.attention,
+        **dataclasses.replace(model, is_whole=is_whole).ledger_arguments,
         xla_reported=numbers.get("xla", (program.cost or {}).get("flops")),
         executed=executed,
-        is_whole=model.is_whole and not executed.unaccounted,
-        operations=model.operations,
-        avoidable=model.avoidable,
-        overheads=model.overheads,
     )
 
 

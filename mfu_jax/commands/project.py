@@ -15,7 +15,7 @@ Give three of tokens, chips, time and throughput to solve for the fourth.
     time and mfu all given, the parameters are solved for
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
-  price=2.5              of one chip-hour; with budget=…, for the chips × time it buys"""
+  price=2.5              of one chip-hour"""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ _NUMBERS = (
     "max_target_length",
     PEAK,
     "price",
-    "budget",
 )
 _WORDS = (MODEL, "convention", "hardware", "dtype")
 _EACH = "every 1e9 parameters"  # in place of a model
@@ -79,7 +78,6 @@ def main(argv: Sequence[str]) -> int:
         peak_flops_per_sec_per_chip=peak,
         tokens_per_step=numbers.get("tokens_per_step"),
         price_per_chip_hour=numbers.get("price"),
-        budget=numbers.get("budget"),
     )
     if arguments.flags:
         print(json_text({**as_json(run), "model": model_text, "hardware": chip_text}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,12 @@ class ModelFlops:
     operations: Mapping[str, int | Fraction] = field(default_factory=dict)
     avoidable: Mapping[str, int | Fraction] = field(default_factory=dict)
     overheads: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ledger_arguments(self) -> dict[str, Any]:
+        """The fields as `compare_flops` takes them."""
+        values = {found.name: getattr(self, found.name) for found in fields(self)}
+        return {"model": values.pop("per_device"), **values}
 
 
 @dataclass(frozen=True, kw_only=True)

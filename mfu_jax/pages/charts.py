@@ -216,13 +216,9 @@ def _x(axes: _Axes, point: ChartPoint) -> str:
 
 
 def _pieces(points: Sequence[ChartPoint | None]) -> Iterator[list[ChartPoint]]:
-    piece: list[ChartPoint] = []
-    for point in [*points, None]:
-        if point is not None:
-            piece.append(point)
-        elif piece:
-            yield piece
-            piece = []
+    for is_break, piece in itertools.groupby(points, key=lambda point: point is None):
+        if not is_break:
+            yield [point for point in piece if point is not None]
 
 
 def _mark(axes: _Axes, x: float, words: str) -> Markup:

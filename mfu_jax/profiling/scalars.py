@@ -2,7 +2,7 @@
 
     python -m mfu_jax.profiling.scalars FOLDER [TFLOPS [HARDWARE]]
 
-`mfu_jax.instrumentation.trace_reading` runs it beside a training process.
+`mfu_jax.instrumentation.device_trace` runs it beside a training process.
 """
 
 from __future__ import annotations

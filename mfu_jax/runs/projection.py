@@ -23,8 +23,8 @@ _QUANTITIES = {
     "chips": "chips=…",
     "seconds": "days=… (or hours, seconds)",
     "tokens_per_sec_per_chip": "mfu=… (or tokens_per_sec_per_device, step_time_seconds)",
-    "chip_seconds": "budget=… with price=…",
 }
+_FACTORS = ("tokens_per_sec_per_chip", "chips", "seconds")  # of the tokens
 # Properties of a `Projection`; the step time divides by the number of steps.
 _DERIVED = ("mfu", "chip_hours", "cost", "total_flops", "steps", "step_time_seconds")
 _TOLERANCE = 1e-9  # two derivations of a number may differ by rounding
@@ -102,13 +102,11 @@ def project(
     peak_flops_per_sec_per_chip: float | None = None,
     tokens_per_step: float | None = None,
     price_per_chip_hour: float | None = None,
-    budget: float | None = None,
 ) -> Projection:
     """Solves for the missing one of tokens, chips, time and throughput.
 
     Throughput is given as `mfu` (with `flops_per_token` and the peak), as tokens per second, or as
-    `step_time_seconds` (with `tokens_per_step` and `chips`). A `budget` with its price gives
-    chips × time.
+    `step_time_seconds` (with `tokens_per_step` and `chips`).
 
     Raises:
         UserError: a number makes no sense, too few are given, or two are inconsistent.
@@ -123,17 +121,13 @@ def project(
     known = {name: given[name] for name in _QUANTITIES if name in given}
     if mfu is not None:
         _learn(known, "tokens_per_sec_per_chip", _rate(mfu, given))
-    if budget is not None and price_per_chip_hour is not None:
-        _learn(known, "chip_seconds", 3600 * budget / price_per_chip_hour)
-    for _ in _QUANTITIES:
-        _apply_rules(known, step_time_seconds, tokens_per_step)
+    _apply_rules(known, step_time_seconds, tokens_per_step)
     missing = [text for name, text in _QUANTITIES.items() if name not in known]
     if missing:
         raise UserError(
             f"too little is given to solve for the rest; expected three of tokens, chips, time "
-            f"and throughput; unknown: {', '.join(missing[:4])}; pass one more of them"
+            f"and throughput; unknown: {', '.join(missing)}; pass one more of them"
         )
-    del known["chip_seconds"]
     run = Projection(
         **known,
         flops_per_token=flops_per_token,
@@ -174,11 +168,6 @@ def _refuse_impossible(given: dict[str, float]) -> None:
             "step_time_seconds=… is given without tokens_per_step=…; expected both; the step "
             "time alone says nothing about tokens; pass the global batch size × sequence length"
         )
-    if "budget" in given and "price_per_chip_hour" not in given:
-        raise UserError(
-            "budget=… is given without price=…; expected both; a budget buys chip-hours at a "
-            "price; pass price=… of one chip for one hour"
-        )
 
 
 def _rate(mfu: float, given: dict[str, float]) -> float:
@@ -203,22 +192,18 @@ def _apply_rules(
         per_second = tokens_per_step / step_time_seconds
         if "chips" in known:
             _learn(known, "tokens_per_sec_per_chip", per_second / known["chips"])
+        elif "tokens_per_sec_per_chip" in known:
+            _learn(known, "chips", per_second / known["tokens_per_sec_per_chip"])
         if "tokens" in known:
             _learn(known, "seconds", known["tokens"] / per_second)
-        if "seconds" in known:
+        elif "seconds" in known:
             _learn(known, "tokens", known["seconds"] * per_second)
-        if "tokens_per_sec_per_chip" in known:
-            _learn(known, "chips", per_second / known["tokens_per_sec_per_chip"])
-    for product, one, other in (
-        ("chip_seconds", "chips", "seconds"),
-        ("tokens", "tokens_per_sec_per_chip", "chip_seconds"),
-    ):
-        if one in known and other in known:
-            _learn(known, product, known[one] * known[other])
-        elif product in known and one in known:
-            _learn(known, other, known[product] / known[one])
-        elif product in known and other in known:
-            _learn(known, one, known[product] / known[other])
+    given = [known[name] for name in _FACTORS if name in known]
+    missing = [name for name in _FACTORS if name not in known]
+    if not missing:
+        _learn(known, "tokens", math.prod(given))
+    elif len(missing) == 1 and "tokens" in known:
+        _learn(known, missing[0], known["tokens"] / given[0] / given[1])
 
 
 def _learn(known: dict[str, float], name: str, value: float) -> None:

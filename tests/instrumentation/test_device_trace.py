@@ -14,8 +14,7 @@ import pytest
 import mfu_jax
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.instrumentation.device_trace import StepProfile
-from mfu_jax.instrumentation.trace_reading import TraceReading
+from mfu_jax.instrumentation.device_trace import StepProfile, TraceReading
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.settings import Settings
 from mfu_jax.storage.trace_folders import trace_files

@@ -105,6 +105,6 @@ def test_kernels_and_copies_have_amds_names(tmp_path: Path) -> None:
     assert {op.op.name.name for op in copies} == {"__amd_rocclr_copyBuffer"}
 
 
-def test_a_gpu_without_a_name_is_told_by_what_the_trace_says(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"expected hardware=NAME.*AMD, 304 cores, 192 GiB"):
+def test_a_gpu_without_a_name_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected hardware=NAME.*usually an AMD GPU"):
         read_profile(unpacked("mi300x_convolution", tmp_path))

@@ -173,17 +173,7 @@ class ProgramLibrary:
     def _ledger(self, costs: ProgramCosts, dump: ProgramDump | None) -> Ledger:
         executed = costs.executed
         if dump and (model := dump.model):
-            return compare_flops(
-                model=model.per_device,
-                executed=executed,
-                convention=model.convention,
-                dense=model.dense,
-                attention=model.attention,
-                is_whole=model.is_whole,
-                operations=model.operations,
-                avoidable=model.avoidable,
-                overheads=model.overheads,
-            )
+            return compare_flops(**model.ledger_arguments, executed=executed)
         rest = compare_flops(model=0, executed=executed).residual  # claimed by no line
         return compare_flops(model=rest, executed=executed, convention=OWN_CONVENTION)
 

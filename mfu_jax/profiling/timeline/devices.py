@@ -69,7 +69,6 @@ class DeviceTimeline:
         device: such as ``TPU:0``, with its host if there are several.
         platform: ``cpu``, ``gpu`` or ``tpu``.
         kind: JAX's device kind; empty if the trace does not say.
-        about: in that case, what else the trace says about the device.
         names: table of ops.
         ops: each event's index in `names`.
         lanes: each event's thread, stream or line; events of one lane are nested.
@@ -90,7 +89,6 @@ class DeviceTimeline:
     ends: IntArray
     executions: Executions
     beside: frozenset[int] = frozenset()
-    about: str = ""
     threads: int = 0
 
     def of_program(self, program: Program) -> DeviceTimeline:

@@ -8,8 +8,7 @@ instruction with the same code; its ``hlo_op``, if any, is the command buffer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -47,24 +46,10 @@ def timelines(trace: Trace, plane: XPlane) -> Iterator[DeviceTimeline]:
         device=plane.name.removeprefix("/device:"),
         platform="gpu",
         kind=str(plane.stats.get("gpu_device_name", "")),
-        about=_about(plane.stats),
         names=table.names,
         **events._asdict(),
         executions=_executions(table.names, events),
     )
-
-
-def _about(stats: Mapping[str, Any]) -> str:
-    """``AMD, 304 cores, 192 GiB``: what older traces, and AMD's, have instead of a name."""
-    vendor, cores, memory = (
-        stats.get(name) for name in ("device_vendor", "core_count", "memory_size")
-    )
-    parts = [
-        str(vendor) if vendor else "",
-        f"{cores} cores" if cores else "",
-        f"{int(memory) / 2**30:.0f} GiB" if memory else "",
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 def _lanes(trace: Trace, plane: XPlane, lines: Sequence[XLine], table: OpTable) -> Iterator[Lane]:

@@ -328,11 +328,6 @@ def _whole(values: Any) -> list[int]:
     if type(values) is not list:
         raise TypeError(values)
     found: list[int] = values
-    if not found:
-        return found
-    least = min(found)
-    # In Python, True equals 1; the sum has type int if all values are whole.
-    is_whole = type(sum(found)) is int and (least > 1 or set(map(type, found)) == {int})
-    if least < 0 or not is_whole:
+    if not all(type(value) is int and value >= 0 for value in found):
         raise ValueError(found)
     return found

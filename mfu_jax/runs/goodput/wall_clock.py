@@ -132,19 +132,22 @@ class _Process:
 
     def time(self) -> dict[str, float]:
         """Seconds by category."""
-        total = no_times()
-        for times in (*self._times, self._down):
-            _add(total, times)
-        return in_seconds(total)
+        return in_seconds(self._total())
 
     def _days(self, mfu: float | None) -> Iterable[TimeSlice]:
-        total = no_times()
-        for times in (*self._times, self._down):
-            _add(total, times)
+        total = self._total()
         for day in sorted(total):
             name = datetime.datetime.fromtimestamp(day * DAY / 1e6, datetime.UTC).date()
             spent = {category: total[day][category] / 1e6 for category in CATEGORIES}
             yield TimeSlice(name=name.isoformat(), time=spent, mfu=mfu)
+
+    def _total(self) -> Times:
+        total = no_times()
+        for times in (*self._times, self._down):
+            for day, categories in times.items():
+                for name, spent in categories.items():
+                    total[day][name] += spent
+        return total
 
     def _utilization(self) -> tuple[float | None, float | None]:
         """MFU and HFU of the measured steps that counted."""
@@ -272,12 +275,6 @@ def _attempt(placed: AttemptOnRunClock, times: Times) -> Attempt:
         lost_steps=sum(len(block.us) - placed.counted(block) for block in attempt.blocks),
         time=spent,
     )
-
-
-def _add(total: Times, times: Times) -> None:
-    for day, categories in times.items():
-        for name, spent in categories.items():
-            total[day][name] += spent
 
 
 def of_metrics(run: MetricsRun) -> RunTime:

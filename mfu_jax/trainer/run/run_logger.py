@@ -19,7 +19,7 @@ from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
 from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
-from mfu_jax.instrumentation.dumping import dump_paths, dump_step
+from mfu_jax.instrumentation.program_analysis import dump_paths, dump_step
 from mfu_jax.logger.assembly import open_journal
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal

@@ -63,7 +63,7 @@ _VALUES: tuple[Any, ...] = (
 _MODELS = ("llama3-8b", "deepseek3-671b", "gemma4-26b", "gpt-oss-20b", "qwen3-next-80b-a3b")
 _PROJECT_NUMBERS = (
     *("tokens", "chips", "days", "hours", "seconds", "mfu", "tokens_per_sec_per_device"),
-    *("step_time_seconds", "tokens_per_step", "params", "max_target_length", "price", "budget"),
+    *("step_time_seconds", "tokens_per_step", "params", "max_target_length", "price"),
     "peak_tflops_per_device",
 )
 _PROJECT = (*_PROJECT_NUMBERS, "model", "convention", "hardware", "dtype")

@@ -22,7 +22,7 @@ FAMILIES = {
     "qwen3": "plain_decoders.qwen3",
     "qwen3_moe": "plain_decoders.qwen3",
     "qwen2": "plain_decoders.qwen2",
-    "mixtral": "plain_decoders.mixtral",
+    "mixtral": "plain_decoders.dense_decoder",
     "gpt3": "plain_decoders.gpt3",
     "gemma2": "plain_decoders.gemma2",
     "gemma3": "plain_decoders.gemma3",
@@ -37,7 +37,6 @@ FAMILIES = {
     "deepseek4": "deepseek.deepseek4",
     "gemma4": "gemma_decoders.gemma4",
     "gemma4_small": "gemma_decoders.gemma4_small",
-    "dit": "diffusion.dit",
     # From a config.json
     "hf_decoder": "generic_decoder.generic_decoder",
     "hf_gemma": "gemma_decoders.gemma_by_layer",

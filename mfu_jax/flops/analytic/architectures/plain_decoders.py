@@ -28,11 +28,6 @@ def qwen2(config: ModelConfig) -> Model:
     return uniform(config, output_bias=config.feed_forward.use_bias)
 
 
-def mixtral(config: ModelConfig) -> Model:
-    """Like llama, with experts."""
-    return uniform(config)
-
-
 def gpt3(config: ModelConfig) -> Model:
     """LayerNorm, learned positions, biases everywhere, plain MLP."""
     positions = config.embedding.trainable_position_size or _GPT3_POSITIONS

@@ -24,7 +24,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock, get_ident
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
@@ -32,7 +32,6 @@ from mfu_jax.logger.delivery.pipeline import RecordPipeline
 from mfu_jax.logger.delivery.record_builder import RecordBuilder
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger
 from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.loop.compilations import LoopCompilations
 from mfu_jax.logger.loop.loop_lock import wait_for_turn
 from mfu_jax.logger.loop.phases import Phase, PhaseBook, StepScope
@@ -47,8 +46,10 @@ from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
-from mfu_jax.logger.watchdog import Watchdog
 from mfu_jax.util.failsafe import Boundary, failsafe
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.journal.writer import Journal
 
 _log = logging.getLogger("mfu_jax")
 
@@ -113,12 +114,12 @@ class MetricLogger:
         self._summary: Summary | None = None
         self._failure_was_raised = self._is_at_exit = False
         self._process_id, self._closing = os.getpid(), RLock()
-        watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
+        watchdog = self._watchdog = assembly.watchdog_of(config, boundary, monotonic)
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
         self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
         self._small = SmallMetrics(self._pipeline.flush_soon)
-        watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
+        watchdog.connect(self._pipeline.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.interrupt = self._timer.interrupt
         self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)

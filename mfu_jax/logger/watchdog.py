@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.logger.assembly import is_main_process
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.storage.addresses import path_of
@@ -85,7 +84,7 @@ class Watchdog:
         self._hangs = 0
         self._heartbeat: Path | None = None
         self._has_beaten = True
-        if config.heartbeat_file and is_main_process(config):
+        if config.heartbeat_file:
             self._heartbeat = Path(path_of(config.heartbeat_file)).absolute()
         self._monotonic = monotonic
         self._step = -1

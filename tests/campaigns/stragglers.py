@@ -245,6 +245,7 @@ def _episode(
         logger.record(number, {"loss": loss})
     logger.flush()
     hosts = logger._pipeline.hosts
+    assert hosts is not None
     deadline = time.monotonic() + 5.0
     while process_is_first() and (hosts._view is None or hosts._view.step < PERIOD * WINDOWS):
         if time.monotonic() > deadline:

@@ -13,9 +13,9 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.watchdog import HANG_EXIT_CODE, Watchdog
 from mfu_jax.settings import Settings
+from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
 from tests.support.fake_device import FakeClock
 from tests.support.work import HANG_SECONDS

@@ -8,21 +8,23 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from mfu_jax.logger.delivery.pipeline import RecordPipeline
 from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.loop.loop_lock import give_lock, turn, wait_for_turn
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.timing.readiness import block_until_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
-from mfu_jax.logger.watchdog import Watchdog
 from mfu_jax.util.failsafe import Boundary, failsafe
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.delivery.pipeline import RecordPipeline
+    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")
 

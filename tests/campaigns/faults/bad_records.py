@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import Sink, make_sink
+from mfu_jax.sinks import Sink, make_sink
 from tests.campaigns.promises import Promise
 
 STEPS = 20

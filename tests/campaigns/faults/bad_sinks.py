@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import JsonlSink, Sink, StepRecord
+from mfu_jax.sinks import JsonlSink, Sink, StepRecord
 from tests.campaigns.promises import Promise
 
 STEPS = 200

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import Sink, StepRecord
+from mfu_jax.sinks import Sink, StepRecord
 from tests.campaigns.promises import Promise
 
 STEPS = 100

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import make_sink
+from mfu_jax.sinks import make_sink
 from tests.campaigns.children import fork
 from tests.campaigns.promises import Promise
 

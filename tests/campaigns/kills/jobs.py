@@ -55,8 +55,8 @@ def run_loop(job: Job) -> int:
     import numpy as np
 
     from mfu_jax.logger.metric_logger import MetricLogger
-    from mfu_jax.logger.sinks import JsonlSink
     from mfu_jax.logger.timing.compile_events import CompileLog
+    from mfu_jax.sinks import JsonlSink
 
     saved = job.folder / f"checkpoint{job.process}"
     start = int(saved.read_text()) if saved.exists() else 0

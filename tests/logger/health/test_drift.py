@@ -8,8 +8,8 @@ import pytest
 
 from mfu_jax.logger.health.drift import DriftWatch
 from mfu_jax.logger.health.finding import Health
-from mfu_jax.logger.health.losses import LossSpikeWatch
-from mfu_jax.logger.sinks import StepRecord
+from mfu_jax.logger.health.watch import LossSpikeWatch
+from mfu_jax.sinks import StepRecord
 
 
 def notes(

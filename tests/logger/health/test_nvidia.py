@@ -12,7 +12,7 @@ import pytest
 
 from mfu_jax.logger.health.nvidia import GpuWatch, gpus_of_jax
 from mfu_jax.logger.health.nvml import Gpus, visible
-from mfu_jax.logger.sinks import StepRecord
+from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
 from tests.support.work import HANG_SECONDS
 

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from mfu_jax.logger.health.outliers import OutlierWatch
-from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
+from mfu_jax.sinks import StepRecord
 
 
 def judge(watch: OutlierWatch, number: int, seconds: float, **fields: object) -> tuple:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.hosts.exchange import Exchange, FolderExchange, StoreExchange
+from mfu_jax.logger.hosts.exchange import Exchange, FolderExchange, ProcessPlace, StoreExchange
 from mfu_jax.logger.hosts.report import HostReport
 from mfu_jax.logger.hosts.statistics import LoopStatistics
-from mfu_jax.logger.hosts.watch import HostWatch, Place
+from mfu_jax.logger.hosts.watch import HostWatch
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
+from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
 from tests.campaigns.stragglers import PROCESSES, draw, run_job
 from tests.support.fake_device import FakeClock, FakeDevice, FakeWatcher
@@ -60,7 +60,7 @@ def watches(count: int, exchange: Exchange, folder: Path) -> list[HostWatch]:
     config = LoggerConfig(host_log_period=10, hosts_folder=str(folder / "metrics.jsonl.hosts"))
 
     def placed(process: int) -> HostWatch:
-        place = Place(process, count, exchange, False)
+        place = ProcessPlace(process, count, exchange, False)
         return HostWatch(config, Boundary(), place=lambda _: place)
 
     return [placed(process) for process in range(count)]
@@ -142,7 +142,7 @@ def test_a_hang_names_the_process_that_is_behind(tmp_path: Path) -> None:
     for watch, step in ((second, 17), (first, 18)):
         watch._loop.last_step = step
         watch._last = HostReport(process=watch is second, step=step)
-        watch._beat(Place(int(watch is second), 2, place.exchange, False))
+        watch._beat(ProcessPlace(int(watch is second), 2, place.exchange, False))
     assert first.who_is_silent() == "process 1 has completed step 17, others step 18"
     clock.advance(60.0)
     first._loop.last_step = 19  # process 0 goes on

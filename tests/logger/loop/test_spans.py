@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from mfu_jax.logger.records.non_finite import NonFiniteLossError
-from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.sinks import StepRecord
 from tests.support.logger_run import Run
 from tests.support.sinks import ListSink
 from tests.support.work import HANG_SECONDS

@@ -10,7 +10,7 @@ from mfu_jax.logger.journal.lines import Moment, StepMark, StepsLine, line
 _MOST_COMPILATIONS = 256
 
 
-class Scribe:
+class LineEncoder:
     """Turns events into lines, which `take` returns.
 
     Args:

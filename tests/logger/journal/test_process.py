@@ -7,17 +7,19 @@ import random
 
 import pytest
 
-from mfu_jax.logger.journal.silence import Silence
+from mfu_jax.logger.journal.process import Liveness
 
 
-def signs_until(end: float, silence: Silence, late: list[float]) -> tuple[list[float], list[float]]:
+def signs_until(
+    end: float, liveness: Liveness, late: list[float]
+) -> tuple[list[float], list[float]]:
     """Moments of all signs of life from 0, and what it says then; each sign is on time or late."""
     chance = random.Random(7)
-    signs, said = [0.0], [silence.seconds]
+    signs, said = [0.0], [liveness.seconds]
     while signs[-1] < end:
-        signs.append(signs[-1] + silence.interval_seconds + chance.choice(late))
-        silence.heard(signs[-1])
-        said.append(silence.seconds)
+        signs.append(signs[-1] + liveness.interval_seconds + chance.choice(late))
+        liveness.heard(signs[-1])
+        said.append(liveness.seconds)
     return signs, said
 
 
@@ -28,34 +30,34 @@ def ages_at_kills(signs: list[float], begin: float) -> list[float]:
 
 
 def test_the_mean_silence_is_that_of_kills_at_random() -> None:
-    silence = Silence(0.0)
-    signs, said = signs_until(20.0, silence, [0.0, 0.001, 0.005, 0.029])
+    liveness = Liveness(0.0)
+    signs, said = signs_until(20.0, liveness, [0.0, 0.001, 0.005, 0.029])
     ages = ages_at_kills(signs, 0.0)
     mean = sum(ages) / len(ages)
     assert sum(said) / len(said) == pytest.approx(mean, rel=0.05)
-    assert mean > 1.2 * silence.interval_seconds / 2
+    assert mean > 1.2 * liveness.interval_seconds / 2
 
 
 def test_a_kill_is_known_to_a_thousandth_of_a_life_and_a_day_of_it_costs_two_signs_a_second() -> (
     None
 ):
     for seconds in (40.0, 100.0, 300.0):
-        silence = Silence(0.0)
-        signs, _ = signs_until(seconds, silence, [0.0])
+        liveness = Liveness(0.0)
+        signs, _ = signs_until(seconds, liveness, [0.0])
         ages = ages_at_kills(signs, 0.9 * seconds)
         assert max(ages) < seconds / 750
-        assert silence.seconds == pytest.approx(sum(ages) / len(ages), rel=0.1)
-    silence = Silence(0.0)
-    silence.heard(86_400.0)
-    assert silence.interval_seconds == 0.5
+        assert liveness.seconds == pytest.approx(sum(ages) / len(ages), rel=0.1)
+    liveness = Liveness(0.0)
+    liveness.heard(86_400.0)
+    assert liveness.interval_seconds == 0.5
 
 
 def test_a_stop_of_an_hour_does_not_make_the_next_kill_uncertain() -> None:
-    silence = Silence(0.0)
+    liveness = Liveness(0.0)
     for sign in (0.03 * n for n in range(1, 100)):
-        silence.heard(sign)
-    silence.heard(3600.0)
-    before = silence.interval_seconds
+        liveness.heard(sign)
+    liveness.heard(3600.0)
+    before = liveness.interval_seconds
     for n in range(1, 2000):
-        silence.heard(3600.0 + n * before)
-    assert silence.seconds < 0.6 * silence.interval_seconds
+        liveness.heard(3600.0 + n * before)
+    assert liveness.seconds < 0.6 * liveness.interval_seconds

@@ -47,8 +47,8 @@ class Run:
     def steps(self, count: int, seconds: float = 0.5) -> None:
         for _ in range(count):
             self.clock.advance(seconds)
-            self.watchdog.completed((self.step, self.clock.monotonic(), threading.get_ident()))
-            self.watchdog.saw(
+            self.watchdog.on_step((self.step, self.clock.monotonic(), threading.get_ident()))
+            self.watchdog.on_record(
                 StepRecord(step=self.step, unix_seconds=0.0, scalars={"learning/loss": 4.25})
             )
             self.watchdog.check()

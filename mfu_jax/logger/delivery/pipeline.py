@@ -219,18 +219,18 @@ class RecordPipeline:
         if record is None:
             self._lost_steps += 1
             return None
-        self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
+        self.failure = self._losses.check(step.step, record.scalars.get("learning/loss"))
         self._on_record(record)
         return record
 
     def _watch(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """The record with the findings of the watches; unchanged if they fail."""
         with failsafe("slow-step, drift and host findings may be missing", self._boundary):
-            record = self._health.adds(step, record)
+            record = self._health.annotate(step, record)
             if self.hosts is None:
                 return record
             self.hosts.add(step, record.kind)
-            return self.hosts.adds(record)
+            return self.hosts.annotate(record)
         return record
 
 

@@ -22,7 +22,7 @@ _FEWEST = 30
 _SPREADS = 10.0
 _FRACTION = 0.2
 # Most spikes reported; a run with more has other problems.
-_TOLD = 20
+_MAX_REPORTS = 20
 
 _ALL_WELL = (NOTHING,) * 4  # tuples compare by identity first, which is fastest
 
@@ -41,17 +41,17 @@ class HealthWatch:
         self._losses = LossSpikeWatch()
         self._gpus = GpuWatch(config.gpu_period_seconds, boundary)
 
-    def adds(self, step: TimedStep, record: StepRecord) -> StepRecord:
+    def annotate(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """The record with the findings about its step; usually the record unchanged."""
-        judged = (
-            self._losses.judge(record),
-            self._outliers.judge(step, record),
-            self._drift.judge(record),
-            self._gpus.judge(record),
+        checked = (
+            self._losses.check(record),
+            self._outliers.check(step, record),
+            self._drift.check(record),
+            self._gpus.check(record),
         )
-        if judged == _ALL_WELL:
+        if checked == _ALL_WELL:
             return record
-        found = [health for health in judged if health is not NOTHING]
+        found = [health for health in checked if health is not NOTHING]
         health = sum(found, NOTHING)
         return dataclasses.replace(
             record,
@@ -74,9 +74,9 @@ class LossSpikeWatch:
     def __init__(self) -> None:
         self._window = SortedWindow(_WINDOW)
         self._has_broken = False
-        self._told = 0
+        self._reported = 0
 
-    def judge(self, record: StepRecord) -> Health:
+    def check(self, record: StepRecord) -> Health:
         """The findings about one step's loss."""
         loss = record.scalars.get("learning/loss")
         if loss is None:
@@ -97,9 +97,9 @@ class LossSpikeWatch:
         spread = self._window.spread
         if loss - median <= _SPREADS * spread:
             return NOTHING
-        self._told += 1
+        self._reported += 1
         scalars = {"health/loss_spike": loss - median}
-        if self._told > _TOLD:
+        if self._reported > _MAX_REPORTS:
             return Health(scalars=scalars)
         text = (
             f"the loss jumped to {loss_text(loss)}; the median of the last {len(self._window)} "

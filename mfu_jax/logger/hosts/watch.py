@@ -91,7 +91,7 @@ class HostWatch:
             self._windows.append(self._loop.take())
             self._wake.set()
 
-    def adds(self, record: StepRecord) -> StepRecord:
+    def annotate(self, record: StepRecord) -> StepRecord:
         """The record with what was found since the last one; usually the record unchanged.
 
         A finding sends the record to all sinks; numbers alone wait for a record that goes there.

@@ -87,7 +87,7 @@ class Liveness:
     >>> liveness = Liveness(0.0)
     >>> liveness.interval_seconds, liveness.seconds
     (0.05, 0.025)
-    >>> liveness.heard(0.1)  # late
+    >>> liveness.on_sign(0.1)  # late
     >>> round(liveness.seconds, 3)  # of 0.05 and 0.1
     0.042
     """
@@ -99,7 +99,7 @@ class Liveness:
         # In units of the requested interval.
         self._sum = self._squares = 1.0
 
-    def heard(self, now: float) -> None:
+    def on_sign(self, now: float) -> None:
         """Notes a sign of life."""
         passed = min((now - self._last) / self.interval_seconds, _LONGEST_SILENCE)
         self._sum = _KEEPS * self._sum + passed

@@ -292,7 +292,7 @@ class Journal:
         self.has_waited = False  # first: the loop may set it at any time
         waited_seconds = max(0.0, self.waited_seconds() - self._noted_seconds)
         for sign in (*self._signs, now[1]):
-            self._liveness.heard(sign)
+            self._liveness.on_sign(sign)
         self._signs.clear()
         return alive_line(now, waited_seconds, self._liveness.seconds)
 

@@ -82,7 +82,7 @@ def test_the_slow_process_is_in_process_0s_record_and_in_the_file(
             watch.add(timed(step, 0.4 if slow else 0.001, 0.0 if slow else 0.4), "step")
         if step and step % 10 == 0:
             wait_until(lambda: processes[0]._view is not None and processes[0]._view.step == step)  # noqa: B023
-        found.append(processes[0].adds(record))
+        found.append(processes[0].annotate(record))
     wait_until((tmp_path / "metrics.jsonl.hosts.json").exists)
     for watch in processes:
         watch.close()
@@ -94,7 +94,7 @@ def test_the_slow_process_is_in_process_0s_record_and_in_the_file(
     assert named.is_logged
     assert named.scalars["learning/loss"] == 1.0
     assert named.scalars["hosts/slowest"] == 2
-    assert processes[1].adds(record) is record  # process 0 alone tells
+    assert processes[1].annotate(record) is record  # process 0 alone tells
     written = json.loads((tmp_path / "metrics.jsonl.hosts.json").read_text())
     assert [host["process"] for host in written["hosts"]] == [0, 1, 2]
     assert written["slow"][0]["cause"] == "data"

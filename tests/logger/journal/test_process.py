@@ -18,7 +18,7 @@ def signs_until(
     signs, said = [0.0], [liveness.seconds]
     while signs[-1] < end:
         signs.append(signs[-1] + liveness.interval_seconds + chance.choice(late))
-        liveness.heard(signs[-1])
+        liveness.on_sign(signs[-1])
         said.append(liveness.seconds)
     return signs, said
 
@@ -48,16 +48,16 @@ def test_a_kill_is_known_to_a_thousandth_of_a_life_and_a_day_of_it_costs_two_sig
         assert max(ages) < seconds / 750
         assert liveness.seconds == pytest.approx(sum(ages) / len(ages), rel=0.1)
     liveness = Liveness(0.0)
-    liveness.heard(86_400.0)
+    liveness.on_sign(86_400.0)
     assert liveness.interval_seconds == 0.5
 
 
 def test_a_stop_of_an_hour_does_not_make_the_next_kill_uncertain() -> None:
     liveness = Liveness(0.0)
     for sign in (0.03 * n for n in range(1, 100)):
-        liveness.heard(sign)
-    liveness.heard(3600.0)
+        liveness.on_sign(sign)
+    liveness.on_sign(3600.0)
     before = liveness.interval_seconds
     for n in range(1, 2000):
-        liveness.heard(3600.0 + n * before)
+        liveness.on_sign(3600.0 + n * before)
     assert liveness.seconds < 0.6 * liveness.interval_seconds

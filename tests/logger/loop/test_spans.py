@@ -31,7 +31,7 @@ def test_a_recompile_inside_of_the_run_is_noted_and_its_step_kept_out() -> None:
 def test_a_first_compilation_is_no_recompilation_and_an_explained_one_is_not_noted() -> None:
     log = CompileLog()
     run = Run(compile_log=log)
-    run.logger.explain(["jit(train_step)"])
+    run.logger.suppress_recompile_notes(["jit(train_step)"])
     for step, function in enumerate(["train_step", "evaluate", "train_step", "evaluate"]):
         log._on_duration(
             "/jax/core/compile/backend_compile_duration", 0.25, fun_name=f"jit({function})"

@@ -67,7 +67,6 @@ class Backlog:
         made_by: see `Sink.made_by`.
         start_step: first step of this run. Of what earlier runs left, only the steps before it are
             written; the rest will be run again. If 0, their files are set aside.
-        on_written: called when records have reached the disk.
 
     Attributes:
         old: files that earlier processes left, oldest first.
@@ -82,11 +81,10 @@ class Backlog:
         made_by: tuple[str, Mapping[str, Any]],
         *,
         start_step: int = 0,
-        on_written: Callable[[], None] = lambda: None,
     ) -> None:
         name, arguments = made_by
         self.folder = folder
-        self.on_written = on_written
+        self.on_written: Callable[[], None] = lambda: None  # called when records are on disk
         self.dropped = self.left = 0
         self.is_open = False
         base = folder.parent

@@ -74,7 +74,6 @@ class StepTimer:
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: watches the device while the training thread is busy elsewhere.
         suspended: how long the machine has been suspended so far; read only after a clock jump.
-        gc_pauses: the garbage collector's time so far.
 
     Attributes:
         interrupt: one caught during the wait in `dispatched`.
@@ -88,7 +87,6 @@ class StepTimer:
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
         suspended: Callable[[], float] = suspended_seconds,
-        gc_pauses: GcPauses | None = None,
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic
@@ -104,7 +102,7 @@ class StepTimer:
         self._compile_events: list[CompileEvent] = []
         self._started = self._mark = self._wait_began = self.read()
         self.waited_seconds = 0.0
-        self._gc = gc_pauses or _of_process()
+        self._gc = _of_process()
         self._gc_seconds = self._gc.seconds
         self._left_at: float | None = None  # end of the last `dispatched`, unless paused since
         self._called_at: float | None = None

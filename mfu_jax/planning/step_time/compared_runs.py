@@ -62,11 +62,6 @@ def compared_runs() -> tuple[ComparedRun, ...]:
     return tuple(ComparedRun(**row) for row in read_mapping(_FILE)["runs"])
 
 
-def compared_by() -> str:
-    """The versions that compiled the steps."""
-    return str(read_mapping(_FILE)["compiled_by"])
-
-
 def residuals(platform: str, experts: bool | None = None) -> tuple[float, float] | None:
     """Range of measured / predicted times expected for nine of ten runs similar to these.
 

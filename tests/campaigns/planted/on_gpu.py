@@ -22,12 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mfu_jax.util.formatting import columns
-from scripts import results
+from tests.campaigns.planted.judging import Judged, add_arguments, judge, verdict
 from tests.campaigns.planted.step_faults import ON_GPU, FaultPair, Side
 
-_WITHIN = 0.2
-_LEAST = 0.05  # of a step: smaller gains deserve no advice
 _WHAT = "faults in the step on an H100"
 _HEAD = ("fault", "step", "advice", "gain", "measured", "off", "others")
 _COMPILERS = 8  # threads
@@ -35,12 +32,11 @@ _COMPILERS = 8  # threads
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="names of faults, joined by commas")
+    add_arguments(parser)
     parser.add_argument("--turns", type=int, default=7, help="of each step of a pair")
     parser.add_argument("--steps", type=int, default=10, help="of each turn, and traced")
     parser.add_argument("--keep", type=Path, help="folder for the traces")
     parser.add_argument("--keys", nargs="*", default=[], help="more keys of the trainer's config")
-    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     arguments = parser.parse_args(argv)
     names = arguments.only.split(",") if arguments.only else list(ON_GPU)
     began = time.monotonic()
@@ -51,12 +47,9 @@ def main(argv: Sequence[str]) -> int:
         for name in names:
             folder = (arguments.keep or Path(scratch)) / name
             row = _row(name, runs, folder, arguments.turns, arguments.steps)
-            print("  ".join(row[0]), file=sys.stderr, flush=True)
+            print("  ".join(row.cells), file=sys.stderr, flush=True)
             rows.append(row)
-    print("\n".join(columns([_HEAD, *(row for row, _ in rows)], "<><>>><")))
-    if arguments.write:
-        results.write("planted_faults", _WHAT, results.named(_HEAD, [row for row, _ in rows]))
-    return 0 if all(right for _, right in rows) else 1
+    return verdict(_WHAT, _HEAD, rows, is_written=arguments.write)
 
 
 class _Run:
@@ -141,9 +134,7 @@ def _compiled(pairs: Sequence[FaultPair], keys: Sequence[str]) -> dict[Side, _Ru
     return runs
 
 
-def _row(
-    name: str, runs: dict[Side, _Run], folder: Path, turns: int, steps: int
-) -> tuple[tuple[str, ...], bool]:
+def _row(name: str, runs: dict[Side, _Run], folder: Path, turns: int, steps: int) -> Judged:
     from mfu_jax.profiling.profile import read_profile
 
     fault = ON_GPU[name]
@@ -160,21 +151,8 @@ def _row(
         run.stop()
     advice = read_profile(folder).advice
     step = median(slow for slow, _ in times)
-    first_cause, gain = (advice[0].cause, advice[0].gain_seconds) if advice else ("none", 0.0)
-    others = ", ".join(f"{one.cause} {_ms(one.gain_seconds)}" for one in advice[1:])
-    if not fault.cause:
-        return (name, _ms(step), first_cause, _ms(gain), "", "", others), not advice
     brought = median(slow - fault.share * fast for slow, fast in times)
-    off = gain / brought - 1 if brought else 0.0
-    is_right = first_cause == fault.cause and abs(off) <= _WITHIN
-    if brought < _LEAST * step:
-        is_right = fault.cause not in {one.cause for one in advice}
-    row = (name, _ms(step), first_cause, _ms(gain), _ms(brought), f"{off:+.0%}", others)
-    return row, is_right
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"
+    return judge(name, fault.cause, advice, step=step, brought=brought)
 
 
 if __name__ == "__main__":

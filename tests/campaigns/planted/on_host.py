@@ -38,10 +38,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from mfu_jax.util.formatting import columns
-from scripts import results
+from tests.campaigns.planted.judging import WITHIN, Judged, add_arguments, ms, verdict
 
-_WITHIN = 0.2
 _KNOWN_TO = 0.05  # relative standard error of the gain from removing a fault
 _KEEPS_MEMORY = {  # of glibc's malloc
     "MALLOC_MMAP_MAX_": "0",
@@ -55,12 +53,11 @@ _HEAD = ("fault", "step", "advice", "gain", "measured", "off", "pairs", "took", 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="names of faults, joined by commas")
+    add_arguments(parser)
     parser.add_argument("--pairs", type=int, default=3, help="turns of each run, at least")
     parser.add_argument("--most-pairs", type=int, default=9, help="turns of each run, at most")
     parser.add_argument("--steps", type=int, default=8, help="of each turn")
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
@@ -70,21 +67,15 @@ def main(argv: Sequence[str]) -> int:
 
     usual = HOST_FAULTS if arguments.platform == "gpu" else FAULTS
     chosen = arguments.only.split(",") if arguments.only else list(usual)
-    rows: list[tuple[str, ...]] = [_HEAD]
-    is_right = True
+    rows = []
     for name in chosen:
         began = time.monotonic()
         measured = _in_child(name, FAULTS[name].devices, arguments)
-        row, right = _row(name, FAULTS[name], measured, time.monotonic() - began)
+        row = _row(name, FAULTS[name], measured, time.monotonic() - began)
         rows.append(row)
-        is_right &= right
-        print("  ".join(row), file=sys.stderr, flush=True)
-    print("\n".join(columns(rows, "<><>>>>><")))
-    if arguments.write:
-        host = "faults of the host on a GPU"
-        what = host if arguments.platform == "gpu" else _ON_CPU
-        results.write("planted_faults", what, results.named(_HEAD, rows[1:]))
-    return 0 if is_right else 1
+        print("  ".join(row.cells), file=sys.stderr, flush=True)
+    what = "faults of the host on a GPU" if arguments.platform == "gpu" else _ON_CPU
+    return verdict(what, _HEAD, rows, is_written=arguments.write)
 
 
 def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
@@ -158,20 +149,20 @@ def _standard_error(differences: Sequence[float]) -> float:
     return 1.253 * 1.253 * deviation / math.sqrt(len(differences))
 
 
-def _row(name: str, fault: Any, measured: Any, seconds: float) -> tuple[tuple[str, ...], bool]:
+def _row(name: str, fault: Any, measured: Any, seconds: float) -> Judged:
     step = median(slow for slow, _ in measured["times"])
     differences = _differences(measured["times"], fault.share)
     brought, error = median(differences), _standard_error(differences)
     advice = _usual(measured["advice"])
     (first, gain), *others = [*advice, ("none", 0.0)][: max(1, len(advice))]
     pairs, took = str(len(measured["times"])), f"{seconds:.0f} s"
-    rest = ", ".join(f"{cause} {_ms(seconds)}" for cause, seconds in others)
+    rest = ", ".join(f"{cause} {ms(seconds)}" for cause, seconds in others)
     if not fault.cause:
-        return (name, _ms(step), first, "", "", "", pairs, took, rest), not advice
+        return Judged((name, ms(step), first, "", "", "", pairs, took, rest), not advice)
     off = gain / brought - 1 if brought else 0.0
-    known = f"{_ms(brought)} ± {_ms(error)}"
-    row = (name, _ms(step), first, _ms(gain), known, f"{off:+.0%}", pairs, took, rest)
-    return row, first == fault.cause and abs(off) <= _WITHIN
+    known = f"{ms(brought)} ± {ms(error)}"
+    row = (name, ms(step), first, ms(gain), known, f"{off:+.0%}", pairs, took, rest)
+    return Judged(row, first == fault.cause and abs(off) <= WITHIN)
 
 
 def _usual(found: list[dict[str, float]]) -> list[tuple[str, float]]:
@@ -182,10 +173,6 @@ def _usual(found: list[dict[str, float]]) -> list[tuple[str, float]]:
             gains.setdefault(cause, []).append(seconds)
     usual = {cause: median(s) for cause, s in gains.items() if 2 * len(s) > len(found)}
     return sorted(usual.items(), key=lambda cause: -cause[1])
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
 
 
 if __name__ == "__main__":

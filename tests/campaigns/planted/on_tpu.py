@@ -22,25 +22,21 @@ from pathlib import Path
 
 from mfu_jax.dumps.files import load, write
 from mfu_jax.planning.targets import Target, parse_target
-from mfu_jax.util.formatting import columns
-from scripts import results
 from scripts.records.absent_devices import TPU_ENVIRONMENT
+from tests.campaigns.planted.judging import Judged, add_arguments, judge, verdict
 from tests.campaigns.planted.scheduled_trace import Schedule, write_scheduled
 from tests.campaigns.planted.step_faults import FAULTS, Side
 
-_WITHIN = 0.2
-_LEAST = 0.05  # of a step: smaller gains deserve no advice
 _WHAT = "faults in the step on an absent TPU v6e"
 _HEAD = ("fault", "step", "advice", "gain", "scheduled", "off", "others")
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="names of faults, joined by commas")
+    add_arguments(parser)
     parser.add_argument("--topology", default="v6e:2x4", help="whose first chip it is")
     parser.add_argument("--programs", type=Path, help="keeps compiled programs, and takes them")
     parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
     arguments = parser.parse_args(argv)
     if arguments.compile:
         name, path = arguments.compile
@@ -53,12 +49,9 @@ def main(argv: Sequence[str]) -> int:
         rows = []
         for number, name in enumerate(names):
             row = _row(name, arguments.topology, programs, Path(folder, str(number)))
-            print("  ".join(row[0]), file=sys.stderr, flush=True)
+            print("  ".join(row.cells), file=sys.stderr, flush=True)
             rows.append(row)
-    print("\n".join(columns([_HEAD, *(row for row, _ in rows)], "<><>>><")))
-    if arguments.write:
-        results.write("planted_faults", _WHAT, results.named(_HEAD, [row for row, _ in rows]))
-    return 0 if all(right for _, right in rows) else 1
+    return verdict(_WHAT, _HEAD, rows, is_written=arguments.write)
 
 
 def _side(name: str) -> Side:
@@ -92,30 +85,20 @@ def _program(name: str, topology: str, programs: Path) -> Path:
     return path
 
 
-def _row(name: str, topology: str, programs: Path, folder: Path) -> tuple[tuple[str, ...], bool]:
+def _row(name: str, topology: str, programs: Path, folder: Path) -> Judged:
     from mfu_jax.profiling.profile import read_profile
 
     fault, target = FAULTS[name], parse_target(topology=topology)
     step = write_scheduled(folder, load(_program(f"{name}.faulty", topology, programs)), target)
     advice = read_profile(folder).advice
-    first, gain = (advice[0].cause, advice[0].gain_seconds) if advice else ("none", 0.0)
-    others = ", ".join(f"{one.cause} {_ms(one.gain_seconds)}" for one in advice[1:])
-    if not fault.cause:
-        return (name, _ms(step), first, _ms(gain), "", "", others), not advice
-    brought = step - fault.share * _scheduled(name, topology, programs, target)
-    off = gain / brought - 1 if brought else 0.0
-    is_right = first == fault.cause and abs(off) <= _WITHIN
-    if brought < _LEAST * step:
-        is_right = fault.cause not in {one.cause for one in advice}
-    return (name, _ms(step), first, _ms(gain), _ms(brought), f"{off:+.0%}", others), is_right
+    brought = None
+    if fault.cause:
+        brought = step - fault.share * _scheduled(name, topology, programs, target)
+    return judge(name, fault.cause, advice, step=step, brought=brought)
 
 
 def _scheduled(name: str, topology: str, programs: Path, target: Target) -> float:
     return Schedule(load(_program(f"{name}.healthy", topology, programs)), target).seconds
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
 
 
 if __name__ == "__main__":

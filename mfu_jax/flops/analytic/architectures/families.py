@@ -14,15 +14,15 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 # decoder_block → module.function in this folder
 FAMILIES = {
-    "default": "plain_decoders.dense_decoder",
-    "llama2": "plain_decoders.dense_decoder",
-    "mistral": "plain_decoders.dense_decoder",
-    "gemma": "plain_decoders.dense_decoder",
-    "gpt2": "plain_decoders.dense_decoder",
+    "default": "plain_decoders.uniform",
+    "llama2": "plain_decoders.uniform",
+    "mistral": "plain_decoders.uniform",
+    "gemma": "plain_decoders.uniform",
+    "gpt2": "plain_decoders.uniform",
     "qwen3": "plain_decoders.qwen3",
     "qwen3_moe": "plain_decoders.qwen3",
     "qwen2": "plain_decoders.qwen2",
-    "mixtral": "plain_decoders.dense_decoder",
+    "mixtral": "plain_decoders.uniform",
     "gpt3": "plain_decoders.gpt3",
     "gemma2": "plain_decoders.gemma2",
     "gemma3": "plain_decoders.gemma3",
@@ -37,6 +37,7 @@ FAMILIES = {
     "deepseek4": "deepseek.deepseek4",
     "gemma4": "gemma_decoders.gemma4",
     "gemma4_small": "gemma_decoders.gemma4_small",
+    "dit": "diffusion.dit",
     # From a config.json
     "hf_decoder": "generic_decoder.generic_decoder",
     "hf_gemma": "gemma_decoders.gemma_by_layer",

@@ -5,7 +5,7 @@ of layer is a frozen spec and its module in a room of layers/, as in recurrences
 """
 
 from . import deepseek, deepseek4, dense, gemma, mixtures, qwen_next
-from .registry import ModelSpec, family, known_blocks, model_spec
+from .registry import ModelSpec, family, model_spec
 from .towers import known_towers
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "dense",
     "family",
     "gemma",
-    "known_blocks",
     "known_towers",
     "mixtures",
     "model_spec",

@@ -57,11 +57,6 @@ def family(*blocks: str) -> Callable[[FamilyFunction], FamilyFunction]:
     return register
 
 
-def known_blocks() -> list[str]:
-    """Every registered `decoder_block`."""
-    return sorted(_FAMILIES)
-
-
 def model_spec(config: Any) -> ModelSpec:
     """The layers of a config.
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.runs.comparison.runs import RunComparison, compare_runs
+from mfu_jax.runs.comparison.runs import RunComparison, compare_with_runs
 from mfu_jax.runs.goodput import ml_goodput, time_table
 from mfu_jax.runs.goodput.wall_clock import read_attempts
 from mfu_jax.runs.metrics.files import WARMUP_STEPS
@@ -123,7 +123,7 @@ def _page_of(run: str) -> str:
 
 
 def _compared(a: RunData, b: RunData) -> RunComparison:
-    return compare_runs(a.metrics, b.metrics, warmup_steps=a.options.warmup_steps)
+    return compare_with_runs([a.metrics], b.metrics, warmup_steps=a.options.warmup_steps)
 
 
 def _with_waits(run: RunData, profile: str | None) -> RunData:

@@ -14,7 +14,7 @@ from typing import Any
 from mfu_jax.flops import names
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.result import ExecutedCount
-from mfu_jax.flops.ledger_lines import Evidence, LedgerLine, explained_lines
+from mfu_jax.flops.ledger_lines import LedgerLine, StepCounts, explained_lines
 from mfu_jax.flops.ledger_table import HEAD, LedgerRow, render_rows
 from mfu_jax.flops.operation_diff import Operations, largest, missing_operations
 
@@ -169,7 +169,7 @@ def compare_flops(
         attention = Fraction(getattr(model, "activations", 0), devices)
         complex_products = Fraction(model.complex_products, devices)
         model = Fraction(model.forward + model.backward, devices)
-    evidence = Evidence(
+    evidence = StepCounts(
         model=round(model),
         convention=convention,
         executed=executed,

@@ -36,7 +36,7 @@ class LedgerLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class StepCounts:
     """The model count and the executed count of one step, on one device.
 
     Attributes: see `mfu_jax.compare_flops`; `model` is an int, and its `operations` are empty if it
@@ -115,17 +115,17 @@ class Evidence:
         return {name: n for name, n in lacking.items() if n == share * self.operations[name]}
 
 
-def explained_lines(evidence: Evidence) -> list[LedgerLine]:
+def explained_lines(evidence: StepCounts) -> list[LedgerLine]:
     """The ledger's lines, the model's first."""
     return [line for rule in _RULES for line in rule(evidence)]
 
 
-def _model(of: Evidence) -> Iterator[LedgerLine]:
+def _model(of: StepCounts) -> Iterator[LedgerLine]:
     note = f"convention {of.convention}"
     yield LedgerLine(label=names.MODEL, flops=of.model, note=note)
 
 
-def _masked_pairs(of: Evidence) -> Iterator[LedgerLine]:
+def _masked_pairs(of: StepCounts) -> Iterator[LedgerLine]:
     """Without kernels, the model's own masked pairs; with kernels, what they compute beyond it.
 
     Kernels compute every pair that the mask keeps, and at most all.
@@ -147,7 +147,7 @@ def _masked_pairs(of: Evidence) -> Iterator[LedgerLine]:
     yield LedgerLine(label=names.MASKED_PAIRS, flops=flops, note=note)
 
 
-def _beside_kernels(of: Evidence, attention: int) -> int:
+def _beside_kernels(of: StepCounts, attention: int) -> int:
     """FLOPs of activation products outside attention kernels, such as linear attention's.
 
     Plain matmuls exclude those that kernels run; `attention` includes all, with all pairs. If the
@@ -162,20 +162,20 @@ def _beside_kernels(of: Evidence, attention: int) -> int:
     return max(0, attention - round(sum(beyond(of.operations, plain).values())))
 
 
-def _rematerialised(of: Evidence) -> Iterator[LedgerLine]:
+def _rematerialised(of: StepCounts) -> Iterator[LedgerLine]:
     """Matmuls named so."""
     note = "forward work done again by jax.checkpoint"
     yield LedgerLine(label=names.REMATERIALISED, flops=of.executed.rematerialized, note=note)
 
 
-def _recomputed_by_xla(of: Evidence) -> Iterator[LedgerLine]:
+def _recomputed_by_xla(of: StepCounts) -> Iterator[LedgerLine]:
     """Matmuls that XLA names so."""
     if flops := of.executed.xla_rematerialized:
         note = "forward work that XLA does again where its results do not fit into memory"
         yield LedgerLine(label=names.RECOMPUTED_BY_XLA, flops=flops, note=note)
 
 
-def _duplicated(of: Evidence) -> Iterator[LedgerLine]:
+def _duplicated(of: StepCounts) -> Iterator[LedgerLine]:
     """Matmuls on equal operands, but for those that an `optimization_barrier` keeps apart."""
     executed = of.executed
     asked_for = common(beyond(of.operations, executed.by_operation), executed.duplicated_operations)
@@ -184,21 +184,21 @@ def _duplicated(of: Evidence) -> Iterator[LedgerLine]:
     yield LedgerLine(label=names.DUPLICATED, flops=flops, note=note)
 
 
-def _zero_padding(of: Evidence) -> Iterator[LedgerLine]:
+def _zero_padding(of: StepCounts) -> Iterator[LedgerLine]:
     """Zeros and cut results that the program's text shows."""
     if flops := of.executed.padding:
         note = "matmuls on zeros that XLA pads them with, or whose results it cuts off"
         yield LedgerLine(label=names.ZERO_PADDING, flops=flops, note=note)
 
 
-def _dense_expansion(of: Evidence) -> Iterator[LedgerLine]:
+def _dense_expansion(of: StepCounts) -> Iterator[LedgerLine]:
     """Zeros of other groups that the program's text shows."""
     if flops := of.executed.expansion:
         note = "ragged or depthwise products computed densely: the other groups are zeros"
         yield LedgerLine(label=names.DENSE_EXPANSION, flops=flops, note=note)
 
 
-def _fft_by_matmuls(of: Evidence) -> Iterator[LedgerLine]:
+def _fft_by_matmuls(of: StepCounts) -> Iterator[LedgerLine]:
     """Operations named after an FFT: on TPUs, matmuls have its function's name."""
     flops = _of_ffts(of.executed.by_operation) - _of_ffts(of.operations)
     if of.operations and flops > 0:
@@ -210,26 +210,26 @@ def _of_ffts(operations: Operations) -> Fraction:
     return sum((Fraction(n) for name, n in operations.items() if _FFT.search(name)), Fraction(0))
 
 
-def _repeated(of: Evidence) -> Iterator[LedgerLine]:
+def _repeated(of: StepCounts) -> Iterator[LedgerLine]:
     """Matmuls whose operands are equal on several devices."""
     note = "these devices compute the same values; usually nothing is sharded over them"
     for label, flops in of.executed.repeated.items():
         yield LedgerLine(label=label, flops=flops, note=note)
 
 
-def _overheads(of: Evidence) -> Iterator[LedgerLine]:
+def _overheads(of: StepCounts) -> Iterator[LedgerLine]:
     """What the caller knows of the program."""
     for label, flops in of.overheads.items():
         yield LedgerLine(label=label, flops=flops)
 
 
-def _other(of: Evidence) -> Iterator[LedgerLine]:
+def _other(of: StepCounts) -> Iterator[LedgerLine]:
     """Matmuls on gradients, or in no phase."""
     flops = of.executed.optimizer + of.executed.other
     yield LedgerLine(label=names.OTHER, flops=flops, note="optimizer, or no phase")
 
 
-def _pieces_of_images(of: Evidence) -> Iterator[LedgerLine]:
+def _pieces_of_images(of: StepCounts) -> Iterator[LedgerLine]:
     """Convolutions on pieces, by kind of piece: what their operations have beyond the model's."""
     above = beyond(of.executed.by_operation, of.operations) if of.operations else {}
     note = "pieces of images multiply more than the whole: they overlap, or have zeros"
@@ -238,7 +238,7 @@ def _pieces_of_images(of: Evidence) -> Iterator[LedgerLine]:
             yield LedgerLine(label=label, flops=flops, note=note)
 
 
-def _rematerialised_backward(of: Evidence) -> Iterator[LedgerLine]:
+def _rematerialised_backward(of: StepCounts) -> Iterator[LedgerLine]:
     """Backward operations that run more often than the model has them.
 
     At most what the traced checkpoints add and no name tells.
@@ -250,7 +250,7 @@ def _rematerialised_backward(of: Evidence) -> Iterator[LedgerLine]:
         yield LedgerLine(label=names.REMATERIALISED_BACKWARD, flops=flops, note=note)
 
 
-def _repeated_by_the_model(of: Evidence) -> Iterator[LedgerLine]:
+def _repeated_by_the_model(of: StepCounts) -> Iterator[LedgerLine]:
     """Repeated matmuls inside a `shard_map`; or all that is no surplus over the model by name.
 
     FFTs and pieces of images have lines for theirs.
@@ -265,33 +265,33 @@ def _repeated_by_the_model(of: Evidence) -> Iterator[LedgerLine]:
         yield LedgerLine(label=names.REPEATED_BY_THE_MODEL, flops=-flops, note=note)
 
 
-def _moved_to_the_host(of: Evidence) -> Iterator[LedgerLine]:
+def _moved_to_the_host(of: StepCounts) -> Iterator[LedgerLine]:
     """Operations that the program hands to the host."""
     note = "the host runs it instead (compute_on)"
     yield from _less(of, names.ON_HOST, of.on_host, note)
 
 
-def _three_real_products(of: Evidence) -> Iterator[LedgerLine]:
+def _three_real_products(of: StepCounts) -> Iterator[LedgerLine]:
     """Operations of complex numbers of which a quarter is missing."""
     note = "a TPU multiplies three times and adds more often, instead of four products"
     yield from _less(of, names.THREE_REAL, of.in_three, note)
 
 
-def _removed(of: Evidence) -> Iterator[LedgerLine]:
+def _removed(of: StepCounts) -> Iterator[LedgerLine]:
     """Operations that no instruction is named after, or that the trace shows to be avoidable."""
     why = "merged with equal work, moved out of a loop, not needed for a result, or elementwise"
     yield from _less(of, names.REMOVED, of.removed, f"{why}: {largest(of.removed)}")
 
 
 def _less(
-    of: Evidence, label: str, operations: Mapping[str, Fraction], note: str
+    of: StepCounts, label: str, operations: Mapping[str, Fraction], note: str
 ) -> Iterator[LedgerLine]:
     """A line of operations that a traced model has and its program lacks."""
     if of.is_whole and operations:
         yield LedgerLine(label=label, flops=-round(sum(operations.values())), note=note)
 
 
-_RULES: tuple[Callable[[Evidence], Iterator[LedgerLine]], ...] = (
+_RULES: tuple[Callable[[StepCounts], Iterator[LedgerLine]], ...] = (
     _model,
     _masked_pairs,
     _rematerialised,

@@ -185,11 +185,8 @@ class SignatureTable(Generic[_Entry]):
         self.is_ambiguous = whole
         self._whole = whole
         self._known: dict[Signature, _Entry] = {}
-        self._places: list[_Place] | None = None
+        self._places: list[_LeafLocation] | None = None
         self._found: dict[Any, _Entry] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def add(self, signature: Signature, entry: _Entry) -> None:
         """Adds an entry, or replaces the one with the same signature."""
@@ -232,7 +229,7 @@ class SignatureTable(Generic[_Entry]):
         return self._found.get(probe) or self._found.get(tuple(map(loosened, probe)))
 
 
-class _Place(NamedTuple):
+class _LeafLocation(NamedTuple):
     """Where to find a leaf without flattening the other arguments.
 
     Attributes:
@@ -249,10 +246,10 @@ class _Place(NamedTuple):
         return value if self.leaf_number is None else jax.tree.leaves(value)[self.leaf_number]
 
 
-def _places(structure: Any, indices: Sequence[int]) -> list[_Place]:
+def _places(structure: Any, indices: Sequence[int]) -> list[_LeafLocation]:
     """The places of leaves, given as indices among all leaves of (args, kwargs)."""
     places = [
-        _Place(argument, None if jax.tree_util.treedef_is_leaf(inner) else index)
+        _LeafLocation(argument, None if jax.tree_util.treedef_is_leaf(inner) else index)
         for argument, inner in _arguments(structure).items()
         for index in range(inner.num_leaves)
     ]

@@ -91,6 +91,7 @@ def test_a_trace_that_cannot_be_read_is_one_line(
     assert "no peak of the device is known; expected one" in caplog.text
 
 
+@pytest.mark.full
 def test_a_profiler_that_does_not_start_is_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

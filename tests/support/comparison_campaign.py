@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mfu_jax.runs.comparison.gate import GateCheck
-from mfu_jax.runs.comparison.intervals import Difference, compare
+from mfu_jax.runs.comparison.intervals import Difference, compare_with_repeats
 from mfu_jax.runs.comparison.runs import STEP_TIME, WITH_WAITS, ComparedMetric, MetricChange, result
 from tests.support.run_noise import KINDS, UNSEEN_KINDS, Noise, step_times
 
@@ -40,13 +40,13 @@ class Counts:
     def add(self, noise: Noise, steps: int, rng: random.Random) -> None:
         """Simulates one pair of either sort."""
         a, b, slower = (step_times(noise, steps, rng, mean=mean) for mean in (1.0, 1.0, 1.02))
-        same, worse = compare(a, b), compare(a, slower)
+        same, worse = (compare_with_repeats([a], run) for run in (b, slower))
         self.pairs += 1
         self.false_alarms += result(same.inverse) != "same"
         self.detected += result(worse.inverse) == "slower"
         waited_a, waited_b, waited_slower = (_with_waits(run, rng) for run in (a, b, slower))
-        self.gate_alarms += _fails(same, compare(waited_a, waited_b))
-        self.gate_detected += _fails(worse, compare(waited_a, waited_slower))
+        self.gate_alarms += _fails(same, compare_with_repeats([waited_a], waited_b))
+        self.gate_detected += _fails(worse, compare_with_repeats([waited_a], waited_slower))
 
 
 def _with_waits(run: Sequence[float], rng: random.Random) -> list[float]:

@@ -178,10 +178,10 @@ def real_pairs(
     return total
 
 
-def batch_of(shape: Sequence[int], matrix_dimensions: int = 2) -> int:
+def batch_of(shape: Sequence[int]) -> int:
     """The number of matrices in a stack.
 
     >>> batch_of((7, 5, 3, 3))
     35
     """
-    return math.prod(shape[: len(shape) - matrix_dimensions])
+    return math.prod(shape[:-2])

@@ -78,38 +78,23 @@ class Difference:
         )
 
 
-def compare(
-    a: Sequence[float], b: Sequence[float], *, confidence: float = CONFIDENCE
-) -> Difference:
-    """The change from A to B.
-
-    Args:
-        a: a value per measured step, in order, all above 0; at least one.
-        b: the same for the other run.
-        confidence: of the interval.
-
-    >>> difference = compare([1.0, 1.01, 0.99] * 40, [1.02, 1.03, 1.01] * 40)
-    >>> difference.is_real, round(difference.change, 3)
-    (True, 0.02)
-    """
-    return compare_with_repeats([a], b, confidence=confidence)
-
-
 def compare_with_repeats(
     runs: Sequence[Sequence[float]],
     b: Sequence[float],
     *,
-    confidence: float = CONFIDENCE,
     rounding: float = 0.0,
 ) -> Difference:
     """The change from repeats of one run to B.
 
     Args:
-        runs: each as A in `compare`; with two or more, their scatter widens the interval.
-        b: as in `compare`.
-        confidence: of the interval.
+        runs: a value per measured step of each, in order, all above 0; at least one. With two or
+            more runs, their scatter widens the interval.
+        b: the same for the other run.
         rounding: the values' resolution relative to them: for a log's 0.012 s, 1 / 12.
 
+    >>> difference = compare_with_repeats([[1.0, 1.01, 0.99] * 40], [1.02, 1.03, 1.01] * 40)
+    >>> difference.is_real, round(difference.change, 3)
+    (True, 0.02)
     >>> runs = [[x, 1.01 * x, 0.99 * x] * 40 for x in (1.0, 1.03, 0.97, 1.02)]
     >>> compare_with_repeats(runs, [1.02, 1.03, 1.01] * 40).is_real
     False
@@ -117,7 +102,7 @@ def compare_with_repeats(
     of_a = _repeated([_estimate(run, rounding) for run in runs])
     of_b = _estimate(b, rounding)
     change = of_b.mean - of_a.mean
-    margin = _margin(of_a, of_b, confidence)
+    margin = _margin(of_a, of_b)
     return Difference(
         a=statistics.median(map(statistics.median, runs)),
         b=statistics.median(b),
@@ -218,7 +203,7 @@ def _stretch(windows: Sequence[float], squares: float) -> float:
     return (1 + correlation) / (1 - correlation)
 
 
-def _margin(a: _MeanLog, b: _MeanLog, confidence: float) -> float | None:
+def _margin(a: _MeanLog, b: _MeanLog) -> float | None:
     """Half the interval of the logarithms' difference (Welch and Satterthwaite)."""
     variance = a.variance + b.variance
     if math.isnan(variance):
@@ -226,7 +211,7 @@ def _margin(a: _MeanLog, b: _MeanLog, confidence: float) -> float | None:
     if variance == 0:
         return 0.0
     degrees = variance**2 / (a.variance**2 / a.degrees + b.variance**2 / b.degrees)
-    quantile = _student_quantile(0.5 + confidence / 2, max(degrees, _FEWEST_DEGREES))
+    quantile = _student_quantile(0.5 + CONFIDENCE / 2, max(degrees, _FEWEST_DEGREES))
     return quantile * math.sqrt(variance)
 
 

@@ -261,20 +261,6 @@ def interval(difference: Difference) -> str:
     return f"{signed(difference.low)} … {signed(difference.high)}"
 
 
-def compare_runs(a: MetricsRun, b: MetricsRun, *, warmup_steps: int) -> RunComparison:
-    """Compares the measured steps of two runs.
-
-    Args:
-        a: the older run, the baseline.
-        b: the other one.
-        warmup_steps: as for `MetricsRun.summary`.
-
-    Raises:
-        UserError: a run has no measured step.
-    """
-    return compare_with_runs([a], b, warmup_steps=warmup_steps)
-
-
 def compare_with_runs(
     baselines: Sequence[MetricsRun], b: MetricsRun, *, warmup_steps: int
 ) -> RunComparison:

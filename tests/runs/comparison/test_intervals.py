@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Sequence
 
 import pytest
 import scipy.stats
 
 from mfu_jax.runs.comparison.gate import GateCheck
-from mfu_jax.runs.comparison.intervals import compare, compare_with_repeats, window_ends
+from mfu_jax.runs.comparison.intervals import Difference, compare_with_repeats, window_ends
 from mfu_jax.runs.comparison.runs import STEP_TIME, MetricChange, result
 from tests.support.comparison_campaign import campaign
 from tests.support.run_noise import KINDS, UNSEEN_KINDS, step_times
+
+
+def compare(a: Sequence[float], b: Sequence[float]) -> Difference:
+    return compare_with_repeats([a], b)
 
 
 def test_verdicts_on_pairs_of_runs_with_realistic_noise() -> None:

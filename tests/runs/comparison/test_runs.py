@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.comparison.runs import RunComparison, compare_runs
+from mfu_jax.runs.comparison.runs import RunComparison, compare_with_runs
 from mfu_jax.runs.metrics.files import read_metrics
 from tests.support.metrics_lines import write_run
 from tests.support.run_noise import KINDS, step_times
@@ -19,7 +19,8 @@ def pair(folder: Path, *, mean: float, steps: int = 300, **of_b: float) -> RunCo
     rng = random.Random(11)
     a, b = (step_times(KINDS["remembering"], steps, rng, mean=m) for m in (1.0, mean))
     files = [write_run(folder / "a.jsonl", a), write_run(folder / "b.jsonl", b, **of_b)]
-    return compare_runs(*map(read_metrics, files), warmup_steps=0)
+    baseline, run = map(read_metrics, files)
+    return compare_with_runs([baseline], run, warmup_steps=0)
 
 
 def test_a_faster_run_is_told_by_how_much(tmp_path: Path) -> None:
@@ -79,8 +80,8 @@ def test_what_a_log_rounds_is_no_difference(tmp_path: Path) -> None:
     rng = random.Random(4)
 
     def compared(a: float, b: float, spread: float) -> RunComparison:
-        runs = [log(tmp_path / f"{t}.log", t, spread, rng) for t in (a, b)]
-        return compare_runs(*map(read_metrics, runs), warmup_steps=0)
+        runs = [read_metrics(log(tmp_path / f"{t}.log", t, spread, rng)) for t in (a, b)]
+        return compare_with_runs(runs[:1], runs[1], warmup_steps=0)
 
     assert compared(0.01245, 0.01255, 1e-5).to_json()["result"] == "same"
     assert compared(0.0120, 0.0150, 1e-5).to_json()["result"] == "slower"
@@ -92,4 +93,4 @@ def test_what_a_log_rounds_is_no_difference(tmp_path: Path) -> None:
 def test_a_run_of_warm_up_only_is_an_error(tmp_path: Path) -> None:
     run = read_metrics(write_run(tmp_path / "a.jsonl", [1.0, 1.0], kind=None))
     with pytest.raises(UserError, match=r"holds 2 steps, none of them with a measured time"):
-        compare_runs(run, run, warmup_steps=3)
+        compare_with_runs([run], run, warmup_steps=3)

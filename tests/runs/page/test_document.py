@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.runs.comparison.runs import compare_runs
+from mfu_jax.runs.comparison.runs import compare_with_runs
 from mfu_jax.runs.page import page
 from mfu_jax.runs.page.document import run_names
 from mfu_jax.runs.report.run_data import Options, RunData, read_run_data
@@ -177,7 +177,7 @@ def test_two_runs_have_a_verdict_and_the_settings_that_differ(tmp_path: Path) ->
         setup = tmp_path / name / "metrics.jsonl.setup.json"
         setup.write_text(json.dumps({"values": {}, "texts": texts}))
     runs = [read(tmp_path / name) for name in "ab"]
-    found = compare_runs(*(run.metrics for run in runs), warmup_steps=3)
+    found = compare_with_runs([runs[0].metrics], runs[1].metrics, warmup_steps=3)
     text = page(runs, [found])
     (verdict,) = (e for e in html_pages.elements(text) if "data-verdict" in e.attributes)
     assert verdict.attributes["data-verdict"] == "faster"

@@ -51,11 +51,6 @@ FAMILIES = {
 }
 
 
-def known_blocks() -> list[str]:
-    """Every known `decoder_block`."""
-    return sorted(FAMILIES)
-
-
 def build(config: ModelConfig) -> Model:
     """The layers of `config`.
 
@@ -66,7 +61,7 @@ def build(config: ModelConfig) -> Model:
     if block not in FAMILIES:
         raise UserError(
             f"decoder_block={block!r} is not known{nearest(block, FAMILIES)}; known are "
-            f"{', '.join(known_blocks())}; count_model_flops(fn, *args) counts any JAX function"
+            f"{', '.join(sorted(FAMILIES))}; count_model_flops(fn, *args) counts any JAX function"
         )
     module, function = FAMILIES[block].split(".")
     family = importlib.import_module(f"mfu_jax.flops.analytic.architectures.{module}")

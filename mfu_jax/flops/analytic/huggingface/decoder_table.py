@@ -80,10 +80,8 @@ def _listed_experts(default: Callable[[int], str]) -> FieldValue:
     return lambda c: feed_forward_types(c, default)
 
 
-def _experts(
-    count: str, hidden: str = "moe_intermediate_size", used: str = "num_experts_per_tok"
-) -> FieldValues:
-    return lambda c: experts(c, count, hidden, used)
+def _experts(count: str) -> FieldValues:
+    return lambda c: experts(c, count)
 
 
 def _all_experts(

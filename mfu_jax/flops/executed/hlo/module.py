@@ -378,8 +378,8 @@ class HloModule:
                     computations[callee] = computation
         return computations, calls
 
-    def header_int(self, key: str, default: int = 1) -> int:
-        """A number in the first line, such as ``num_partitions``."""
+    def header_int(self, key: str) -> int:
+        """A number in the first line, such as ``num_partitions``; 1 if absent."""
         start = self.header.find(f"{key}=")  # fast, and the header is long
         match = re.search(rf"\b{key}=(\d+)", self.header[start - 1 :]) if start > 0 else None
-        return int(match[1]) if match else default
+        return int(match[1]) if match else 1

@@ -53,7 +53,7 @@ def _about(loop: object) -> str:
 
 def _printed(client) -> list[str]:  # type: ignore[no-untyped-def]
     """The set-up, the ledger, and the last line of the log."""
-    from mfu_jax.logger.sinks import make_sink
+    from mfu_jax.sinks import make_sink
     from tests.support.client import Observed
 
     stream = io.StringIO()

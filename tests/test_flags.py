@@ -17,8 +17,8 @@ from mfu_jax import flags
 from mfu_jax.errors import UserError
 from mfu_jax.instrumentation.assembly import sinks_of
 from mfu_jax.logger.disabled import DisabledLogger
-from mfu_jax.logger.sinks import JsonlSink, TensorBoardSink
 from mfu_jax.settings import Settings
+from mfu_jax.sinks import JsonlSink, TensorBoardSink
 from mfu_jax.util import jax_internals
 
 

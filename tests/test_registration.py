@@ -10,6 +10,7 @@ import pytest
 
 from mfu_jax.flops.analytic.architectures.families import FAMILIES
 from mfu_jax.flops.analytic.huggingface import decoder_table
+from mfu_jax.logger.sinks.base import OURS
 from tests.support.paths import ROOT
 
 ANALYTIC = ROOT / "mfu_jax" / "flops" / "analytic"
@@ -74,11 +75,7 @@ def test_every_model_type_in_a_row_or_decorator_is_known() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     "room",
-    [
-        "mfu_jax.flops.analytic.huggingface",
-        "mfu_jax.flops.executed.kernels",
-        "mfu_jax.logger.sinks",
-    ],
+    ["mfu_jax.flops.analytic.huggingface", "mfu_jax.flops.executed.kernels"],
 )
 def test_a_room_of_registered_things_imports_each_of_its_files(room: str) -> None:
     imported = printed(f"import sys, {room}; print(*sys.modules)")
@@ -87,3 +84,20 @@ def test_a_room_of_registered_things_imports_each_of_its_files(room: str) -> Non
     modules = {".".join((room, *file.parts)).removesuffix(".__init__") for file in files}
     assert len(modules) > 4
     assert modules <= imported
+
+
+def test_every_sink_is_imported_when_it_is_asked_for_by_name() -> None:
+    registered = {}
+    for path in (ROOT / "mfu_jax" / "logger" / "sinks").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for call in getattr(node, "decorator_list", ()):
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "register_sink":
+                    name = ast.literal_eval(call.args[0])
+                    registered[name] = f"mfu_jax.logger.sinks.{path.stem}"
+    assert len(registered) > 4
+    assert registered == OURS
+    found = printed(
+        "from mfu_jax.logger.sinks.base import OURS, find_sink;"
+        "print(*(name for name in OURS if find_sink(name)))"
+    )
+    assert found == set(registered)

@@ -19,7 +19,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.delivery.backlog_files import FOLDER, Segment, last_step, segments, steps_of
-from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, is_permanent, make_sink
+from mfu_jax.logger.sinks.base import Sink, StepRecord, find_sink, is_permanent, make_sink
 from mfu_jax.util.arguments import parse
 
 _BATCH = 1000
@@ -107,7 +107,8 @@ def _missing(path: Path, made_by: tuple[str, dict[str, Any]], last: int) -> int:
 
 def _open(made_by: tuple[str, dict[str, Any]]) -> Sink:
     name, arguments = made_by
-    if name in SINKS and "resume_from_step" in inspect.signature(SINKS[name]).parameters:
+    kind = find_sink(name)
+    if kind is not None and "resume_from_step" in inspect.signature(kind).parameters:
         arguments = {**arguments, "resume_from_step": _LAST_STEP}
     return make_sink(name, **arguments)
 

@@ -19,7 +19,7 @@ from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
-from mfu_jax.logger.sinks import Sink, make_sink
+from mfu_jax.logger.sinks.base import Sink, make_sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 from mfu_jax.util.failsafe import Boundary

@@ -15,9 +15,6 @@ import jax
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.names import LORA_A, LORA_B
 from mfu_jax.flops.exact import integral
-from mfu_jax.flops.executed.counting import HasText, executed_flops
-from mfu_jax.flops.executed.result import ExecutedCount
-from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced.counting import count_with_scopes, pallas_kernel_flops
 from mfu_jax.flops.traced.masks.declared import PACKED
@@ -27,6 +24,9 @@ from mfu_jax.logger.records.step_cost import StepCost
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.conventions import FlopsRow
+    from mfu_jax.flops.executed.counting import HasText
+    from mfu_jax.flops.executed.result import ExecutedCount
+    from mfu_jax.flops.ledger import Ledger
 
 HfuSource = Literal["executed", "cost_analysis"]
 
@@ -282,6 +282,10 @@ def count_program(
         trip_counts: iterations of loops that depend on data.
         lengths: of groups and sequences that depend on data.
     """
+    # Imported by the thread that counts, during the first step: a third of the start-up's modules.
+    from mfu_jax.flops.executed.counting import executed_flops
+    from mfu_jax.flops.ledger import compare_flops
+
     executed = executed_flops(
         compiled,
         kernel_flops=kernel_flops or None,

@@ -19,7 +19,7 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.logger.loop.loop_lock import turn
+from mfu_jax.logger.loop.loop_lock import holding
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.names import PROFILE_POINTS, PROFILE_READER
 from mfu_jax.settings import Settings, parse_steps
@@ -173,7 +173,7 @@ class StepProfile:
         assert reading is not None
         reading.wait(READ_SECONDS)
         if reading.numbers:
-            with turn(self._logger.spans.lock):  # other threads may record other steps
+            with holding(self._logger.spans.lock):  # other threads may record other steps
                 self._logger.spans.add_numbers(
                     {**reading.numbers, "profile/last_step": self._marked}
                 )

@@ -6,10 +6,9 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.ledger import Ledger
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.jitting import caller_of, jitted, jitting_error, name_of
@@ -27,9 +26,12 @@ from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks import Sink
+from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import Settings
 from mfu_jax.util.failsafe import failsafe
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.ledger import Ledger
 
 _log = logging.getLogger("mfu_jax")
 

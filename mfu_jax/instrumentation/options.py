@@ -13,7 +13,7 @@ from mfu_jax.instrumentation.packed_documents import PackedDocuments
 from mfu_jax.logger.assembly import checked_sinks
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import Sink
+from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
 
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.

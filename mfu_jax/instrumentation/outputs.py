@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.records.drop_large import listed, shown, small
+from mfu_jax.logger.records.drop_large import describe_dropped, drop_large, size_text
 from mfu_jax.logger.timing.readiness import end_marker
 
 Metrics = dict[str, Any]
@@ -54,12 +54,12 @@ def select_metrics(output: Any, select: Select | None = None) -> Selection:
     if select is not None:
         chosen = _checked(select, output)
         if chosen:
-            left_out = small(chosen)[1]
+            left_out = drop_large(chosen)[1]
             text = "chosen by metrics=…"
             return Selection(
-                lambda out: small(_as_metrics(select(out)))[0],
+                lambda out: drop_large(_as_metrics(select(out)))[0],
                 text,
-                listed(left_out) if left_out else "",
+                describe_dropped(left_out) if left_out else "",
             )
     selection = _find(output)
     if selection is not None and select is None:
@@ -110,7 +110,7 @@ def _hint(output: Any) -> str:
     for path, value in _places(output, (), 0):
         if _is_loss(value) and len(value.shape) == 1:
             return (
-                f"; if {_shown(path)}, {shown(value)}, holds a loss of each example, pass "
+                f"; if {_shown(path)}, {size_text(value)}, holds a loss of each example, pass "
                 f"metrics=lambda output: {_shown(path)}"
             )
     for path, value in _places(output, (), 0):
@@ -177,7 +177,7 @@ def _names_of(value: Mapping[Any, Any]) -> _Names:
             names.kept[key] = None
             names.means.append(key)
         elif item is not None:
-            names.left_out.append(f"{key} {shown(item)}")
+            names.left_out.append(f"{key} {size_text(item)}")
     return names
 
 
@@ -189,7 +189,7 @@ def _of_mapping(path: tuple[Any, ...], value: Mapping[Any, Any]) -> Selection:
     return Selection(
         (lambda out: get(out).copy()) if whole else (lambda out: names.read(get(out))),
         f"{_shown(path)}: {names.text}",
-        listed(names.left_out) if names.left_out else "",
+        describe_dropped(names.left_out) if names.left_out else "",
     )
 
 

@@ -331,7 +331,7 @@ class StepObserver:
             self._programs.count(program.analysis, self.name, then=self._write_ledger)
 
     def _tell(self, program: StepProgram, changes: Sequence[str] | None) -> None:
-        self.logger.explain(self._programs.functions)
+        self.logger.suppress_recompile_notes(self._programs.functions)
         if changes is None:
             self._write_setup(program)
             return

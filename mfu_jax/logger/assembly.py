@@ -5,26 +5,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.records.scalars import plain_seconds
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.strict_json import printable
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import Sink
-from mfu_jax.logger.sinks.console import ConsoleSink
+from mfu_jax.logger.sinks.base import Sink, make_sink
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary
 
 # What stands in for a pause or wait, and for a summary, if they fail.
 NO_SPAN = contextlib.nullcontext()
 NO_SUMMARY = Summary(steps=0)
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.watchdog import Watchdog
 
 
 def with_fields(
@@ -62,7 +64,7 @@ def sinks_of_process(sinks: Sequence[Sink] | None, config: LoggerConfig) -> Sequ
     """The given sinks, or a console, in the process that writes; none in the others."""
     if not is_main_process(config):
         return []
-    return [ConsoleSink()] if sinks is None else checked_sinks(sinks)
+    return [make_sink("console")] if sinks is None else checked_sinks(sinks)
 
 
 def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
@@ -98,8 +100,21 @@ def open_journal(metrics_file: Any, **options: Any) -> Journal | NoJournal:
     """The journal of this process beside a metrics file, if there is one; see `Journal`."""
     if not metrics_file:
         return NoJournal()
+    from mfu_jax.logger.journal.writer import Journal
+
     index, processes = jax.process_index(), jax.process_count()
     return Journal(metrics_file, index=index, processes=processes, **options)
+
+
+def watchdog_of(
+    config: LoggerConfig, boundary: Boundary, monotonic: Callable[[], float]
+) -> Watchdog:
+    """The watchdog; only the process that writes metrics has a heartbeat."""
+    from mfu_jax.logger.watchdog import Watchdog
+
+    if config.heartbeat_file and not is_main_process(config):
+        config = dataclasses.replace(config, heartbeat_file="")
+    return Watchdog(config, boundary, monotonic=monotonic)
 
 
 def given_seconds(value: Any, step: TimedStep) -> float | None:

@@ -24,7 +24,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock, get_ident
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
@@ -32,13 +32,12 @@ from mfu_jax.logger.delivery.pipeline import RecordPipeline
 from mfu_jax.logger.delivery.record_builder import RecordBuilder
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger
 from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.loop.compilations import LoopCompilations
-from mfu_jax.logger.loop.loop_lock import wait_for_turn
+from mfu_jax.logger.loop.loop_lock import acquire_loop_lock
 from mfu_jax.logger.loop.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.loop.spans import LoopSpans
 from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close
-from mfu_jax.logger.records.drop_large import SmallMetrics
+from mfu_jax.logger.records.drop_large import MetricFilter
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
@@ -47,8 +46,10 @@ from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
-from mfu_jax.logger.watchdog import Watchdog
 from mfu_jax.util.failsafe import Boundary, failsafe
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.journal.writer import Journal
 
 _log = logging.getLogger("mfu_jax")
 
@@ -113,12 +114,14 @@ class MetricLogger:
         self._summary: Summary | None = None
         self._failure_was_raised = self._is_at_exit = False
         self._process_id, self._closing = os.getpid(), RLock()
-        watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
+        watchdog = self._watchdog = assembly.watchdog_of(config, boundary, monotonic)
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
-        self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
-        self._small = SmallMetrics(self._pipeline.flush_soon)
-        watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
+        self._pipeline = RecordPipeline(
+            self._builder, used, config, watchdog.on_record, self._journal
+        )
+        self._filter = MetricFilter(self._pipeline.flush_soon)
+        watchdog.connect(self._pipeline.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.interrupt = self._timer.interrupt
         self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)
@@ -171,10 +174,12 @@ class MetricLogger:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
             UserError: the logger is closed; `step` is not a whole number, or before `start_step`.
         """
-        has_turn = False
+        has_lock = False
         try:
             begin = self._monotonic()
-            has_turn = (lock := self.spans.lock).acquire(False) or wait_for_turn(lock, is_step=True)
+            has_lock = (lock := self.spans.lock).acquire(False) or acquire_loop_lock(
+                lock, is_step=True
+            )
             if type(step) is not int:
                 step = self._numbers.whole(step)
             if self._pipeline.failure or self._summary or step <= self._numbers.last:
@@ -186,7 +191,7 @@ class MetricLogger:
             self._numbers.last = step
             if (thread := get_ident()) not in self._compilations.known:
                 self._compilations.run_here()
-            metrics = self._small.of(metrics)
+            metrics = self._filter.of(metrics)
             if self.phases.has_phases:
                 of_phases, cost_of_phases = self.phases.take()
                 metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
@@ -205,10 +210,10 @@ class MetricLogger:
             if finished is not None:
                 self._pipeline.put(finished)
             if self._numbers.has_gone_back:
-                self._pipeline.put(self._numbers.tell(self._journal))
+                self._pipeline.put(self._numbers.reports(self._journal))
             if given is not None:
                 self.spans.hold(taken)  # a later eval may still add to it
-            self._watchdog.completed((step, now := self._monotonic(), thread))
+            self._watchdog.on_step((step, now := self._monotonic(), thread))
             taken.overhead_seconds = now - begin - self._timer.waited_seconds
             if self.interrupt.pending is not None:
                 self.interrupt.raise_pending()
@@ -217,7 +222,7 @@ class MetricLogger:
         except Exception as error:  # `failsafe` would be one more call
             self._boundary.caught(error, "a step is not logged")
         finally:
-            if has_turn:
+            if has_lock:
                 lock.release()
 
     @failsafe("an eval is not logged", passes=RERAISED)
@@ -227,7 +232,7 @@ class MetricLogger:
         Inside ``pause("eval")``, they join the step's own record; after it, they join
         the next record, and ``eval/step`` says which step they belong to.
         """
-        self.spans.add(step, self._small.of(metrics))
+        self.spans.add(step, self._filter.of(metrics))
 
     @failsafe("a pause is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
     def pause(
@@ -291,9 +296,9 @@ class MetricLogger:
         self._pipeline.call_sinks("write_text", tag, text)
 
     @failsafe("a compilation may be reported twice")
-    def explain(self, functions: Iterable[str]) -> None:
+    def suppress_recompile_notes(self, functions: Iterable[str]) -> None:
         """The caller reports compilations of these itself: JAX's names, as ``jit(train_step)``."""
-        self._builder.explained.update(functions)
+        self._builder.without_recompile_notes.update(functions)
 
     @failsafe("metrics may not be written yet")
     def flush(self) -> None:

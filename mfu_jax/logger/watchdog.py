@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.logger.assembly import is_main_process
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.storage.addresses import path_of
@@ -59,7 +58,7 @@ class Watchdog:
         end: ends the process with an exit code, whatever its other threads are doing.
 
     Attributes:
-        completed: called with (step, time, thread id) when a step is recorded; a single call into
+        on_step: called with (step, time, thread id) when a step is recorded; a single call into
             C, because the training thread makes it in every step.
         stopped_seconds: how long the process is known not to have run since the last step.
         is_paused: an eval, a checkpoint or similar is in progress.
@@ -85,7 +84,7 @@ class Watchdog:
         self._hangs = 0
         self._heartbeat: Path | None = None
         self._has_beaten = True
-        if config.heartbeat_file and is_main_process(config):
+        if config.heartbeat_file:
             self._heartbeat = Path(path_of(config.heartbeat_file)).absolute()
         self._monotonic = monotonic
         self._step = -1
@@ -93,7 +92,7 @@ class Watchdog:
         self._beat_at = float("-inf")
         self._intervals: deque[float] = deque(maxlen=101)
         self._completions: deque[tuple[int, float, int]] = deque(maxlen=_MOST_COMPLETIONS)
-        self.completed: Callable[[tuple[int, float, int]], None] = self._completions.append
+        self.on_step: Callable[[tuple[int, float, int]], None] = self._completions.append
         self._lock = threading.RLock()  # of `_catch_up`
         self._records: deque[StepRecord] = deque(maxlen=_LAST_RECORDS)
         self.is_paused = False
@@ -131,7 +130,7 @@ class Watchdog:
         """
         self._who_is_silent, self._flush = who_is_silent, flush
 
-    def saw(self, record: StepRecord) -> None:
+    def on_record(self, record: StepRecord) -> None:
         """Keeps a record for a hang report; the first one starts the thread."""
         if self._thread is None and self._config.hang_factor > 0:
             self._checked_at = self._monotonic()  # unchecked before: a step may have compiled

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 import mfu_jax
 from mfu_jax.logger.records.summary import percentile
-from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
+from mfu_jax.sinks import ConsoleSink, JsonlSink, TensorBoardSink
 from scripts import results
 
 WARMUP = 100

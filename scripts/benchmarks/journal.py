@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mfu_jax.logger.hosts.exchange import ProcessPlace
 from mfu_jax.logger.hosts.report import HostReport
-from mfu_jax.logger.hosts.watch import Place
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.summary import percentile
-from mfu_jax.logger.sinks import JsonlSink
+from mfu_jax.sinks import JsonlSink
 from mfu_jax.util.formatting import columns
 
 WARMUP = 50
@@ -62,8 +62,10 @@ def make_logger(folder: Path, *, journal: bool, exchange: Echo | None) -> Metric
         model_flops_per_device=10**9,
     )
     if exchange:
-        place = Place(0, 2, exchange, False)
-        logger._pipeline.hosts._find_place = lambda config: place
+        place = ProcessPlace(0, 2, exchange, False)
+        hosts = logger._pipeline.hosts
+        assert hosts is not None
+        hosts._find_place = lambda config: place
     return logger
 
 

@@ -10,7 +10,7 @@ import pytest
 from mfu_jax.cli import main
 from mfu_jax.logger.delivery.backlog import Backlog, backlogs_of
 from mfu_jax.logger.delivery.backlog_files import Segment
-from mfu_jax.logger.sinks import CsvSink, JsonlSink, Sink, StepRecord, TensorBoardSink
+from mfu_jax.sinks import CsvSink, JsonlSink, Sink, StepRecord, TensorBoardSink
 from tests.support.work import HANG_SECONDS
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

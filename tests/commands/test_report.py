@@ -16,9 +16,9 @@ import pytest
 
 import mfu_jax
 from mfu_jax.cli import main
-from mfu_jax.logger.sinks import ConsoleSink, JsonlSink
 from mfu_jax.runs.goodput.run_time import CATEGORIES
 from mfu_jax.runs.metrics.files import read_metrics
+from mfu_jax.sinks import ConsoleSink, JsonlSink
 from tests.support.paths import DATA
 from tests.support.written_journals import UNIX, WrittenJournal
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mfu_jax.cli import main
-from mfu_jax.logger.sinks import JsonlSink, StepRecord
 from mfu_jax.runs.live import frame as frames
+from mfu_jax.sinks import JsonlSink, StepRecord
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
 

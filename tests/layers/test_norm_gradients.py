@@ -10,8 +10,8 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.config import pyconfig
 from mfu_jax.trainer.planned import planned_step
+from tests.campaigns.meshes import STEPS, TOKENS, trained
 from tests.support.floats import assert_close_as_float32
-from tests.support.mesh_campaign import STEPS, TOKENS, trained
 from tests.support.platforms import resolved_on
 
 SIZES = (

@@ -14,7 +14,7 @@ import pytest
 
 from mfu_jax.instrumentation.instrumented_step import instrument
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import ConsoleSink, CsvSink, JsonlSink, Sink, TensorBoardSink
+from mfu_jax.sinks import ConsoleSink, CsvSink, JsonlSink, Sink, TensorBoardSink
 from tests.support.sinks import ListSink
 from tests.support.work import HANG_SECONDS
 
@@ -180,7 +180,7 @@ CRASHING_RUN = """
 import sys
 import jax.numpy as jnp
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import JsonlSink
+from mfu_jax.sinks import JsonlSink
 
 logger = MetricLogger(model_flops_per_device=1, sinks=[JsonlSink(sys.argv[1])])
 for step in range(5):

@@ -13,9 +13,9 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.watchdog import HANG_EXIT_CODE, Watchdog
 from mfu_jax.settings import Settings
+from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
 from tests.support.fake_device import FakeClock
 from tests.support.work import HANG_SECONDS
@@ -47,8 +47,8 @@ class Run:
     def steps(self, count: int, seconds: float = 0.5) -> None:
         for _ in range(count):
             self.clock.advance(seconds)
-            self.watchdog.completed((self.step, self.clock.monotonic(), threading.get_ident()))
-            self.watchdog.saw(
+            self.watchdog.on_step((self.step, self.clock.monotonic(), threading.get_ident()))
+            self.watchdog.on_record(
                 StepRecord(step=self.step, unix_seconds=0.0, scalars={"learning/loss": 4.25})
             )
             self.watchdog.check()

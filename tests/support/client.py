@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import mfu_jax
-from mfu_jax.logger.sinks import Sink
+from mfu_jax.sinks import Sink
 from tests.support.sinks import ListSink
 
 STEPS = 4

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks import Sink, StepRecord
+from mfu_jax.sinks import Sink, StepRecord
 from tests.support.work import HANG_SECONDS
 
 

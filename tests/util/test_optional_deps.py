@@ -75,8 +75,8 @@ def test_counting_a_config_needs_neither_them_nor_jax() -> None:
 
 TRAINER = "from mfu_jax.cli import main; raise SystemExit(main(['train', 'steps=1', 'emb_dim=32']))"
 MODULE = TRAINER.replace("mfu_jax.cli", "mfu_jax.train").replace("'train', ", "")
-BAR = "import mfu_jax.logger.sinks as s; s.ConsoleSink(progress=True)"
-EVENTS = "import mfu_jax.logger.sinks as s; s.make_sink('tensorboard', sys.argv[1])"
+BAR = "import mfu_jax.sinks as s; s.ConsoleSink(progress=True)"
+EVENTS = "import mfu_jax.sinks as s; s.make_sink('tensorboard', sys.argv[1])"
 
 HAS_GRAIN = pytest.mark.skipif(
     importlib.util.find_spec("grain") is None, reason="it is missing, too, and named first"
@@ -113,7 +113,7 @@ def test_a_sink_names_its_package(tmp_path: Path) -> None:
 def test_a_terminal_without_rich_gets_lines_and_no_bar() -> None:
     code = """
 sys.stderr.isatty = lambda: True
-import mfu_jax.logger.sinks as s
+import mfu_jax.sinks as s
 print(s.ConsoleSink(progress=None)._bar)
 """
     assert run(("rich",), code).stdout == "None\n"

@@ -13,23 +13,25 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.delivery.backlog import Backlog, backlogs_of
 from mfu_jax.logger.delivery.builder_thread import BuilderThread
 from mfu_jax.logger.delivery.record_builder import RecordBuilder
 from mfu_jax.logger.delivery.sink_worker import SinkWorker
-from mfu_jax.logger.health.watch import HealthWatch
-from mfu_jax.logger.hosts.watch import HostWatch
 from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.records.non_finite import LossWatch, NonFiniteLossError
 from mfu_jax.logger.records.strict_json import encodable, strict
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary, failsafe
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.delivery.backlog import Backlog
+    from mfu_jax.logger.health.watch import HealthWatch
+    from mfu_jax.logger.hosts.watch import HostWatch
+    from mfu_jax.logger.journal.writer import Journal
 
 _log = logging.getLogger("mfu_jax")
 
@@ -55,7 +57,7 @@ class RecordPipeline:
         journal: where steps are noted.
 
     Attributes:
-        hosts: compares the processes of the job.
+        hosts: compares the processes of the job; None if switched off.
         failure: the first non-finite loss that aborts the run; every step up to it has been
             written, and no later step is.
     """
@@ -71,13 +73,12 @@ class RecordPipeline:
         self.failure: NonFiniteLossError | None = None
         self._process_id = os.getpid()
         self._boundary = Boundary()
-        self.hosts = HostWatch(config, self._boundary)
-        self._health = HealthWatch(config, self._boundary)
+        self._health, self.hosts = _monitors(config, self._boundary)
         self._builder = builder
         self._on_record = on_record
         self._journal = journal
         self._workers = []
-        for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True):
+        for sink, kept in zip(sinks, _backlogs(sinks, config.start_step), strict=True):
             _warn(sink, kept)
             self._workers.append(
                 SinkWorker(sink, backlog=kept, period_seconds=config.write_period_seconds)
@@ -91,6 +92,10 @@ class RecordPipeline:
         )
         self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
         self.flush_soon: Callable[[], None] = self._thread.flush_soon
+
+    def who_is_silent(self) -> str:
+        """For a hang report: which processes are behind; empty if that is not known."""
+        return "" if self.hosts is None else self.hosts.who_is_silent()
 
     @property
     def dropped_by_sink(self) -> dict[str, int]:
@@ -153,8 +158,9 @@ class RecordPipeline:
         """Ends the threads; what is still unwritten goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
         for watch in (self.hosts, self._health):
-            with failsafe("host and GPU monitoring may not stop", self._boundary):
-                watch.close()
+            if watch is not None:
+                with failsafe("host and GPU monitoring may not stop", self._boundary):
+                    watch.close()
         for worker in self._workers:  # a failure in one does not affect the others
             with failsafe(f"{worker.name} may have lost its last records", self._boundary):
                 _keep_rest(worker, end)
@@ -213,16 +219,18 @@ class RecordPipeline:
         if record is None:
             self._lost_steps += 1
             return None
-        self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
+        self.failure = self._losses.check(step.step, record.scalars.get("learning/loss"))
         self._on_record(record)
         return record
 
     def _watch(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """The record with the findings of the watches; unchanged if they fail."""
         with failsafe("slow-step, drift and host findings may be missing", self._boundary):
-            record = self._health.adds(step, record)
+            record = self._health.annotate(step, record)
+            if self.hosts is None:
+                return record
             self.hosts.add(step, record.kind)
-            return self.hosts.adds(record)
+            return self.hosts.annotate(record)
         return record
 
 
@@ -231,6 +239,25 @@ def _keep_rest(worker: SinkWorker, end: float) -> None:
     if worker.has_hung:
         worker.abandon()
     worker.keep_rest(max(0.0, min(KEEP_SECONDS, end - CLOSE_SECONDS - time.monotonic())))
+
+
+def _monitors(config: LoggerConfig, boundary: Boundary) -> tuple[HealthWatch, HostWatch | None]:
+    """Imported here, with the logger's other parts, and only those that are on."""
+    from mfu_jax.logger.health.watch import HealthWatch
+
+    if not config.host_log_period:
+        return HealthWatch(config, boundary), None
+    from mfu_jax.logger.hosts.watch import HostWatch
+
+    return HealthWatch(config, boundary), HostWatch(config, boundary)
+
+
+def _backlogs(sinks: Sequence[Sink], start_step: int) -> Sequence[Backlog | None]:
+    if not any(sink.made_by for sink in sinks):
+        return [None] * len(sinks)
+    from mfu_jax.logger.delivery.backlog import backlogs_of
+
+    return backlogs_of(sinks, start_step)
 
 
 def _warn(sink: Sink, backlog: Backlog | None) -> None:

@@ -46,7 +46,7 @@ class RecordBuilder:
         compile_is_seen: JAX reports compilations; otherwise the first step counts as one.
 
     Attributes:
-        explained: JAX's names of functions whose compilations are reported elsewhere.
+        without_recompile_notes: JAX's names of functions whose compilations are reported elsewhere.
     """
 
     def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
@@ -57,7 +57,7 @@ class RecordBuilder:
         self._compile_is_seen = compile_is_seen
         self._run = StepStatistics()
         self._window = StepStatistics()
-        self.explained: set[str] = set()
+        self.without_recompile_notes: set[str] = set()
         self._compiled: set[str] = set()
         self._kinds: Counter[str] = Counter()
         self._steps = 0
@@ -165,12 +165,14 @@ class RecordBuilder:
         compiled = dict.fromkeys(e.function for e in step.compile_events if e.stage == "compile")
         again = self._compiled.intersection(compiled)
         self._compiled.update(compiled)
-        told = [name or "a function" for name in compiled if name not in self.explained]
-        if told and self._kinds:  # not for the first step
-            what = f"{', '.join(told)} in {readable(_compile_seconds(step))} s"
+        reported = [
+            name or "a function" for name in compiled if name not in self.without_recompile_notes
+        ]
+        if reported and self._kinds:  # not for the first step
+            what = f"{', '.join(reported)} in {readable(_compile_seconds(step))} s"
             yield (
                 f"recompiled {what}; usually a shape, dtype or static argument changed"
-                if again.intersection(told)
+                if again.intersection(reported)
                 else f"compiled {what}"
             )
 

@@ -13,15 +13,17 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.alarm import Alarm
-from mfu_jax.logger.delivery.backlog import Backlog
-from mfu_jax.logger.delivery.backlog_files import Segment
 from mfu_jax.logger.records.strict_json import encodable
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import Sink, StepRecord, is_permanent
 from mfu_jax.util.failsafe import Boundary
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.delivery.backlog import Backlog
+    from mfu_jax.logger.delivery.backlog_files import Segment
 
 logger = logging.getLogger("mfu_jax")
 

@@ -26,7 +26,7 @@ class DriftWatch:
         self._slow_windows = 0
         self._is_told = False
 
-    def judge(self, record: StepRecord) -> Health:
+    def check(self, record: StepRecord) -> Health:
         """The findings at the end of a window."""
         if record.kind != "step":
             return NOTHING

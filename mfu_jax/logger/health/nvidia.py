@@ -23,7 +23,7 @@ _log = logging.getLogger("mfu_jax")
 
 # Consecutive readings with the same reason before it is reported: a brief spike is not.
 _PERSISTS = 3
-_TOLD = 10
+_MAX_REPORTS = 10
 _TOKENS = "perf/per_device_tokens_per_sec"
 # How to reduce the readings to one number for all GPUs of a process.
 _OF_ALL: dict[str, Callable[[list[float]], float]] = {
@@ -60,9 +60,9 @@ class GpuWatch:
         self._is_started = period_seconds <= 0
         self._throttled = dict.fromkeys(("power", "hardware", "thermal", "power_brake"), 0)
         self._silent: frozenset[int] = frozenset()
-        self._told = 0
+        self._reported = 0
 
-    def judge(self, record: StepRecord) -> Health:
+    def check(self, record: StepRecord) -> Health:
         """The findings of the last reading, once per reading."""
         if not self._is_started:
             self._start()
@@ -96,8 +96,12 @@ class GpuWatch:
         for reason in self._throttled:
             those = [i for i, reading in enumerate(readings) if reason in reading.throttles]
             self._throttled[reason] = self._throttled[reason] + 1 if those else 0
-            if self._throttled[reason] == _PERSISTS and reason != "power" and self._told < _TOLD:
-                self._told += 1
+            if (
+                self._throttled[reason] == _PERSISTS
+                and reason != "power"
+                and self._reported < _MAX_REPORTS
+            ):
+                self._reported += 1
                 notes.append(_throttling(reason, those, readings))
         return tuple(notes)
 
@@ -108,8 +112,8 @@ class GpuWatch:
         self._silent = silent
         notes = [f"GPU {i} does not answer: {readings[i].silence}" for i in fallen]
         notes += [f"GPU {i} answers again" for i in back]
-        self._told += len(notes)
-        return notes if self._told <= _TOLD else []
+        self._reported += len(notes)
+        return notes if self._reported <= _MAX_REPORTS else []
 
 
 def scalars_of(readings: Sequence[GpuReading], record: StepRecord) -> dict[str, float]:

@@ -22,7 +22,7 @@ _EXPLAINS = 0.5
 # Number of steps after a checkpoint that its writing may still slow down.
 _STEPS_AFTER_CHECKPOINT = 5
 # For each cause this many are reported, then only each power of ten.
-_TOLD = 3
+_MAX_REPORTS = 3
 
 _WORDS = {
     "data": "the wait for data took {0} s",
@@ -43,9 +43,9 @@ class OutlierWatch:
     def __init__(self) -> None:
         self._window = SortedWindow(WINDOW)
         self._since_checkpoint = 1_000_000
-        self._told: Counter[str] = Counter()
+        self._reported: Counter[str] = Counter()
 
-    def judge(self, step: TimedStep, record: StepRecord) -> Health:
+    def check(self, step: TimedStep, record: StepRecord) -> Health:
         """The findings about one step."""
         self._since_checkpoint += 1
         waits = 0.0
@@ -76,14 +76,14 @@ class OutlierWatch:
         elif cause == "unknown" and step.loop is not None:
             cause = "device" if step.loop.slack_seconds > _EXPLAINS * excess else "unknown"
         scalars = {"health/outlier_seconds": excess, f"health/outlier_{cause}_seconds": excess}
-        self._told[cause] += 1
-        times = self._told[cause]
-        if times > _TOLD and str(times).strip("0") != "1":
+        self._reported[cause] += 1
+        times = self._reported[cause]
+        if times > _MAX_REPORTS and str(times).strip("0") != "1":
             return Health(scalars=scalars)
         why = _WORDS[cause].format(own if cause == "checkpoint" else readable(own))
         text = (
             f"the step took {readable(seconds)} s, the median is {readable(median)} s: {why}"
-            f"{f' (time {times} in this run)' if times > _TOLD else ''}"
+            f"{f' (time {times} in this run)' if times > _MAX_REPORTS else ''}"
         )
         return Health(scalars=scalars, notes=(text,))
 

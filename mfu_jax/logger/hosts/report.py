@@ -1,7 +1,7 @@
 """What one process reports to the others about a window of its steps.
 
 Adding a cause: a field here, a rule in `findings`, and a planted fault in
-tests/support/straggler_campaign.py.
+tests/campaigns/stragglers.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import logging
 import socket
@@ -20,22 +19,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.hosts.exchange import Exchange, FolderExchange, StoreExchange
+from mfu_jax.logger.hosts.exchange import ProcessPlace, place_of
 from mfu_jax.logger.hosts.report import HostReport
-from mfu_jax.logger.hosts.statistics import LoopStatistics
+from mfu_jax.logger.hosts.statistics import LoopStatistics, ProcessStatistics
 from mfu_jax.logger.hosts.view import HostsView, view_of
-from mfu_jax.logger.hosts.vital_signs import VitalSigns
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
 from mfu_jax.util.failsafe import Boundary
-from mfu_jax.util.jax_internals import coordination_store
 
 _log = logging.getLogger("mfu_jax")
 
@@ -44,23 +39,6 @@ HEARTBEAT_SECONDS = 10.0
 TIMEOUT_SECONDS = 10.0
 _TICK_SECONDS = 0.05
 _POLL_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """This process's place among those of the job.
-
-    Attributes:
-        process: its number.
-        count: number of processes.
-        exchange: where they write their lines.
-        compares_cpu: the CPU is the device.
-    """
-
-    process: int
-    count: int
-    exchange: Exchange
-    compares_cpu: bool
 
 
 class HostWatch:
@@ -78,7 +56,7 @@ class HostWatch:
         config: LoggerConfig,
         boundary: Boundary,
         *,
-        place: Callable[[LoggerConfig], Place | None] | None = None,
+        place: Callable[[LoggerConfig], ProcessPlace | None] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if config.hosts_folder:  # the loop may change the working folder
@@ -113,7 +91,7 @@ class HostWatch:
             self._windows.append(self._loop.take())
             self._wake.set()
 
-    def adds(self, record: StepRecord) -> StepRecord:
+    def annotate(self, record: StepRecord) -> StepRecord:
         """The record with what was found since the last one; usually the record unchanged.
 
         A finding sends the record to all sinks; numbers alone wait for a record that goes there.
@@ -168,8 +146,8 @@ class HostWatch:
         )
         self._thread.start()
 
-    def _run(self, place: Place) -> None:
-        signs = VitalSigns(self._monotonic)
+    def _run(self, place: ProcessPlace) -> None:
+        signs = ProcessStatistics(self._monotonic)
         told_at, from_step = self._monotonic(), self._loop.last_step
         while not self._is_over:
             began = self._monotonic()
@@ -187,7 +165,7 @@ class HostWatch:
                 self._beat(place)
                 told_at = self._monotonic()
 
-    def _exchange(self, place: Place) -> None:
+    def _exchange(self, place: ProcessPlace) -> None:
         """Performs one exchange; process 0 waits for the others and draws the conclusions."""
         self._tell(place, self._last.step)
         if place.process != 0:
@@ -204,13 +182,13 @@ class HostWatch:
         self._view = view
         self._write(view)
 
-    def _beat(self, place: Place) -> None:
+    def _beat(self, place: ProcessPlace) -> None:
         """Writes a sign of life between two exchanges."""
         self._tell(place, self._loop.last_step)
         if place.process == 0:
             self._hear(place)
 
-    def _tell(self, place: Place, step: int) -> None:
+    def _tell(self, place: ProcessPlace, step: int) -> None:
         report = dataclasses.replace(
             self._last, process=place.process, step=step, unix_seconds=time.time()
         )
@@ -219,7 +197,7 @@ class HostWatch:
         except Exception as error:  # from a C++ client, or a disk
             raise _unreachable(error) from error
 
-    def _collect(self, place: Place, step: int) -> list[HostReport]:
+    def _collect(self, place: ProcessPlace, step: int) -> list[HostReport]:
         """The reports of all processes for `step`, or those there are after the time-out."""
         deadline = self._monotonic() + TIMEOUT_SECONDS
         attempts = 0
@@ -231,7 +209,7 @@ class HostWatch:
             time.sleep(_POLL_SECONDS[min(attempts, len(_POLL_SECONDS) - 1)])
             attempts += 1
 
-    def _hear(self, place: Place) -> list[HostReport]:
+    def _hear(self, place: ProcessPlace) -> list[HostReport]:
         reports, now = [], self._monotonic()
         try:
             texts = place.exchange.get_all()
@@ -260,29 +238,3 @@ def _unreachable(error: Exception) -> UserError:
         f"logger is closed; usually process 0 has ended, or jax.distributed was shut down before; "
         f"close the logger first, or pass host_log_period=0"
     )
-
-
-_numbers = itertools.count()
-
-
-def place_of(config: LoggerConfig) -> Place | None:
-    """This process's place in its job, from JAX; None if alone or without a way to exchange."""
-    count, process = jax.process_count(), jax.process_index()
-    number = next(_numbers)  # of this logger; every process makes its loggers in the same order
-    if count < 2:
-        return None
-    store, _ = coordination_store()
-    exchange: Exchange
-    if store is not None:
-        exchange = StoreExchange(store, str(number))
-    elif config.hosts_folder:
-        exchange = FolderExchange(Path(config.hosts_folder))
-    else:
-        if process == 0:
-            _log.warning(
-                "slow and missing hosts are not named: the %d processes have no store; expected "
-                "jax.distributed.initialize(), or a metrics_file in a folder that they share",
-                count,
-            )
-        return None
-    return Place(process, count, exchange, jax.default_backend() == "cpu")

@@ -19,6 +19,7 @@ from mfu_jax.errors import first_line
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.journal import process
 from mfu_jax.logger.journal.file import JournalFile
+from mfu_jax.logger.journal.line_encoder import LineEncoder
 from mfu_jax.logger.journal.lines import (
     VERSION,
     Moment,
@@ -27,16 +28,14 @@ from mfu_jax.logger.journal.lines import (
     alive_line,
     journal_name,
 )
-from mfu_jax.logger.journal.scribe import Scribe
-from mfu_jax.logger.journal.silence import Silence
 from mfu_jax.storage.addresses import Address, path_of
-from mfu_jax.storage.targets import SpooledTarget
 from mfu_jax.util.failsafe import Boundary
 
 if TYPE_CHECKING:  # a journal starts before JAX is imported
     from mfu_jax.logger.sinks.base import StepRecord
     from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
     from mfu_jax.logger.timing.timed_step import Reading, TimedStep
+    from mfu_jax.storage.targets import SpooledTarget
 
 _log = logging.getLogger("mfu_jax")
 
@@ -94,11 +93,11 @@ class Journal:
         self._wake = Alarm()
         self._queue: deque[Callable[[], object]] = deque(maxlen=_MOST_EVENTS)
         now = self._now()
-        self._scribe = Scribe(now)
-        self._silence = Silence(now[1])
-        self._signs: list[float] = []  # not yet passed to `_silence`
+        self._encoder = LineEncoder(now)
+        self._liveness = process.Liveness(now[1])
+        self._signs: list[float] = []  # not yet passed to `_liveness`
         self._noted_seconds = 0.0  # data waits already noted with steps
-        self._put(self._scribe.event, "start", now, self._start(now, index, processes))
+        self._put(self._encoder.event, "start", now, self._start(now, index, processes))
         self._thread = (boundary or Boundary()).thread(
             "mfu_jax journal",
             "the run's journal is not written any more: what restarts cost is not known",
@@ -122,11 +121,11 @@ class Journal:
     def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:
         """A pause begins; `last` is the step that it waited for, if any."""
         known = None if last is None else (last.step, last.seconds)
-        self._put(self._scribe.begin, name, self._moment(at), known)
+        self._put(self._encoder.begin, name, self._moment(at), known)
 
     def end(self, at: Reading) -> None:
         """The pause ends."""
-        self._put(self._scribe.end, self._moment(at))
+        self._put(self._encoder.end, self._moment(at))
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -139,15 +138,15 @@ class Journal:
 
     def restored(self, step: int) -> None:
         """The run continues from a checkpoint; its next step is `step`."""
-        self._put(self._scribe.event, "restored", self._now(), {"step": step})
+        self._put(self._encoder.event, "restored", self._now(), {"step": step})
 
     def went_back(self, step: int) -> None:
         """The process repeats the steps from `step` on."""
-        self._put(self._scribe.went_back, self._now(), step)
+        self._put(self._encoder.went_back, self._now(), step)
 
     def compiled(self, event: CompileEvent) -> None:
         """A stage of a compilation that the run waited for has just ended."""
-        self._put(self._scribe.compiled, self._now(), event.seconds)
+        self._put(self._encoder.compiled, self._now(), event.seconds)
 
     @contextlib.contextmanager
     def compiling(self, log: CompileLog) -> Iterator[None]:
@@ -172,7 +171,7 @@ class Journal:
         """
         if not self._is_stopped:
             self._is_stopped = True
-            self._put(self._scribe.event, "stop", self._now(), {"how": how})
+            self._put(self._encoder.event, "stop", self._now(), {"how": how})
             self._wake.set()
 
     def flush(self) -> None:
@@ -218,7 +217,7 @@ class Journal:
             "pid": self._process_id,
             "boot": process.boot_id() if is_real else "",
             "began_m": round(process.began(now[1]) if is_real else now[1], 6),
-            "mark_us": round(1e6 * self._silence.interval_seconds),
+            "mark_us": round(1e6 * self._liveness.interval_seconds),
         }
 
     def _run(self, metrics_file: Path | Address, index: int) -> None:
@@ -242,7 +241,7 @@ class Journal:
             if target is not None:
                 target.wrote()
             if not is_over:
-                self._wake.wait(self._silence.interval_seconds)
+                self._wake.wait(self._liveness.interval_seconds)
         file.close()
         if target is not None:
             target.close()
@@ -264,7 +263,7 @@ class Journal:
         return None
 
     def _note(self, marks: Sequence[StepMark], waited_seconds: float) -> None:
-        self._scribe.steps(marks)
+        self._encoder.steps(marks)
         self._noted_seconds = max(self._noted_seconds, waited_seconds)
 
     def _drain(self) -> None:
@@ -293,12 +292,12 @@ class Journal:
         self.has_waited = False  # first: the loop may set it at any time
         waited_seconds = max(0.0, self.waited_seconds() - self._noted_seconds)
         for sign in (*self._signs, now[1]):
-            self._silence.heard(sign)
+            self._liveness.on_sign(sign)
         self._signs.clear()
-        return alive_line(now, waited_seconds, self._silence.seconds)
+        return alive_line(now, waited_seconds, self._liveness.seconds)
 
     def _write(self, file: JournalFile, *, looks: bool) -> None:
-        settled, open_lines = self._scribe.take(self._alive())
+        settled, open_lines = self._encoder.take(self._alive())
         self._unwritten += settled
         try:
             if looks:
@@ -357,6 +356,8 @@ def _opened(metrics_file: Path | Address, index: int) -> tuple[SpooledTarget | N
     """The spool that uploads the journal to an object store, if any, and its local path."""
     name = journal_name(metrics_file.name, index)
     if isinstance(metrics_file, Address):
+        from mfu_jax.storage.targets import SpooledTarget
+
         target = SpooledTarget(metrics_file.parent / name, "journal", is_folder=False, keep=True)
         return target, target.path
     return None, metrics_file.parent / name

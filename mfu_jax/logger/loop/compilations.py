@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.loop.phases import PhaseBook
 from mfu_jax.logger.loop.spans import LoopSpans
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.timer import StepTimer
-from mfu_jax.logger.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.watchdog import Watchdog
 
 
 class LoopCompilations:

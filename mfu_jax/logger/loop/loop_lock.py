@@ -17,7 +17,7 @@ _OF_CALLBACKS_SECONDS = 0.1
 _owners = weakref.WeakSet[Any]()
 
 
-def give_lock(owner: Any) -> None:
+def make_loop_lock(owner: Any) -> None:
     """Sets ``owner.lock``. A forked process gets a new one: the holder does not exist there."""
     owner.lock = threading.RLock()
     _owners.add(owner)
@@ -32,7 +32,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def wait_for_turn(lock: threading.RLock, *, is_step: bool = False) -> bool:
+def acquire_loop_lock(lock: threading.RLock, *, is_step: bool = False) -> bool:
     """Waits for the lock held by another thread; False if this thread proceeds without it.
 
     The holder may be waiting for the step in flight. A callback of that step (``jax.io_callback``)
@@ -44,10 +44,10 @@ def wait_for_turn(lock: threading.RLock, *, is_step: bool = False) -> bool:
     """
     if not isinstance(threading.current_thread(), threading._DummyThread):
         return lock.acquire()
-    has_turn = lock.acquire(timeout=_OF_CALLBACKS_SECONDS)
-    if is_step and not has_turn:
+    has_lock = lock.acquire(timeout=_OF_CALLBACKS_SECONDS)
+    if is_step and not has_lock:
         _say_that_it_is_lost()
-    return has_turn
+    return has_lock
 
 
 @functools.cache
@@ -60,11 +60,11 @@ def _say_that_it_is_lost() -> None:
 
 
 @contextlib.contextmanager
-def turn(lock: threading.RLock) -> Iterator[None]:
-    """``with lock``, but see `wait_for_turn`. Inlined by hand where every step passes."""
-    has_turn = lock.acquire(False) or wait_for_turn(lock)
+def holding(lock: threading.RLock) -> Iterator[None]:
+    """``with lock``, but see `acquire_loop_lock`. Inlined by hand where every step passes."""
+    has_lock = lock.acquire(False) or acquire_loop_lock(lock)
     try:
         yield
     finally:
-        if has_turn:
+        if has_lock:
             lock.release()

@@ -28,9 +28,9 @@ from typing import Any, Protocol, Self
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.loop.phase_totals import PhaseTotals
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
+from mfu_jax.logger.records.summary import PhaseTotals
 from mfu_jax.logger.timing.readiness import end_marker
 from mfu_jax.logger.timing.watcher import PhaseEnds
 from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe

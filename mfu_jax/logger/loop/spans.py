@@ -8,21 +8,23 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from mfu_jax.logger.delivery.pipeline import RecordPipeline
 from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
-from mfu_jax.logger.loop.loop_lock import give_lock, turn, wait_for_turn
+from mfu_jax.logger.loop.loop_lock import acquire_loop_lock, holding, make_loop_lock
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.timing.readiness import block_until_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
-from mfu_jax.logger.watchdog import Watchdog
 from mfu_jax.util.failsafe import Boundary, failsafe
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.delivery.pipeline import RecordPipeline
+    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")
 
@@ -62,7 +64,7 @@ class LoopSpans:
         self.late: dict[str, Any] = {}
         self.active = False
         self.paused = ""
-        give_lock(self)
+        make_loop_lock(self)
         self._calls: dict[str, list[Any]] = {}
         self._calls_after = -1
         self._pause: object = None
@@ -79,7 +81,7 @@ class LoopSpans:
 
     def release(self) -> None:
         """Passes the held step on."""
-        with turn(self.lock):
+        with holding(self.lock):
             held, self.held = self.held, None
             if held is not None:
                 self._pipeline.put(held)
@@ -91,7 +93,7 @@ class LoopSpans:
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Adds the results of an eval to the step's record if held, otherwise to the next one."""
-        with turn(self.lock):
+        with holding(self.lock):
             if self.held is not None and self.held.step == step:
                 self.held.extra = {**self.held.extra, **metrics}
             else:
@@ -131,8 +133,8 @@ class LoopSpans:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop hits it when it reads them
             block_until_ready({name: values[-1] for name, values in calls.items()})
         if calls and self.paused == "eval":
-            told = {*self.late, *(self.held.extra if self.held is not None else ())}
-            new = {n: functools.partial(_mean, v) for n, v in calls.items() if n not in told}
+            known = {*self.late, *(self.held.extra if self.held is not None else ())}
+            new = {n: functools.partial(_mean, v) for n, v in calls.items() if n not in known}
             self.add(self._calls_after, new)
 
     def take_late(self) -> dict[str, Any]:
@@ -203,7 +205,7 @@ class Pause:
     @failsafe("the time of {0._name} is not known", passes=RERAISED)
     def __enter__(self) -> None:
         spans = self._spans
-        with turn(spans.lock):
+        with holding(spans.lock):
             if spans.active:
                 self._is_inner = not self._watchdog.is_paused
                 if self._is_inner:
@@ -237,7 +239,7 @@ class Pause:
 
     def _end(self, start: Reading) -> None:
         spans = self._spans
-        with turn(spans.lock):
+        with holding(spans.lock):
             spans.active, self._start, spans.paused = False, None, ""
             self._watchdog.resume()
             end = self._timer.read()
@@ -284,7 +286,7 @@ class Wait:
     def __enter__(self) -> None:
         spans = self._spans
         lock = spans.lock
-        has_turn = lock.acquire(False) or wait_for_turn(lock)
+        has_lock = lock.acquire(False) or acquire_loop_lock(lock)
         try:
             if not spans.active:
                 self._outermost = spans.active = True
@@ -292,7 +294,7 @@ class Wait:
                 self._idle_since = self._timer.begin_wait()
                 spans.journal.is_waiting = self._name == "data"
         finally:
-            if has_turn:
+            if has_lock:
                 lock.release()
 
     @failsafe("the wait for {0._name} is not known", passes=RERAISED)
@@ -301,7 +303,7 @@ class Wait:
         if not self._outermost:
             return
         lock = spans.lock
-        has_turn = lock.acquire(False) or wait_for_turn(lock)
+        has_lock = lock.acquire(False) or acquire_loop_lock(lock)
         try:
             spans.active = spans.journal.is_waiting = False
             self._watchdog.wait("")
@@ -311,7 +313,7 @@ class Wait:
                 spans.release()
                 self._pipeline.put(finished)
         finally:
-            if has_turn:
+            if has_lock:
                 lock.release()
 
 

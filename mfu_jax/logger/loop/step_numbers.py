@@ -16,7 +16,7 @@ from mfu_jax.logger.records.strict_json import printable
 _log = logging.getLogger("mfu_jax")
 
 # A loop that records each number twice is warned, but not in every step.
-_TOLD = 3
+_MAX_REPORTS = 3
 
 NEXT: Any = object()
 """As a step's number: the last one plus one, assigned in order of arrival among threads."""
@@ -60,7 +60,7 @@ class StepNumbers:
             )
         self.has_gone_back = True
         self._times += 1
-        if self._times <= _TOLD:
+        if self._times <= _MAX_REPORTS:
             _log.warning(
                 "step %d was recorded after step %d: the loop went back, as after a restored "
                 "checkpoint; what came from step %d on counts as lost; if it did not go back, "
@@ -70,7 +70,7 @@ class StepNumbers:
                 step,
             )
 
-    def tell(self, journal: Any) -> Callable[[], object]:
+    def reports(self, journal: Any) -> Callable[[], object]:
         """A function that notes it in the journal, to be called in sequence with the steps."""
         self.has_gone_back = False
         return functools.partial(journal.went_back, self.last)

@@ -22,7 +22,7 @@ MOST_NUMBERS = 16
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class SmallMetrics:
+class MetricFilter:
     """Filters a logger's input: what is too large is left out, and named once.
 
     Args:
@@ -41,11 +41,11 @@ class SmallMetrics:
         known = self._small
         for name, value in metrics.items():
             if getattr(value, "aval", value.__class__) is not known.get(name, self):
-                return self._judged(metrics)
+                return self._filtered(metrics)
         return dict(metrics)
 
-    def _judged(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
-        kept, left_out = small(metrics)
+    def _filtered(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
+        kept, left_out = drop_large(metrics)
         self._small = {
             name: getattr(value, "aval", value.__class__)
             for name, value in kept.items()
@@ -53,29 +53,29 @@ class SmallMetrics:
         }
         if left_out and (new := [text for text in left_out if text not in self._left_out]):
             self._left_out.update(new)
-            _log.warning("metrics left out: %s", listed(new))
+            _log.warning("metrics left out: %s", describe_dropped(new))
         if _has_function(kept):
             self._on_function()
         return kept
 
 
-def small(metrics: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
+def drop_large(metrics: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
     """The small metrics, and the names and shapes of those left out.
 
     >>> import numpy as np
-    >>> small({"loss": 1.5, "grads": {"w": np.ones((64, 64)), "norm": np.float32(2)}})[1]
+    >>> drop_large({"loss": 1.5, "grads": {"w": np.ones((64, 64)), "norm": np.float32(2)}})[1]
     ['grads/w [64,64]']
     """
     kept: dict[Any, Any] = {}
     left_out: list[str] = []
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            kept[name], inner = small(value)
+            kept[name], inner = drop_large(value)
             left_out += [f"{name}/{text}" for text in inner]
         elif size_of(value) <= MOST_NUMBERS:
             kept[name] = value.copy() if isinstance(value, np.ndarray) else value
         else:
-            left_out.append(f"{name} {shown(value)}")
+            left_out.append(f"{name} {size_text(value)}")
     return kept, left_out
 
 
@@ -97,7 +97,7 @@ def size_of(value: Any) -> int:
     return 1 if len(leaves) == 1 and leaves[0] is value else sum(map(size_of, leaves))
 
 
-def shown(value: Any) -> str:
+def size_text(value: Any) -> str:
     """``[64,64]`` for an array, ``(3 arrays)`` for a container."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
@@ -105,7 +105,7 @@ def shown(value: Any) -> str:
     return f"({len(jax.tree.leaves(value))} arrays)"
 
 
-def listed(left_out: Sequence[str], most: int = 4) -> str:
+def describe_dropped(left_out: Sequence[str], most: int = 4) -> str:
     """What was left out and why, on one line."""
     names = ", ".join(left_out[:most])
     more = f" and {len(left_out) - most} more" if len(left_out) > most else ""

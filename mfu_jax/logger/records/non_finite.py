@@ -52,7 +52,7 @@ class LossWatch:
         self._abort_on_inf = abort_on_inf
         self._has_warned = False
 
-    def judge(self, step: int, loss: float | None) -> NonFiniteLossError | None:
+    def check(self, step: int, loss: float | None) -> NonFiniteLossError | None:
         """The error to raise for a loss; None if the run continues."""
         if loss is None or math.isfinite(loss):
             return None

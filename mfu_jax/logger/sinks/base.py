@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -104,6 +105,19 @@ class Sink:
 
 _SinkType = TypeVar("_SinkType", bound=type[Sink])
 SINKS: dict[str, type[Sink]] = {}
+"""The classes registered so far: ours from when they are first asked for, and users'."""
+OURS = {
+    name: f"mfu_jax.logger.sinks.{module}"
+    for module, names in {
+        "console": ("console",),
+        "csv": ("csv",),
+        "jsonl": ("jsonl",),
+        "services": ("wandb", "mlflow", "prometheus"),
+        "tensorboard": ("tensorboard",),
+    }.items()
+    for name in names
+}
+"""Name of each sink of this package → its module, imported when the sink is asked for."""
 
 
 def register_sink(name: str) -> Callable[[_SinkType], _SinkType]:
@@ -116,18 +130,27 @@ def register_sink(name: str) -> Callable[[_SinkType], _SinkType]:
     return register
 
 
+def find_sink(name: str) -> type[Sink] | None:
+    """The class registered under `name`; None if there is none."""
+    if name not in SINKS and name in OURS:
+        importlib.import_module(OURS[name])
+    return SINKS.get(name)
+
+
 def make_sink(name: str, *args: Any, **options: Any) -> Sink:
     """Makes the sink registered under `name` with its constructor's arguments.
 
     Raises:
         UserError: no such sink.
     """
-    if name not in SINKS:
+    sink = find_sink(name)
+    if sink is None:
+        known = sorted({*SINKS, *OURS})
         raise UserError(
-            f"unknown sink {name!r}{nearest(name, SINKS)}; the sinks are "
-            f"{', '.join(sorted(SINKS))}; more can be added with mfu_jax.sinks.register_sink"
+            f"unknown sink {name!r}{nearest(name, known)}; the sinks are "
+            f"{', '.join(known)}; more can be added with mfu_jax.sinks.register_sink"
         )
-    return SINKS[name](*args, **options)
+    return sink(*args, **options)
 
 
 def format_values(values: Mapping[str, Any]) -> str:

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks import event_files, tensorboard_plugins
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.event_files import ScalarsForm
 from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
 from mfu_jax.logger.sinks.names import UniqueNames
-from mfu_jax.logger.sinks.plots import HEIGHT, WIDTH, CurveMemory, plots
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
 from mfu_jax.storage.targets import folder_target
@@ -36,7 +34,7 @@ class TensorBoardSink(Sink):
 
     The first tab opens on the group Overview: MFU, HFU, step time, tokens/s and loss of measured
     steps. The plugin Custom Scalars has pages with the charts that matter: efficiency, learning,
-    health. If matplotlib is installed, plots are added at the end of the run.
+    health.
 
     Each step is one event, written by the calling thread. tensorboardX's `SummaryWriter` would send
     each scalar through a multiprocessing queue, and a disk error would silently end its thread and
@@ -67,7 +65,6 @@ class TensorBoardSink(Sink):
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
         self._forms: dict[tuple[str, ...], ScalarsForm] = {}
         self._step = resume_from_step
-        self._curves = CurveMemory()
         self._is_experiment = self._has_failed = False
         self._target = folder_target(
             folder,
@@ -101,8 +98,6 @@ class TensorBoardSink(Sink):
     def write_many(self, records: Sequence[StepRecord]) -> None:
         self._append(event_files.framed(*map(self._step_event, records)))
         self._step = records[-1].step
-        for record in records:
-            self._curves.add(record)
 
     def write_text(self, tag: str, text: str) -> None:
         self._append(self._event(self._step, summary=self._text(tag, as_markdown(text))))
@@ -118,15 +113,6 @@ class TensorBoardSink(Sink):
             self._is_experiment = True
             for summary in tensorboard_plugins.experiment(chosen):
                 self._append(self._event(self._step, summary=summary))
-
-    def write_summary(self, summary: Summary) -> None:
-        super().write_summary(summary)
-        try:
-            for name, png in plots(self._curves, summary.seconds_by_use):
-                picture = tensorboard_plugins.image(f"report/{name}", png, WIDTH, HEIGHT)
-                self._append(self._event(self._step, summary=picture))
-        except UserError as error:  # no matplotlib
-            self.write_text("report", f"There are no plots: {error}")
 
     def write_failure(self, reason: str) -> None:
         self._has_failed = True

@@ -82,15 +82,6 @@ def ended(has_failed: bool) -> Any:
     return summaries.Summary(value=[value])
 
 
-def image(tag: str, png: bytes, width: int, height: int) -> Any:
-    """A ``Summary`` of a picture."""
-    summaries = _tensorboardx("proto.summary_pb2")
-    picture = summaries.Summary.Image(
-        height=height, width=width, colorspace=4, encoded_image_string=png
-    )
-    return summaries.Summary(value=[summaries.Summary.Value(tag=tag, image=picture)])
-
-
 def _number(text: str) -> Any:
     if text in ("true", "false"):
         return text == "true"

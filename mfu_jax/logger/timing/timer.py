@@ -10,16 +10,16 @@ data) are cut out of the interval that contains them.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
 
 from mfu_jax.logger.timing.compile_events import CompileEvent
-from mfu_jax.logger.timing.gc_pauses import GcPauses, of_process
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.watcher import ThreadWatcher, Watcher
-from mfu_jax.util.failsafe import is_interrupt
+from mfu_jax.util.failsafe import Boundary, failsafe, is_interrupt
 
 # Waking the watcher costs both threads tens of microseconds. After this many consecutive waits
 # below this time, as with a loader that has the next batch ready, it is no longer woken.
@@ -104,7 +104,7 @@ class StepTimer:
         self._compile_events: list[CompileEvent] = []
         self._started = self._mark = self._wait_began = self.read()
         self.waited_seconds = 0.0
-        self._gc = gc_pauses or of_process()
+        self._gc = gc_pauses or _of_process()
         self._gc_seconds = self._gc.seconds
         self._left_at: float | None = None  # end of the last `dispatched`, unless paused since
         self._called_at: float | None = None
@@ -331,3 +331,49 @@ class StepTimer:
         before, self._suspended_seconds = self._suspended_seconds, self._suspended()
         slept = self._suspended_seconds - before
         return slept if slept >= 1.0 else 0.0
+
+
+_OF_PROCESS: list[GcPauses] = []  # one, made on demand; tests would clear a cache
+
+
+def _of_process() -> GcPauses:
+    """The instance of all loggers: collections stop the whole process, and callbacks stay."""
+    if not _OF_PROCESS:
+        _OF_PROCESS.append(GcPauses())
+    return _OF_PROCESS[0]
+
+
+class GcPauses:
+    """Adds up the time of all collections from now on, on any thread.
+
+    The collector's callback costs less than a microsecond per collection.
+
+    Args:
+        monotonic: clock in seconds.
+        boundary: where failures are reported.
+
+    Attributes:
+        seconds: the sum so far.
+
+    >>> pauses = GcPauses()
+    >>> found = gc.collect()
+    >>> pauses.seconds > 0
+    True
+    """
+
+    def __init__(
+        self, monotonic: Callable[[], float] = time.monotonic, boundary: Boundary | None = None
+    ) -> None:
+        self.seconds = 0.0
+        self._boundary = boundary or Boundary()
+        self._monotonic = monotonic
+        self._began: float | None = None
+        gc.callbacks.append(self._on_collection)
+
+    @failsafe("pauses of the garbage collector are not known")
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = self._monotonic()
+        elif self._began is not None:
+            self.seconds += self._monotonic() - self._began
+            self._began = None

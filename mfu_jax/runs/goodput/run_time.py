@@ -1,7 +1,7 @@
 """Where a run's wall clock went over all restarts: the result of `read_run`.
 
 Adding a category: `CATEGORIES` here, `attribution` beside it; ``python -m
-tests.support.kill_campaign kind=loop kills=5`` checks it.
+tests.campaigns.kills --kind loop --kills 5`` checks it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Trainer and plans read the same table. Imports no JAX.
 
 Adding one: `AXES` here, `MESH_AXIS` in layers/sharding.py, the work beyond the model in
-`overheads`, and a mesh in tests/support/mesh_campaign.py.
+`overheads`, and a mesh in tests/campaigns/meshes.py.
 """
 
 from __future__ import annotations

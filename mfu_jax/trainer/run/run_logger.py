@@ -24,7 +24,7 @@ from mfu_jax.logger.assembly import open_journal
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import Sink
+from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import MetricsKeys, Settings
 from mfu_jax.storage.addresses import Address

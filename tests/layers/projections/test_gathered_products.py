@@ -15,8 +15,8 @@ from mfu_jax.layers.projections.gathered_products import gathered_product
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.config import pyconfig
 from mfu_jax.trainer.planned import planned_step
+from tests.campaigns.meshes import KINDS, MESHES, STEPS, TOKENS, extra, one_device, trained
 from tests.support.floats import assert_close_as_float32
-from tests.support.mesh_campaign import KINDS, MESHES, STEPS, TOKENS, extra, one_device, trained
 from tests.support.platforms import resolved_on
 
 SIZES = "emb_dim=64 mlp_dim=128 num_decoder_layers=2 attention=dot_product dtype=bfloat16".split()

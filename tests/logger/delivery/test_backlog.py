@@ -8,7 +8,7 @@ import pytest
 
 from mfu_jax.logger.delivery.backlog import Backlog
 from mfu_jax.logger.delivery.backlog_files import Segment, from_line, last_step, to_line
-from mfu_jax.logger.sinks import CsvSink, JsonlSink, StepRecord, TensorBoardSink
+from mfu_jax.sinks import CsvSink, JsonlSink, StepRecord, TensorBoardSink
 from tests.support.work import HANG_SECONDS
 
 MADE_BY = "test", {"path": Path("file")}

@@ -13,7 +13,7 @@ import pytest
 
 from mfu_jax.logger.delivery import pipeline
 from mfu_jax.logger.delivery.builder_thread import BuilderThread
-from mfu_jax.logger.sinks import CsvSink, JsonlSink, StepRecord
+from mfu_jax.sinks import CsvSink, JsonlSink, StepRecord
 from tests.support.logger_run import Run
 from tests.support.sinks import HangingSink, ListSink
 from tests.support.work import HANG_SECONDS
@@ -199,7 +199,7 @@ def test_sinks_without_a_path_have_their_backlog_beside_the_others(tmp_path: Pat
 KILLED_RUN = """
 import sys, time
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import JsonlSink
+from mfu_jax.sinks import JsonlSink
 
 logger = MetricLogger(model_flops_per_device=1, sinks=[JsonlSink(sys.argv[1])])
 for step in range(100_000):
@@ -276,7 +276,7 @@ def test_an_interrupted_close_still_keeps_what_a_hanging_file_did_not_take(
 FORKING_RUN = """
 import json, os, sys, time
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import JsonlSink
+from mfu_jax.sinks import JsonlSink
 
 path = sys.argv[1]
 logger = MetricLogger(sinks=[JsonlSink(path)], heartbeat_file=path + ".beat")

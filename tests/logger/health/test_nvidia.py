@@ -12,7 +12,7 @@ import pytest
 
 from mfu_jax.logger.health.nvidia import GpuWatch, gpus_of_jax
 from mfu_jax.logger.health.nvml import Gpus, visible
-from mfu_jax.logger.sinks import StepRecord
+from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
 from tests.support.work import HANG_SECONDS
 
@@ -60,7 +60,7 @@ def watch_of(gpus: Gpus | None, period_seconds: float = 0.001) -> GpuWatch:
 def next_health(watch: GpuWatch) -> Any:
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
-        if (health := watch.judge(RECORD)).scalars:
+        if (health := watch.check(RECORD)).scalars:
             return health
     raise AssertionError("no reading")
 
@@ -100,7 +100,7 @@ def test_a_driver_that_hangs_holds_up_nothing() -> None:
     forever = threading.Event()
     gpus = Gpus(driver(nvmlDeviceGetPowerUsage=lambda _: forever.wait()), [0])
     watch = watch_of(gpus)
-    assert watch.judge(RECORD).scalars == {}
+    assert watch.check(RECORD).scalars == {}
     watch.close()
     forever.set()
 
@@ -128,4 +128,4 @@ def test_without_gpus_or_without_the_package_nothing_is_asked(
     found = gpus_of_jax()
     assert found is not None
     assert len(found.read()) == 1
-    assert watch_of(None, period_seconds=0.0).judge(RECORD).scalars == {}
+    assert watch_of(None, period_seconds=0.0).check(RECORD).scalars == {}

@@ -20,8 +20,8 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.health import nvidia
 from mfu_jax.logger.health.nvml import GpuReading, Gpus
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import JsonlSink
 from mfu_jax.runs.metrics.files import read_metrics
+from mfu_jax.sinks import JsonlSink
 from tests.support.logger_run import RUN_COST
 from tests.support.nvml import GPU_IS_LOST, NAME, UNSUPPORTED, Driver, build
 from tests.support.work import HANG_SECONDS

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from mfu_jax.logger.health.outliers import OutlierWatch
-from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
+from mfu_jax.sinks import StepRecord
 
 
 def judge(watch: OutlierWatch, number: int, seconds: float, **fields: object) -> tuple:
@@ -17,7 +17,7 @@ def judge(watch: OutlierWatch, number: int, seconds: float, **fields: object) ->
     for name, value in fields.items():
         setattr(step, name, value)
     record = StepRecord(step=number, unix_seconds=0.0, scalars={})
-    health = watch.judge(step, record)
+    health = watch.check(step, record)
     return health.scalars, health.notes
 
 
@@ -95,4 +95,4 @@ def test_compiled_and_first_steps_are_not_judged() -> None:
     record = StepRecord(step=60, kind="compile", unix_seconds=0.0, scalars={})
     step = TimedStep()
     step.step, step.metrics = 60, {}
-    assert not after_a_quiet_start().judge(step, record).notes
+    assert not after_a_quiet_start().check(step, record).notes

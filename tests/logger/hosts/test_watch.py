@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.hosts.exchange import Exchange, FolderExchange, StoreExchange
+from mfu_jax.logger.hosts.exchange import Exchange, FolderExchange, ProcessPlace, StoreExchange
 from mfu_jax.logger.hosts.report import HostReport
 from mfu_jax.logger.hosts.statistics import LoopStatistics
-from mfu_jax.logger.hosts.watch import HostWatch, Place
+from mfu_jax.logger.hosts.watch import HostWatch
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
+from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
+from tests.campaigns.stragglers import PROCESSES, draw, run_job
 from tests.support.fake_device import FakeClock, FakeDevice, FakeWatcher
 from tests.support.paths import ROOT
-from tests.support.straggler_campaign import PROCESSES, draw, run_job
 from tests.support.work import HANG_SECONDS
 
 
@@ -60,7 +60,7 @@ def watches(count: int, exchange: Exchange, folder: Path) -> list[HostWatch]:
     config = LoggerConfig(host_log_period=10, hosts_folder=str(folder / "metrics.jsonl.hosts"))
 
     def placed(process: int) -> HostWatch:
-        place = Place(process, count, exchange, False)
+        place = ProcessPlace(process, count, exchange, False)
         return HostWatch(config, Boundary(), place=lambda _: place)
 
     return [placed(process) for process in range(count)]
@@ -82,7 +82,7 @@ def test_the_slow_process_is_in_process_0s_record_and_in_the_file(
             watch.add(timed(step, 0.4 if slow else 0.001, 0.0 if slow else 0.4), "step")
         if step and step % 10 == 0:
             wait_until(lambda: processes[0]._view is not None and processes[0]._view.step == step)  # noqa: B023
-        found.append(processes[0].adds(record))
+        found.append(processes[0].annotate(record))
     wait_until((tmp_path / "metrics.jsonl.hosts.json").exists)
     for watch in processes:
         watch.close()
@@ -94,7 +94,7 @@ def test_the_slow_process_is_in_process_0s_record_and_in_the_file(
     assert named.is_logged
     assert named.scalars["learning/loss"] == 1.0
     assert named.scalars["hosts/slowest"] == 2
-    assert processes[1].adds(record) is record  # process 0 alone tells
+    assert processes[1].annotate(record) is record  # process 0 alone tells
     written = json.loads((tmp_path / "metrics.jsonl.hosts.json").read_text())
     assert [host["process"] for host in written["hosts"]] == [0, 1, 2]
     assert written["slow"][0]["cause"] == "data"
@@ -142,7 +142,7 @@ def test_a_hang_names_the_process_that_is_behind(tmp_path: Path) -> None:
     for watch, step in ((second, 17), (first, 18)):
         watch._loop.last_step = step
         watch._last = HostReport(process=watch is second, step=step)
-        watch._beat(Place(int(watch is second), 2, place.exchange, False))
+        watch._beat(ProcessPlace(int(watch is second), 2, place.exchange, False))
     assert first.who_is_silent() == "process 1 has completed step 17, others step 18"
     clock.advance(60.0)
     first._loop.last_step = 19  # process 0 goes on
@@ -197,7 +197,7 @@ def test_the_timer_tells_what_the_loop_did() -> None:
 
 @pytest.mark.full
 def test_a_slow_process_is_named_in_a_job_of_real_ones() -> None:
-    """A sample of `tests.support.straggler_campaign`; all its kinds are run by hand."""
+    """A sample of `tests.campaigns.stragglers`; all its kinds are run by hand."""
     plants = [(kind, victim) for kind, victim in draw(14, 3) if kind in ("data", "before")][:2]
     assert PROCESSES == 4
     for episode in run_job(plants):

@@ -19,9 +19,9 @@ from mfu_jax.logger.journal.file import JournalFile
 from mfu_jax.logger.journal.lines import MOST_STEPS
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import JsonlSink
 from mfu_jax.runs.goodput.journals import lines_at_rest, read_journals
 from mfu_jax.runs.goodput.wall_clock import read_run
+from mfu_jax.sinks import JsonlSink
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
 
@@ -78,8 +78,8 @@ def test_the_first_step_is_written_at_once(tmp_path: Path, monkeypatch: pytest.M
         deadline = time.monotonic() + 60.0
         while not (tmp_path / NAME).exists() or "alive" not in events(tmp_path):
             assert time.monotonic() < deadline
-        monkeypatch.setattr("mfu_jax.logger.journal.silence._SHORTEST_SECONDS", HANG_SECONDS)
-        monkeypatch.setattr("mfu_jax.logger.journal.silence._LONGEST_SECONDS", HANG_SECONDS)
+        monkeypatch.setattr("mfu_jax.logger.journal.process._SHORTEST_SECONDS", HANG_SECONDS)
+        monkeypatch.setattr("mfu_jax.logger.journal.process._LONGEST_SECONDS", HANG_SECONDS)
         time.sleep(0.1)  # the present wait ends
         logger.record(0, {}, step_time_seconds=1.0)
         logger.record(1, {}, step_time_seconds=1.0)
@@ -125,7 +125,7 @@ def test_long_runs_make_few_lines(tmp_path: Path) -> None:
 _LOOP = """
 import sys, time
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import JsonlSink
+from mfu_jax.sinks import JsonlSink
 logger = MetricLogger(sinks=[JsonlSink(sys.argv[1])], warmup_steps=0)
 for step in range(10**6):
     time.sleep(0.01)

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from mfu_jax.logger.records.non_finite import NonFiniteLossError
-from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.sinks import StepRecord
 from tests.support.logger_run import Run
 from tests.support.sinks import ListSink
 from tests.support.work import HANG_SECONDS
@@ -31,7 +31,7 @@ def test_a_recompile_inside_of_the_run_is_noted_and_its_step_kept_out() -> None:
 def test_a_first_compilation_is_no_recompilation_and_an_explained_one_is_not_noted() -> None:
     log = CompileLog()
     run = Run(compile_log=log)
-    run.logger.explain(["jit(train_step)"])
+    run.logger.suppress_recompile_notes(["jit(train_step)"])
     for step, function in enumerate(["train_step", "evaluate", "train_step", "evaluate"]):
         log._on_duration(
             "/jax/core/compile/backend_compile_duration", 0.25, fun_name=f"jit({function})"

@@ -10,7 +10,7 @@ import termios
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks import SINKS, ConsoleSink, Sink, StepRecord, make_sink, register_sink
+from mfu_jax.sinks import SINKS, ConsoleSink, Sink, StepRecord, make_sink, register_sink
 
 SCALARS = {
     "perf/step_time_seconds": 0.123,
@@ -114,7 +114,7 @@ def test_no_progress_bar_where_standard_error_is_no_terminal(
 LOOP_IN_A_TERMINAL = """
 import sys
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import ConsoleSink
+from mfu_jax.sinks import ConsoleSink
 
 streams = sys.stdout, sys.stderr
 

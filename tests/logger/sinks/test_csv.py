@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks import CsvSink, StepRecord
 from mfu_jax.logger.sinks.base import RecordError, is_permanent
+from mfu_jax.sinks import CsvSink, StepRecord
 
 
 def record(step: int, **scalars: float) -> StepRecord:

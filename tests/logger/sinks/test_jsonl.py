@@ -13,8 +13,8 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks import JsonlSink, StepRecord
 from mfu_jax.logger.sinks.base import RecordError
+from mfu_jax.sinks import JsonlSink, StepRecord
 from tests.support.work import HANG_SECONDS
 
 
@@ -208,7 +208,7 @@ def test_the_summary_stands_beside_the_steps(tmp_path: Path) -> None:
 KILLED_RUN = """
 import itertools, sys
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.sinks import JsonlSink
+from mfu_jax.sinks import JsonlSink
 
 start = int(sys.argv[2])
 sinks = [JsonlSink(sys.argv[1], resume_from_step=start)]
@@ -283,7 +283,7 @@ def test_a_run_folder_that_is_deleted_comes_back_with_every_step(
 def test_a_file_of_another_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     code = (
-        "import sys\nfrom mfu_jax.logger.sinks import JsonlSink\n"
+        "import sys\nfrom mfu_jax.sinks import JsonlSink\n"
         "sink = JsonlSink(sys.argv[1])\nprint('open', flush=True)\nsys.stdin.read()"
     )
     with subprocess.Popen(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.logger.sinks import CsvSink, JsonlSink, StepRecord, TensorBoardSink
+from mfu_jax.sinks import CsvSink, JsonlSink, StepRecord, TensorBoardSink
 
 Points = list[tuple[int, float]]
 

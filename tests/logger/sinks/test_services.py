@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks import PrometheusSink, StepRecord, make_sink
+from mfu_jax.sinks import PrometheusSink, StepRecord, make_sink
 from tests.support.work import HANG_SECONDS
 
 RECORD = StepRecord(step=7, unix_seconds=0.0, scalars={"perf/mfu": 0.25, "learning/loss": 2.5})

@@ -1,19 +1,16 @@
 """Event files, read back by TensorBoard's own reader."""
 
-import itertools
 import math
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks import StepRecord, TensorBoardSink
 from mfu_jax.logger.sinks.base import RecordError
-from mfu_jax.logger.sinks.plots import CurveMemory
+from mfu_jax.sinks import StepRecord, TensorBoardSink
 
 event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -267,32 +264,3 @@ def test_the_set_up_is_a_row_of_hparams(tmp_path: Path, reason: str) -> None:
     assert "perf/mfu" in names
     end = plugin_data_pb2.HParamsPluginData.FromString(found["_hparams_/session_end_info"])
     assert end.session_end_info.status == (2 if reason else 1)  # of api.proto: failure, success
-
-
-@pytest.mark.full
-def test_the_plots_are_images_at_the_end(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    run(tmp_path)
-    events = read(tmp_path)
-    titles = ["MFU and HFU", "loss", "step time (s)", "step times", "wall time"]
-    assert sorted(events.Tags()["images"]) == [f"report/{title}" for title in titles]
-    (image,) = events.Images("report/loss")
-    assert image.encoded_image_string.startswith(b"\x89PNG")
-    assert (image.width, image.height, image.step) == (800, 350, 39)
-
-
-def test_without_matplotlib_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    run(tmp_path)
-    assert "pip install 'mfu-jax[plots]'" in text(tmp_path, "report")
-    assert read(tmp_path).Tags()["images"] == []
-
-
-def test_the_curves_of_a_long_run_take_constant_memory() -> None:
-    memory = CurveMemory()
-    for step in range(100_000):
-        memory.add(StepRecord(step=step, unix_seconds=0.0, scalars={"perf/mfu": step / 1e5}))
-    assert 1000 <= len(memory.steps) < 2048
-    assert memory.values["perf/mfu"] == [step / 1e5 for step in memory.steps]
-    strides = {b - a for a, b in itertools.pairwise(memory.steps)}
-    assert strides == {64}

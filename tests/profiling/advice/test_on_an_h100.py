@@ -1,6 +1,6 @@
 """Faults planted in the reference trainer's step on an H100, and what removing them brought.
 
-Recorded by scripts/campaigns/planted_on_gpu.py (unrolled, two layers; jax 0.11.2): the GPU's
+Recorded by tests/campaigns/planted/on_gpu.py (unrolled, two layers; jax 0.11.2): the GPU's
 plane of each faulty step's trace, with its program. The times are medians of seven turns, untraced.
 """
 

@@ -13,7 +13,7 @@ import scipy.stats
 from mfu_jax.runs.comparison.gate import GateCheck
 from mfu_jax.runs.comparison.intervals import Difference, compare_with_repeats, window_ends
 from mfu_jax.runs.comparison.runs import STEP_TIME, MetricChange, result
-from tests.support.comparison_campaign import campaign
+from tests.campaigns.comparisons import campaign
 from tests.support.run_noise import KINDS, UNSEEN_KINDS, step_times
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks import JsonlSink, StepRecord
 from mfu_jax.runs.live.following import KEPT_STEPS, Follower, local_metrics_file
+from mfu_jax.sinks import JsonlSink, StepRecord
 
 
 def write(path: Path, steps: range, *, notes: tuple[str, ...] = ()) -> None:

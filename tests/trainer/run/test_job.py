@@ -15,7 +15,7 @@ from mfu_jax.trainer.config.pyconfig import load
 from mfu_jax.trainer.run import job as job_module
 from mfu_jax.trainer.run.job import Job
 from mfu_jax.trainer.run.process_watch import LostProcess
-from scripts.campaigns.kill_processes import ProcessPair, read_losses, run_with_kills
+from tests.campaigns.faults.two_processes import ProcessPair, read_losses, run_with_kills
 from tests.support.paths import SCRIPTS
 
 

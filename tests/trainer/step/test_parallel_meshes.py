@@ -2,17 +2,8 @@
 
 import pytest
 
+from tests.campaigns.meshes import KINDS, MESHES, SAMPLE, STEPS, TOKENS, extra, one_device, trained
 from tests.support.floats import assert_close_as_float32
-from tests.support.mesh_campaign import (
-    KINDS,
-    MESHES,
-    SAMPLE,
-    STEPS,
-    TOKENS,
-    extra,
-    one_device,
-    trained,
-)
 
 
 @pytest.mark.full

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Campaigns: long random checks, each with a seed and a threshold that it asserts. Prints a verdict for each; fails
+# if one fails. Needs the environment of scripts/test.sh.
+#   scripts/campaigns.sh                    # all of them: hours on two cores
+#   scripts/campaigns.sh kills meshes       # these
+#   SEED=7 scripts/campaigns.sh integers    # other draws
+set -euo pipefail
+. "$(dirname "$0")/venv.sh" test
+export JAX_PLATFORMS=cpu
+SEED=${SEED:-0}
+
+campaign() { # name $1
+    local run="python -m tests.campaigns"
+    case $1 in
+    faults) $run.faults --seed "$SEED" ;;         # what each kind of fault costs; 3,000 hostile inputs
+    integers)                                     # no loop is silently counted wrongly
+        $run.integers --seed "$SEED" --count 2000 --counter traced &&
+            $run.integers --seed "$SEED" --count 500 --counter executed
+        ;;
+    kills) $run.kills --seed "$SEED" --kind loop --kills 200 ;; # goodput within 1% or 0.2 s
+    stragglers) $run.stragglers --seed "$SEED" ;; # 95 of 100 named, 1 of 100 falsely
+    comparisons) $run.comparisons --seed "$SEED" ;; # 95 of 100 differences of 2% seen, 3 of 100 falsely
+    sweeps) $run.sweeps --seed "$SEED" ;;         # the fastest point is found
+    planted) $run.planted.on_host ;;              # the planted fault is named, its gain within 20%
+    meshes) $run.meshes ;;                        # FLOPs of every mesh as counted by hand
+    losses) $run.losses ;;                        # three counts equal, losses fall
+    models) $run.models ;;                        # every bundled model at full size
+    *) echo "campaigns: $1 is none of ${ALL[*]}" >&2 && return 2 ;;
+    esac
+}
+
+ALL=(faults integers kills stragglers comparisons sweeps planted meshes losses models)
+[ $# = 0 ] && set -- "${ALL[@]}"
+failed=()
+for name in "$@"; do
+    echo "== $name"
+    campaign "$name" || failed+=("$name")
+done
+echo "${#failed[@]} of $# campaigns failed: ${failed[*]:-none}"
+exit $((${#failed[@]} > 0))

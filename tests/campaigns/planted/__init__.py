@@ -1,0 +1,1 @@
+"""Faults that cost time, planted in the reference trainer: are they named, and their gain?"""

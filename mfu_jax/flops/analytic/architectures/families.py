@@ -14,15 +14,15 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 # decoder_block → module.function in this folder
 FAMILIES = {
-    "default": "plain_decoders.uniform",
-    "llama2": "plain_decoders.uniform",
-    "mistral": "plain_decoders.uniform",
-    "gemma": "plain_decoders.uniform",
-    "gpt2": "plain_decoders.uniform",
+    "default": "plain_decoders.dense_decoder",
+    "llama2": "plain_decoders.dense_decoder",
+    "mistral": "plain_decoders.dense_decoder",
+    "gemma": "plain_decoders.dense_decoder",
+    "gpt2": "plain_decoders.dense_decoder",
     "qwen3": "plain_decoders.qwen3",
     "qwen3_moe": "plain_decoders.qwen3",
     "qwen2": "plain_decoders.qwen2",
-    "mixtral": "plain_decoders.uniform",
+    "mixtral": "plain_decoders.dense_decoder",
     "gpt3": "plain_decoders.gpt3",
     "gemma2": "plain_decoders.gemma2",
     "gemma3": "plain_decoders.gemma3",

@@ -14,11 +14,11 @@ from mfu_jax.flops.ledger import Ledger
 from mfu_jax.flops.ledger_lines import LedgerLine
 from mfu_jax.flops.traced.module_table import tabulate
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks import ConsoleSink
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.pages.fragment import fragment
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.profiling.profile import read_profile
+from mfu_jax.sinks import ConsoleSink
 from tests.support import accelerator_traces as traces
 from tests.support import html_pages
 

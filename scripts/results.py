@@ -63,6 +63,26 @@ def write(study: str, what: str, rows: Iterable[Row], *, notes: Sequence[str] = 
     )
 
 
+def publish(
+    study: str,
+    measured: Mapping[str, Iterable[Row]],
+    *,
+    is_written: bool,
+    notes: Sequence[str] = (),
+) -> None:
+    """Prints the rows of each thing that was measured, and writes them if asked to."""
+    for what, rows in measured.items():
+        kept = list(rows)
+        print(f"{what}\n\n{table(kept)}\n")
+        if is_written:
+            write(study, what, kept, notes=notes)
+
+
+def add_write(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--write``."""
+    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
+
+
 def named(columns: Sequence[str], rows: Iterable[Sequence[str | float]]) -> list[Row]:
     """Rows with the names of their columns."""
     return [dict(zip(columns, row, strict=True)) for row in rows]

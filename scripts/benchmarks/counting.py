@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--layers", type=int, default=48)
-    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
+    results.add_write(parser)
     arguments = parser.parse_args()
     os.environ.update({**TPU_ENVIRONMENT, **os.environ})
     platforms = ("cpu", "v5e") if importlib.util.find_spec("libtpu") else ("cpu",)
@@ -47,10 +47,7 @@ def main() -> None:
         shown = (f"{len(text) / 1e6:.1f} MB", f"{seconds:.2f} s", f"{rate:.1f} MB/s")
         measured["long programs"] += results.named(("text", "parse and count", "rate"), [shown])
         size *= 10
-    for what, rows in measured.items():
-        print(f"{what}\n\n{results.table(rows)}\n")
-        if arguments.write:
-            results.write("counting", what, rows)
+    results.publish("counting", measured, is_written=arguments.write)
 
 
 def _unrolled(platform: str, layers: int) -> results.Row:

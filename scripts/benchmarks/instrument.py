@@ -24,8 +24,8 @@ import jax.numpy as jnp
 
 import mfu_jax
 from mfu_jax.logger.records.summary import percentile
-from mfu_jax.sinks import ConsoleSink, JsonlSink, TensorBoardSink
 from scripts import results
+from scripts.benchmarks.logger import quantiles, three_sinks
 
 WARMUP = 100
 _NOTE = "Calls: an idle device; console, JSONL and TensorBoard on. Loop: all cores compute."
@@ -67,14 +67,10 @@ def costs(leaves: int, steps: int, shapes: int, pause: float) -> tuple[list[floa
     batches = [jnp.ones((8 + i, 8)) for i in range(shapes)]
     own, added = [], []
     with tempfile.TemporaryDirectory() as name, open(os.path.join(name, "log"), "w") as console:
-        folder = Path(name)
-        sinks = [
-            ConsoleSink(console, progress=False),
-            JsonlSink(folder / "metrics.jsonl"),
-            TensorBoardSink(folder / "tensorboard"),
-        ]
         inner = Timed(make_step())
-        step = mfu_jax.instrument(inner, sinks=sinks, peak_tflops_per_device=1)
+        step = mfu_jax.instrument(
+            inner, sinks=three_sinks(Path(name), console), peak_tflops_per_device=1
+        )
         state = make_state(leaves)
         for number in range(WARMUP + steps):
             x = batches[number % shapes]
@@ -147,20 +143,17 @@ def loop_ratio(steps: int) -> tuple[float, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
+    results.add_write(parser)
     options = parser.parse_args()
     calls: list[results.Row] = []
     for leaves, shapes, pause in CASES:
         own, added = costs(leaves, options.steps, shapes, pause)
         name = f"{leaves} leaves" + (f", {shapes} alternating shapes" if shapes > 1 else "")
-        shown = {q: round(percentile(added, q / 100), 1) for q in (50, 90, 99)}
         calls.append(
             {
                 "step": name + ("" if pause else ", no pause between steps"),
                 "jitted call µs": round(percentile(own, 0.5), 1),
-                "added µs, median": shown[50],
-                "added µs, p90": shown[90],
-                "added µs, p99": shown[99],
+                **quantiles(added, "added µs, median", "added µs, p90", "added µs, p99"),
             }
         )
     without, with_it = profile_costs(options.steps)
@@ -184,10 +177,7 @@ def main() -> None:
             }
         ],
     }
-    for what, rows in measured.items():
-        print(f"{what}\n\n{results.table(rows)}\n")
-        if options.write:
-            results.write("instrument_cost", what, rows, notes=[_NOTE])
+    results.publish("instrument_cost", measured, is_written=options.write, notes=[_NOTE])
 
 
 if __name__ == "__main__":

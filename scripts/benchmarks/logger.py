@@ -17,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from mfu_jax.logger.journal import process
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.summary import percentile
-from mfu_jax.sinks import ConsoleSink, JsonlSink, TensorBoardSink
+from mfu_jax.sinks import ConsoleSink, JsonlSink, Sink, TensorBoardSink
 from scripts import results
 from scripts.benchmarks.maxtext_logger import MaxTextLogger
 
@@ -48,14 +48,16 @@ _OLD = "the same, from the seventh minute on"
 
 def make_logger(folder: Path, console: Any) -> MetricLogger:
     """A logger with all three sinks; its FLOPs and peak are arbitrary."""
-    return MetricLogger(
-        **COST,
-        sinks=[
-            ConsoleSink(console, progress=False),
-            JsonlSink(folder / "metrics.jsonl"),
-            TensorBoardSink(folder / "tensorboard"),
-        ],
-    )
+    return MetricLogger(**COST, sinks=three_sinks(folder, console))
+
+
+def three_sinks(folder: Path, console: Any) -> list[Sink]:
+    """What most users turn on."""
+    return [
+        ConsoleSink(console, progress=False),
+        JsonlSink(folder / "metrics.jsonl"),
+        TensorBoardSink(folder / "tensorboard"),
+    ]
 
 
 @jax.jit
@@ -297,9 +299,14 @@ def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
 
 def cost_rows(costs: dict[str, list[float]]) -> Iterator[results.Row]:
     for situation, values in costs.items():
-        ordered = sorted(values)
-        shown = {q: round(percentile(ordered, q / 100), 1) for q in (50, 90, 99)}
-        yield {"call": situation, "median µs": shown[50], "p90 µs": shown[90], "p99 µs": shown[99]}
+        yield {"call": situation, **quantiles(values, "median µs", "p90 µs", "p99 µs")}
+
+
+def quantiles(values: Iterable[float], *columns: str) -> results.Row:
+    """Median, p90 and p99 in three columns."""
+    ordered = sorted(values)
+    shown = (round(percentile(ordered, share), 1) for share in (0.5, 0.9, 0.99))
+    return dict(zip(columns, shown, strict=True))
 
 
 def cpu_rows(costs: dict[tuple[str, float], float]) -> Iterator[results.Row]:
@@ -339,7 +346,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--demo-pairs", type=int, default=16)
     parser.add_argument("--no-demo", action="store_true")
-    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
+    results.add_write(parser)
     options = parser.parse_args()
 
     measured: dict[str, list[results.Row]] = {
@@ -353,10 +360,7 @@ def main() -> None:
         block = 5
         blocks = [pair for pair, _ in zip(demo_blocks(block), range(options.demo_pairs))]  # noqa: B905
         measured["speed of the demo with the logger"] = [demo_row(blocks, block)]
-    for what, rows in measured.items():
-        print(f"{what}\n\n{results.table(rows)}\n")
-        if options.write:
-            results.write("logger_cost", what, rows, notes=[_NOTE])
+    results.publish("logger_cost", measured, is_written=options.write, notes=[_NOTE])
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--restarts", type=int, default=1000)
-    parser.add_argument("--write", action="store_true", help="write to scripts/results/")
+    results.add_write(parser)
     asked = parser.parse_args(argv)
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -124,12 +124,8 @@ def main(argv: Sequence[str]) -> int:
         for question, command in questions.items():
             rows.append((question, *_costs(command)))
     named = results.named(("question", "wall", "CPU", "most memory so far"), rows)
-    print(results.table(named))
-    if asked.write:
-        what = (
-            f"reports of {asked.steps:,} steps and {asked.restarts:,} restarts, {size / 1e6:.0f} MB"
-        )
-        results.write("long_files", what, named)
+    what = f"reports of {asked.steps:,} steps and {asked.restarts:,} restarts, {size / 1e6:.0f} MB"
+    results.publish("long_files", {what: named}, is_written=asked.write)
     return 0
 
 

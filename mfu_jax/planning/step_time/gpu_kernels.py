@@ -1,8 +1,7 @@
 """What NVIDIA GPUs reach in kernels that are no plain roofline: attention, odd shapes, tiny ones.
 
-Measured on an H100 by scripts/benchmarks/gpu_kernels.py, and in the traces of planted faults
-(scripts/results/gpu_kernels.json, planted_faults.json). Other generations are assumed to reach the
-same shares of their own peaks.
+Measured on an H100, alone and in the traces of planted faults (scripts/results/gpu_kernels.json,
+planted_faults.json). Other generations are assumed to reach the same shares of their own peaks.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ key=value     any field of the model or the step, for example per_device_batch_s
               max_target_length=8192 gradient_accumulation_steps=2 num_decoder_layers=4
 convention=   maxtext (default), exact, dense, megatron, palm, 6n …: for the total and breakdown
 mfu=          an MFU stated in that convention, to convert to all others
+--serving     adds prefill of max_target_length tokens and decoding of the next token (bf16)
 --trace       for any config.json that transformers can build: counts the PyTorch model itself, on
               the meta device; needs pip install 'mfu-jax[trace-hf]', and never runs remote code
 --json        full precision, for programs"""
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 2
     keys = {*override_keys(), MODEL, "convention", "mfu"}
-    arguments = parse(argv, keys=keys, flags=("--json", "--list", "--trace"))
+    arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list", "--trace"))
     if "--list" in arguments.flags:
         if len(argv) > 1:
             raise UserError("--list takes no other arguments; it prints the bundled models")
@@ -65,6 +66,8 @@ def main(argv: Sequence[str]) -> int:
     name, arguments = _model(arguments)
     overrides, convention, mfu = _settings(arguments)
     if "--trace" in arguments.flags:
+        if "--serving" in arguments.flags:
+            raise UserError("--serving needs a formula; leave out --trace, or --serving")
         return _printed(_traced(name, overrides, convention, mfu), arguments)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -73,6 +76,8 @@ def main(argv: Sequence[str]) -> int:
     for warning in caught:
         answer["notes"].append(str(warning.message))
         print(one_line(f"mfu-jax flops: warning: {warning.message}"), file=sys.stderr)
+    if "--serving" in arguments.flags:
+        answer["serving"] = _serving(config)
     return _printed(answer, arguments)
 
 
@@ -220,6 +225,24 @@ def _conventions(
     }
 
 
+def _serving(config: ModelConfig) -> dict[str, Any]:
+    """Costs of one sequence: a prompt of max_target_length tokens, and the token after it."""
+    from mfu_jax.flops.analytic.serving import decode_cost, prefill_cost
+
+    length = config.step.max_target_length
+    costs = {"prefill": prefill_cost(config, length), "decode": decode_cost(config, length)}
+    return {
+        name: {
+            "tokens": cost.tokens,
+            "flops": _plain(cost.flops),
+            "weight_bytes": cost.weight_bytes,
+            "cache_read_bytes": _plain(cost.cache_read_bytes),
+            "cache_write_bytes": _plain(cost.cache_write_bytes),
+        }
+        for name, cost in costs.items()
+    }
+
+
 def _parameters(count: ParameterCount) -> dict[str, int]:
     return {
         "total": count.total,
@@ -268,9 +291,20 @@ def _table(answer: dict[str, Any]) -> str:
         *_breakdown_table(answer),
         "",
         *_conventions_table(answer),
+        *_serving_lines(answer.get("serving", {})),
         *(f"note: {note}" for note in answer["notes"]),
     ]
     return "\n".join(lines)
+
+
+def _serving_lines(serving: dict[str, Any]) -> list[str]:
+    return [
+        f"{name}: {cost['flops'] / TERA:.6g} TFLOP for {cost['tokens']:,} token(s) of a sequence; "
+        f"reads {cost['weight_bytes'] / 1e9:.3f} GB of weights and "
+        f"{cost['cache_read_bytes'] / 1e9:.3f} GB of cache, writes "
+        f"{cost['cache_write_bytes'] / 1e9:.6f} GB (2 bytes a value)"
+        for name, cost in serving.items()
+    ]
 
 
 def _breakdown_table(answer: dict[str, Any]) -> list[str]:

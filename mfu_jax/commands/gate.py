@@ -1,6 +1,7 @@
 """Fails if a run is slower than its baseline: for CI.
 
-usage: mfu-jax gate RUN --baseline RUN2 [--baseline RUN3 …] [--threshold 1%] [--json]
+usage: mfu-jax gate RUN --baseline RUN2 [--baseline RUN3 …] [--threshold 1%] [--junit FILE]
+                    [--github] [--json]
 
 RUN and RUN2 are run folders, metrics files or logs, as for mfu-jax report. The gate compares
 medians of windows, not single steps. A slowdown fails if its 99% interval excludes chance and it
@@ -8,6 +9,8 @@ reaches the threshold. The gate compares the step time, alone and with the wait 
 runs' steps differ in tokens, tokens/s/device. Several baselines, all repeats, show the scatter
 between runs, which is no regression. Four or more make a good model of the noise.
   --threshold X    smallest slowdown that fails: 1%, or 0.01 (default 1%)
+  --junit FILE     writes the result as JUnit XML
+  --github         prints an annotation for GitHub Actions
   --json           one JSON object on stdout
   warmup_steps=3   steps excluded after each start, if the files do not mark them
 Exit code: 0 no regression, 1 a regression, 2 wrong input."""
@@ -25,15 +28,19 @@ from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import typed
 
-_KEYS = ("baseline", "threshold", "warmup_steps")
+_KEYS = ("baseline", "threshold", "junit", "warmup_steps")
 _THRESHOLD = "1%"
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    arguments = parse(argv, keys=_KEYS, flags=("--json",))
+    arguments = parse(argv, keys=_KEYS, flags=("--json", "--github"))
     gate = _gate(arguments)
-    print(json_text(gate.to_json()) if arguments.flags else gate.render())
+    if "junit" in arguments.values:
+        gate.write_junit(arguments.values["junit"])
+    print(json_text(gate.to_json()) if "--json" in arguments.flags else gate.render())
+    if "--github" in arguments.flags:
+        print(gate.annotation())
     return 1 if gate.has_failed else 0
 
 

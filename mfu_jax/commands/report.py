@@ -1,6 +1,7 @@
 """Summarises a run across all its restarts, and compares runs: as text, JSON or an HTML page.
 
 usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html [FILE]]
+       mfu-jax report RUN FILE --export=ml_goodput
 
 RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
@@ -17,11 +18,14 @@ profile=DIR     a profile of several hosts: how long each waits in collectives, 
                 default the one in the run's folder
 plan=FILE       compares the prediction of mfu-jax plan … --json with what the (first) run measured
 --json          one JSON object on stdout
---html          one page that needs no network, in FILE.html (default RUN/report.html)"""
+--html          one page that needs no network, in FILE.html (default RUN/report.html)
+--export=ml_goodput   writes the journal's events to FILE, one per line, in the log format of
+                ml-goodput-measurement"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,12 +33,14 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.runs.comparison.runs import RunComparison, compare_with_runs
-from mfu_jax.runs.goodput import time_table
+from mfu_jax.runs.goodput import ml_goodput, time_table
+from mfu_jax.runs.goodput.wall_clock import read_attempts
 from mfu_jax.runs.metrics.files import WARMUP_STEPS
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
 from mfu_jax.runs.report.plan_comparison import PlanComparison, compare_with_plan, read_plan
 from mfu_jax.runs.report.run_data import Options, RunData, answer_without_steps, read_run_data
 from mfu_jax.storage.addresses import Address, path_of
+from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.arguments import MODEL, PEAK, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
@@ -67,6 +73,8 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 2
     arguments = parse(argv, flags=("--json", "--html"))
+    if "export" in arguments.values:
+        return _export(arguments)
     names, file = _names(arguments)
     options = _options(arguments)
     try:
@@ -202,6 +210,21 @@ def _answer(
         "comparisons": [found.to_json() for found in compared],
         **beside,
     }
+
+
+def _export(arguments: Arguments) -> int:
+    """Writes a run's events in another tool's format."""
+    if arguments.values != {"export": "ml_goodput"} or len(arguments.names) != 2:
+        raise UserError(
+            "--export: expected mfu-jax report RUN FILE --export=ml_goodput, and nothing else; "
+            "usually the file to write is missing; pass RUN, then FILE"
+        )
+    run, file = arguments.names
+    events = ml_goodput.events(path_of(run).name, read_attempts(run))
+    lines = "".join(f"{json.dumps(event)}\n" for event in events)
+    write_whole(file, "FILE", lines.encode())
+    print(f"{file}: {len(events)} events")
+    return 0
 
 
 def _options(arguments: Arguments) -> Options:

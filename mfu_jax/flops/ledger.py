@@ -15,7 +15,7 @@ from mfu_jax.flops import names
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger_lines import LedgerLine, StepCounts, explained_lines
-from mfu_jax.flops.ledger_table import LedgerRow, render_rows
+from mfu_jax.flops.ledger_table import HEAD, LedgerRow, render_rows
 from mfu_jax.flops.operation_diff import Operations, largest, missing_operations
 
 _EVALUATION = "forward work that trains nothing: a loss or metrics on the side"
@@ -80,6 +80,12 @@ class Ledger:
         notes = (f"  note: {note}" for note in self.notes)
         rows = [*self.rows(), *self._reported_rows()]
         return "\n".join([*render_rows(rows, self.executed), *notes])
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        rows = (row.cells(self.executed) for row in [*self.rows(), *self._reported_rows()])
+        return fragment("FLOPs ledger", HEAD, rows, words=(3,), notes=self.notes)
 
     def rows(self) -> list[LedgerRow]:
         """The rows from model FLOPs to executed FLOPs, and the parts of these."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mfu_jax.util.formatting import columns
 
-_HEAD = ("FLOPs per step per device", "FLOPs", "of executed", "")
+HEAD = ("FLOPs per step per device", "FLOPs", "of executed", "")
 # What `render_rows` writes: at least two spaces between columns.
 _LINE = re.compile(
     r"  (?P<label>\S.*?) {2,}(?P<flops>-?[\d,]+)(?: +-?[\d.]+%)?(?: {2,}(?P<note>.*))?"
@@ -32,7 +32,7 @@ class LedgerRow(NamedTuple):
 
 def render_rows(rows: Iterable[LedgerRow], executed: int) -> list[str]:
     """The lines of the console's table."""
-    cells = (_HEAD, *(row.cells(executed) for row in rows))
+    cells = (HEAD, *(row.cells(executed) for row in rows))
     return columns([(f"  {label}", *rest) for label, *rest in cells], "<>><")
 
 

@@ -29,6 +29,15 @@ class Mask(ABC):
     def pairs(self, length: int, counting: PairCounting) -> Number:
         """(query, key) pairs of one sequence of `length` tokens: an int or a half-integer."""
 
+    def keys_kept(self, length: int) -> int:
+        """Keys that a cache holds after `length` tokens."""
+        return length
+
+    @property
+    def keys_per_token(self) -> Number:
+        """Keys that each token adds to a cache."""
+        return 1
+
 
 @dataclass(frozen=True)
 class Full(Mask):
@@ -82,6 +91,9 @@ class SlidingWindow(Mask):
         if counting == "exact":
             return length * window - window * (window - 1) // 2
         return integral(length * window - Fraction(window * window, 2))
+
+    def keys_kept(self, length: int) -> int:
+        return min(self.size, length)  # a window drops the older ones
 
 
 @dataclass(frozen=True)
@@ -223,6 +235,13 @@ class Strided(Mask):
         if limit == keys:
             return ramp + keys * (rest + 1) if keys else 0
         return ramp + limit * (self.ratio * (keys - 1 - limit) + rest + 1)
+
+    def keys_kept(self, length: int) -> int:
+        return length // self.ratio
+
+    @property
+    def keys_per_token(self) -> Number:
+        return Fraction(1, self.ratio)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from mfu_jax.profiling.timeline.host import HostThreads
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files, trace_files
-from mfu_jax.util.formatting import seconds_text
+from mfu_jax.util.formatting import percent, seconds_text
 
 _ENOUGH = 0.95
 _NOTABLE = 0.01  # of the step time
@@ -98,6 +98,14 @@ class Profile:
             numbers[f"profile/program_mfu/{program.name}"] = program.mfu
             numbers[f"profile/program_seconds/{program.name}"] = program.seconds
         return numbers
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        step = seconds_text(self.measured.step_seconds)
+        title = f"Where the peak went: step {step}, MFU {percent(self.mfu)}"
+        rows = [(b.name, seconds_text(b.seconds), f"{b.mfu_points:.2f}") for b in self.waterfall]
+        return fragment(title, ("bar", "time", "points of MFU"), rows, notes=self.notes)
 
     def to_json(self, *, depth: int = 0, sort: str = "time") -> dict[str, Any]:
         """The whole profile as plain JSON values; `depth` and `sort` as in `table`."""

@@ -288,6 +288,7 @@ def test_an_unknown_type_names_trace_and_trace_names_its_extra(tmp_path, capsys,
         (["llama2-7b", "--trace"], "takes a Hugging Face config.json"),
         (["config.json", "--trace", "emb_dim=8"], "emb_dim is no field of the step"),
         (["config.json", "--trace", "convention=palm"], "convention=palm"),
+        (["config.json", "--trace", "--serving"], "--serving needs a formula"),
     ],
 )
 def test_what_trace_does_not_take_is_said(arguments, message, capsys):

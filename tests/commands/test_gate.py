@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -93,6 +94,33 @@ def test_a_slowdown_that_may_be_chance_is_told(
     assert "noise hides slowdowns below " in found["message"]
 
 
+def test_the_junit_file_has_a_case_for_each_check(runs: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "gate.xml"
+    words = ["gate", runs["slower"], "--baseline", runs["base"], "--junit", str(file)]
+    assert main(words) == 1
+    suite = ElementTree.parse(file).getroot()
+    assert suite.attrib == {
+        **{"name": "mfu-jax gate", "tests": "1", "failures": "1", "errors": "0"}
+    }
+    (case,) = suite
+    assert case.attrib["name"] == "step time"
+    (failure,) = case
+    assert failure.tag == "failure"
+    assert failure.attrib["message"].startswith("step time 1.0")
+    assert main(["gate", runs["again"], "--baseline", runs["base"], f"--junit={file}"]) == 0
+    assert ElementTree.parse(file).getroot().attrib["failures"] == "0"
+
+
+def test_the_annotation_is_one_line_that_github_takes(
+    runs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["gate", runs["slower"], "--baseline", runs["base"], "--github"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("::error title=mfu-jax gate::regression of at least 1.0%25: step time ")
+    main(["gate", runs["again"], "--baseline", runs["base"], "--github"])
+    assert "\n::notice title=mfu-jax gate::no regression" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -104,6 +132,7 @@ def test_a_slowdown_that_may_be_chance_is_told(
         (["{base}", "--baseline", "{base}", "--threshold", "5"], "usually a percentage without"),
         (["{base}", "--baseline", "{base}", "--threshold", "x"], "threshold"),
         (["{base}", "--baseline", "{base}", "warmup_steps=-1"], "expected 0 or more"),
+        (["{base}", "--baseline", "{base}", "--junit", "{short}/b.xml"], "--junit"),
         (["{short}", "--baseline", "{base}"], "3 of the run are too few"),
     ],
 )

@@ -20,7 +20,7 @@ from mfu_jax.runs.goodput.run_time import CATEGORIES
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.sinks import ConsoleSink, JsonlSink
 from tests.support.paths import DATA
-from tests.support.written_journals import WrittenJournal
+from tests.support.written_journals import UNIX, WrittenJournal
 
 METRICS, LOG = DATA / "maxtext_0.2.5_metrics.jsonl", DATA / "maxtext_0.2.5.log"
 WITH_EVAL = DATA / "maxtext_0.2.5_with_eval.jsonl"
@@ -226,6 +226,23 @@ def test_without_a_measured_step_the_time_is_still_known(report: Report, tmp_pat
     answer = report(tmp_path)
     assert (answer["wall_seconds"], answer["time"]["startup"]) == (10.0, 10.0)
     assert (answer["steps"], answer["mfu"], answer["goodput"]) == (0, None, 0.0)
+
+
+def test_events_in_the_format_of_ml_goodput_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_run(tmp_path)
+    file = tmp_path / "out.jsonl"
+    assert main(["report", str(tmp_path), str(file), "--export=ml_goodput"]) == 0
+    events = [json.loads(text) for text in file.read_text().splitlines()]
+    steps = [event for event in events if "step_count" in event]
+    assert [step["step_count"] for step in steps] == [*range(10), *range(5, 15)]
+    assert steps[0]["step_start_time"] == UNIX + 2
+    starts = [event["job_start_time"] - UNIX for event in events if "job_start_time" in event]
+    assert starts == [0, 16]
+    assert events[-1] == {"job_name": tmp_path.name, "job_end_time": UNIX + 28}
+    assert main(["report", str(tmp_path), "--export=ml_goodput"]) == 2
+    assert "usually the file to write is missing" in capsys.readouterr().err
 
 
 def test_a_dash_reads_standard_input(

@@ -10,13 +10,29 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar
+from typing import Literal, NamedTuple, Self, TypeVar
 
 from mfu_jax.flops.exact import Number
 from mfu_jax.flops.masks import Mask, PairCounting
 
 ComponentKind = Literal["weight", "attention"]
 KindOfLayer = TypeVar("KindOfLayer", bound=Hashable)
+
+
+class Cache(NamedTuple):
+    """What serving caches of a sequence for one component.
+
+    Attributes:
+        width: values per key that a token sees (its key and value, or a latent of both).
+        state: values per sequence (a recurrent state, the last inputs of a convolution).
+        borrowed: whether another layer owns them: they are read here, not written.
+        decode_macs: multiply-adds per pair in decoding, if different from training.
+    """
+
+    width: int = 0
+    state: int = 0
+    borrowed: bool = False
+    decode_macs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +52,7 @@ class Component:
             nothing below it trains).
         right_gradient: whether the gradient of the right operand is needed: the weights (False:
             frozen), or keys and values.
+        cache: what serving keeps for it between tokens.
         inputs, outputs: of a dense layer, ``[inputs, outputs]``; 0 for anything else.
     """
 
@@ -49,6 +66,7 @@ class Component:
     table: bool = False
     left_gradient: bool = True
     right_gradient: bool = True
+    cache: Cache | None = None
     inputs: int = 0
     outputs: int = 0
 

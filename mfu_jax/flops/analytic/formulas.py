@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from mfu_jax.flops.analytic import names
-from mfu_jax.flops.analytic.components import Component
+from mfu_jax.flops.analytic.components import Cache, Component
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Mask
 
@@ -72,6 +72,8 @@ def attention_scores(
     v_dim: int,
     mask: Mask,
     name: str = "scores",
+    *,
+    cache: Cache | None = None,
 ) -> Components:
     """``Q·Kᵀ`` and ``P·V`` of one layer.
 
@@ -80,7 +82,7 @@ def attention_scores(
     number of query heads.
     """
     return (
-        Component(name=f"{name}_qk", kind="attention", macs=heads * qk_dim, mask=mask),
+        Component(name=f"{name}_qk", kind="attention", macs=heads * qk_dim, mask=mask, cache=cache),
         Component(name=f"{name}_pv", kind="attention", macs=heads * v_dim, mask=mask),
     )
 
@@ -140,7 +142,9 @@ def attention(
         parts.append(norm(f"{name}/qk_norm", head_dim, copies=scales))
     if sinks:
         parts.append(vector(f"{name}/sinks", heads))
-    parts.extend(attention_scores(heads, head_dim, value_dim, mask, f"{name}/scores"))
+    cached = head_dim if shared_kv else head_dim + value_dim
+    kept = Cache(kv_heads * cached, borrowed=borrowed_kv)
+    parts.extend(attention_scores(heads, head_dim, value_dim, mask, f"{name}/scores", cache=kept))
     out, joined = width if output_width is None else output_width, heads * value_dim
     parts.append(projection(f"{name}/o_proj", joined, out, bias=output_bias, tokens=tokens))
     return tuple(parts)
@@ -204,6 +208,7 @@ def short_convolution(
         macs=kernel * channels,
         tokens=tokens,
         parameters=(kernel + bias) * channels,
+        cache=Cache(state=(kernel - 1) * channels),
     )
 
 

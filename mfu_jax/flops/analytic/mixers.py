@@ -6,7 +6,7 @@ Shapes as in `formulas`: T tokens, S sequence length, D model width, H heads, h 
 from __future__ import annotations
 
 from mfu_jax.flops.analytic import names
-from mfu_jax.flops.analytic.components import Component
+from mfu_jax.flops.analytic.components import Cache, Component
 from mfu_jax.flops.analytic.formulas import (
     Components,
     attention_scores,
@@ -50,8 +50,23 @@ def latent_attention(
         projection(f"{name}/kv_a", width, kv_lora_rank + rope_dim, bias=bias),
         norm(f"{name}/kv_norm", kv_lora_rank),
         projection(f"{name}/kv_b", kv_lora_rank, heads * (nope_dim + v_dim)),
-        *attention_scores(heads, qk_dim, v_dim, mask, f"{name}/scores"),
+        *_latent_scores(heads, qk_dim, v_dim, kv_lora_rank, rope_dim, mask, f"{name}/scores"),
         projection(f"{name}/o_proj", heads * v_dim, width, bias=bias),
+    )
+
+
+def _latent_scores(
+    heads: int, qk_dim: int, v_dim: int, latent: int, rope: int, mask: Mask, name: str
+) -> Components:
+    """Scores of MLA. Decoding caches the latent and the rotary key, and attends to them directly:
+
+    latent + rope multiply-adds for Q·K and latent for P·V, per head and pair; the up-projections
+    move to the query and the output, at the same cost.
+    """
+    query, value = attention_scores(heads, qk_dim, v_dim, mask, name)
+    return (
+        query.replace(cache=Cache(latent + rope, decode_macs=heads * (latent + rope))),
+        value.replace(cache=Cache(decode_macs=heads * latent)),
     )
 
 
@@ -91,6 +106,7 @@ def indexer(
             kind="attention",
             macs=heads * dim,
             mask=Causal(),
+            cache=Cache(dim),
         ),
         Component(name=f"{name}/reduce", kind="attention", macs=heads, mask=Causal()),
     )
@@ -137,6 +153,7 @@ def gated_delta_net(
         name=f"{name}/core",
         kind="attention",
         macs=value_heads * 4 * key_dim * value_dim,
+        cache=Cache(state=value_heads * key_dim * value_dim),
     )
     if chunk:
         in_chunk = chunk * (3 * key_dim + 2 * value_dim)
@@ -183,6 +200,7 @@ def mamba2(
         name=f"{name}/core",
         kind="attention",
         macs=2 * inner * state,
+        cache=Cache(state=inner * state),
     )
     if chunk:
         core = core.replace(
@@ -240,13 +258,15 @@ def compressed_attention(
             head_dim,
             SlidingWindow(window),
             f"{name}/scores",
+            cache=Cache(kv_heads * head_dim),
         ),
     ]
     if ratio:
         parts.extend(_compressor(width, head_dim, ratio, overlap=topk > 0, name=name))
         mask = Strided(ratio, topk if sparse else 0)
         compressed = f"{name}/compressed_scores"
-        parts.extend(attention_scores(heads, head_dim, head_dim, mask, compressed))
+        kept = Cache(head_dim)
+        parts.extend(attention_scores(heads, head_dim, head_dim, mask, compressed, cache=kept))
     parts.append(
         projection(f"{name}/o_a", heads * head_dim // o_groups, o_lora_rank, copies=o_groups)
     )
@@ -285,6 +305,7 @@ def compressed_indexer(
             kind="attention",
             macs=heads * dim,
             mask=mask,
+            cache=Cache(dim),
         ),
         Component(name=f"{name}/reduce", kind="attention", macs=heads, mask=mask),
     )
@@ -324,6 +345,7 @@ def mamba(
             name=f"{name}/core",
             kind="attention",
             macs=inner * state,
+            cache=Cache(state=inner * state),
         ),
         projection(f"{name}/out_proj", inner, width, bias=bias),
     )

@@ -5,7 +5,7 @@ Shapes as in `formulas`. Elementwise recurrences (RWKV, RG-LRU) have no matmul o
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic.components import Component
+from mfu_jax.flops.analytic.components import Cache, Component
 from mfu_jax.flops.analytic.formulas import Components, norm, projection, short_convolution, vector
 
 
@@ -25,6 +25,7 @@ def lightning_attention(
             name=f"{name}/core",
             kind="attention",
             macs=2 * joined * head_dim,
+            cache=Cache(state=joined * head_dim),
         ),
         norm(f"{name}/norm", joined),
         projection(f"{name}/out_proj", joined, width),
@@ -57,6 +58,7 @@ def kimi_delta_attention(
             name=f"{name}/core",
             kind="attention",
             macs=4 * joined * head_dim,
+            cache=Cache(state=joined * head_dim),
         ),
         norm(f"{name}/norm", head_dim),
         projection(f"{name}/out_proj", joined, width),

@@ -73,6 +73,12 @@ class ModuleTable:
         text.insert(1, "-" * max(map(len, text)))
         return "\n".join([*text, *self._notes()])
 
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        rows, notes = map(_cells, self.rows), list(self._notes())
+        return fragment("FLOPs by module", _HEADER, rows, words=(1,), notes=notes)
+
     def _notes(self) -> Iterator[str]:
         for item in self.count.unaccounted:
             yield f"not counted: {item.name} × {item.times}: {item.reason}"

@@ -110,6 +110,15 @@ class Summary:
     def __str__(self) -> str:
         return self.render()
 
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        head, *lines = self.render().splitlines()
+        # As `render` writes them: a label in 13 columns, then its value.
+        rows = [(line[2:15].strip(), line[15:]) for line in lines if not line.startswith("  phase")]
+        phases = [line.strip() for line in lines if line.startswith("  phase")]
+        return fragment(head, ("", ""), rows, words=(1,), notes=phases)
+
     def render(self) -> str:
         """A few lines of text for the end of a run."""
         left_out = {"compile": self.compile_steps, "warm-up": self.warmup_steps}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from mfu_jax.util.formatting import percent, seconds_text
+
 if TYPE_CHECKING:  # a plan is data: what makes its parts is imported by `planner`
     from mfu_jax.planning.result.changes import ProposedChange
     from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles
@@ -154,6 +156,22 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """The whole plan as plain JSON values."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        whole, peak, limit = self.step_time_seconds, self.memory_peak_bytes, self.memory_limit_bytes
+        title = f"{self.target}: {'fits' if self.fits else 'does NOT fit'}"
+        if peak and limit:
+            title += f", {peak / 2**30:,.2f} of {limit / 2**30:,.2f} GiB"
+        rows = [
+            (cause, seconds_text(seconds), percent(seconds / whole if whole else None))
+            for cause, seconds in self.time_by_cause.items()
+        ]
+        if whole is not None:
+            total = f"predicted step, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
+            rows.append((total, seconds_text(whole), percent(1.0)))
+        return fragment(title, ("seconds of a step", "time", "share"), rows, notes=self.notes)
 
 
 def is_much_recomputed(again: int, executed: int) -> bool:

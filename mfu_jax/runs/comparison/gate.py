@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from xml.etree import ElementTree
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, one_line
 from mfu_jax.runs.comparison.runs import (
     WITH_WAITS,
     MetricChange,
@@ -14,6 +16,7 @@ from mfu_jax.runs.comparison.runs import (
     interval,
     unseen,
 )
+from mfu_jax.storage.targets import write_whole
 from mfu_jax.util.formatting import percent
 
 _WIDE = 0.05  # a wider interval is reported, and so is one around a larger slowdown
@@ -118,6 +121,42 @@ class Gate:
         """The table of both runs and the result, for a terminal."""
         answer = "FAILED" if self.has_failed else "passed"
         return f"{self.comparison.render()}\n{answer}: {self.message}"
+
+    def annotation(self) -> str:
+        """The command that makes GitHub Actions show the result beside the run."""
+        kind = "error" if self.has_failed else "notice"
+        text = one_line(self.message).replace("%", "%25")
+        return f"::{kind} title=mfu-jax gate::{text}"
+
+    def write_junit(self, name: str) -> None:
+        """Writes the checks as one JUnit test suite.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        suite = ElementTree.Element(
+            "testsuite",
+            name="mfu-jax gate",
+            tests=str(len(self.checks)),
+            failures=str(len(self.failed)),
+            errors="0",
+        )
+        suite.extend(self._cases())
+        text = ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+        write_whole(name, "--junit", text.encode())
+
+    def _cases(self) -> Iterator[ElementTree.Element]:
+        for check in self.checks:
+            case = ElementTree.Element(
+                "testcase", classname="mfu_jax.gate", name=check.row.metric.title
+            )
+            text = one_line(f"{check.text}; {self.comparison.b} against {self.comparison.a}")
+            if check.has_failed:
+                failure = ElementTree.SubElement(case, "failure", message=one_line(check.text))
+                failure.text = text
+            else:
+                ElementTree.SubElement(case, "system-out").text = text
+            yield case
 
 
 def check(comparison: RunComparison, *, threshold: float) -> Gate:

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from mfu_jax.runs.goodput.ml_goodput import NAMES
 from mfu_jax.runs.goodput.run_time import Attempt, RunTime
 from mfu_jax.util.formatting import columns, percent
 
 _MOST_ATTEMPTS = 10
-# Our categories and the nearest types of ``ml-goodput-measurement`` (0.2.3). Its productive
-# time includes compilations after the first step, and waits for data that it calls asynchronous.
-_NAMES: Mapping[str, str] = {
-    "train": "productive",
-    "compile": "PROGRAM_STARTUP",
-    "data_wait": "DATA_LOADING_ASYNC",
-    "eval": "CUSTOM_BADPUT_EVENTS: EVAL",
-    "checkpoint": "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
-    "restore": "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
-    "startup": "TRAINING_PREP",
-    "lost_steps": "WASTED_PROGRESS_FROM_DISRUPTION",
-    "down": "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
-    "slow_steps": "productive (step_time_deviation)",
-    "idle": "OTHER",
-    "other": "CUSTOM_BADPUT_EVENTS",
-}
 
 
 def render(run: RunTime) -> str:
@@ -62,7 +45,7 @@ def span(seconds: float) -> str:
 def _table(run: RunTime) -> list[str]:
     wall = run.wall_seconds or 1.0
     rows = [
-        [name, span(seconds), percent(seconds / wall), _NAMES[name]]
+        [name, span(seconds), percent(seconds / wall), NAMES[name]]
         for name, seconds in run.time.items()
         if seconds > 0
     ]

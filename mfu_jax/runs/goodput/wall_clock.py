@@ -10,6 +10,8 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
+from mfu_jax.errors import UserError
+from mfu_jax.logger.journal.lines import journal_name
 from mfu_jax.runs.goodput.attribution import (
     DAY,
     AttemptOnRunClock,
@@ -73,6 +75,23 @@ def read_journaled(run: str | os.PathLike[str], *, now: float | None = None) -> 
     if number:
         notes.append(f"the journal of process 0 is missing; the times are those of {number}")
     return main.run_time(str(metrics_file), [*notes, *main.notes], processes)
+
+
+def read_attempts(run: str | os.PathLike[str]) -> list[AttemptOnRunClock]:
+    """The attempts of a run's first process on the run's clock.
+
+    Raises:
+        UserError: there is no journal.
+    """
+    metrics_file = metrics_file_of(path_of(run))
+    attempts, _ = read_journals(metrics_file)
+    if not attempts:
+        raise UserError(
+            f"there is no journal beside {str(metrics_file)!r}; expected one, which a logger with "
+            f"a metrics file writes; usually the run was made before there were journals, or the "
+            f"metrics file was copied without them; copy {journal_name(metrics_file.name, 0)}, too"
+        )
+    return next(iter(_processes(attempts, None).values())).placed
 
 
 def _processes(attempts: Iterable[JournaledAttempt], now: float | None) -> dict[int, _Process]:

@@ -68,7 +68,7 @@ _PROJECT_NUMBERS = (
 )
 _PROJECT = (*_PROJECT_NUMBERS, "model", "convention", "hardware", "dtype")
 _REPORT = ("hardware", "dtype", "model", "convention", "peak_tflops_per_device", "warmup_steps")
-_FLAGS = ("--json", "--json=", "--list", "--calibrate=1", "--help=1", "-", "--", "-x")
+_FLAGS = ("--json", "--json=", "--list", "--serving", "--calibrate=1", "--help=1", "-", "--", "-x")
 _RUN = DATA / "maxtext_0.2.5_metrics.jsonl"
 _METRICS = (
     *("perf/step_time_seconds", "perf/per_device_tflops", "perf/per_device_tflops_per_sec"),
@@ -119,6 +119,7 @@ def numbers(draw: st.DrawFn) -> Case:
         rest = [*_SENSIBLE, *draw(_pairs(_PROJECT, _numbers()))]
     elif command == "flops":
         rest = [draw(st.sampled_from(_MODELS)), *draw(_pairs(override_keys(), _numbers()))]
+        flags = flags + draw(st.sampled_from([[], ["--serving"]]))
     elif command == "report":
         rest = [str(_RUN), *draw(_pairs(_REPORT, _numbers() | st.sampled_from(_MODELS)))]
     elif command == "hardware":
@@ -240,7 +241,7 @@ def json_texts(draw: st.DrawFn) -> Case:
     text = json.dumps(config)
     if not draw(st.integers(0, 3)):
         text = draw(_damaged(st.just(text)))
-    flags = draw(st.sampled_from([[], ["--json"]]))
+    flags = draw(st.sampled_from([[], ["--json"], ["--serving"], ["--json", "--serving"]]))
     return Case(kind="JSON", argv=("flops", "{file}", *flags), content=text, suffix=".json")
 
 

@@ -15,6 +15,7 @@ import pytest
 from mfu_jax import calculate_tflops_per_device, flops_breakdown
 from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.util.yaml_files import model_names
 from tests.support.maxtext import WRONG, WRONG_WEIGHTS
@@ -135,3 +136,22 @@ def test_every_bundled_model_is_counted(model):
     config = load_model_config(model)
     assert calculate_tflops_per_device(config).total > 0
     assert count_parameters(config).active <= count_parameters(config).total
+
+
+def test_dit_xl_2_has_its_published_parameters():
+    # facebookresearch/DiT: DiT-XL/2, 675,129,632 with its fixed position table
+    config = ModelConfig.from_mapping(
+        {
+            "decoder_block": "dit",
+            "vocab_size": 1001,
+            "num_decoder_layers": 28,
+            "emb_dim": 1152,
+            "num_query_heads": 16,
+            "mlp_dim": 4608,
+            "image_size_for_vit": 32,
+            "patch_size_for_vit": 2,
+            "num_channels_for_vit": 4,
+            "max_target_length": 256,
+        }
+    )
+    assert count_parameters(config).total == 675_129_632

@@ -5,10 +5,17 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.totals import model_flops_per_device
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer.config import pyconfig
 from tests.support.jax_versions import has_nnx_list
@@ -182,3 +189,64 @@ def test_analytic_equals_traced_forward_and_backward(family: str) -> None:
     traced = count_model_flops(step, *arguments)
     assert traced.total == analytic(config), values
     assert traced.unaccounted == ()
+
+
+widths = st.integers(1, 9)
+
+
+@pytest.mark.full
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(side=st.integers(1, 4), heads=st.integers(1, 3), dim=widths, hidden=widths, layers=widths)
+def test_a_diffusion_transformer(side, heads, dim, hidden, layers):
+    width = heads * dim
+    config = ModelConfig.from_mapping(
+        {
+            "decoder_block": "dit",
+            "vocab_size": 11,
+            "num_decoder_layers": layers,
+            "emb_dim": width,
+            "num_query_heads": heads,
+            "mlp_dim": hidden,
+            "image_size_for_vit": 2 * side,
+            "patch_size_for_vit": 2,
+            "num_channels_for_vit": 4,
+            "max_target_length": side * side,
+            "per_device_batch_size": 2,
+        }
+    )
+
+    def dit(s, w, labels):
+        patches, times = jnp.ones((2, side * side, 16)), jnp.ones((2, 256))
+        x = patches @ w("patches", 16, width)
+        c = jax.nn.silu(times @ w("t0", 256, width)) @ w("t2", width, width)
+        c = jax.nn.silu(c + w("classes", 11, width)[labels[:, 0]])
+        for i in range(layers):
+            shift, scale, gate, *rest = jnp.split(c @ w(f"{i}/mod", width, 6 * width), 6, -1)
+            y = x * (1 + scale[:, None]) + shift[:, None]
+            q, k, v = (
+                (y @ w(f"{i}/{name}", width, width)).reshape(2, -1, heads, dim) for name in "qkv"
+            )
+            y = jax.nn.dot_product_attention(q, k, v).reshape(x.shape) @ w(f"{i}/o", width, width)
+            x = x + gate[:, None] * y
+            y = x * (1 + rest[1][:, None]) + rest[0][:, None]
+            y = jax.nn.gelu(y @ w(f"{i}/wi", width, hidden)) @ w(f"{i}/wo", hidden, width)
+            x = x + rest[2][:, None] * y
+        shift, scale = jnp.split(c @ w("mod", width, 2 * width), 2, -1)
+        x = (x * (1 + scale[:, None]) + shift[:, None]) @ w("out", width, 32)
+        return jnp.sum(x**2)
+
+    s = SimpleNamespace(**config.flat())
+    labels = jax.ShapeDtypeStruct((2, side * side), "int32")
+    weights: dict[str, Any] = {}
+
+    def discover(labels):
+        def weight(name, *size):
+            weights[name] = jax.ShapeDtypeStruct(size, "float32")
+            return jnp.zeros(size)
+
+        return dit(s, weight, labels)
+
+    jax.eval_shape(discover, labels)
+    loss = jax.value_and_grad(lambda w, labels: dit(s, lambda name, *_: w[name], labels))
+    traced = count_model_flops(loss, weights, labels)
+    assert model_flops_per_device(config, "dense") == (traced.forward, traced.total)

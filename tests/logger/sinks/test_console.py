@@ -217,19 +217,3 @@ def test_a_terminal_without_unicode_shows_the_rest() -> None:
     sink = ConsoleSink(io.TextIOWrapper(raw, encoding="ascii"), progress=False)
     sink.write_text("setup", "2 × cpu")
     assert raw.getvalue() == b"2 ? cpu\n"
-
-
-def test_lines_in_a_notebook_have_no_control_characters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out, errors = io.StringIO(), io.StringIO()  # as a kernel's streams: no terminals
-    monkeypatch.setattr("sys.stdout", out)
-    monkeypatch.setattr("sys.stderr", errors)
-    sink = ConsoleSink(total_steps=3)
-    for step in range(3):
-        scalars = {"perf/step_time_seconds": 0.5, "learning/loss": 4.0}
-        sink.write(StepRecord(step=step, unix_seconds=0.0, scalars=scalars))
-    sink.close()
-    assert out.getvalue().count("\n") == 3
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out.getvalue())
-    assert errors.getvalue() == ""

@@ -37,6 +37,7 @@ FAMILIES = {
     "deepseek4": "deepseek.deepseek4",
     "gemma4": "gemma_decoders.gemma4",
     "gemma4_small": "gemma_decoders.gemma4_small",
+    "dit": "diffusion.dit",
     # From a config.json
     "hf_decoder": "generic_decoder.generic_decoder",
     "hf_gemma": "gemma_decoders.gemma_by_layer",

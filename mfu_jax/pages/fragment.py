@@ -1,0 +1,55 @@
+"""A table for a notebook cell's output: small, without scripts, in the notebook's colors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from mfu_jax.pages.markup import Markup, raw, tag
+
+_MOST_ROWS = 200
+_STYLE = """
+.mfu-jax { overflow-x: auto; font-size: 13px }
+.mfu-jax table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+.mfu-jax caption { text-align: left; font-weight: 600; padding: 4px 0 }
+.mfu-jax th, .mfu-jax td { padding: 2px 10px 2px 0; text-align: right; background: none }
+.mfu-jax th { font-weight: 400; border-bottom: 1px solid currentColor }
+.mfu-jax tbody th { border: 0 }
+.mfu-jax .word, .mfu-jax tbody th { text-align: left }
+.mfu-jax p { opacity: .75; margin: 2px 0 }
+"""
+
+
+def fragment(
+    title: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    words: Sequence[int] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """A table as HTML, with its own style.
+
+    Args:
+        title: shown above the table.
+        head: column headings; the first column names the rows.
+        rows: one cell per column; the first 200 rows are shown.
+        words: indices of other columns that hold words, not numbers.
+        notes: lines below the table.
+    """
+    kinds = ["word" if place in {0, *words} else None for place in range(len(head))]
+    cells = list(islice(rows, _MOST_ROWS + 1))
+    notes = [*notes, "…"] if len(cells) > _MOST_ROWS else notes
+    table = tag(
+        "table",
+        tag("caption", title),
+        tag("thead", _row(["th"] * len(head), head, kinds)),
+        tag("tbody", *(_row(["th", *["td"] * len(r)], r, kinds) for r in cells[:_MOST_ROWS])),
+    )
+    lines = [tag("p", note) for note in notes]
+    return str(tag("div", raw("style", _STYLE), table, *lines, class_="mfu-jax"))
+
+
+def _row(names: Sequence[str], cells: Sequence[str], kinds: Sequence[str | None]) -> Markup:
+    triples = zip(names, cells, kinds, strict=False)
+    return tag("tr", *(tag(name, cell, class_=kind) for name, cell, kind in triples))

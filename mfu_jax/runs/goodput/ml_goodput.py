@@ -1,0 +1,130 @@
+"""The names and the log format of Google's ``ml-goodput-measurement`` (0.2.3), from our journals.
+
+Its log has one mapping per event, ordered by time; its cache reads them as JSON lines,
+``<job>_timeline.jsonl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mfu_jax.runs.goodput.attribution import AttemptOnRunClock
+
+NAMES: Mapping[str, str] = {
+    "train": "productive",
+    "compile": "PROGRAM_STARTUP",
+    "data_wait": "DATA_LOADING_ASYNC",
+    "eval": "CUSTOM_BADPUT_EVENTS: EVAL",
+    "checkpoint": "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
+    "restore": "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
+    "startup": "TRAINING_PREP",
+    "lost_steps": "WASTED_PROGRESS_FROM_DISRUPTION",
+    "down": "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
+    "slow_steps": "productive (step_time_deviation)",
+    "idle": "OTHER",
+    "other": "CUSTOM_BADPUT_EVENTS",
+}
+"""Our categories and its nearest types. Its productive time includes compilations after the
+first step, and waits for data that it calls asynchronous.
+"""
+
+# The spans of Orbax's records; the first one covers the others.
+_SAVE = (
+    "checkpoint_manager_blocking",
+    "checkpointer_blocking",
+    "wait_for_prev",
+    "get_old_steps",
+)
+_RESTORE = ("checkpoint_manager", "checkpointer")
+
+
+def events(job: str, attempts: Sequence[AttemptOnRunClock]) -> list[dict[str, Any]]:
+    """All events of a run in the log's format, ordered by time.
+
+    Args:
+        job: the job's name.
+        attempts: of one process, placed on the run's clock.
+    """
+    found: list[tuple[float, dict[str, Any]]] = []
+    for placed in attempts:
+        if not placed.attempt.goes_on:
+            found += _start(placed)
+        found += _steps(placed)
+        found += _pauses(placed)
+    if attempts and attempts[-1].how == "clean":
+        found.append((attempts[-1].end / 1e6, {"job_end_time": attempts[-1].end / 1e6}))
+    found.sort(key=lambda event: event[0])
+    return [{"job_name": job, **values} for _, values in found]
+
+
+_TimedEvents = Iterator[tuple[float, dict[str, Any]]]
+
+
+def _start(placed: AttemptOnRunClock) -> _TimedEvents:
+    start = placed.start / 1e6
+    yield start, {"job_start_time": start}
+    if placed.attempt.blocks:
+        yield start, {"training_prep_start_time": start}
+        end = next(_begins(placed))[1]
+        yield end, {"training_prep_end_time": end}
+
+
+def _steps(placed: AttemptOnRunClock) -> _TimedEvents:
+    for number, begin, waited in _begins(placed):
+        if waited:
+            yield begin - waited, {"data_loading_start_time": begin - waited}
+            yield begin, {"data_loading_end_time": begin}
+        yield begin, {"step_count": number, "step_start_time": begin}
+
+
+def _begins(placed: AttemptOnRunClock) -> Iterator[tuple[int, float, float]]:
+    """The number of each step, its start, and the wait for data before it."""
+    for block in placed.attempt.blocks:
+        begin = placed.at(block.end_m) - sum(block.us) - sum(block.gap_us[1:])
+        for index, us in enumerate(block.us):
+            if index and block.gap_us:
+                begin += block.gap_us[index]
+            waited = block.data_us[index] if block.data_us else 0
+            yield block.first + index * block.by, begin / 1e6, waited / 1e6
+            begin += us
+
+
+def _pauses(placed: AttemptOnRunClock) -> _TimedEvents:
+    for name, begin_m, end_m in placed.attempt.spans:
+        begin = placed.at(begin_m) / 1e6
+        end = placed.end / 1e6 if end_m is None else placed.at(end_m) / 1e6
+        if name == "checkpoint" and end_m is not None:
+            yield begin, _checkpoint(_last_before(placed, begin_m), "save", _SAVE, begin, end)
+        elif name == "restore" and placed.attempt.restored is not None:
+            yield begin, _checkpoint(placed.attempt.restored, "restore", _RESTORE, begin, end)
+        elif name != "restore":
+            kind = {"custom_badput_event_type": name}
+            yield begin, {**kind, "custom_badput_event_start_time": begin}
+            yield end, {**kind, "custom_badput_event_end_time": end}
+
+
+def _checkpoint(
+    step: int, event: str, spans: Sequence[str], begin: float, end: float
+) -> dict[str, Any]:
+    """A save or a restore, as Orbax logs it; the journal has only its total time."""
+    values: dict[str, Any] = {"step": step, "event_type": event, "directory": ""}
+    for index, name in enumerate(spans):
+        values[f"{name}_start_time"] = begin
+        values[f"{name}_duration_secs"] = 0.0 if index else end - begin
+    return values
+
+
+def _last_before(placed: AttemptOnRunClock, moment: float) -> int:
+    """Number of the last step that ended before a time of the attempt's clock; -1: none."""
+    last = -1
+    for block in placed.attempt.blocks:
+        end = block.end_m - sum(block.us[1:] + block.gap_us[1:]) / 1e6
+        for index in range(len(block.us)):
+            if index:
+                gap = block.gap_us[index] if block.gap_us else 0
+                end += (block.us[index] + gap) / 1e6
+            if end > moment + 1e-4:
+                return last
+            last = block.first + index * block.by
+    return last

@@ -2,6 +2,9 @@
 
 A rule sees the two counts, not the other lines: each line has evidence of its own, and none is what
 is left over. What no rule explains is the ledger's residual.
+
+Adding a line: its label in `names`, a rule in `_RULES` here. Its test shows that the residual is 0
+by hand, and that an undercount stays a residual.
 """
 
 from __future__ import annotations

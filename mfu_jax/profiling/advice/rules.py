@@ -1,8 +1,9 @@
 """The closed list of causes, and the resulting advice.
 
 Adding a cause: a rule in a file beside this one and a row of `RULES`, also of `_OF_MANY_OPS` if it
-removes ops; a host's cause is a member of `HostWork` first. A row in docs/profile.md, and a planted
-fault: `FAULTS` in planted.py of the campaigns.
+removes ops; a host's cause is a member of `HostWork` first. A row in docs/profile.md, one more in
+`test_causes_are_a_closed_list`, and a planted fault: `FAULTS` in tests/campaigns/planted/, of the
+trainer or of a step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Where a run's wall clock went over all restarts: the result of `read_run`.
 
-Adding a category: `CATEGORIES` here, `attribution` beside it; ``python -m
-tests.campaigns.kills --kind loop --kills 5`` checks it.
+Adding a category: `CATEGORIES` and `MEANING` here, `attribution` beside it (`_PAUSES`, if it is a
+pause), `ml_goodput.NAMES`, the table in docs/goodput.md; ``python -m tests.campaigns.kills --kind
+loop --kills 5`` checks it against the truth of tests/campaigns/kills/truth.py.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def main() -> int:
         if given.kind:
             found = Campaign(folder, given.kind).run(given.kills, given.seed)
         else:
-            found = run_whole(folder, given.kills, given.workers)
+            found = run_whole(folder, given.kills, given.workers, given.seed)
     print(table(found))
     return 1 if found.wrong else 0
 

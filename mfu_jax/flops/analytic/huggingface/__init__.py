@@ -9,10 +9,11 @@ function, registered under the `model_type`s that it translates:
 Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).
 
-Adding one: its file is imported below, its defaults come from ``python -m
-scripts.records.hugging_face_defaults NAME``, the real model's counts from ``python -m
-scripts.records.count_hugging_face NAME`` (tests/data/hf_defaults.json), and docs/huggingface.md
-lists its name.
+Adding one, in this order: a row of `decoder_table`, or a function (`model_type` is in `common`; a
+new file is imported below); into ``defaults.yml`` what ``python -m
+scripts.records.hugging_face_defaults NAME`` prints; into tests/data/hf_defaults.json the real
+model's counts, which ``python -m scripts.records.count_hugging_face NAME`` prints and the existing
+tests read; its name in docs/huggingface.md.
 """
 
 from __future__ import annotations

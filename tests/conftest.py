@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    platform.platform()  # starts a process once, which would count for the first test that asks
     lanes = Lanes(config.getoption("--full"))
     config.pluginmanager.register(lanes)
     jax.monitoring.register_event_duration_secs_listener(lanes.on_compile)

@@ -86,6 +86,7 @@ def test_a_room_of_registered_things_imports_each_of_its_files(room: str) -> Non
     assert modules <= imported
 
 
+@pytest.mark.full
 def test_every_sink_is_imported_when_it_is_asked_for_by_name() -> None:
     registered = {}
     for path in (ROOT / "mfu_jax" / "logger" / "sinks").glob("*.py"):

@@ -418,6 +418,7 @@ def test_sinks_are_told_that_the_loop_raised() -> None:
     assert len(Told.reasons) == 1
 
 
+@pytest.mark.full
 def test_what_a_logger_may_not_need_is_imported_when_it_does() -> None:
     """Start-up: sinks, the journal, the backlog and the monitors are most of the room."""
     code = "import sys, mfu_jax; mfu_jax.MetricLogger; print(*sys.modules)"

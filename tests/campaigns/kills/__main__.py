@@ -158,13 +158,20 @@ class Campaign:
         return compare(self.folder / "default", self.seen)
 
 
-def run_whole(folder: Path, kills: int, workers: int) -> Errors:
+def run_whole(folder: Path, kills: int, workers: int, first: int) -> Errors:
     """All jobs of `WHOLE`, some at a time, each in processes of its own.
+
+    Args:
+        folder: of everything that they write.
+        kills: of each job.
+        workers: jobs at a time.
+        first: added to the seeds.
 
     Raises:
         RuntimeError: a job failed; its output has been printed.
     """
-    waiting, running = list(WHOLE), []
+    jobs = [(kind, first + seed) for kind, seed in WHOLE]
+    waiting, running = list(jobs), []
     try:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -179,10 +186,10 @@ def run_whole(folder: Path, kills: int, workers: int) -> Errors:
         for job in running:
             job.send_signal(signal.SIGINT)
             job.wait()
-    found = [read_log(folder / f"{kind}{seed}" / "killer.json") for kind, seed in WHOLE]
+    found = [read_log(folder / f"{kind}{seed}" / "killer.json") for kind, seed in jobs]
     if not all(seen and len(seen[0]) == kills + 1 for seen in found):
         raise RuntimeError("a job did not come to its end: see above; the same command goes on")
-    names = [folder / f"{kind}{seed}" / "default" for kind, seed in WHOLE]
+    names = [folder / f"{kind}{seed}" / "default" for kind, seed in jobs]
     return Errors.of([compare(*job) for job in zip(names, found, strict=True)])
 
 

@@ -15,7 +15,8 @@ SHORT=(
     tests/util/test_jax_internals.py tests/util/test_optional_deps.py tests/test_flags.py
     tests/instrumentation/test_instrumented_step.py tests/logger/test_metric_logger.py
     tests/logger/sinks tests/logger/timing
-    tests/flops/traced/test_{adversary_masks,control_flow,counting,masks,module_table}.py
+    tests/flops/traced/{test_counting,test_module_table,control_flow/test_control_flow}.py
+    tests/flops/traced/masks/test_{adversary_masks,masks}.py
 )
 CORE=(
     tests/util/test_jax_internals.py tests/util/test_optional_deps.py tests/test_flags.py

@@ -58,7 +58,8 @@ class SlowHost:
         name = f"process {self.process}" + (f" ({self.host})" if self.host else "")
         return (
             f"{name} is slow: {readable(self.seconds)} s of a step of {readable(self.step_time)} s "
-            f"in {HostWork[self.cause.upper()].phrase}; the median host {readable(self.others_seconds)} s"
+            f"in {HostWork[self.cause.upper()].phrase}; the median host "
+            f"{readable(self.others_seconds)} s"
         )
 
 

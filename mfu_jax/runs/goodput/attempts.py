@@ -17,12 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mfu_jax.logger.run_log.events import DATA_WAIT, QUIET_SECONDS, VERSION
 from mfu_jax.runs.metrics.run_files import run_logs
 from mfu_jax.storage.addresses import Address
-
-VERSION = 2
-DATA_WAIT = "data_wait"
-QUIET_SECONDS = 60.0
 
 _BACK = "went back"
 # In one block: enough to be added quickly, few enough to be alike.

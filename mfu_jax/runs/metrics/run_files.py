@@ -65,6 +65,11 @@ def metrics_file_of(run: Path | Address) -> Path | Address:
     return run / names.pop()
 
 
+def events_name(metrics_name: str, index: int) -> str:
+    """The name of a process's events file, beside a metrics file."""
+    return f"{metrics_name}.events.{index}.jsonl"
+
+
 def run_logs(metrics_file: Path | Address) -> Iterator[RunLogLines]:
     """The logs beside a metrics file, of this version and of 0.1.0, each open until the next.
 

@@ -359,8 +359,11 @@ def test_an_object_stores_journal_goes_on_after_a_restart(tmp_path: Path) -> Non
     assert ([life.how for life in lives], notes) == (["SIGTERM", "SIGTERM"], [])
 
 
-def test_all_waits_since_the_last_written_step_are_told(tmp_path: Path) -> None:
+def test_all_waits_since_the_last_written_step_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a kill leaves them: steps on their way to the journal, and a wait that is open."""
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.FIRST_PERIOD_SECONDS", 30.0)
     path = tmp_path / "metrics.jsonl"
     with MetricLogger(sinks=[JsonlSink(path)], write_period_seconds=30.0) as logger:
         for step in range(3):

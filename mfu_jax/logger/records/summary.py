@@ -134,8 +134,8 @@ class Summary:
         """The lines of the text: label, value; a phase has no label."""
         if self.steps:
             times = (self.median_seconds, self.p90_seconds, self.p99_seconds)
-            median, p90, p99 = (_readable(seconds) for seconds in times)
-            yield "step time", f"median {median} s, p90 {p90} s, p99 {p99} s"
+            median, p90, p99 = (_readable(seconds, " s") for seconds in times)
+            yield "step time", f"median {median}, p90 {p90}, p99 {p99}"
             tokens = self.tokens_per_sec_per_device
             rate = f"{_readable(self.tflops_per_sec_per_device)} TFLOP/s/device"
             yield "rates", rate + (f", {tokens:.1f} tokens/s/device" if tokens else "")
@@ -159,14 +159,13 @@ class Summary:
             yield "impossible", f"{flag} in {count} steps"
 
 
-def _readable(value: float | None) -> str:
-    return "n/a" if value is None else readable(value)
+def _readable(value: float | None, unit: str = "") -> str:
+    return "n/a" if value is None else f"{readable(value)}{unit}"
 
 
 def _phase_line(name: str, values: Mapping[str, float]) -> str:
-    text = (
-        f"phase {name}: {values['times']} times {readable(values['seconds'] / values['times'])} s"
-    )
+    seconds = readable(values["seconds"] / values["times"])
+    text = f"phase {name}: {values['times']} times {seconds} s"
     if (rate := values.get("tflops_per_sec_per_device")) is None:
         return text
     utilisation = f"MFU {percent(values.get('mfu'))}, HFU {percent(values.get('hfu'))}"

@@ -6,7 +6,6 @@ import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -134,10 +133,10 @@ class RecordBuilder:
         self,
         *,
         total_seconds: float,
-        compile_seconds: float = 0.0,
-        compile_count: int = 0,
-        dropped_by_sink: Mapping[str, int] | None = None,
-        phases: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+        compile_seconds: float,
+        compile_count: int,
+        dropped_by_sink: Mapping[str, int],
+        phases: Mapping[str, Mapping[str, float]],
     ) -> Summary:
         """Totals of the run so far."""
         uses = dict(self._seconds_by_use)
@@ -152,8 +151,8 @@ class RecordBuilder:
             total_seconds=max(total_seconds, sum(uses.values())),
             seconds_by_use=uses,
             clock_jumps=self._clock_jumps,
-            dropped_records=sum((dropped_by_sink or {}).values()),
-            dropped_by_sink=dropped_by_sink or {},
+            dropped_records=sum(dropped_by_sink.values()),
+            dropped_by_sink=dropped_by_sink,
             flags=dict(self._flags),
             phases=phases,
         )
@@ -275,8 +274,6 @@ class RecordBuilder:
             notes.append(f"metric {name!r} is left out: {_text(error)}")
 
     def _memory(self) -> dict[str, float]:
-        if self._memory_device is None:
-            return {}
         stats = self._memory_device.memory_stats() or {}
         wanted = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
         return {f"memory/{name}": stats[name] for name in wanted if name in stats}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mfu_jax.logger.sinks.base import StepRecord
@@ -26,3 +28,15 @@ class Monitor:
 
     def close(self) -> None:
         """Called once at the end of the run; must not take longer than a second."""
+
+
+def annotated(
+    record: StepRecord, scalars: Mapping[str, float], notes: Sequence[str] = ()
+) -> StepRecord:
+    """The record with findings about its step; with a note, it goes to all sinks."""
+    return dataclasses.replace(
+        record,
+        scalars={**record.scalars, **scalars},
+        notes=(*record.notes, *notes),
+        is_logged=record.is_logged or bool(notes),
+    )

@@ -1,8 +1,8 @@
 """Detects a hung run: no step has completed for much longer than steps usually take.
 
-A thread checks the clock a few times a second at most; the training thread only notes when it
-records a step. If the run hangs, the stacks of all threads and the last records are written to a
-file. A heartbeat file tells an external supervisor that the process is alive, and at which step.
+A thread checks the clock a few times a second at most; all others only note what happens. If the
+run hangs, the stacks of all threads and the last records are written to a file. A heartbeat file
+tells an external supervisor that the process is alive, and at which step.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import statistics
 import sys
@@ -20,10 +21,12 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.run_log.events import DATA_WAIT, SPAN, Event
+from mfu_jax.logger.run_log.monitor import Monitor
+from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
 from mfu_jax.util.failsafe import Boundary, failsafe
@@ -40,7 +43,7 @@ _COMPILE_SECONDS = 1800.0
 _STOPPED_SECONDS = 5.0
 _LAST_RECORDS = 20
 # Kept between two checks; in a faster loop the oldest are dropped.
-_MOST_COMPLETIONS = 1000
+_MOST_NOTED = 1000
 _KEPT_REPORTS = 5
 
 HEARTBEAT_SECONDS = 10.0
@@ -51,13 +54,10 @@ HANG_EXIT_CODE = 75
 class Watchdog(Monitor):
     """Watches the steps of one logger.
 
-    All but the thread's own methods only note what happens, for its next check.
-
     Args:
         config: limits and files, under the keys ``hang_…`` and ``heartbeat_file``.
         boundary: where failures of the watchdog itself are reported.
         monotonic: clock in seconds.
-        end: ends the process with an exit code, whatever its other threads are doing.
 
     Attributes:
         on_step: called with (step, time, thread id) when a step is recorded; a single call into
@@ -70,37 +70,31 @@ class Watchdog(Monitor):
         self,
         config: LoggerConfig,
         boundary: Boundary,
-        *,
         monotonic: Callable[[], float] = time.monotonic,
-        end: Callable[[int], object] = os._exit,
     ) -> None:
-        self._config, self._boundary = config, boundary
-        self._monotonic, self._end = monotonic, end
+        self._config, self._boundary, self._monotonic = config, boundary, monotonic
+        self.period_seconds = max(0.05, min(config.hang_seconds / 4, 5.0))
         self._who_is_silent: Callable[[], str] = str
         self._flush: Callable[[], object] = str
         # The loop may change the working folder.
         self._folder = Path(config.hang_folder or tempfile.gettempdir()).absolute()
         self._reports: list[Path] = []
         self._records: deque[StepRecord] = deque(maxlen=_LAST_RECORDS)
-        self._heartbeat = _heartbeat(config)
-        self._beat_at = float("-inf")
         self._noted: deque[tuple[int | None, float, int]] = deque(maxlen=_MOST_NOTED)
         self.on_step: Callable[[tuple[int, float, int]], None] = self._noted.append
         self._step, self._thread_id = -1, threading.get_ident()
         self._intervals: deque[float] = deque(maxlen=101)
         self._since = self._checked_at = monotonic()
         self.stopped_seconds = self._compiling_seconds = 0.0
-        self.is_paused = self._is_hung = False
+        self.is_paused = self._is_hung = self._has_failed = False
         self._waits_for = ""
+        self._beat_at = -math.inf
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        if self._heartbeat is not None:
+        self._heartbeat = ""
+        if config.heartbeat_file:
+            self._heartbeat = os.path.abspath(path_of(config.heartbeat_file))
             self._start()  # so that a supervisor sees the first compilation, too
-
-    @property
-    def period_seconds(self) -> float:
-        """Time between two checks: short enough to see a hang in time, and for the heartbeat."""
-        return max(0.05, min(self._config.hang_seconds / 4, 5.0))
 
     def connect(self, who_is_silent: Callable[[], str], flush: Callable[[], object]) -> None:
         """Connects the functions that a hang report needs.
@@ -120,7 +114,7 @@ class Watchdog(Monitor):
         return record
 
     def on_event(self, event: Event) -> None:
-        """Pauses, and waits for data that last, are no hangs."""
+        """A pause may take any length of time; a long wait for data is told apart from a hang."""
         if event.kind == SPAN:
             has_begun = "us" not in event.values
             if event.values["name"] == DATA_WAIT:
@@ -150,9 +144,12 @@ class Watchdog(Monitor):
         self._excuse(now - self._checked_at)
         spent = now - self._since - self.stopped_seconds
         excused = self._compiling_seconds if spent <= _COMPILE_SECONDS else 0.0
-        was_hung = self._is_hung
-        self._is_hung = not self.is_paused and spent - excused > self._limit_seconds()
-        if self._is_hung and not was_hung:
+        was_hung, self._is_hung = (
+            self._is_hung,
+            (not self.is_paused and spent - excused > self._limit_seconds()),
+        )
+        is_new = self._is_hung and not was_hung
+        if is_new:
             self._report(spent)
         elif was_hung and not self._is_hung:
             _log.warning("steps complete again: step %d", self._step)
@@ -161,8 +158,11 @@ class Watchdog(Monitor):
             self._beat_at = now
             self._beat("hung" if self._is_hung else "paused" if self.is_paused else "running")
         self._checked_at = self._monotonic()  # a slow disk is not a sleeping machine
-        if self._is_hung and not was_hung and self._config.abort_on_hang:
-            self._abort()
+        if is_new and self._config.abort_on_hang:  # the main thread may never return
+            _log.error("abort_on_hang: the process ends with exit code %d", HANG_EXIT_CODE)
+            with failsafe("metrics may not all be written", self._boundary):
+                self._flush()
+            os._exit(HANG_EXIT_CODE)
 
     def close(self) -> None:
         """Stops the thread; the heartbeat's last state is ``ended``."""
@@ -194,7 +194,7 @@ class Watchdog(Monitor):
             self.stopped_seconds = self._compiling_seconds = 0.0
 
     def _excuse(self, elapsed: float) -> None:
-        """Notes the part of the seconds since the last check in which no step could complete."""
+        """Notes that no step could complete in the seconds since the last check, if so."""
         late = elapsed - self.period_seconds
         if late > _STOPPED_SECONDS:
             self.stopped_seconds += late
@@ -208,11 +208,11 @@ class Watchdog(Monitor):
             self._compiling_seconds += elapsed
 
     def _limit_seconds(self) -> float:
-        """Longest time without a completed step; infinite with too few to tell, or if off."""
-        if self._config.hang_factor <= 0 or len(self._intervals) < _FEWEST_INTERVALS:
-            return float("inf")
-        usual = self._config.hang_factor * statistics.median(self._intervals)
-        return max(self._config.hang_seconds, usual)
+        """Longest time without a completed step; infinite if off, or with too few to tell."""
+        factor = self._config.hang_factor
+        if factor <= 0 or len(self._intervals) < _FEWEST_INTERVALS:
+            return math.inf
+        return max(self._config.hang_seconds, factor * statistics.median(self._intervals))
 
     def _report(self, spent: float) -> None:
         head = (
@@ -233,35 +233,43 @@ class Watchdog(Monitor):
         _log.warning("%s: %s; %s", head, cause, where)
 
     def _dump(self, head: str) -> Path:
-        """Writes a report, and removes an old one: every eval without a pause adds one."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Writes a report and removes the oldest: every eval without a pause adds one."""
         path = self._folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
-        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n\n{_stacks()}")
-            file.write(f"\nThe last {len(self._records)} records, the newest last:\n")
-            for record in list(self._records):
-                file.write(f"step {record.step} [{record.kind}] {dict(record.scalars)}\n")
+        lines = [f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n", _stacks()]
+        lines.append(f"The last {len(self._records)} records, the newest last:")
+        lines += [f"step {r.step} [{r.kind}] {dict(r.scalars)}" for r in tuple(self._records)]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
         self._reports.append(path)
-        *old, _, _, _, _, _ = self._reports
+        if (old := self._reports[:-_KEPT_REPORTS]) and old[-1] not in self._reports[
+            -_KEPT_REPORTS:
+        ]:
+            old[-1].unlink(missing_ok=True)
         return path
 
-    def _abort(self) -> None:
-        """Writes the metrics and ends the process: its main thread may never return."""
-        _log.error("abort_on_hang: the process ends with exit code %d", HANG_EXIT_CODE)
-        with failsafe("metrics may not all be written", self._boundary):
-            self._flush()
-        self._end(HANG_EXIT_CODE)
-
     def _beat(self, state: str) -> None:
-        if self._heartbeat is not None:
-            last_step = self._step if self._step >= 0 else None
-            self._heartbeat.write(
-                state=state,
-                unix_seconds=time.time(),
-                last_step=last_step,
-                seconds_since_step=round(self._monotonic() - self._since, 3),
-                pid=os.getpid(),
+        if not self._heartbeat:
+            return
+        values = {
+            "state": state,
+            "unix_seconds": time.time(),
+            "last_step": self._step if self._step >= 0 else None,
+            "seconds_since_step": round(self._monotonic() - self._since, 3),
+            "pid": os.getpid(),
+        }
+        had_failed, self._has_failed = self._has_failed, True
+        try:
+            os.makedirs(os.path.dirname(self._heartbeat), exist_ok=True)
+            replace_file(Path(self._heartbeat), [f"{json.dumps(values)}\n".encode()])
+            self._has_failed = False
+        except OSError as error:
+            problem = (
+                f"cannot be written: {error}; it is tried again every {HEARTBEAT_SECONDS:.0f} s"
             )
+        else:
+            problem = "is written again"
+        if had_failed != self._has_failed:
+            _log.warning("the heartbeat %s %s", self._heartbeat, problem)
 
 
 def _stacks() -> str:

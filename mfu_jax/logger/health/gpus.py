@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
-from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary
 from mfu_jax.util.optional_deps import require

@@ -13,7 +13,6 @@ from mfu_jax.logger.timing.timer import StepTimer
 
 if TYPE_CHECKING:
     from mfu_jax.logger.journal.writer import Journal
-    from mfu_jax.logger.watchdog import Watchdog
 
 
 class LoopCompilations:
@@ -27,7 +26,6 @@ class LoopCompilations:
         spans: a compilation inside a pause or a wait is part of that.
         phases: the current phase notes it, too.
         timer: a step for which something was compiled is not measured.
-        watchdog: a compilation may take any length of time.
 
     Attributes:
         known: ids of threads that have run a step.
@@ -39,13 +37,11 @@ class LoopCompilations:
         spans: LoopSpans,
         phases: PhaseBook,
         timer: StepTimer,
-        watchdog: Watchdog,
     ) -> None:
         self._journal = journal
         self._spans = spans
         self._phases = phases
         self._timer = timer
-        self._watchdog = watchdog
         self.known: set[int] = set()
         self._threads = {threading.get_ident()}
         self._early: list[CompileEvent] | None = []
@@ -65,7 +61,6 @@ class LoopCompilations:
             if not self._spans.active:
                 self._phases.compiling()
                 self._timer.compiling(event)
-                self._watchdog.compiling(event.stage)
         elif self._early is not None and not self._spans.active:
             self._early.append(event)
 

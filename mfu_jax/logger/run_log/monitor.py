@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 
 if TYPE_CHECKING:
@@ -38,5 +38,4 @@ def annotated(
         record,
         scalars={**record.scalars, **scalars},
         notes=(*record.notes, *notes),
-        is_logged=record.is_logged or bool(notes),
     )

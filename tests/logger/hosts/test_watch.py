@@ -74,7 +74,7 @@ def test_the_slow_process_is_in_process_0s_record_and_in_the_file(
     monkeypatch.chdir(tmp_path)
     processes = watches(3, exchange, Path())
     monkeypatch.chdir("/")  # the loop may change its folder
-    record = StepRecord(step=30, unix_seconds=0.0, scalars={"learning/loss": 1.0}, is_logged=False)
+    record = StepRecord(step=30, unix_seconds=0.0, scalars={"learning/loss": 1.0}, log_period=100)
     found = []
     for step in range(31):
         for process, watch in enumerate(processes):
@@ -89,7 +89,8 @@ def test_the_slow_process_is_in_process_0s_record_and_in_the_file(
     (named,) = [r for r in found if r.notes]
     assert "process 2" in named.notes[0]
     assert (
-        "0.400 s of a step of 0.500 s waiting for data; the median host 0.000 s" in named.notes[0]
+        "0.400 s of a step of 0.500 s in the wait for data; the median host 0.000 s"
+        in named.notes[0]
     )
     assert named.is_logged
     assert named.scalars["learning/loss"] == 1.0

@@ -140,9 +140,11 @@ class TensorBoardSink(Sink):
             end = tensorboard_plugins.ended(self._has_failed)
             events.append(self._now(self._step, summary=end))
         self._is_experiment = False
-        self._append(events)
-        self._file.close()
-        self._target.close()
+        try:
+            self._append(events)  # none: the head of a file that still has nothing
+        finally:
+            self._file.close()
+            self._target.close()
 
     def _restart(self, step: int) -> list[Any]:
         """Events after which TensorBoard forgets this step and later ones, except the set-up."""

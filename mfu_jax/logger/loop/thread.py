@@ -23,8 +23,8 @@ class LoopThread:
     callback of a step (``jax.io_callback``) on another thread. In a forked child no thread does.
 
     Args:
-        spans: a compilation inside a pause or a wait is part of that; their timer, watchdog and
-            journal note any other.
+        spans: a compilation inside a pause or a wait is part of that; their timer and journal
+            note any other.
         phases: the current phase notes it, too.
 
     Attributes:
@@ -93,7 +93,6 @@ class LoopThread:
         self._spans.journal.compiled(event)
         if self._spans.open is None:
             self._phases.compiling()
-            self._spans.watchdog.compiling(event.stage)
             if self.ident:
                 self._spans.timer.compiling(event)
             else:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Self
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.delivery.pipeline import RecordPipeline
-from mfu_jax.logger.delivery.record_builder import RecordBuilder
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.loop.compilations import LoopCompilations
@@ -41,6 +40,7 @@ from mfu_jax.logger.records.drop_large import MetricFilter
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log.record_builder import RecordBuilder
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
 from mfu_jax.util.failsafe import Boundary, failsafe

@@ -194,7 +194,7 @@ OF_THREADS = re.compile(
 )
 # Told in the record itself: "metric 'learning/loss' is left out: …".
 TOLD_BY_NOTES = (
-    "logger.delivery.record_builder:",
+    "logger.run_log.record_builder:",
     "logger.records.scalars:",
     "logger.loop.phases:",
 )

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import strict
 from mfu_jax.logger.sinks import event_files
-from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.storage.files import AppendOnlyFile, replace_file
 from mfu_jax.util.user_files import opened
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.delivery.builder_thread import BuilderThread
-from mfu_jax.logger.delivery.record_builder import RecordBuilder
 from mfu_jax.logger.delivery.sink_worker import SinkWorker
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.records.non_finite import LossWatch, NonFiniteLossError
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import encodable, strict
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import Sink, StepRecord
+from mfu_jax.logger.run_log.record_builder import RecordBuilder
+from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary, failsafe
 

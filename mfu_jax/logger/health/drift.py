@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.window import SortedWindow
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.util.formatting import percent, readable
 
 WINDOW = 100

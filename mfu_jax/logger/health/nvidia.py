@@ -15,7 +15,7 @@ import jax
 from mfu_jax.errors import UserError
 from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.nvml import GpuReading, Gpus
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.util.failsafe import Boundary, failsafe
 from mfu_jax.util.optional_deps import require
 

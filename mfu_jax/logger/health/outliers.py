@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.window import SortedWindow
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.formatting import readable
 

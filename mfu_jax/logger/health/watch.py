@@ -11,7 +11,7 @@ from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.nvidia import GpuWatch
 from mfu_jax.logger.health.outliers import OutlierWatch
 from mfu_jax.logger.health.window import SortedWindow
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary
 from mfu_jax.util.formatting import loss_text

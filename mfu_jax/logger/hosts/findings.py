@@ -11,6 +11,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 
+from mfu_jax.host_work import HostWork
 from mfu_jax.logger.hosts.report import HostReport
 from mfu_jax.util.formatting import readable
 
@@ -26,16 +27,6 @@ _CPU_NOISE_SECONDS = 0.05
 _MORE_WORK = 2.0
 # Ratio of the standard deviation of normal values to their median absolute deviation.
 _NORMAL = 1.4826
-
-_WORDS = {
-    "data": "waiting for data",
-    "python": "in Python between the steps",
-    "dispatch": "in the call of the step",
-    "gc": "in Python's garbage collector",
-    "starved": "waiting for a processor core, which another program may use",
-    "stopped": "stopped, with its machine or alone",
-    "compute": "in work of its own",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +58,8 @@ class SlowHost:
         name = f"process {self.process}" + (f" ({self.host})" if self.host else "")
         return (
             f"{name} is slow: {readable(self.seconds)} s of a step of {readable(self.step_time)} s "
-            f"{_WORDS[self.cause]}; the median host {readable(self.others_seconds)} s"
+            f"in {HostWork[self.cause.upper()].phrase}; the median host "
+            f"{readable(self.others_seconds)} s"
         )
 
 

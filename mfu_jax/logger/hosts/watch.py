@@ -26,7 +26,7 @@ from mfu_jax.logger.hosts.exchange import ProcessPlace, place_of
 from mfu_jax.logger.hosts.report import HostReport
 from mfu_jax.logger.hosts.statistics import LoopStatistics, ProcessStatistics
 from mfu_jax.logger.hosts.view import HostsView, view_of
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file

@@ -4,7 +4,7 @@ Adding a metric: `StepRates.at`; on the console `sinks.console.format_step`, in 
 `RecordBuilder._roll`, in totals `records.summary` (a utilisation is in `StepRates.optimal` and
 `summary._UTILIZATIONS`); read back by `_NAMES` of `runs.metrics.lines`; and a row in
 docs/metrics.md. One that does not follow from cost and time belongs in
-`delivery.record_builder.RecordBuilder.build`.
+`run_log.record_builder.RecordBuilder.build`.
 """
 
 from __future__ import annotations

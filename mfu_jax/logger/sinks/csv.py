@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequen
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.records.step_record import RecordError, StepRecord
+from mfu_jax.logger.sinks.base import Sink, register_sink
 from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.step_record import RecordError, StepRecord
 from mfu_jax.logger.sinks import event_files, tensorboard_plugins
-from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.base import Sink, register_sink
 from mfu_jax.logger.sinks.event_files import ScalarsForm
 from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
 from mfu_jax.logger.sinks.names import UniqueNames

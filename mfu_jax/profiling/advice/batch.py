@@ -10,6 +10,7 @@ from statistics import median
 
 from mfu_jax.flops.executed.hlo.shapes import dtype_bits
 from mfu_jax.flops.executed.records import ArrayShape
+from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,
     idle_time,
@@ -18,7 +19,6 @@ from mfu_jax.profiling.advice.stats import (
     seconds_of,
 )
 from mfu_jax.profiling.attribution.device_times import OpTime
-from mfu_jax.profiling.attribution.host_work import HostWork
 from mfu_jax.profiling.join.ops import DeviceWork
 
 _LARGER = 8  # times the batch

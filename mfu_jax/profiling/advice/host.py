@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, idle_time, milliseconds
 from mfu_jax.profiling.attribution.host_time import HostTime
-from mfu_jax.profiling.attribution.host_work import HostWork
 
 _MANY = 4  # program executions per step
 
@@ -86,7 +86,7 @@ dispatch = _rule(
     "put the work {many}",
 )
 host_bound = _rule(
-    HostWork.OTHER,
+    HostWork.PYTHON,
     "the host is busy for {seconds} of a step with other work, most of it in {name}{within}, and "
     "the device is idle for {late}; do it in other threads or processes, in fewer steps, or not",
 )

@@ -12,9 +12,10 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
+from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.host_time import HostTime
-from mfu_jax.profiling.attribution.host_work import HostWork
+from mfu_jax.profiling.attribution.host_work import KINDS
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
@@ -131,7 +132,7 @@ def idle_time(stats: ProfileStats) -> Mapping[HostWork, float]:
     Each part has one cause: compilation and evaluation own what they overlap, a wait what follows
     it until the next step; the rest goes to whatever keeps the thread busy, data first.
     """
-    own = {kind: _own_idle(stats, kind) for kind in HostWork}
+    own = {kind: _own_idle(stats, kind) for kind in KINDS}
     after = sum(stats.measured.late_after.get(program, 0.0) for program in stats.evaluations)
     # Waits for an evaluation that the loop itself calls, outside a function of that name.
     waited = max(0.0, min(after - own[HostWork.EVALUATION], own[HostWork.WAIT]))

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from mfu_jax.flops.executed.records import InstructionRecord
+from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import (
     LEAST,
     ProfileStats,
@@ -17,7 +18,6 @@ from mfu_jax.profiling.advice.stats import (
     seconds_of,
 )
 from mfu_jax.profiling.attribution.device_times import OpTime
-from mfu_jax.profiling.attribution.host_work import HostWork
 from mfu_jax.profiling.breakdown.ops import communication_of
 from mfu_jax.profiling.join.ops import DeviceWork
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps
 from mfu_jax.profiling.attribution.host_work import (
     KINDS,
     SLEEPS,
     ClassifiedEvents,
-    HostWork,
     named,
 )
 from mfu_jax.profiling.timeline.devices import Executions

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
+from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, Intervals, without_inner
 from mfu_jax.profiling.trace.wire import IntArray
-
-
-class HostWork(Enum):
-    """A kind of work of the host's thread; idle time goes to the first kind that explains it."""
-
-    COMPILE = "tracing and compiling"
-    EVALUATION = "evaluation"
-    WAIT = "waiting for the device"
-    DATA = "making or waiting for data"
-    DISPATCH = "calling programs"
-    OTHER = "everything else"
-
 
 # Names are `$file.py:12 function` for Python; others are the runtime's. The first match decides.
 _KINDS = (
@@ -73,23 +61,31 @@ _USUALLY = 0.5  # of the function's long events
 # NumPy's own functions hardly take long but for this, so they may also wake up late on a busy host.
 _NUMPY = re.compile(r"^\$numpy \w+$")
 _LATE = 0.25  # of the event
-KINDS = tuple(HostWork)
+# Idle time goes to the first kind that explains it.
+KINDS = (
+    HostWork.COMPILE,
+    HostWork.EVALUATION,
+    HostWork.WAIT,
+    HostWork.DATA,
+    HostWork.DISPATCH,
+    HostWork.PYTHON,
+)
 _OF_JAX = re.compile(
     r"^\$(array|array_methods|basearray|api|profiler|traceback_util|pjit|compiler|pxla|contextlib"
     r"|dispatch|interpreters)\.py|^\$core\.py:\d+ concrete_or_error|^\$(?!.*\.py:)|^[^$]"
 )
-_WEAK = (HostWork.DISPATCH, HostWork.OTHER)  # work within them may be of another kind
+_WEAK = (HostWork.DISPATCH, HostWork.PYTHON)  # work within them may be of another kind
 
 
 def kind_of(name: str) -> HostWork:
-    """The kind of work of an event with this name.
+    """The kind of work of an event with this name; `PYTHON` is everything else.
 
     >>> kind_of("$array.py:615 _value"), kind_of("$train.py:80 log")
-    (<HostWork.WAIT: 'waiting for the device'>, <HostWork.OTHER: 'everything else'>)
+    (<HostWork.WAIT: 'wait'>, <HostWork.PYTHON: 'python'>)
     >>> kind_of("$config.py:9 _validate_default_device"), kind_of("$loop.py:7 validate_model")
-    (<HostWork.OTHER: 'everything else'>, <HostWork.EVALUATION: 'evaluation'>)
+    (<HostWork.PYTHON: 'python'>, <HostWork.EVALUATION: 'evaluation'>)
     """
-    return next((kind for kind, pattern in _KINDS if pattern.search(name)), HostWork.OTHER)
+    return next((kind for kind, pattern in _KINDS if pattern.search(name)), HostWork.PYTHON)
 
 
 def waits_of(thread: HostThread, executions: Executions) -> Intervals:
@@ -105,7 +101,7 @@ def _unnamed_waits(thread: HostThread, executions: Executions) -> npt.NDArray[np
     found = np.zeros(len(lengths), bool)
     if not len(steps) or not len(executions.ends):
         return found
-    kinds = [kind_of(name) is HostWork.OTHER for name in thread.names]
+    kinds = [kind_of(name) is HostWork.PYTHON for name in thread.names]
     is_long = np.array(kinds, bool)[thread.ops] & thread.is_python & ~named(thread, SLEEPS)
     own = without_inner(lengths.astype(np.float64), thread.parents)
     long = np.flatnonzero(is_long & (lengths > _LONG * np.median(steps)) & (own > _ALONE * lengths))
@@ -157,7 +153,7 @@ class ClassifiedEvents:
         callers = _callers(thread, parents)
         ops, names = thread.ops.tolist(), []
         for event, (kind, root) in enumerate(zip(kinds, roots, strict=True)):
-            named = event if kind is HostWork.OTHER else root
+            named = event if kind is HostWork.PYTHON else root
             key = (kind, thread.names[ops[named]], callers[named])
             names.append(table.setdefault(key, len(table)))
         return cls(
@@ -190,16 +186,16 @@ def _inherited(
     holds_steps = (within > np.searchsorted(thread.step_starts, thread.starts, "right")).tolist()
     outer_of = parents.tolist()
     is_saving = named(thread, _SAVES).tolist()
-    kinds = [HostWork.OTHER] * len(own_kinds)
+    kinds = [HostWork.PYTHON] * len(own_kinds)
     roots = list(range(len(own_kinds)))
     for event in np.lexsort((-thread.ends, thread.starts)).tolist():
         outer = outer_of[event]
-        own = HostWork.OTHER if holds_steps[event] else own_kinds[event]
+        own = HostWork.PYTHON if holds_steps[event] else own_kinds[event]
         if outer != NO_PARENT:
             is_saving[event] |= is_saving[outer]
         if outer == NO_PARENT or (
             kinds[outer] in _WEAK
-            and own not in (HostWork.OTHER, kinds[outer])
+            and own not in (HostWork.PYTHON, kinds[outer])
             and not is_saving[event]
         ):
             kinds[event] = own

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mfu_jax.errors import UserError
+from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.attribution.device_times import DeviceTime, OneDevice, OpTime, on_one_device
 from mfu_jax.profiling.attribution.host_time import HostSums, HostTime
-from mfu_jax.profiling.attribution.host_work import ClassifiedEvents, HostWork
+from mfu_jax.profiling.attribution.host_work import ClassifiedEvents
 from mfu_jax.profiling.attribution.step_windows import (
     NO_STEPS,
     main_program,

@@ -11,8 +11,8 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger.delivery.backlog import Backlog
 from mfu_jax.logger.delivery.sink_worker import MANY_RECORDS, SinkWorker
+from mfu_jax.logger.records.step_record import RecordError
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import RecordError
 from mfu_jax.sinks import StepRecord
 from tests.support.fake_device import FakeClock
 from tests.support.sinks import HangingSink, ListSink

@@ -89,7 +89,8 @@ def test_the_slow_process_is_in_process_0s_record_and_in_the_file(
     (named,) = [r for r in found if r.notes]
     assert "process 2" in named.notes[0]
     assert (
-        "0.400 s of a step of 0.500 s waiting for data; the median host 0.000 s" in named.notes[0]
+        "0.400 s of a step of 0.500 s in the wait for data; the median host 0.000 s"
+        in named.notes[0]
     )
     assert named.is_logged
     assert named.scalars["learning/loss"] == 1.0

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks.base import RecordError, is_permanent
+from mfu_jax.logger.records.step_record import RecordError
+from mfu_jax.logger.sinks.base import is_permanent
 from mfu_jax.sinks import CsvSink, StepRecord
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.step_record import RecordError
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import RecordError
 from mfu_jax.sinks import StepRecord, TensorBoardSink
 
 event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")

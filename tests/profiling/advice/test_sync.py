@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.host import sync
 from mfu_jax.profiling.attribution.host_time import HostTime
-from mfu_jax.profiling.attribution.host_work import HostWork
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_the_slow_and_the_missing_come_first(tmp_path: Path) -> None:
     assert [host.process for host in found.processes] == [3, 4, 5, 0, 1, 2]
     assert found.summary == "6 processes at step 400: 1 slow, 2 missing"
     slow, heard, never = found.findings
-    assert slow.startswith("process 3 (node3) is slow: 0.500 s of a step of 1.000 s waiting for")
+    assert slow.startswith("process 3 (node3) is slow: 0.500 s of a step of 1.000 s in the wait")
     assert heard == "process 4 (node4) is missing: last heard at step 100"
     assert never == "process 5 is missing: never heard"
     assert [line[:17] for line in found.render().splitlines()] == [

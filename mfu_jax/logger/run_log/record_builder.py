@@ -20,9 +20,9 @@ from mfu_jax.logger.records.scalars import (
     start_copies,
 )
 from mfu_jax.logger.records.step_cost import StepCost, StepRates
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import printable
 from mfu_jax.logger.records.summary import StepStatistics, Summary
-from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.formatting import readable
 

@@ -1,0 +1,28 @@
+"""What watches a run: slow steps, hosts, GPUs, losses, hangs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.timing.timed_step import TimedStep
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.run_log.events import Event
+
+
+class Monitor:
+    """Watches one aspect of a run; its methods are called on the recorder's thread, in sequence.
+
+    What a method raises costs the findings of that call, never a record.
+    """
+
+    def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
+        """Returns the record with this monitor's scalars and notes; unchanged if it has none."""
+        return record
+
+    def on_event(self, event: Event) -> None:
+        """Called with everything that is not a step: spans, compilations, restores, failures."""
+
+    def close(self) -> None:
+        """Called once at the end of the run; must not take longer than a second."""

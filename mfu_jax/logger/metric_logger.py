@@ -28,9 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.delivery.pipeline import RecordPipeline
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger
-from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.loop.compilations import LoopCompilations
 from mfu_jax.logger.loop.loop_lock import acquire_loop_lock
 from mfu_jax.logger.loop.phases import Phase, PhaseBook, StepScope
@@ -40,7 +38,9 @@ from mfu_jax.logger.records.drop_large import MetricFilter
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
+from mfu_jax.logger.run_log.recorder import Recorder
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -49,7 +49,7 @@ from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe
 
 if TYPE_CHECKING:
-    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.run_log.run_log import RunLog
 
 _log = logging.getLogger("mfu_jax")
 
@@ -70,7 +70,7 @@ class MetricLogger:
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: replaces the thread that detects a step's end while the loop waits for data.
         boundary: where failures are reported; by default that of `compile_log`.
-        journal: this process's; by default one beside the metrics file, if a sink writes one.
+        run_log: of this process; by default one beside the metrics file, if a sink writes one.
         **fields: fields of `StepCost` (``peak_flops_per_sec=…``) or `LoggerConfig`
             (``warmup_steps=…``) that replace those of `cost` and `config`.
 
@@ -99,7 +99,7 @@ class MetricLogger:
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
         boundary: Boundary | None = None,
-        journal: Journal | NoJournal | None = None,
+        run_log: RunLog | None = None,
         **fields: Any,
     ) -> None:
         self.cost, config = assembly.with_fields(cost, config, fields)
@@ -116,12 +116,13 @@ class MetricLogger:
         self._process_id, self._closing = os.getpid(), RLock()
         watchdog = self._watchdog = assembly.watchdog_of(config, boundary, monotonic)
         used = assembly.sinks_of_process(sinks, config)
-        self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
-        self._pipeline = RecordPipeline(
-            self._builder, used, config, watchdog.on_record, self._journal
-        )
+        self._journal = run_log or assembly.run_log_of(used, clock, monotonic)
+        monitors = assembly.monitors_of(config, boundary, watchdog)
+        self._pipeline = Recorder(self._builder, self._journal, used, config, monitors)
         self._filter = MetricFilter(self._pipeline.flush_soon)
-        watchdog.connect(self._pipeline.who_is_silent, self._pipeline.flush)
+        watchdog.connect(
+            getattr(getattr(monitors[1], "watch", None), "who_is_silent", str), self._pipeline.flush
+        )
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.interrupt = self._timer.interrupt
         self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)
@@ -288,12 +289,12 @@ class MetricLogger:
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
         """Writes the set-up, known before the first step, to every sink: values, longer texts."""
-        self._pipeline.call_sinks("write_setup", dict(values or {}), dict(texts or {}))
+        self._pipeline.tell(SETUP, values=dict(values or {}), texts=dict(texts or {}))
 
     @failsafe("a text is not written")
     def write_text(self, tag: str, text: str) -> None:
         """Writes a text to every sink that accepts texts, in order with the steps."""
-        self._pipeline.call_sinks("write_text", tag, text)
+        self._pipeline.tell(TEXT, step=self._numbers.last, tag=tag, text=text)
 
     @failsafe("a compilation may be reported twice")
     def suppress_recompile_notes(self, functions: Iterable[str]) -> None:
@@ -334,7 +335,8 @@ class MetricLogger:
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is not None and self._summary is None:
             self._journal.stop(f"exception: {getattr(kind, '__name__', kind)}")
-            self._pipeline.call_sinks("write_failure", repr(error[0])[:300])
+            reason = repr(error[0])[:300]
+            self._pipeline.tell(FAILURE, step=self._numbers.last, reason=reason)
         self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:

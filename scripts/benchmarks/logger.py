@@ -25,9 +25,9 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from mfu_jax.logger.journal import process
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.summary import percentile
+from mfu_jax.logger.run_log import process
 from mfu_jax.sinks import ConsoleSink, JsonlSink, Sink, TensorBoardSink
 from scripts import results
 from scripts.benchmarks.maxtext_logger import MaxTextLogger

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mfu_jax.logger.journal.lines import VERSION, StepMark, StepsLine, alive_line, line
+
 from scripts import results
 
 _UNIX = 1_700_000_000.0

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from mfu_jax.cli import main
 from mfu_jax.logger.delivery.backlog import Backlog, backlogs_of
 from mfu_jax.logger.delivery.backlog_files import Segment
+
+from mfu_jax.cli import main
 from mfu_jax.sinks import CsvSink, JsonlSink, Sink, StepRecord, TensorBoardSink
 from tests.support.work import HANG_SECONDS
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.loop.phases import PhaseBook
 from mfu_jax.logger.loop.spans import LoopSpans
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.timer import StepTimer
 
 if TYPE_CHECKING:
-    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.run_log.run_log import RunLog
     from mfu_jax.logger.watchdog import Watchdog
 
 
@@ -35,7 +34,7 @@ class LoopCompilations:
 
     def __init__(
         self,
-        journal: Journal | NoJournal,
+        journal: RunLog,
         spans: LoopSpans,
         phases: PhaseBook,
         timer: StepTimer,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.loop.loop_lock import acquire_loop_lock, holding, make_loop_lock
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.timing.readiness import block_until_ready
@@ -22,8 +21,8 @@ from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.util.failsafe import Boundary, failsafe
 
 if TYPE_CHECKING:
-    from mfu_jax.logger.delivery.pipeline import RecordPipeline
-    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.run_log.recorder import Recorder
+    from mfu_jax.logger.run_log.run_log import RunLog
     from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")
@@ -53,13 +52,13 @@ class LoopSpans:
     def __init__(
         self,
         timer: StepTimer,
-        pipeline: RecordPipeline,
+        pipeline: Recorder,
         watchdog: Watchdog,
         boundary: Boundary,
-        journal: Journal | NoJournal,
+        journal: RunLog,
     ) -> None:
         self.journal = journal
-        journal.waited_seconds = self.waited_seconds
+        journal.idle_seconds = timer.open_wait_seconds
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
         self.active = False
@@ -73,11 +72,6 @@ class LoopSpans:
         self._pipeline = pipeline
         self._watchdog = watchdog
         self._boundary = boundary
-
-    def waited_seconds(self) -> float:
-        """How long the device has waited for data so far; callable from any thread."""
-        open_seconds = self._timer.open_wait_seconds() if self.journal.is_waiting else 0.0
-        return self._timer.total_seconds("data_wait") + open_seconds
 
     def release(self) -> None:
         """Passes the held step on."""
@@ -268,7 +262,7 @@ class Wait:
         self,
         spans: LoopSpans,
         timer: StepTimer,
-        pipeline: RecordPipeline,
+        pipeline: Recorder,
         name: str,
         watchdog: Watchdog,
         boundary: Boundary,
@@ -308,7 +302,6 @@ class Wait:
             spans.active = spans.journal.is_waiting = False
             self._watchdog.wait("")
             finished = self._timer.end_wait(f"{self._name}_wait", self._idle_since)
-            spans.journal.has_waited = True
             if finished is not None:
                 spans.release()
                 self._pipeline.put(finished)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -73,7 +74,7 @@ class Follower:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = type(sink).__name__
-        self.position = log.end if position is None else position
+        self.position = log.length if position is None else position
         self.lost: Counter[str] = Counter()
         self.has_hung = False
         self._log = log
@@ -109,7 +110,7 @@ class Follower:
 
     def notify(self, *, is_for_sinks: bool) -> None:
         """Tells it that the log has grown; returns at once."""
-        if (self._is_asleep and is_for_sinks) or self._log.end - self.position >= MANY_ITEMS:
+        if (self._is_asleep and is_for_sinks) or self._log.length - self.position >= MANY_ITEMS:
             self._wake.set()
 
     def settle(self, *, is_last: bool = False) -> threading.Event:
@@ -155,17 +156,19 @@ class Follower:
         Args:
             is_on_disk: the log's files have everything, so that it can be written later.
         """
-        rest = self._log.read(self.position, self._log.end) or []
+        rest = self._log.read(self.position, self._log.length) or []
         lacks = sum(not isinstance(item, Event) and self._wants(item) for item in rest)
-        if self._reader is None and not lacks:
+        if self._reader is not None:
+            lacks += len(self._reader.read(sys.maxsize))
+        if not lacks:
             return
         if is_on_disk:
             self._fall_behind()
             _log.warning(
-                "%s has the records up to step %d; the next run that resumes writes the others, "
-                "or mfu-jax replay %s --sink NAME does",
+                "%s lacks %d records, which the run log has; the next run that resumes writes "
+                "them, or mfu-jax replay %s --sink does",
                 self.name,
-                -1 if self._last is None else self._last.step,
+                lacks,
                 self._log.metrics_file,
             )
         elif lacks:
@@ -194,7 +197,7 @@ class Follower:
             self._wake.wait(self._pause_seconds)
         else:
             self._is_asleep = True  # set first, so that `notify` sees it
-            if self._reader is None and self._log.end <= self.position:
+            if self._reader is None and self._log.length <= self.position:
                 self._wake.wait()
             self._is_asleep = False
 
@@ -232,12 +235,11 @@ class Follower:
             if not items:
                 self._retry_seconds = 0.0  # nothing to try again: the thread may sleep
                 return
-            of_events = isinstance(items[0], Event)
-            same = [*itertools.takewhile(lambda i: isinstance(i, Event) == of_events, items)]
+            of_events, same = next(itertools.groupby(items, lambda i: isinstance(i, Event)))
             if of_events:
-                self._tell(same)
+                self._tell([*same])
             else:
-                self._write(same)
+                self._write([*same])
             if self._retry_seconds:
                 return
             if len(items) == BATCH_ITEMS:
@@ -470,7 +472,7 @@ class LogWriter(Follower):
         if self._retry_seconds:
             seconds = min(seconds, max(0.0, self._retry_at - self._monotonic()))
         self._is_asleep = True  # set first, so that `notify` sees it
-        if self._retry_seconds or self._log.end <= self.position:
+        if self._retry_seconds or self._log.length <= self.position:
             self._wake.wait(seconds)
         self._is_asleep = False
         self._log.settle_compilations()

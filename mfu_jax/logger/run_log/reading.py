@@ -66,7 +66,7 @@ class RecordReader:
             if isinstance(after, StepRecord):
                 exact = end if (step, t) == (after.step, after.unix_seconds) else exact
                 near = end if t <= after.unix_seconds else near
-            elif step <= after:  # type: ignore[operator]  # None never comes here
+            elif after is not None and step <= after:
                 near = end
         return near if exact is None else exact
 
@@ -82,6 +82,25 @@ class RecordReader:
                     values = json.loads(line)
                     if isinstance(values["step"], int) and values["unix_seconds"] is not None:
                         yield offset, values
+
+
+def record_of(values: dict[str, Any], log_period: int) -> StepRecord:
+    """The record that a line of a metrics file holds."""
+    scalars = {}
+    for name, value in values.items():
+        if name not in ("step", "kind", "unix_seconds", "flags", "notes"):
+            scalars[name] = float(value) if isinstance(value, str) else value
+    kind, notes = values.get("kind", "step"), tuple(values.get("notes", ()))
+    has_more = any(name.startswith("eval/") or name == "rolling/steps" for name in scalars)
+    return StepRecord(
+        step=values["step"],
+        kind=kind,
+        unix_seconds=values["unix_seconds"],
+        scalars=scalars,
+        flags=tuple(values.get("flags", ())),
+        notes=notes,
+        is_logged=bool(values["step"] % log_period == 0 or kind != "step" or notes or has_more),
+    )
 
 
 def steps_behind(metrics_file: Path | Address, index: int) -> dict[str, int]:

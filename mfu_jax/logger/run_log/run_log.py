@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import logging
 import os
 import threading
 import time
@@ -22,12 +23,14 @@ from mfu_jax.logger.run_log.files import LogFiles, absolute
 from mfu_jax.logger.run_log.follower import Follower, LogWriter
 from mfu_jax.logger.run_log.reading import RecordReader, steps_behind
 from mfu_jax.logger.run_log.step_events import StepEvents
-from mfu_jax.storage.addresses import Address, path_of
+from mfu_jax.storage.addresses import path_of
 
 if TYPE_CHECKING:  # a log starts before JAX is imported
     from mfu_jax.logger.sinks.base import Sink, StepRecord
     from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
     from mfu_jax.logger.timing.timed_step import Reading, TimedStep
+
+_log = logging.getLogger("mfu_jax")
 
 # Items kept in memory once they are on disk; and if they are not.
 _KEPT, MOST_KEPT = 1000, 10_000
@@ -103,7 +106,7 @@ class RunLog:
         with self._lock:
             for item in items:
                 if isinstance(item, Event) and item.kind in _FOR_SINKS:
-                    self._texts.append((self.end, item))
+                    self._texts.append((self.length, item))
                     del self._texts[:-_MOST_TEXTS]
                 self._items.append(item)
             written = self._first if self._writer is None else self._writer.position
@@ -121,16 +124,16 @@ class RunLog:
         self.append([Event(kind, at or self.now(), values)])
 
     def steps(
-        self, steps: Sequence[tuple[TimedStep, StepRecord | None]], *, is_first: bool = False
+        self, steps: Sequence[tuple[TimedStep, StepRecord | None]], *, with_records: bool = True
     ) -> None:
-        """Appends the records of completed steps, and that the steps were completed.
+        """Appends that steps were completed, and their records.
 
         Args:
             steps: in order, with their records if they could be made.
-            is_first: only that the first step was completed, whose record is not finished yet.
+            with_records: false: the records are not finished yet, and follow in another call.
         """
-        found = [] if self._writer is None else self._steps.of(steps, self._asleep_seconds())
-        records = [] if is_first else [record for _, record in steps if record is not None]
+        found = () if self._writer is None else self._steps.of(steps, self._asleep_seconds())
+        records = (record for _, record in steps if record is not None and with_records)
         self.has_steps = True
         self.append([*records, *found])
 
@@ -215,18 +218,25 @@ class RunLog:
             period_seconds: how often records come.
             start_step: first step of this process; 0: nothing of an earlier one counts.
         """
-        if self._writer is not None and _is_file_of(sink, self.metrics_file):
-            if self._writer.files.records is None:
-                self._writer.add_records(sink)
-                return self._writer
-        follower = Follower(self, sink, period_seconds=period_seconds)
         lacks = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
+        if self._writer is not None and self.is_file(sink) and not self._writer.files.records:
+            self._writer.add_records(sink)
+            _say_what_is_missing(sink, lacks)
+            return self._writer
+        follower = Follower(self, sink, period_seconds=period_seconds)
         last = lacks.start - 1 if lacks else self._behind.get(follower.name)
         if start_step > 0 and last is not None and (reader := self.reader(last)):
             follower.begin_behind(reader)
+        else:
+            _say_what_is_missing(sink, lacks)
         self._followers.append(follower)
         follower.start()
         return follower
+
+    def is_file(self, sink: Any) -> bool:
+        """Whether a sink writes the metrics file beside which this log is written."""
+        name, arguments = getattr(sink, "made_by", None) or ("", {})
+        return bool(name == "jsonl" and arguments.get("path") == self.metrics_file)
 
     def reader(self, after: StepRecord | int | None) -> RecordReader | None:
         """Reads records back from the file; None if this log has no file of records.
@@ -235,10 +245,8 @@ class RunLog:
             after: a record or the number of a step, after which to begin; None: at the beginning
                 of this process.
         """
-        sink = None if self._writer is None else self._writer.files.records
-        if sink is None:
-            return None
-        return RecordReader(Path(sink.path), self.log_period, after=after)
+        path = None if self._writer is None else getattr(self._writer.files.records, "path", None)
+        return None if path is None else RecordReader(path, self.log_period, after=after)
 
     @property
     def first(self) -> int:
@@ -246,7 +254,7 @@ class RunLog:
         return self._first
 
     @property
-    def end(self) -> int:
+    def length(self) -> int:
         """Sequence number of the next item."""
         return self._first + len(self._items)
 
@@ -271,8 +279,23 @@ class RunLog:
                         record.step,
                         record.unix_seconds,
                     ):
-                        return self.end - back
+                        return self.length - back
         return default
+
+    def is_on_disk(self, follower: Follower) -> bool:
+        """Whether what a follower lacks can be read back from the file of records."""
+        writer = self._writer
+        return (
+            writer is not None
+            and writer is not follower
+            and writer.files.records is not None
+            and not writer.has_hung
+            and writer.position >= follower.position
+        )
+
+    def leave(self, followers: Sequence[Follower]) -> None:
+        """Forgets followers that have ended; the log's own one stays."""
+        self._followers = [f for f in self._followers if f is self._writer or f not in followers]
 
     def flush(self) -> None:
         """Waits at most two seconds until everything so far is on disk."""
@@ -322,6 +345,11 @@ class RunLog:
             self._writer.end(_CLOSE_SECONDS)
 
 
-def _is_file_of(sink: Any, metrics_file: Path | Address | None) -> bool:
-    name, arguments = getattr(sink, "made_by", None) or ("", {})
-    return name == "jsonl" and arguments.get("path") == metrics_file
+def _say_what_is_missing(sink: Any, steps: range) -> None:
+    if steps:
+        _log.warning(
+            "%s ends at step %d, but the run resumes at %d: the steps between are missing",
+            getattr(sink, "path", type(sink).__name__),
+            steps.start - 1,
+            steps.stop,
+        )

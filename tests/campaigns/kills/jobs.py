@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.logger.journal.writer import Journal
+
 from mfu_jax.train import start_journal
 from mfu_jax.trainer.config.pyconfig import load
 from tests.campaigns.kills.truth import Marks

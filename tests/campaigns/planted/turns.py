@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 import jax
-
 from mfu_jax.logger.journal.absent import NoJournal
+
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.trainer import loop as trainer
 from mfu_jax.trainer.config.pyconfig import load

@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 
 import pytest
-
 from mfu_jax.logger.delivery.backlog import Backlog
 from mfu_jax.logger.delivery.backlog_files import Segment, from_line, last_step, to_line
+
 from mfu_jax.sinks import CsvSink, JsonlSink, StepRecord, TensorBoardSink
 from tests.support.work import HANG_SECONDS
 

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Sequence
 
 import pytest
-
 from mfu_jax.logger.delivery.builder_thread import BuilderThread
+
 from tests.support.fake_device import FakeClock
 from tests.support.work import HANG_SECONDS
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from mfu_jax.logger.delivery.builder_thread import BuilderThread
 
 from mfu_jax.logger.delivery import pipeline
-from mfu_jax.logger.delivery.builder_thread import BuilderThread
 from mfu_jax.sinks import CsvSink, JsonlSink, StepRecord
 from tests.support.logger_run import Run
 from tests.support.sinks import HangingSink, ListSink

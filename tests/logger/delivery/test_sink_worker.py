@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-
-from mfu_jax.errors import UserError
 from mfu_jax.logger.delivery.backlog import Backlog
 from mfu_jax.logger.delivery.sink_worker import MANY_RECORDS, SinkWorker
+
+from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RecordError
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.sinks import StepRecord

@@ -6,7 +6,6 @@ import bisect
 import random
 
 import pytest
-
 from mfu_jax.logger.journal.process import Liveness
 
 

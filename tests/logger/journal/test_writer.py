@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import mfu_jax
 from mfu_jax.logger.journal.file import JournalFile
 from mfu_jax.logger.journal.lines import MOST_STEPS
 from mfu_jax.logger.journal.writer import Journal
+
+import mfu_jax
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.runs.goodput.journals import lines_at_rest, read_journals
 from mfu_jax.runs.goodput.wall_clock import read_run

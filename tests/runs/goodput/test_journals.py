@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from mfu_jax.logger.journal.file import JournalFile
+
 from mfu_jax.runs.goodput.journals import lines_at_rest
 from mfu_jax.runs.goodput.wall_clock import read_run
 from tests.support.written_journals import UNIX, WrittenJournal

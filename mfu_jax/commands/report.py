@@ -19,7 +19,7 @@ profile=DIR     a profile of several hosts: how long each waits in collectives, 
 plan=FILE       compares the prediction of mfu-jax plan … --json with what the (first) run measured
 --json          one JSON object on stdout
 --html          one page that needs no network, in FILE.html (default RUN/report.html)
---export=ml_goodput   writes the journal's events to FILE, one per line, in the log format of
+--export=ml_goodput   writes the run log's events to FILE, one per line, in the log format of
                 ml-goodput-measurement"""
 
 from __future__ import annotations

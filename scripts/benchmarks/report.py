@@ -2,7 +2,7 @@
 
     python -m scripts.benchmarks.report [--steps 1000000] [--restarts 1000] [--write]
 
-The files are written here, with the journal's own lines, and JSON records as in `JsonlSink`:
+The files are written here, with the run log's own lines, and JSON records as in `JsonlSink`:
 after each restart, some steps are repeated.
 """
 
@@ -18,14 +18,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from mfu_jax.logger.journal.lines import VERSION, StepMark, StepsLine, alive_line, line
-
+from mfu_jax.logger.run_log.events import ALIVE, START, STEPS, VERSION, Event, line
 from scripts import results
 
 _UNIX = 1_700_000_000.0
 _STEP_SECONDS = 0.1
 _AGAIN = 5  # steps repeated after a restart
+_BATCH = 5  # steps written together
 _QUERY = """
 import time
 begin = time.perf_counter()
@@ -37,7 +38,7 @@ print(time.perf_counter() - imported, time.perf_counter() - begin)
 
 
 def write_run(folder: Path, steps: int, restarts: int) -> None:
-    """Writes the journal and the records of a run.
+    """Writes the events and the records of a run.
 
     Args:
         folder: an existing folder.
@@ -48,44 +49,55 @@ def write_run(folder: Path, steps: int, restarts: int) -> None:
     each = -(-steps // (restarts + 1))
     now = 100.0
     with (
-        (folder / "metrics.jsonl.journal.0.jsonl").open("wb") as journal,
+        (folder / "metrics.jsonl.events.0.jsonl").open("wb") as events,
         (folder / "metrics.jsonl").open("w") as records,
     ):
         for attempt, first in enumerate(range(0, steps, each)):
             now += 30.0
             begin = max(0, first - (_AGAIN if attempt else 0))
-            journal.write(line("start", (_UNIX + now, now), _start(attempt, now)))
+            events.write(line(Event(START, (_UNIX + now, now), _start(attempt, now)), 0))
             now += 20.0
             marks = list(_marks(chance, range(begin, min(first + each, steps)), now))
-            journal.write(b"".join(_lines(marks)))
+            events.write(b"".join(_lines(marks)))
             for mark in marks[first - begin :]:
                 records.write(_record(mark))
             now = marks[-1].end[1]
-            journal.write(alive_line((_UNIX + now, now), 0.0, 0.015))
+            events.write(line(Event(ALIVE, (_UNIX + now, now), {}), 2 * len(marks)))
 
 
 def _start(attempt: int, now: float) -> dict[str, object]:
     known = {"version": VERSION, "process": 0, "processes": 1, "host": "host", "pid": attempt + 1}
-    return {**known, "boot": "boot", "began_m": now - 1.0, "mark_us": 50_000}
+    return {**known, "boot": "boot", "began_m": now - 1.0}
 
 
-def _marks(chance: random.Random, numbers: range, now: float) -> Iterator[StepMark]:
+class _Step(NamedTuple):
+    number: int
+    end: tuple[float, float]
+    us: int
+
+
+def _marks(chance: random.Random, numbers: range, now: float) -> Iterator[_Step]:
     for number in numbers:
         us = round(1e6 * chance.gauss(_STEP_SECONDS, 0.002))
         now += us / 1e6 + 0.0005
-        yield StepMark(number, (_UNIX + now, now), us, 100, ("step", 0.04, 0.05))
+        yield _Step(number, (_UNIX + now, now), us)
 
 
-def _lines(marks: Sequence[StepMark]) -> Iterator[bytes]:
-    grown = StepsLine(marks[0], 500)
-    for mark in marks[1:]:
-        if not grown.add(mark, 500):
-            yield grown.encode()
-            grown = StepsLine(mark, 500)
-    yield grown.encode()
+def _lines(steps: Sequence[_Step]) -> Iterator[bytes]:
+    for first in range(0, len(steps), _BATCH):
+        batch = steps[first : first + _BATCH]
+        values = {
+            "first": batch[0].number,
+            "us": [step.us for step in batch],
+            "gap_us": [500] * len(batch),
+            "data_us": [100] * len(batch),
+            "optimal_s": 0.04,
+            "executed_s": 0.05,
+        }
+        yield line(Event(STEPS, batch[-1].end, values), first + len(batch))
 
 
-def _record(mark: StepMark) -> str:
+def _record(mark: _Step) -> str:
     seconds = mark.us / 1e6
     scalars = {
         "perf/step_time_seconds": seconds,

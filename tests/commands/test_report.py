@@ -20,7 +20,7 @@ from mfu_jax.runs.goodput.run_time import CATEGORIES
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.sinks import ConsoleSink, JsonlSink
 from tests.support.paths import DATA
-from tests.support.written_journals import UNIX, WrittenJournal
+from tests.support.written_logs import UNIX, WrittenLog
 
 METRICS, LOG = DATA / "maxtext_0.2.5_metrics.jsonl", DATA / "maxtext_0.2.5.log"
 WITH_EVAL = DATA / "maxtext_0.2.5_with_eval.jsonl"
@@ -166,18 +166,18 @@ def test_the_text_names_file_peak_and_conventions(
         assert words in text
 
 
-def stopped_run(folder: Path) -> WrittenJournal:
+def stopped_run(folder: Path) -> WrittenLog:
     """Two processes: ten steps of 1 s, of which the second does five again; 4 s between them."""
-    journal = WrittenJournal(folder)
-    journal.start(0.0, 1.0)
-    journal.steps(12.0, 0, [1_000_000] * 10)
-    journal.stop(12.0, "SIGTERM")
-    journal.start(16.0, 17.0)
-    journal.steps(28.0, 5, [1_000_000] * 10)
-    journal.stop(28.0)
+    log = WrittenLog(folder)
+    log.start(0.0, 1.0)
+    log.steps(12.0, 0, [1_000_000] * 10)
+    log.stop(12.0, "SIGTERM")
+    log.start(16.0, 17.0)
+    log.steps(28.0, 5, [1_000_000] * 10)
+    log.stop(28.0)
     text = "".join(line(n, **{"perf/mfu": 0.5, "perf/hfu": 0.6}) for n in range(15))
     (folder / "metrics.jsonl").write_text(text)
-    return journal
+    return log
 
 
 @pytest.mark.parametrize("run", ["", "metrics.jsonl"])
@@ -210,21 +210,21 @@ def test_the_text_shows_the_ledger_of_the_time(
     assert re.search(r"lost_steps +5 s +17\.9%  WASTED_PROGRESS_FROM_DISRUPTION", text)
 
 
-def test_without_a_journal_the_wall_clock_is_not_known(report: Report, tmp_path: Path) -> None:
+def test_without_a_run_log_the_wall_clock_is_not_known(report: Report, tmp_path: Path) -> None:
     stopped_run(tmp_path).path.unlink()
     answer = report(tmp_path)
     for name in ("goodput", "effective_mfu", "wall_seconds", "lost_steps"):
         assert answer[name] is None, name
     assert answer["time"] == {**dict.fromkeys(CATEGORIES), "train": 15.0}
-    assert "no journal lies beside the file" in answer["notes"][0]
+    assert "no run log lies beside the file" in answer["notes"][0]
 
 
 def test_without_a_measured_step_the_time_is_still_known(report: Report, tmp_path: Path) -> None:
-    journal = WrittenJournal(tmp_path)
-    journal.start(0.0, 1.0)
-    journal.alive(9.975)
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    log.alive(10.0)
     answer = report(tmp_path)
-    assert (answer["wall_seconds"], answer["time"]["startup"]) == (10.0, 10.0)
+    assert (answer["wall_seconds"], answer["time"]["startup"]) == (10.1, 10.1)
     assert (answer["steps"], answer["mfu"], answer["goodput"]) == (0, None, 0.0)
 
 

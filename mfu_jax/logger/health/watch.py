@@ -57,7 +57,6 @@ class HealthWatch:
             record,
             scalars={**record.scalars, **health.scalars},
             notes=(*record.notes, *health.notes),
-            is_logged=record.is_logged or bool(health.notes),
         )
 
     def close(self) -> None:

@@ -108,7 +108,6 @@ class HostWatch:
             record,
             scalars={**record.scalars, **views[-1].scalars()},
             notes=(*record.notes, *notes),
-            is_logged=True,
         )
 
     def who_is_silent(self) -> str:

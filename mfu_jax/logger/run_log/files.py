@@ -42,7 +42,7 @@ class LogFiles:
         self.records: Sink | None = None
         self._place = metrics_file.parent / events_name(metrics_file.name, index)
         self._clock = clock
-        self._start = b""
+        self._start = self._last_sign = b""
         self._file: AppendOnlyFile | None = None
         self._spool: SpooledTarget | None = None
 
@@ -70,6 +70,7 @@ class LogFiles:
         self._start = self._start or text.partition(b"\n")[0] + b"\n"
         if self._file is None:
             self._file = self._opened()
+            text = self._last_sign + text
         self._file.append(text)
         if self._spool is not None:
             self._spool.wrote()
@@ -113,6 +114,7 @@ class LogFiles:
             # After a move by another program, a new file begins with the start of the process.
             file = AppendOnlyFile(name, "run log", restart=self._start)
             if file.is_alone():
+                self._last_sign = _last_sign(name)
                 file.cut_torn_line()
                 return file
             file.close()
@@ -127,6 +129,12 @@ class LogFiles:
             return self._spool.path
         self._place.parent.mkdir(parents=True, exist_ok=True)
         return self._place
+
+
+def _last_sign(path: Path) -> bytes:
+    """The time of the file as a line: an earlier process set it, and it is about to change."""
+    status = path.stat()
+    return f'{{"e":"alive","t":{status.st_mtime:.6f}}}\n'.encode() if status.st_size else b""
 
 
 def absolute(path: Path | Address) -> Path | Address:

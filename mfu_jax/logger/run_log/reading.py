@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mfu_jax.logger.records.step_record import StepRecord, record_of
 from mfu_jax.logger.run_log import events
-from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.storage.addresses import Address
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _LONGEST_LINE = 1 << 20
 
@@ -82,25 +79,6 @@ class RecordReader:
                     values = json.loads(line)
                     if isinstance(values["step"], int) and values["unix_seconds"] is not None:
                         yield offset, values
-
-
-def record_of(values: dict[str, Any], log_period: int) -> StepRecord:
-    """The record that a line of a metrics file holds."""
-    scalars = {}
-    for name, value in values.items():
-        if name not in ("step", "kind", "unix_seconds", "flags", "notes"):
-            scalars[name] = float(value) if isinstance(value, str) else value
-    kind, notes = values.get("kind", "step"), tuple(values.get("notes", ()))
-    has_more = any(name.startswith("eval/") or name == "rolling/steps" for name in scalars)
-    return StepRecord(
-        step=values["step"],
-        kind=kind,
-        unix_seconds=values["unix_seconds"],
-        scalars=scalars,
-        flags=tuple(values.get("flags", ())),
-        notes=notes,
-        is_logged=bool(values["step"] % log_period == 0 or kind != "step" or notes or has_more),
-    )
 
 
 def steps_behind(metrics_file: Path | Address, index: int) -> dict[str, int]:

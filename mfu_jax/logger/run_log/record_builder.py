@@ -104,23 +104,23 @@ class RecordBuilder:
             scalars["goodput/train_fraction"] = self._seconds_by_use["train"] / spent
         if step.compile_events:
             scalars["compile/seconds"] = _compile_seconds(step)
-        is_logged = bool(
-            step.step % self._log_period == 0 or kind != "step" or notes or step.extra or is_last
-        )
-        if is_logged and self._memory_device is not None:
-            scalars |= self._memory()
-        if self._window_is_full(step.step):
-            scalars |= self._roll()
-            is_logged = True
-        return StepRecord(
+        record = StepRecord(
             step=int(step.step),
             kind=kind,
             unix_seconds=step.ended_at,
             scalars=scalars,
             flags=tuple(found.flag for found in findings),
             notes=tuple(notes),
-            is_logged=is_logged,
+            log_period=self._log_period,
         )
+        if step.extra and not record.is_logged:  # results whose names do not show that
+            scalars["eval/step"] = record.step
+        ends_window = self._ends_window(record, is_last)
+        if self._memory_device is not None and (ends_window or record.is_logged):
+            scalars |= self._memory()
+        if ends_window:
+            scalars |= self._roll()
+        return record
 
     def add_spans(self, spans: Mapping[str, float]) -> None:
         """Adds time not attributed to any step, such as time after the last one."""
@@ -232,10 +232,12 @@ class RecordBuilder:
             self._run.add(seconds, rates)
             self._window.add(seconds, rates)
 
-    def _window_is_full(self, step: int) -> bool:
+    def _ends_window(self, record: StepRecord, is_last: bool) -> bool:
+        """Whether the rolling window ends with this record; it shows a last step to all sinks."""
         if self._log_period == 1:
             return len(self._window) >= DEFAULT_WINDOW
-        return len(self._window) > 0 and step % self._log_period == 0
+        is_due = record.step % self._log_period == 0 or (is_last and not record.is_logged)
+        return is_due and len(self._window) > 0
 
     def _roll(self) -> dict[str, float]:
         window = self._window.fields()

@@ -224,7 +224,7 @@ class RunLog:
             _say_what_is_missing(sink, lacks)
             return self._writer
         follower = Follower(self, sink, period_seconds=period_seconds)
-        last = lacks.start - 1 if lacks else self._behind.get(follower.name)
+        last: int | None = lacks.start - 1 if lacks else self._behind.get(follower.name)
         if start_step > 0 and last is not None and (reader := self.reader(last)):
             follower.begin_behind(reader)
         else:
@@ -235,8 +235,8 @@ class RunLog:
 
     def is_file(self, sink: Any) -> bool:
         """Whether a sink writes the metrics file beside which this log is written."""
-        name, arguments = getattr(sink, "made_by", None) or ("", {})
-        return bool(name == "jsonl" and arguments.get("path") == self.metrics_file)
+        made_by = getattr(sink, "made_by", None) or ("", dict[str, Any]())
+        return bool(made_by[0] == "jsonl" and made_by[1].get("path") == self.metrics_file)
 
     def reader(self, after: StepRecord | int | None) -> RecordReader | None:
         """Reads records back from the file; None if this log has no file of records.

@@ -84,10 +84,9 @@ def _encodable(text: str, stream: TextIO) -> str:
 
 
 def _lines(record: StepRecord) -> Iterator[str]:
-    if record.is_logged:
-        yield format_step(record)
-        if "rolling/steps" in record.scalars:
-            yield format_window(record.scalars)
+    yield format_step(record)
+    if "rolling/steps" in record.scalars:
+        yield format_window(record.scalars)
     for note in record.notes:
         yield f"note, step {record.step}: {note}"
 

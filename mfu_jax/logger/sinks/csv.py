@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequen
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.records.step_record import RecordError, StepRecord
+from mfu_jax.logger.records.step_record import RECORD_FIELDS, RecordError, StepRecord
 from mfu_jax.logger.sinks.base import Sink, register_sink
 from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
 from mfu_jax.storage.targets import file_target
 
-_RECORD_FIELDS = ("step", "kind", "unix_seconds")
 _PIECE_BYTES = 2**18
 
 
@@ -54,7 +53,7 @@ class CsvSink(Sink):
         self.warnings: list[str] = list(self._target.warnings)
         self._columns: list[str] = []
         self._is_replaced = False  # on disk, but not yet reopened
-        self._names = UniqueNames("csv_file", _one_line, reserved=_RECORD_FIELDS)
+        self._names = UniqueNames("csv_file", _one_line, reserved=RECORD_FIELDS)
         self._fsync_seconds = fsync_seconds
         with self._target.opening():
             try:
@@ -114,11 +113,13 @@ class CsvSink(Sink):
         )
 
     def _row(self, record: StepRecord) -> dict[str, Any]:
-        row: dict[str, Any] = dict(
-            zip(_RECORD_FIELDS, (record.step, record.kind, record.unix_seconds), strict=True)
-        )
-        row |= {self._names[name]: value for name, value in record.scalars.items()}
-        return row
+        names = self._names.of(record.scalars)
+        return {
+            "step": record.step,
+            "kind": record.kind,
+            "unix_seconds": record.unix_seconds,
+            **dict(zip(names, record.scalars.values(), strict=True)),
+        }
 
     def _add_columns(self, new: Iterable[str]) -> None:
         columns = [*self._columns, *new]

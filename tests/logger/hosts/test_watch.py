@@ -74,7 +74,7 @@ def test_the_slow_process_is_in_process_0s_record_and_in_the_file(
     monkeypatch.chdir(tmp_path)
     processes = watches(3, exchange, Path())
     monkeypatch.chdir("/")  # the loop may change its folder
-    record = StepRecord(step=30, unix_seconds=0.0, scalars={"learning/loss": 1.0}, is_logged=False)
+    record = StepRecord(step=30, unix_seconds=0.0, scalars={"learning/loss": 1.0}, log_period=100)
     found = []
     for step in range(31):
         for process, watch in enumerate(processes):

@@ -19,8 +19,9 @@ from mfu_jax.logger.journal.writer import Journal
 
 import mfu_jax
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.runs.goodput.journals import lines_at_rest, read_journals
+from mfu_jax.runs.goodput.attempts import read_attempts_of
 from mfu_jax.runs.goodput.wall_clock import read_run
+from mfu_jax.runs.metrics.run_files import lines_at_rest
 from mfu_jax.sinks import JsonlSink
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
@@ -354,7 +355,7 @@ def test_an_object_stores_journal_goes_on_after_a_restart(tmp_path: Path) -> Non
         journal.close()
     from mfu_jax.storage.addresses import Address
 
-    lives, notes = read_journals(Address("memory://journals/metrics.jsonl"))
+    lives, notes = read_attempts_of(Address("memory://journals/metrics.jsonl"))
     assert ([life.how for life in lives], notes) == (["SIGTERM", "SIGTERM"], [])
 
 

@@ -98,6 +98,11 @@ class Follower:
             f"mfu_jax {self.name}", f"{self.name} gets no more records", self._run
         )
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the sink's last write failed."""
+        return self._retry_seconds > 0
+
     def start(self) -> None:
         """Starts the thread."""
         with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
@@ -105,7 +110,7 @@ class Follower:
 
     def begin_behind(self, reader: RecordReader) -> None:
         """Lets it read records of the file before those in memory; call it before `start`."""
-        self._reader = reader
+        self._reader, self._is_behind = reader, True
         self._wake.set()
 
     def notify(self, *, is_for_sinks: bool) -> None:
@@ -156,10 +161,13 @@ class Follower:
         Args:
             is_on_disk: the log's files have everything, so that it can be written later.
         """
-        rest = self._log.read(self.position, self._log.length) or []
-        lacks = sum(not isinstance(item, Event) and self._wants(item) for item in rest)
-        if self._reader is not None:
-            lacks += len(self._reader.read(sys.maxsize))
+        rest = self._log.read(self.position, self._log.length)
+        if rest is None and not is_on_disk:
+            self._pass_over()
+            rest = self._log.read(self.position, self._log.length)
+        lacks = sum(not isinstance(item, Event) and self._wants(item) for item in rest or ())
+        if (reader := self._reader or (self._read_back() if rest is None else None)) is not None:
+            lacks += len(reader.read(sys.maxsize))
         if not lacks:
             return
         if is_on_disk:
@@ -254,16 +262,21 @@ class Follower:
                 end = self._log.position_after(self._reader.last, self.position)
                 self._tell_texts(end)
                 self._reader, self.position = None, end
+                self._catch_up()
             items = self._log.read(self.position, BATCH_ITEMS)
             if items is not None:
                 return items
             self._reader = self._read_back()
             if self._reader is None:
-                self.lost["too far behind"] += self._log.first - self.position
-                self.position = self._log.first
+                self._pass_over()
             else:
                 self._fall_behind()
             self._tell_texts(self._log.first)
+
+    def _pass_over(self) -> None:
+        """Goes on with what memory has; what was before is lost."""
+        self.lost["too far behind"] += self._log.first - self.position
+        self.position = self._log.first
 
     def _read_back(self) -> RecordReader | None:
         """Reads what is no longer in memory back from the file, if there is one."""
@@ -403,6 +416,10 @@ class Follower:
         if self._retry_seconds:
             self._retry_seconds = 0.0
             _log.warning("%s works again; %d records were lost", self.name, self.lost.total())
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Notes in the log that the sink has fallen behind no longer."""
         if self._is_behind and self._reader is None:
             self._is_behind = False
             self._log.event(events.CAUGHT_UP, sink=self.name)
@@ -450,6 +467,7 @@ class LogWriter(Follower):
             if summary.has_steps:
                 self._call("write_summary", summary)
             self._call("close_records")
+            self._retry_seconds = 0.0  # the records that it could not write are given up
             closed.set()
 
         self._finish = last

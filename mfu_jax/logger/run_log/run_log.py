@@ -289,8 +289,7 @@ class RunLog:
             writer is not None
             and writer is not follower
             and writer.files.records is not None
-            and not writer.has_hung
-            and writer.position >= follower.position
+            and not (writer.has_hung or writer.is_failing)
         )
 
     def leave(self, followers: Sequence[Follower]) -> None:

@@ -102,6 +102,8 @@ class CsvSink(Sink):
         marks = in_last_pass(steps)
         if not all(marks):
             self._rewrite(self._columns, itertools.compress(self._rows(), marks))
+        if steps:
+            self.missing = range(steps[-1] + 1, resume_from_step)
 
     def _open(self) -> AppendOnlyFile:
         return AppendOnlyFile(

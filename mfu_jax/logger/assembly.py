@@ -99,33 +99,21 @@ def open_run_log(metrics_file: Any, **options: Any) -> RunLog:
 
 
 def monitors_of(config: LoggerConfig, boundary: Boundary, watchdog: Watchdog) -> list[Monitor]:
-    """The monitors, in the order in which they see a record; only those that are on."""
-    from mfu_jax.logger.health.watch import HealthWatch
+    """The monitors that are on, in the order in which they see a record."""
+    from mfu_jax.logger.health.drift import DriftWatch
+    from mfu_jax.logger.health.gpus import GpuWatch
+    from mfu_jax.logger.health.outliers import LossSpikeWatch, OutlierWatch
 
-    monitors: list[Monitor] = [_Adapted(HealthWatch(config, boundary))]
+    monitors: list[Monitor] = [LossSpikeWatch(), OutlierWatch(), DriftWatch()]
+    if config.gpu_period_seconds > 0:
+        monitors.append(GpuWatch(config.gpu_period_seconds, boundary))
     if config.host_log_period:
         from mfu_jax.logger.hosts.watch import HostWatch
 
-        monitors.append(_Adapted(HostWatch(config, boundary)))
-    return [*monitors, _Adapted(watchdog)]
-
-
-class _Adapted(Monitor):  # until its owner has changed it
-    def __init__(self, watch: Any) -> None:
-        self.watch = watch
-
-    def on_record(self, step: TimedStep, record: Any) -> Any:
-        if hasattr(self.watch, "on_record"):
-            self.watch.on_record(record)
-            return record
-        if hasattr(self.watch, "add"):
-            self.watch.add(step, record.kind)
-            return self.watch.annotate(record)
-        return self.watch.annotate(step, record)
-
-    def close(self) -> None:
-        if not hasattr(self.watch, "on_record"):
-            self.watch.close()
+        hosts = HostWatch(config, boundary)
+        watchdog.who_is_silent = hosts.who_is_silent
+        monitors.append(hosts)
+    return [*monitors, watchdog]
 
 
 def watchdog_of(

@@ -27,6 +27,7 @@ from mfu_jax.logger.hosts.report import HostReport
 from mfu_jax.logger.hosts.statistics import LoopStatistics, ProcessStatistics
 from mfu_jax.logger.hosts.view import HostsView, view_of
 from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
@@ -41,7 +42,7 @@ _TICK_SECONDS = 0.05
 _POLL_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
-class HostWatch:
+class HostWatch(Monitor):
     """Compares the processes of a job; with a single process, it does nothing.
 
     Args:
@@ -78,6 +79,10 @@ class HostWatch:
         self._view: HostsView | None = None
         self._reports: list[HostReport] = []
         self._heard: dict[int, tuple[str, float]] = {}
+
+    def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
+        self.add(step, record.kind)
+        return self.annotate(record)
 
     def add(self, step: TimedStep, kind: str) -> None:
         """Takes a step on the builder thread; every `host_log_period` steps trigger an exchange."""

@@ -23,7 +23,7 @@ since_boot: Callable[[], float] = (
 def began(now: float) -> float:
     """When this process was started, in seconds since boot; `now` if unknown or meaningless.
 
-    It is known only on Linux. In a notebook, and for a second journal of a process, the process is
+    It is known only on Linux. In a notebook, and for a second log of a process, the process is
     older than the run.
     """
     global _taken

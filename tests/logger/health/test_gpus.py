@@ -1,5 +1,6 @@
 """GPUs' power, clocks and throttling, from a driver that the test makes."""
 
+import dataclasses
 import logging
 import sys
 import threading
@@ -10,8 +11,8 @@ from typing import Any
 import jax
 import pytest
 
-from mfu_jax.logger.health.nvidia import GpuWatch, gpus_of_jax
-from mfu_jax.logger.health.nvml import Gpus, visible
+from mfu_jax.logger.health.gpus import Gpus, GpuWatch, gpus_of_jax, visible
+from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
 from tests.support.work import HANG_SECONDS
@@ -38,6 +39,7 @@ def driver(**changes: Any) -> Any:
         "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": unsupported,
         "nvmlDeviceGetMigMode": unsupported,
         "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-0 of {handle}",
         "nvmlDeviceGetName": lambda handle: "NVIDIA H100",
         "nvmlDeviceGetHandleByIndex": lambda index: f"index {index}",
         "nvmlDeviceGetHandleByUUID": lambda uuid: f"uuid {uuid}",
@@ -57,17 +59,19 @@ def watch_of(gpus: Gpus | None, period_seconds: float = 0.001) -> GpuWatch:
     return GpuWatch(period_seconds, Boundary(), find=lambda: gpus)
 
 
-def next_health(watch: GpuWatch) -> Any:
+def next_reading(watch: GpuWatch) -> StepRecord:
+    """The first record with a reading; its scalars are those that were added."""
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
-        if (health := watch.check(RECORD)).scalars:
-            return health
+        if (record := watch.on_record(TimedStep(), RECORD)) is not RECORD:
+            added = {n: v for n, v in record.scalars.items() if n not in RECORD.scalars}
+            return dataclasses.replace(record, scalars=added)
     raise AssertionError("no reading")
 
 
 def test_power_is_the_sum_and_energy_gives_tokens_a_joule() -> None:
     watch = watch_of(Gpus(driver(), [0, 1]))
-    scalars = next_health(watch).scalars
+    scalars = next_reading(watch).scalars
     watch.close()
     assert scalars == {
         "gpu/power_watts": 1400.0,
@@ -83,7 +87,7 @@ def test_power_is_the_sum_and_energy_gives_tokens_a_joule() -> None:
 
 def test_heat_that_persists_is_told_once() -> None:
     watch = watch_of(Gpus(driver(), [0]))
-    notes = [note for _ in range(8) for note in next_health(watch).notes]
+    notes = [note for _ in range(8) for note in next_reading(watch).notes]
     watch.close()
     assert notes == ["GPU 0 throttles because of heat at 85 °C, 1485 MHz of 1980"]
 
@@ -92,7 +96,7 @@ def test_what_the_driver_lacks_is_left_out() -> None:
     names = ("TotalEnergyConsumption", "PowerUsage", "ClockInfo", "CurrentClocksEventReasons")
     lacking = driver(**{f"nvmlDeviceGet{name}": None for name in names})
     watch = watch_of(Gpus(lacking, [0]))
-    assert next_health(watch).scalars == {"gpu/temperature_celsius": 85.0}
+    assert next_reading(watch).scalars == {"gpu/temperature_celsius": 85.0}
     watch.close()
 
 
@@ -100,7 +104,7 @@ def test_a_driver_that_hangs_holds_up_nothing() -> None:
     forever = threading.Event()
     gpus = Gpus(driver(nvmlDeviceGetPowerUsage=lambda _: forever.wait()), [0])
     watch = watch_of(gpus)
-    assert watch.check(RECORD).scalars == {}
+    assert watch.on_record(TimedStep(), RECORD) is RECORD
     watch.close()
     forever.set()
 
@@ -108,8 +112,7 @@ def test_a_driver_that_hangs_holds_up_nothing() -> None:
 def test_cuda_renumbers_gpus_and_nvml_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-12ab")
     assert [visible(0), visible(1), visible(2)] == ["6", "GPU-12ab", "2"]
-    gpus = Gpus(driver(), [0, 1])._gpus
-    assert [gpu._handle for gpu in gpus] == ["index 6", "uuid GPU-12ab"]
+    assert Gpus(driver(), [0, 1])._gpus == [("index 6", False), ("uuid GPU-12ab", False)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert visible(3) == "3"
 
@@ -128,4 +131,6 @@ def test_without_gpus_or_without_the_package_nothing_is_asked(
     found = gpus_of_jax()
     assert found is not None
     assert len(found.read()) == 1
-    assert watch_of(None, period_seconds=0.0).check(RECORD).scalars == {}
+    watch = watch_of(None)
+    assert watch.on_record(TimedStep(), RECORD) is RECORD
+    watch.close()

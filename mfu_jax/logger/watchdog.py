@@ -24,7 +24,6 @@ from pathlib import Path
 
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.records.step_record import StepRecord
-from mfu_jax.logger.run_log.events import DATA_WAIT, SPAN, Event
 from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
@@ -53,6 +52,8 @@ HANG_EXIT_CODE = 75
 
 class Watchdog(Monitor):
     """Watches the steps of one logger.
+
+    The loop itself tells it of steps, pauses and waits, since the recorder's thread may hang, too.
 
     Args:
         config: limits and files, under the keys ``hang_…`` and ``heartbeat_file``.
@@ -107,17 +108,6 @@ class Watchdog(Monitor):
         self._records.append(record)
         return record
 
-    def on_event(self, event: Event) -> None:
-        """A pause may take any length of time; a long wait for data is told apart from a hang."""
-        if event.kind == SPAN:
-            has_begun = "us" not in event.values
-            if event.values["name"] == DATA_WAIT:
-                self.wait("data" if has_begun else "")
-            elif has_begun:
-                self.pause()
-            else:
-                self.resume()
-
     def pause(self) -> None:
         """An eval, a checkpoint or similar begins, which may take any length of time."""
         self.is_paused = True
@@ -135,13 +125,11 @@ class Watchdog(Monitor):
         """Checks the clock once: reports a hang, notes a stopped process, writes the heartbeat."""
         self._take_noted()
         now = self._monotonic()
-        self._excuse(now - self._checked_at)
+        self._excuse(now)
         spent = now - self._since - self.stopped_seconds
         excused = self._compiling_seconds if spent <= _COMPILE_SECONDS else 0.0
-        was_hung, self._is_hung = (
-            self._is_hung,
-            (not self.is_paused and spent - excused > self._limit_seconds()),
-        )
+        was_hung = self._is_hung
+        self._is_hung = not self.is_paused and spent - excused > self._limit_seconds()
         is_new = self._is_hung and not was_hung
         if is_new:
             self._report(spent)
@@ -187,9 +175,9 @@ class Watchdog(Monitor):
             self._since = now
             self.stopped_seconds = self._compiling_seconds = 0.0
 
-    def _excuse(self, elapsed: float) -> None:
-        """Notes that no step could complete in the seconds since the last check, if so."""
-        late = elapsed - self.period_seconds
+    def _excuse(self, now: float) -> None:
+        """Notes if no step could complete since the last check."""
+        late = now - self._checked_at - self.period_seconds
         if late > _STOPPED_SECONDS:
             self.stopped_seconds += late
             _log.warning(
@@ -199,7 +187,7 @@ class Watchdog(Monitor):
                 self._step + 1,
             )
         elif is_compiling(self._thread_id):
-            self._compiling_seconds += elapsed
+            self._compiling_seconds += now - max(self._checked_at, self._since)
 
     def _limit_seconds(self) -> float:
         """Longest time without a completed step; infinite if off, or with too few to tell."""
@@ -235,10 +223,8 @@ class Watchdog(Monitor):
         self._folder.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
         self._reports.append(path)
-        if (old := self._reports[:-_KEPT_REPORTS]) and old[-1] not in self._reports[
-            -_KEPT_REPORTS:
-        ]:
-            old[-1].unlink(missing_ok=True)
+        for old in {*self._reports} - {*self._reports[-_KEPT_REPORTS:]}:
+            old.unlink(missing_ok=True)
         return path
 
     def _beat(self, state: str) -> None:

@@ -13,7 +13,6 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.run_log.events import DATA_WAIT, SPAN, Event
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.watchdog import HANG_EXIT_CODE, Watchdog
 from mfu_jax.settings import Settings
@@ -180,28 +179,6 @@ def test_pauses_compilations_and_first_steps_are_not_hangs(
     assert not caplog.messages
     run.passes(1)  # a compilation, too, can hang
     assert len(caplog.messages) == 1
-
-
-def test_the_events_of_a_run_tell_of_its_pauses_and_waits(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = Run(tmp_path)
-    run.steps(30)
-    begun, ended = {"name": "eval"}, {"name": "eval", "us": 300_000_000}
-    run.watchdog.on_event(Event(SPAN, (0.0, 0.0), begun))
-    run.passes(300)
-    assert run.beat()["state"] == "paused"
-    run.watchdog.on_event(Event(SPAN, (0.0, 0.0), ended))
-    run.passes(3)
-    run.steps(1)
-    assert not caplog.messages
-    run.watchdog.on_event(Event(SPAN, (0.0, 0.0), {"name": DATA_WAIT}))
-    run.passes(60)
-    assert "the loop waits for data; stacks" in caplog.messages[0]
-    run.watchdog.on_event(Event(SPAN, (0.0, 0.0), {"name": DATA_WAIT, "us": 60_000_000}))
-    run.steps(1)
-    run.passes(60)
-    assert "the run seems to hang" in caplog.messages[2]
 
 
 def test_a_machine_that_slept_is_told_apart(

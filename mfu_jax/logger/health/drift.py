@@ -9,7 +9,8 @@ from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.formatting import percent, readable
 
 WINDOW = 100
-# Two consecutive windows must be slower by this fraction, and by this many standard errors.
+# So many windows in a row must be slower by this fraction, and by this many standard errors.
+_TOLD_AFTER = 2
 DRIFT_FRACTION = 0.10
 _ERRORS = 6.0
 # The standard error of the median of n normal values is 1.2533 × σ / √n.
@@ -25,8 +26,7 @@ class DriftWatch(Monitor):
         self._best = 0.0
         self._best_step = -1
         self._window = SortedWindow(WINDOW)
-        self._slow_windows = 0
-        self._is_told = False
+        self._slow_windows = 0  # in a row, up to the last one
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """Adds, at the end of a window, its fraction of the best one."""
@@ -50,15 +50,12 @@ class DriftWatch(Monitor):
         return annotated(record, {"health/mfu_of_best": share}, self._notes(median, is_slow))
 
     def _notes(self, median: float, is_slow: bool) -> list[str]:
-        self._slow_windows = self._slow_windows + 1 if is_slow else 0
-        was_told, self._is_told = (
-            self._is_told,
-            is_slow and (self._is_told or self._slow_windows >= 2),
-        )
-        if was_told == self._is_told:
-            return []
-        if was_told:
+        before = self._slow_windows
+        self._slow_windows = before + 1 if is_slow else 0
+        if before >= _TOLD_AFTER and not is_slow:
             return ["the run is as fast as at its best again"]
+        if self._slow_windows != _TOLD_AFTER:
+            return []
         return [
             f"the last {WINDOW} steps had {self._text(median)}, {1 - median / self._best:.0%} "
             f"below the {self._text(self._best)} of the steps up to {self._best_step}; usually a "

@@ -83,7 +83,11 @@ class Gpus:
         self._nvml = nvml
         names = [visible(number) for number in ordinals]
         try:
-            self._gpus = self._open(names, kinds)
+            nvml.nvmlInit()
+            every = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            self._gpus = [self._whole(self._find(name, every)) for name in names]
+            models = {str(nvml.nvmlDeviceGetName(handle)) for handle in every}
+            own = [str(nvml.nvmlDeviceGetName(handle)) for handle, _ in self._gpus]
         except nvml.NVMLError as error:
             raise UserError(
                 f"NVIDIA's management library (NVML) says {str(error)!r} of GPU "
@@ -91,26 +95,17 @@ class Gpus:
                 f"without the driver's utilities; start it with "
                 f"NVIDIA_DRIVER_CAPABILITIES=compute,utility, or pass gpu_period_seconds=0"
             ) from error
+        for kind, model in zip(kinds, own, strict=False):
+            if len(models) > 1 and not kind.startswith(model):
+                raise UserError(
+                    f"CUDA's GPU is a {kind!r}, that of this number in NVML a {model!r}; expected "
+                    f"the same; CUDA numbers the fastest first; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
+                    f"or the UUIDs in CUDA_VISIBLE_DEVICES"
+                )
 
     def read(self) -> list[GpuReading]:
         """Queries each GPU."""
         return [self._read(handle, is_slice) for handle, is_slice in self._gpus]
-
-    def _open(self, names: Sequence[str], kinds: Sequence[str]) -> list[tuple[Any, bool]]:
-        nvml = self._nvml
-        nvml.nvmlInit()
-        every = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        gpus = [self._whole(self._find(name, every)) for name in names]
-        models = {str(nvml.nvmlDeviceGetName(handle)) for handle in every}
-        for (handle, _), kind in zip(gpus, kinds, strict=False):
-            own = str(nvml.nvmlDeviceGetName(handle))
-            if len(models) > 1 and not kind.startswith(own):
-                raise UserError(
-                    f"CUDA's GPU is a {kind!r}, that of this number in NVML a {own!r}; expected "
-                    f"the same; CUDA numbers the fastest first; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
-                    f"or the UUIDs in CUDA_VISIBLE_DEVICES"
-                )
-        return gpus
 
     def _find(self, name: str, every: Sequence[Any]) -> Any:
         """The handle of a number, a UUID, or (as CUDA accepts) the beginning of a UUID."""
@@ -169,22 +164,15 @@ def visible(ordinal: int) -> str:
 
 
 class GpuWatch(Monitor):
-    """Reads the GPUs of this process every few seconds; without GPUs it does nothing.
+    """Reads the GPUs that JAX uses every few seconds, from the first complete step on.
 
     Args:
         period_seconds: time between two readings.
         boundary: where failures are reported.
-        find: finds the GPUs, once a step is complete; by default those that JAX uses.
     """
 
-    def __init__(
-        self,
-        period_seconds: float,
-        boundary: Boundary,
-        find: Callable[[], Gpus | None] = gpus_of_jax,
-    ) -> None:
+    def __init__(self, period_seconds: float, boundary: Boundary) -> None:
         self._period_seconds = period_seconds
-        self._find = find
         self._readings: deque[list[GpuReading]] = deque(maxlen=1)
         self._closing = threading.Event()
         self._thread = boundary.thread("mfu_jax gpus", "power and clocks are not known", self._run)
@@ -212,7 +200,7 @@ class GpuWatch(Monitor):
             self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        gpus = self._find()
+        gpus = gpus_of_jax()
         while gpus is not None:
             self._readings.append(gpus.read())
             if self._closing.wait(self._period_seconds):

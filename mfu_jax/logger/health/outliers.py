@@ -80,7 +80,7 @@ class SortedWindow:
         deviations = sorted(abs(value - middle) for value in self._values)
         return NORMAL * deviations[len(deviations) // 2]
 
-    def excess(self, value: float, *, fraction: float, fewest: int) -> float:
+    def excess(self, value: float, fraction: float, fewest: int) -> float:
         """How far an outlier is above the median; 0 for all other values."""
         if len(self) < fewest or value - self.median <= fraction * abs(self.median):
             return 0.0
@@ -98,17 +98,15 @@ class OutlierWatch(Monitor):
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """Adds a slow step's excess time, and its cause."""
-        self._since_checkpoint += 1
+        is_saved = "checkpoint" in step.spans
+        self._since_checkpoint = 0 if is_saved else self._since_checkpoint + 1
         waits = 0.0
         if step.spans:
             waits = sum(s for name, s in step.spans.items() if name.endswith("_wait"))
-            if "checkpoint" in step.spans:
-                self._since_checkpoint = 0
         seconds, window = step.seconds + waits, self._window
         if record.kind != "step" or not 0 < seconds < float("inf"):
             return record
-        excess = window.excess(seconds, fraction=_STEP_FRACTION, fewest=_FEWEST_STEPS)
-        if excess:
+        if excess := window.excess(seconds, _STEP_FRACTION, _FEWEST_STEPS):
             record = self._explained(step, record, excess, waits)
         window.add(seconds)
         return record
@@ -171,8 +169,7 @@ class LossSpikeWatch(Monitor):
             is_first, self._has_broken = not self._has_broken, True
             notes = [f"the loss is {loss}, for the first time"]
             return annotated(record, {}, notes) if is_first else record
-        jump = window.excess(loss, fraction=_LOSS_FRACTION, fewest=_FEWEST_LOSSES)
-        if jump:
+        if jump := window.excess(loss, _LOSS_FRACTION, _FEWEST_LOSSES):
             self._spikes += 1
             text = (
                 f"the loss jumped to {loss_text(loss)}; the median of the last {len(window)} "

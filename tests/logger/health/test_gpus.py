@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -55,8 +56,22 @@ def driver(**changes: Any) -> Any:
     return types.SimpleNamespace(NVMLError=NVMLError, **{**functions, **changes})
 
 
-def watch_of(gpus: Gpus | None, period_seconds: float = 0.001) -> GpuWatch:
-    return GpuWatch(period_seconds, Boundary(), find=lambda: gpus)
+MakeWatch = Callable[[Gpus | None], GpuWatch]
+
+
+@pytest.fixture
+def watch_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWatch]:
+    """Makes a watch of such GPUs; they are closed after the test."""
+    watches = []
+
+    def make(gpus: Gpus | None) -> GpuWatch:
+        monkeypatch.setattr("mfu_jax.logger.health.gpus.gpus_of_jax", lambda: gpus)
+        watches.append(GpuWatch(0.001, Boundary()))
+        return watches[-1]
+
+    yield make
+    for watch in watches:
+        watch.close()
 
 
 def next_reading(watch: GpuWatch) -> StepRecord:
@@ -69,10 +84,9 @@ def next_reading(watch: GpuWatch) -> StepRecord:
     raise AssertionError("no reading")
 
 
-def test_power_is_the_sum_and_energy_gives_tokens_a_joule() -> None:
+def test_power_is_the_sum_and_energy_gives_tokens_a_joule(watch_of: MakeWatch) -> None:
     watch = watch_of(Gpus(driver(), [0, 1]))
     scalars = next_reading(watch).scalars
-    watch.close()
     assert scalars == {
         "gpu/power_watts": 1400.0,
         "gpu/sm_clock_mhz": 1485.0,
@@ -85,22 +99,20 @@ def test_power_is_the_sum_and_energy_gives_tokens_a_joule() -> None:
     }
 
 
-def test_heat_that_persists_is_told_once() -> None:
+def test_heat_that_persists_is_told_once(watch_of: MakeWatch) -> None:
     watch = watch_of(Gpus(driver(), [0]))
     notes = [note for _ in range(8) for note in next_reading(watch).notes]
-    watch.close()
     assert notes == ["GPU 0 throttles because of heat at 85 °C, 1485 MHz of 1980"]
 
 
-def test_what_the_driver_lacks_is_left_out() -> None:
+def test_what_the_driver_lacks_is_left_out(watch_of: MakeWatch) -> None:
     names = ("TotalEnergyConsumption", "PowerUsage", "ClockInfo", "CurrentClocksEventReasons")
     lacking = driver(**{f"nvmlDeviceGet{name}": None for name in names})
     watch = watch_of(Gpus(lacking, [0]))
     assert next_reading(watch).scalars == {"gpu/temperature_celsius": 85.0}
-    watch.close()
 
 
-def test_a_driver_that_hangs_holds_up_nothing() -> None:
+def test_a_driver_that_hangs_holds_up_nothing(watch_of: MakeWatch) -> None:
     forever = threading.Event()
     gpus = Gpus(driver(nvmlDeviceGetPowerUsage=lambda _: forever.wait()), [0])
     watch = watch_of(gpus)
@@ -118,7 +130,7 @@ def test_cuda_renumbers_gpus_and_nvml_does_not(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_gpus_or_without_the_package_nothing_is_asked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watch_of: MakeWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert gpus_of_jax() is None  # a CPU
     device = types.SimpleNamespace(device_kind="NVIDIA H100", platform="gpu", local_hardware_id=0)
@@ -131,6 +143,4 @@ def test_without_gpus_or_without_the_package_nothing_is_asked(
     found = gpus_of_jax()
     assert found is not None
     assert len(found.read()) == 1
-    watch = watch_of(None)
-    assert watch.on_record(TimedStep(), RECORD) is RECORD
-    watch.close()
+    assert watch_of(None).on_record(TimedStep(), RECORD) is RECORD

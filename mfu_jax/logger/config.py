@@ -142,7 +142,7 @@ class LoggerConfig(LoggerKeys):
     hosts_folder: str = setting(
         "",
         "process 0 writes the result of the last exchange of the processes to HOSTS_FOLDER.json; "
-        "if JAX has no key-value store, the processes exchange files in it; empty: neither",
+        "empty: nowhere",
     )
 
     def __post_init__(self) -> None:

@@ -9,10 +9,12 @@ than a period, each is passed on at once.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.config import LoggerConfig
@@ -25,12 +27,14 @@ from mfu_jax.logger.records.strict_json import encodable, strict
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.storage.addresses import path_of
+from mfu_jax.storage.files import replace_file
 from mfu_jax.util.failsafe import Boundary, failsafe
 
 if TYPE_CHECKING:
     from mfu_jax.logger.delivery.backlog import Backlog
     from mfu_jax.logger.health.watch import HealthWatch
-    from mfu_jax.logger.hosts.watch import HostWatch
+    from mfu_jax.logger.hosts.monitor import HostMonitor
     from mfu_jax.logger.journal.writer import Journal
 
 _log = logging.getLogger("mfu_jax")
@@ -229,8 +233,7 @@ class RecordPipeline:
             record = self._health.annotate(step, record)
             if self.hosts is None:
                 return record
-            self.hosts.add(step, record.kind)
-            return self.hosts.annotate(record)
+            return self.hosts.on_record(step, record)
         return record
 
 
@@ -241,15 +244,30 @@ def _keep_rest(worker: SinkWorker, end: float) -> None:
     worker.keep_rest(max(0.0, min(KEEP_SECONDS, end - CLOSE_SECONDS - time.monotonic())))
 
 
-def _monitors(config: LoggerConfig, boundary: Boundary) -> tuple[HealthWatch, HostWatch | None]:
+def _monitors(config: LoggerConfig, boundary: Boundary) -> tuple[HealthWatch, HostMonitor | None]:
     """Imported here, with the logger's other parts, and only those that are on."""
     from mfu_jax.logger.health.watch import HealthWatch
 
     if not config.host_log_period:
         return HealthWatch(config, boundary), None
-    from mfu_jax.logger.hosts.watch import HostWatch
+    from mfu_jax.logger.hosts.monitor import HostMonitor
 
-    return HealthWatch(config, boundary), HostWatch(config, boundary)
+    return HealthWatch(config, boundary), HostMonitor(
+        config.host_log_period, boundary, _hosts_writer(config.hosts_folder)
+    )
+
+
+def _hosts_writer(folder: str) -> Callable[[Mapping[str, Any]], None]:
+    """Writes the result of the processes' last exchange beside the metrics, if they have a file."""
+    if not folder:
+        return lambda result: None
+    path = Path(f"{Path(path_of(folder)).absolute()}.json")  # the loop may change its folder
+
+    def write(result: Mapping[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, [json.dumps(result, indent=1).encode(), b"\n"])
+
+    return write
 
 
 def _backlogs(sinks: Sequence[Sink], start_step: int) -> Sequence[Backlog | None]:

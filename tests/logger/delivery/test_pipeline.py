@@ -333,3 +333,13 @@ def test_steps_are_written_together_once_in_a_write_period(period: float) -> Non
     run.logger.flush()
     assert sink.steps == [0, 1]
     run.logger.close()
+
+
+def test_the_hosts_file_stays_where_it_was_when_the_loop_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write = pipeline._hosts_writer("metrics.jsonl.hosts")
+    monkeypatch.chdir("/")
+    write({"step": 3})
+    assert json.loads((tmp_path / "metrics.jsonl.hosts.json").read_text()) == {"step": 3}

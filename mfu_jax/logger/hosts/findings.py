@@ -11,7 +11,7 @@ import dataclasses
 import operator
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mfu_jax.host_work import HostWork
 from mfu_jax.logger.hosts.report import HostReport
@@ -44,8 +44,7 @@ _FIELDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SlowHost:
+class SlowHost(NamedTuple):
     """A host that holds up the others.
 
     Attributes:
@@ -149,14 +148,8 @@ class _Comparison:
 
     def _slow(self, report: HostReport, cause: HostWork) -> SlowHost:
         name = _FIELDS[cause]
-        return SlowHost(
-            process=report.process,
-            host=report.host,
-            cause=cause,
-            seconds=self._values[name].get(report, 0.0),
-            others_seconds=self._medians[name],
-            step_time=self._step_time,
-        )
+        own, others = self._values[name].get(report, 0.0), self._medians[name]
+        return SlowHost(report.process, report.host, cause, own, others, self._step_time)
 
 
 def _median(values: Sequence[float]) -> float:
@@ -188,25 +181,20 @@ class HostsView:
 
     def scalars(self) -> dict[str, float]:
         """Metrics of the exchange; times are in seconds per step."""
-        heard = [report for report in self.reports if report.steps]
         scalars: dict[str, float] = {
             "hosts/heard": len(self.reports),
             "hosts/missing": len(self.missing),
             "hosts/slow": len(self.slow),
         }
-        if heard:
-            scalars |= {
-                "hosts/data_seconds_max": max(report.data for report in heard),
-                "hosts/python_seconds_max": max(report.python for report in heard),
-                "hosts/lead_seconds_min": min(report.slack for report in heard),
-            }
+        if heard := [report for report in self.reports if report.steps]:
+            scalars["hosts/data_seconds_max"] = max(report.data for report in heard)
+            scalars["hosts/python_seconds_max"] = max(report.python for report in heard)
+            scalars["hosts/lead_seconds_min"] = min(report.slack for report in heard)
         if self.slow:
             worst = self.slow[0]
-            scalars |= {
-                "hosts/slowest": worst.process,
-                "hosts/slowest_lag_seconds": worst.lag_seconds,
-                f"hosts/slowest_{worst.cause}_seconds": worst.seconds,
-            }
+            scalars["hosts/slowest"] = worst.process
+            scalars["hosts/slowest_lag_seconds"] = worst.lag_seconds
+            scalars[f"hosts/slowest_{worst.cause}_seconds"] = worst.seconds
         return scalars
 
     def to_json(self) -> dict[str, Any]:
@@ -215,7 +203,7 @@ class HostsView:
             "step": self.step,
             "processes": self.count,
             "missing": list(self.missing),
-            "slow": [dataclasses.asdict(slow) | {"text": str(slow)} for slow in self.slow],
+            "slow": [slow._asdict() | {"text": str(slow)} for slow in self.slow],
             "hosts": [dataclasses.asdict(report) for report in self.reports],
         }
 

@@ -23,7 +23,7 @@ import jax
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.alarm import Alarm
-from mfu_jax.logger.hosts.findings import NONE_YET, HostsView, view_of
+from mfu_jax.logger.hosts.findings import NONE_YET, view_of
 from mfu_jax.logger.hosts.report import HostReport, LoopStatistics, ThreadStatistics
 from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.sinks.base import StepRecord
@@ -105,9 +105,9 @@ class HostMonitor(Monitor):
         self._loop = LoopStatistics()
         self._wake = Alarm()
         self._windows: deque[dict[str, Any]] = deque(maxlen=1)
-        self._results: deque[HostsView] = deque(maxlen=100)
+        self._notes: deque[str] = deque(maxlen=100)
         self._thread: threading.Thread | None = None
-        self._view = NONE_YET
+        self._view = self._told = NONE_YET
         self._heard: dict[int, tuple[HostReport, float]] = {}
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
@@ -124,15 +124,14 @@ class HostMonitor(Monitor):
         elif step.step // self._period != last // self._period:
             self._windows.append(self._loop.take())
             self._wake.set()
-        views = list(self._results)
-        notes = tuple(note for view in views for note in view.notes)
-        if not notes and not (views and record.is_logged):
+        view = self._view
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
+        if not notes and (view is self._told or not record.is_logged):
             return record
-        for _ in views:
-            self._results.popleft()
+        self._told = view
         return dataclasses.replace(
             record,
-            scalars={**record.scalars, **views[-1].scalars()},
+            scalars={**record.scalars, **view.scalars()},
             notes=(*record.notes, *notes),
             is_logged=True,
         )
@@ -207,7 +206,7 @@ class HostMonitor(Monitor):
             compares_cpu=job.is_on_cpu,
             before=self._view,
         )
-        self._results.append(self._view)
+        self._notes.extend(self._view.notes)
         self._publish(self._view.to_json())
 
     def _exchange(self, job: Job, report: HostReport) -> list[HostReport]:

@@ -3,14 +3,8 @@
 Public names; where they are defined may change.
 """
 
-from mfu_jax.logger.sinks.base import (
-    SINKS,
-    RecordError,
-    Sink,
-    StepRecord,
-    make_sink,
-    register_sink,
-)
+from mfu_jax.logger.records.step_record import RecordError, StepRecord
+from mfu_jax.logger.sinks.base import SINKS, Sink, make_sink, register_sink
 from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.sinks.csv import CsvSink
 from mfu_jax.logger.sinks.jsonl import JsonlSink

@@ -19,7 +19,8 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.delivery.backlog_files import FOLDER, Segment, last_step, segments, steps_of
-from mfu_jax.logger.sinks.base import Sink, StepRecord, find_sink, is_permanent, make_sink
+from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.sinks.base import Sink, find_sink, is_permanent, make_sink
 from mfu_jax.util.arguments import parse
 
 _BATCH = 1000

@@ -16,11 +16,12 @@ import pytest
 
 import mfu_jax
 from mfu_jax.cli import main
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.goodput.run_time import CATEGORIES
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.sinks import ConsoleSink, JsonlSink
 from tests.support.paths import DATA
-from tests.support.written_journals import UNIX, WrittenJournal
+from tests.support.written_logs import UNIX, WrittenLog
 
 METRICS, LOG = DATA / "maxtext_0.2.5_metrics.jsonl", DATA / "maxtext_0.2.5.log"
 WITH_EVAL = DATA / "maxtext_0.2.5_with_eval.jsonl"
@@ -166,18 +167,18 @@ def test_the_text_names_file_peak_and_conventions(
         assert words in text
 
 
-def stopped_run(folder: Path) -> WrittenJournal:
+def stopped_run(folder: Path) -> WrittenLog:
     """Two processes: ten steps of 1 s, of which the second does five again; 4 s between them."""
-    journal = WrittenJournal(folder)
-    journal.start(0.0, 1.0)
-    journal.steps(12.0, 0, [1_000_000] * 10)
-    journal.stop(12.0, "SIGTERM")
-    journal.start(16.0, 17.0)
-    journal.steps(28.0, 5, [1_000_000] * 10)
-    journal.stop(28.0)
+    log = WrittenLog(folder)
+    log.start(0.0, 1.0)
+    log.steps(12.0, 0, [1_000_000] * 10)
+    log.stop(12.0, "SIGTERM")
+    log.start(16.0, 17.0)
+    log.steps(28.0, 5, [1_000_000] * 10)
+    log.stop(28.0)
     text = "".join(line(n, **{"perf/mfu": 0.5, "perf/hfu": 0.6}) for n in range(15))
     (folder / "metrics.jsonl").write_text(text)
-    return journal
+    return log
 
 
 @pytest.mark.parametrize("run", ["", "metrics.jsonl"])
@@ -210,21 +211,21 @@ def test_the_text_shows_the_ledger_of_the_time(
     assert re.search(r"lost_steps +5 s +17\.9%  WASTED_PROGRESS_FROM_DISRUPTION", text)
 
 
-def test_without_a_journal_the_wall_clock_is_not_known(report: Report, tmp_path: Path) -> None:
+def test_without_a_run_log_the_wall_clock_is_not_known(report: Report, tmp_path: Path) -> None:
     stopped_run(tmp_path).path.unlink()
     answer = report(tmp_path)
     for name in ("goodput", "effective_mfu", "wall_seconds", "lost_steps"):
         assert answer[name] is None, name
     assert answer["time"] == {**dict.fromkeys(CATEGORIES), "train": 15.0}
-    assert "no journal lies beside the file" in answer["notes"][0]
+    assert "no run log lies beside the file" in answer["notes"][0]
 
 
 def test_without_a_measured_step_the_time_is_still_known(report: Report, tmp_path: Path) -> None:
-    journal = WrittenJournal(tmp_path)
-    journal.start(0.0, 1.0)
-    journal.alive(9.975)
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    log.alive(10.0)
     answer = report(tmp_path)
-    assert (answer["wall_seconds"], answer["time"]["startup"]) == (10.0, 10.0)
+    assert (answer["wall_seconds"], answer["time"]["startup"]) == (10.1, 10.1)
     assert (answer["steps"], answer["mfu"], answer["goodput"]) == (0, None, 0.0)
 
 
@@ -243,6 +244,28 @@ def test_events_in_the_format_of_ml_goodput_measurement(
     assert events[-1] == {"job_name": tmp_path.name, "job_end_time": UNIX + 28}
     assert main(["report", str(tmp_path), "--export=ml_goodput"]) == 2
     assert "usually the file to write is missing" in capsys.readouterr().err
+
+
+def test_the_summary_can_be_written_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, file = stopped_run(tmp_path), tmp_path / "again.json"
+    command = ["report", str(tmp_path), str(file), "--export=summary"]
+    assert main(command) == 0
+    totals = json.loads(file.read_text())
+    assert (totals["steps"], totals["warmup_steps"]) == (12, 3)
+    assert (totals["mean_seconds"], totals["mfu"], totals["total_seconds"]) == (1.0, 0.5, 28.0)
+    assert totals["seconds_by_use"]["lost_steps"] == 5.0
+    assert totals.keys() == Summary(steps=0).to_json().keys()
+    logged = Summary(steps=7, clock_jumps=1).to_json()
+    log.line("summary", 29.0, **logged)
+    assert main(command) == 0
+    assert json.loads(file.read_text()) == logged
+    log.start(40.0, 41.0)  # and was killed
+    assert main(command) == 0
+    assert json.loads(file.read_text())["steps"] == 12
+    assert main([*command[:-1], "--export=summaries"]) == 2
+    assert "or summary, and nothing else" in capsys.readouterr().err
 
 
 def test_a_dash_reads_standard_input(

@@ -13,8 +13,8 @@ from flax import nnx
 from mfu_jax.flops.ledger import Ledger
 from mfu_jax.flops.ledger_lines import LedgerLine
 from mfu_jax.flops.traced.module_table import tabulate
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.pages.fragment import fragment
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.profiling.profile import read_profile

@@ -18,7 +18,7 @@ import pytest
 
 import mfu_jax
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe
 from tests.support.sinks import ListSink
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.logger.delivery.backlog_files import FOLDER, FORMAT, Segment, last_step, segments
-from mfu_jax.logger.sinks.base import Sink, StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.storage.files import set_aside
 
 logger = logging.getLogger("mfu_jax")

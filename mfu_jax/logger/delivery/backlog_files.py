@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import strict
-from mfu_jax.logger.sinks import event_files
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.sinks.tensorboard_plugins import tensorboardx
 from mfu_jax.storage.files import AppendOnlyFile, replace_file
 from mfu_jax.util.user_files import opened
 
@@ -85,7 +85,7 @@ def segments(paths: Sequence[Path], first: int, stop: int) -> list[Segment]:
 def _steps(made_by: tuple[str, Mapping[str, Any]], last_bytes: int) -> Iterator[int]:
     path, folder = made_by[1].get("path"), made_by[1].get("folder")
     if made_by[0] == "tensorboard" and isinstance(folder, Path):
-        yield from event_files.steps(folder)
+        yield from _event_steps(folder)
     if not isinstance(path, Path) or not path.is_file():
         return
     with open(path, "rb") as file:
@@ -97,6 +97,24 @@ def _steps(made_by: tuple[str, Mapping[str, Any]], last_bytes: int) -> Iterator[
             with contextlib.suppress(ValueError, TypeError, KeyError):  # torn, or a header
                 if line.endswith(b"\n"):
                     yield int(json.loads(line)["step"] if line[:1] == b"{" else line.split(b",")[0])
+
+
+def _event_steps(folder: Path) -> set[int]:
+    """The steps with scalars that TensorBoard finds in our event files in a folder."""
+    event_class = tensorboardx("proto.event_pb2").Event
+    found: set[int] = set()
+    for path in sorted(folder.glob("*.mfu_jax")):
+        content, start = path.read_bytes(), 0
+        while start + 16 <= len(content):  # size, its checksum, the event, its checksum
+            end = start + 12 + int.from_bytes(content[start : start + 8], "little")
+            if end + 4 > len(content):
+                break
+            event, start = event_class.FromString(content[start + 12 : end]), end + 4
+            if event.HasField("session_log"):
+                found = {step for step in found if step < event.step}
+            if any(value.HasField("simple_value") for value in event.summary.value):
+                found.add(event.step)
+    return found
 
 
 def _record(line: bytes) -> StepRecord | None:

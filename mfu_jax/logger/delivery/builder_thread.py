@@ -1,13 +1,15 @@
 """One thread that handles queued items in batches, one period after they arrive.
 
 Waking a thread costs the waking thread tens of microseconds, and the process as much again. So the
-thread is not woken while items arrive faster than the periods; it polls.
+thread is not woken while items arrive faster than the periods; it polls. Its periods are short at
+first: a whole one would be all but the first step of a run that is killed within it.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -21,6 +23,9 @@ logger = logging.getLogger("mfu_jax")
 
 # How often the thread looks at its queue while no items arrive.
 IDLE_SECONDS = 1.0
+# The first period, and the part of its age that a young run loses in a kill.
+FIRST_PERIOD_SECONDS = 0.05
+_PART_OF_AGE = 0.2
 # Longest wait for room if items arrive faster than they are handled; then the oldest are dropped.
 # This budget recovers at the given fraction of elapsed time: no run is slowed by more.
 PATIENCE_SECONDS = 1.0
@@ -40,7 +45,8 @@ class BuilderThread:
         handle: takes a batch of non-callable items; callable items are called instead.
         size: number of items that may wait. If the thread is too slow, `put` waits for one second,
             and from then on for 1% of the time; after that, each new item drops the oldest one.
-        period_seconds: how often items are taken while they arrive; 0: each at once.
+        period_seconds: how often items are taken while they arrive; 0: each at once. Counted from
+            the last time that some were taken, so that slow handling does not add to it.
 
     Attributes:
         dropped: number of non-callable items that were never handled.
@@ -55,6 +61,7 @@ class BuilderThread:
     ) -> None:
         self.dropped = 0
         self._period_seconds = period_seconds
+        self._began, self._took_at = math.inf, 0.0  # when items were taken: the first and the last
         self._patience_seconds, self._waited_at = PATIENCE_SECONDS, time.monotonic()
         self._handle = handle
         self._size = size
@@ -142,7 +149,7 @@ class BuilderThread:
         while not self._is_over:
             self._sleeps(not waits)
             if waits or not self._queue:
-                self._wake.wait(self._period_seconds if waits else IDLE_SECONDS)
+                self._wake.wait(self._due_seconds() if waits else IDLE_SECONDS)
             self._sleeps(False)
             items = self._take()
             # Calls alone, such as a set-up just before the loop, must not delay the first step.
@@ -151,7 +158,15 @@ class BuilderThread:
                 self._handle_all(items)
             items = []  # keep no device arrays alive while the thread waits
 
+    def _due_seconds(self) -> float:
+        """Until the next items are to be taken."""
+        now = time.monotonic()
+        self._began = min(self._began, self._took_at)
+        period = period_at(now - self._began, self._period_seconds)
+        return max(BREATH_SECONDS, self._took_at + period - now)
+
     def _take(self) -> list[Any]:
+        self._took_at = time.monotonic()
         items: list[Any] = []
         for _ in range(len(self._queue)):
             try:
@@ -179,3 +194,12 @@ class BuilderThread:
                 time.sleep(BREATH_SECONDS)
             with self._failsafe:
                 self._handle(items[start : start + SLICE])
+
+
+def period_at(age: float, longest: float) -> float:
+    """Seconds between two batches, `age` seconds after the first one.
+
+    >>> [period_at(age, 0.5) for age in (0.0, 1.0, 10.0)]
+    [0.05, 0.2, 0.5]
+    """
+    return min(max(FIRST_PERIOD_SECONDS, _PART_OF_AGE * age), longest)

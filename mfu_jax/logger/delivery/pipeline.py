@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.delivery.builder_thread import BuilderThread
-from mfu_jax.logger.delivery.record_builder import RecordBuilder
 from mfu_jax.logger.delivery.sink_worker import SinkWorker
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.records.non_finite import LossWatch, NonFiniteLossError
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import encodable, strict
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import Sink, StepRecord
+from mfu_jax.logger.run_log.record_builder import RecordBuilder
+from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
@@ -33,9 +34,9 @@ from mfu_jax.util.failsafe import Boundary, failsafe
 
 if TYPE_CHECKING:
     from mfu_jax.logger.delivery.backlog import Backlog
-    from mfu_jax.logger.health.watch import HealthWatch
     from mfu_jax.logger.hosts.monitor import HostMonitor
     from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.run_log.monitor import Monitor
 
 _log = logging.getLogger("mfu_jax")
 
@@ -57,7 +58,7 @@ class RecordPipeline:
         builder: makes records and keeps the statistics.
         sinks: where records go; closed with the pipeline.
         config: which losses count as failures, and how many steps may wait.
-        on_record: called with every record, on the builder's thread.
+        on_record: called with every step and its record, on the builder's thread.
         journal: where steps are noted.
 
     Attributes:
@@ -71,7 +72,7 @@ class RecordPipeline:
         builder: RecordBuilder,
         sinks: Sequence[Sink],
         config: LoggerConfig,
-        on_record: Callable[[StepRecord], None] = lambda record: None,
+        on_record: Callable[[TimedStep, StepRecord], object] = lambda step, record: None,
         journal: Journal | NoJournal = _NO_JOURNAL,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
@@ -161,7 +162,7 @@ class RecordPipeline:
     def _end(self, end: float, summarize: Callable[[], Summary]) -> Summary:
         """Ends the threads; what is still unwritten goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
-        for watch in (self.hosts, self._health):
+        for watch in (self.hosts, *self._health):
             if watch is not None:
                 with failsafe("host and GPU monitoring may not stop", self._boundary):
                     watch.close()
@@ -224,13 +225,14 @@ class RecordPipeline:
             self._lost_steps += 1
             return None
         self.failure = self._losses.check(step.step, record.scalars.get("learning/loss"))
-        self._on_record(record)
+        self._on_record(step, record)
         return record
 
     def _watch(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """The record with the findings of the watches; unchanged if they fail."""
         with failsafe("slow-step, drift and host findings may be missing", self._boundary):
-            record = self._health.annotate(step, record)
+            for monitor in self._health:
+                record = monitor.on_record(step, record)
             if self.hosts is None:
                 return record
             return self.hosts.on_record(step, record)
@@ -244,17 +246,23 @@ def _keep_rest(worker: SinkWorker, end: float) -> None:
     worker.keep_rest(max(0.0, min(KEEP_SECONDS, end - CLOSE_SECONDS - time.monotonic())))
 
 
-def _monitors(config: LoggerConfig, boundary: Boundary) -> tuple[HealthWatch, HostMonitor | None]:
+def _monitors(
+    config: LoggerConfig, boundary: Boundary
+) -> tuple[Sequence[Monitor], HostMonitor | None]:
     """Imported here, with the logger's other parts, and only those that are on."""
-    from mfu_jax.logger.health.watch import HealthWatch
+    from mfu_jax.logger.health.drift import DriftWatch
+    from mfu_jax.logger.health.gpus import GpuWatch
+    from mfu_jax.logger.health.outliers import LossSpikeWatch, OutlierWatch
 
+    monitors: list[Monitor] = [LossSpikeWatch(), OutlierWatch(), DriftWatch()]
+    if config.gpu_period_seconds > 0:
+        monitors.append(GpuWatch(config.gpu_period_seconds, boundary))
     if not config.host_log_period:
-        return HealthWatch(config, boundary), None
+        return monitors, None
     from mfu_jax.logger.hosts.monitor import HostMonitor
 
-    return HealthWatch(config, boundary), HostMonitor(
-        config.host_log_period, boundary, _hosts_writer(config.hosts_folder)
-    )
+    publish = _hosts_writer(config.hosts_folder)
+    return monitors, HostMonitor(config.host_log_period, boundary, publish)
 
 
 def _hosts_writer(folder: str) -> Callable[[Mapping[str, Any]], None]:

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.alarm import Alarm
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import encodable
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import Sink, StepRecord, is_permanent
+from mfu_jax.logger.sinks.base import Sink, is_permanent
 from mfu_jax.util.failsafe import Boundary
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.hosts.findings import NONE_YET, view_of
 from mfu_jax.logger.hosts.report import HostReport, LoopStatistics, ThreadStatistics
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor
-from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary
 from mfu_jax.util.jax_internals import KeyValueStore, coordination_store
@@ -133,7 +133,6 @@ class HostMonitor(Monitor):
             record,
             scalars={**record.scalars, **view.scalars()},
             notes=(*record.notes, *notes),
-            is_logged=True,
         )
 
     def who_is_silent(self) -> str:

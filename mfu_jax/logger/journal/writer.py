@@ -32,7 +32,7 @@ from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.util.failsafe import Boundary
 
 if TYPE_CHECKING:  # a journal starts before JAX is imported
-    from mfu_jax.logger.sinks.base import StepRecord
+    from mfu_jax.logger.records.step_record import StepRecord
     from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
     from mfu_jax.logger.timing.timed_step import Reading, TimedStep
     from mfu_jax.storage.targets import SpooledTarget

@@ -1,42 +1,14 @@
-"""The interface of a sink, the records it receives, and the registry."""
+"""The interface of a sink, and the registry."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import Summary
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StepRecord:
-    """Everything known about one step, on the host.
-
-    Attributes:
-        step: its number.
-        kind: ``step``, or ``compile`` and ``warmup`` for those excluded from every summary.
-        unix_seconds: wall clock at its end.
-        scalars: metric name -> number; NaN and Inf are unchanged.
-        flags: short names of its impossible numbers (`mfu_jax.logger.records.diagnosis`).
-        notes: sentences for a human: a diagnosis, a recompile, a clock jump.
-        is_logged: it falls on the log period, or must be seen; all others go only to sinks
-            that keep every step.
-    """
-
-    step: int
-    kind: str = "step"
-    unix_seconds: float
-    scalars: Mapping[str, float]
-    flags: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    is_logged: bool = True
-
-
-class RecordError(ValueError):
-    """The record can never be written: the logger drops it for this sink and counts it."""
 
 
 def is_permanent(error: BaseException) -> bool:

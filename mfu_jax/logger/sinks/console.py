@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks.base import Sink, StepRecord, format_values, register_sink
+from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.sinks.base import Sink, format_values, register_sink
 from mfu_jax.util.formatting import loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
 
@@ -83,10 +84,9 @@ def _encodable(text: str, stream: TextIO) -> str:
 
 
 def _lines(record: StepRecord) -> Iterator[str]:
-    if record.is_logged:
-        yield format_step(record)
-        if "rolling/steps" in record.scalars:
-            yield format_window(record.scalars)
+    yield format_step(record)
+    if "rolling/steps" in record.scalars:
+        yield format_window(record.scalars)
     for note in record.notes:
         yield f"note, step {record.step}: {note}"
 

@@ -7,19 +7,19 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.step_record import RECORD_FIELDS, RecordError, StepRecord, as_json
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.base import Sink, register_sink
 from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
 from mfu_jax.storage.targets import file_target
 
-_RECORD_FIELDS = ("step", "kind", "unix_seconds", "flags", "notes")
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one per line
 _PLAIN_NUMBERS = frozenset((int, float))  # their `repr` is JSON, if they are finite
 
@@ -57,7 +57,7 @@ class JsonlSink(Sink):
         self._target = file_target(path, "metrics_file", keep=resume_from_step > 0)
         self.path = self._target.path
         self.made_by = ("jsonl", {"path": self._target.place})
-        self._names = UniqueNames("metrics_file", reserved=_RECORD_FIELDS)
+        self._names = UniqueNames("metrics_file", reserved=RECORD_FIELDS)
         self._form: tuple[tuple[str, ...], list[str]] = (), []
         self._beside: dict[Path, bytes] = {}
         with self._target.opening():
@@ -124,37 +124,6 @@ class JsonlSink(Sink):
         self._beside[path] = f"{json.dumps(content, indent=2, default=str)}\n".encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [self._beside[path]])
-
-
-def as_json(
-    record: StepRecord, names_of: Callable[[Iterable[str]], Iterable[str]] = tuple
-) -> dict[str, Any]:
-    """A record as one flat object that every JSON parser can read.
-
-    Args:
-        record: the record.
-        names_of: names of metrics → names of their JSON fields.
-    """
-    values: Iterable[float | str] = record.scalars.values()
-    if not all(map(math.isfinite, record.scalars.values())):
-        values = map(_json_number, record.scalars.values())
-    result: dict[str, Any] = {
-        "step": record.step,
-        "kind": record.kind,
-        "unix_seconds": record.unix_seconds,
-        **dict(zip(names_of(record.scalars), values, strict=True)),
-    }
-    if record.flags:
-        result["flags"] = record.flags
-    if record.notes:
-        result["notes"] = record.notes
-    return result
-
-
-def _json_number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _prepare(path: Path, resume_from_step: int) -> tuple[list[str], range]:

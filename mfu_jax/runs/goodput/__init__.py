@@ -1,4 +1,4 @@
-"""Where the wall clock of a run went over all restarts, from the journals beside its metrics."""
+"""Where the wall clock of a run went over all restarts, from the run logs beside its metrics."""
 
 from mfu_jax.runs.goodput.wall_clock import read_run
 

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mfu_jax.runs.goodput.journals import JournaledAttempt, StepBlock
+from mfu_jax.runs.goodput.attempts import LoggedAttempt, StepBlock
 from mfu_jax.runs.goodput.run_time import CATEGORIES
 
 DAY = 86_400_000_000  # µs
@@ -34,7 +34,7 @@ class AttemptOnRunClock:
     """An attempt placed on the run's clock, in µs.
 
     Attributes:
-        attempt: from its journal.
+        attempt: from its run log.
         offset: the run's clock − its monotonic clock, in seconds.
         start: when the process started.
         end: when it ended.
@@ -43,7 +43,7 @@ class AttemptOnRunClock:
         done_after: steps after its last known one that a later attempt built on.
     """
 
-    attempt: JournaledAttempt
+    attempt: LoggedAttempt
     offset: float
     start: int
     end: int
@@ -100,11 +100,10 @@ class WallClockAttribution:
     def _add_block(self, block: StepBlock, *, is_first: bool) -> None:
         """Adds a block: steps without overlays together, others one by one."""
         counted, end = self.placed.counted(block), self.placed.at(block.end_m)
-        if not is_first and counted in (0, len(block.us)) and end <= self._clear_until():
-            first_gap = block.gap_us[0] if block.gap_us else 0
-            if end - block.spent_us + first_gap >= self._now:
-                self._add_many(block, 0, len(block.us), end, is_counted=counted > 0)
-                return
+        is_whole = not is_first and counted in (0, len(block.us)) and end <= self._clear_until()
+        if is_whole and end - block.spent_us + block.gap_us[0] >= self._now:
+            self._add_many(block, 0, len(block.us), end, is_counted=counted > 0)
+            return
         ends, index = block.ends(end), 0
         while index < len(ends):
             limit = self._clear_until()
@@ -153,7 +152,7 @@ class WallClockAttribution:
         self, block: StepBlock, index: int, begin: int, is_counted: bool, *, is_start: bool
     ) -> None:
         """Adds one step of a block; `is_start`: it is the first of its process."""
-        waited = block.data_us[index] if block.data_us else 0
+        waited = block.data_us[index]
         end = begin + block.us[index]
         step = [("lost_steps", _ALL)]
         if is_counted:
@@ -189,11 +188,9 @@ class WallClockAttribution:
         if placed.done_after:
             shares.append(("train", placed.done_after * self.median_us))
         if placed.how in ("killed", "running") or placed.how.startswith("exception"):
-            # The last moments, without a sign of life, are assumed to be like the steps before.
             unseen = max(0, placed.end - placed.at(attempt.alive))
-            waited = 1e6 * attempt.wait_seconds + unseen * attempt.blocks[-1].wait_fraction
             rest = "other" if placed.how == "running" else "lost_steps"
-            shares += [("data_wait", round(waited)), (rest, _ALL)]
+            shares += [("data_wait", round(attempt.waited_us(unseen))), (rest, _ALL)]
         self._spread(placed.end, [*shares, ("idle", _ALL)])
 
     def _until(self, end: int, category: str) -> None:

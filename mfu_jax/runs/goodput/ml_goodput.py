@@ -1,4 +1,4 @@
-"""The names and the log format of Google's ``ml-goodput-measurement`` (0.2.3), from our journals.
+"""The names and the log format of Google's ``ml-goodput-measurement`` (0.2.3), from our run logs.
 
 Its log has one mapping per event, ordered by time; its cache reads them as JSON lines,
 ``<job>_timeline.jsonl``.
@@ -83,9 +83,9 @@ def _begins(placed: AttemptOnRunClock) -> Iterator[tuple[int, float, float]]:
     for block in placed.attempt.blocks:
         begin = placed.at(block.end_m) - sum(block.us) - sum(block.gap_us[1:])
         for index, us in enumerate(block.us):
-            if index and block.gap_us:
+            if index:
                 begin += block.gap_us[index]
-            waited = block.data_us[index] if block.data_us else 0
+            waited = block.data_us[index]
             yield block.first + index * block.by, begin / 1e6, waited / 1e6
             begin += us
 
@@ -107,7 +107,7 @@ def _pauses(placed: AttemptOnRunClock) -> _TimedEvents:
 def _checkpoint(
     step: int, event: str, spans: Sequence[str], begin: float, end: float
 ) -> dict[str, Any]:
-    """A save or a restore, as Orbax logs it; the journal has only its total time."""
+    """A save or a restore, as Orbax logs it; the run log has only its total time."""
     values: dict[str, Any] = {"step": step, "event_type": event, "directory": ""}
     for index, name in enumerate(spans):
         values[f"{name}_start_time"] = begin
@@ -122,8 +122,7 @@ def _last_before(placed: AttemptOnRunClock, moment: float) -> int:
         end = block.end_m - sum(block.us[1:] + block.gap_us[1:]) / 1e6
         for index in range(len(block.us)):
             if index:
-                gap = block.gap_us[index] if block.gap_us else 0
-                end += (block.us[index] + gap) / 1e6
+                end += (block.us[index] + block.gap_us[index]) / 1e6
             if end > moment + 1e-4:
                 return last
             last = block.first + index * block.by

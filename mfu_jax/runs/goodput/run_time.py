@@ -108,7 +108,7 @@ class TimeSlice:
 class RunTime:
     """The division of a run's wall clock; of process 0 unless stated otherwise.
 
-    Without a journal, values that need one are None, and `time` has only what is known.
+    Without a run log, values that need one are None, and `time` has only what is known.
 
     Attributes:
         path: the metrics file, which may no longer exist.
@@ -156,7 +156,7 @@ class RunTime:
         )
 
     @property
-    def has_journal(self) -> bool:
+    def has_run_log(self) -> bool:
         """Whether the wall clock is known."""
         return bool(self.attempts)
 

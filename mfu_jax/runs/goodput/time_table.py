@@ -11,7 +11,7 @@ _MOST_ATTEMPTS = 10
 
 def render(run: RunTime) -> str:
     """Goodput, the time by category, and how the last processes ended."""
-    if not run.has_journal or run.wall_seconds is None:
+    if not run.has_run_log or run.wall_seconds is None:
         return "\n".join(f"  note         {note}" for note in run.notes)
     processes = _count((run.restarts or 0) + 1, "process", "es")
     lines = [

@@ -1,4 +1,4 @@
-"""Divides the wall clock of a run, over all restarts, from its journals; imports no jax."""
+"""Divides the wall clock of a run, over all restarts, from its run logs; imports no jax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.journal.lines import journal_name
+from mfu_jax.runs.goodput.attempts import LoggedAttempt, read_attempts_of
 from mfu_jax.runs.goodput.attribution import (
     DAY,
     AttemptOnRunClock,
@@ -21,7 +21,6 @@ from mfu_jax.runs.goodput.attribution import (
     in_seconds,
     no_times,
 )
-from mfu_jax.runs.goodput.journals import JournaledAttempt, read_journals
 from mfu_jax.runs.goodput.run_time import (
     CATEGORIES,
     Attempt,
@@ -51,29 +50,29 @@ def read_run(
         metrics: the run's metrics file, if already read.
 
     Returns:
-        Without a journal, what the metrics file tells.
+        Without a run log, what the metrics file tells.
 
     Raises:
-        UserError: there is neither a journal nor a metrics file.
+        UserError: there is neither a run log nor a metrics file.
     """
-    found = read_journaled(run, now=now)
+    found = read_logged(run, now=now)
     return found or of_metrics(metrics or read_metrics(str(metrics_file_of(path_of(run)))))
 
 
-def read_journaled(run: str | os.PathLike[str], *, now: float | None = None) -> RunTime | None:
-    """The same from journals alone, independent of the metrics file's size; None without them.
+def read_logged(run: str | os.PathLike[str], *, now: float | None = None) -> RunTime | None:
+    """The same from run logs alone, independent of the metrics file's size; None without them.
 
     Raises:
-        UserError: the folder holds no run, or a journal cannot be read.
+        UserError: the folder holds no run, or a log cannot be read.
     """
     metrics_file = metrics_file_of(path_of(run))
-    attempts, notes = read_journals(metrics_file)
+    attempts, notes = read_attempts_of(metrics_file)
     if not attempts:
         return None
     processes = _processes(attempts, now)
     number, main = next(iter(processes.items()))
     if number:
-        notes.append(f"the journal of process 0 is missing; the times are those of {number}")
+        notes.append(f"the run log of process 0 is missing; the times are those of {number}")
     return main.run_time(str(metrics_file), [*notes, *main.notes], processes)
 
 
@@ -81,22 +80,22 @@ def read_attempts(run: str | os.PathLike[str]) -> list[AttemptOnRunClock]:
     """The attempts of a run's first process on the run's clock.
 
     Raises:
-        UserError: there is no journal.
+        UserError: there is no run log.
     """
     metrics_file = metrics_file_of(path_of(run))
-    attempts, _ = read_journals(metrics_file)
+    attempts, _ = read_attempts_of(metrics_file)
     if not attempts:
         raise UserError(
-            f"there is no journal beside {str(metrics_file)!r}; expected one, which a logger with "
-            f"a metrics file writes; usually the run was made before there were journals, or the "
-            f"metrics file was copied without them; copy {journal_name(metrics_file.name, 0)}, too"
+            f"there is no run log beside {str(metrics_file)!r}; expected one, which a logger with "
+            f"a metrics file writes; usually the metrics file was copied without it; copy "
+            f"{metrics_file.name}.events.0.jsonl, too"
         )
     return next(iter(_processes(attempts, None).values())).placed
 
 
-def _processes(attempts: Iterable[JournaledAttempt], now: float | None) -> dict[int, _Process]:
+def _processes(attempts: Iterable[LoggedAttempt], now: float | None) -> dict[int, _Process]:
     """The processes of a job by number."""
-    by_number: dict[int, list[JournaledAttempt]] = {}
+    by_number: dict[int, list[LoggedAttempt]] = {}
     for attempt in attempts:
         by_number.setdefault(attempt.process, []).append(attempt)
     now = time.time() if now is None else now
@@ -111,7 +110,7 @@ class _Process:
         notes: notes for the user.
     """
 
-    def __init__(self, attempts: Sequence[JournaledAttempt], now: float) -> None:
+    def __init__(self, attempts: Sequence[LoggedAttempt], now: float) -> None:
         self.notes: list[str] = []
         self._attempts = _last_run(_without_unrelated(attempts))
         self.placed = _placed(self._attempts, now, self.notes)
@@ -170,13 +169,13 @@ class _Process:
 
     def _utilization(self) -> tuple[float | None, float | None]:
         """MFU and HFU of the measured steps that counted."""
-        spent = {"optimal_seconds": 0.0, "executed_seconds": 0.0}
+        spent = {"model": 0.0, "executed": 0.0}
         best = dict(spent)
         for placed in self.placed:
             for block in placed.attempt.blocks:
-                counted = placed.counted(block) if block.kind == "step" else 0
-                for name in best:
-                    at_peak = getattr(block, name)
+                kind, *costs = block.cost
+                counted = placed.counted(block) if kind == "step" else 0
+                for name, at_peak in zip(best, costs, strict=True):
                     if counted and at_peak is not None:
                         best[name] += counted * at_peak
                         us = block.us if counted == len(block.us) else block.us[:counted]
@@ -185,9 +184,9 @@ class _Process:
         return mfu, hfu
 
 
-def _without_unrelated(attempts: Sequence[JournaledAttempt]) -> Sequence[JournaledAttempt]:
+def _without_unrelated(attempts: Sequence[LoggedAttempt]) -> Sequence[LoggedAttempt]:
     """Drops attempts that did nothing: refused beside an active run, or started after its end."""
-    kept: list[JournaledAttempt] = []
+    kept: list[LoggedAttempt] = []
     for attempt in attempts:
         is_beside = bool(kept) and attempt.began + attempt.offset < kept[-1].alive + kept[-1].offset
         if attempt.blocks or not (attempt.how == "clean" or (attempt.how and is_beside)):
@@ -195,7 +194,7 @@ def _without_unrelated(attempts: Sequence[JournaledAttempt]) -> Sequence[Journal
     return kept or attempts
 
 
-def _last_run(attempts: Sequence[JournaledAttempt]) -> Sequence[JournaledAttempt]:
+def _last_run(attempts: Sequence[LoggedAttempt]) -> Sequence[LoggedAttempt]:
     """The attempts from the last process that started over after a clean end."""
     begin = 0
     first = attempts[0].first_step
@@ -210,7 +209,7 @@ def _last_run(attempts: Sequence[JournaledAttempt]) -> Sequence[JournaledAttempt
 
 
 def _placed(
-    attempts: Sequence[JournaledAttempt], now: float, notes: list[str]
+    attempts: Sequence[LoggedAttempt], now: float, notes: list[str]
 ) -> list[AttemptOnRunClock]:
     """The attempts on one clock, each cut at the start of the next."""
     offsets: dict[str, float] = {}
@@ -271,7 +270,7 @@ def _median(placed: Sequence[AttemptOnRunClock]) -> int:
     counted: list[int] = []
     for on_clock in placed:
         for index, block in enumerate(on_clock.attempt.blocks):
-            if block.kind != "compile":
+            if block.cost[0] != "compile":
                 counted += block.us[0 if index else 1 : on_clock.counted(block)]
     return statistics.median_low(counted) if counted else 0
 
@@ -312,5 +311,5 @@ def of_metrics(run: MetricsRun) -> RunTime:
         lost_steps=None,
         median_seconds=summary.median_seconds,
         time={"train": trained},
-        notes=("no journal lies beside the file: wall clock and goodput are not known",),
+        notes=("no run log lies beside the file: wall clock and goodput are not known",),
     )

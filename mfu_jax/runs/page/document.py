@@ -133,7 +133,7 @@ def _about(run: RunData) -> str:
         parts.append(
             f"cost at {run.options.price:g} per device and hour"
             if run.cost is not None
-            else "cost not known: it needs the number of devices and the run's journal"
+            else "cost not known: it needs the number of devices and the run's log"
         )
     return " · ".join(parts)
 

@@ -41,7 +41,7 @@ def time_ledger(run: RunData, name: str) -> Iterator[Markup]:
     bars = [_bar(category, seconds, wall) for category, seconds in time.time.items()]
     shown = tag("div", *bars, class_="waterfall", role="table", aria_label="wall clock")
     parts = [shown]
-    if time.has_journal:
+    if time.has_run_log:
         text = (
             f"{span(wall)} from the first process start to the last event, of process 0. "
             f"Restarts: {time.restarts}; steps done again: {time.lost_steps}."

@@ -15,9 +15,9 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.goodput import time_table
 from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
-from mfu_jax.runs.goodput.wall_clock import of_metrics, read_journaled, read_run
+from mfu_jax.runs.goodput.wall_clock import of_metrics, read_logged, read_run
 from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
-from mfu_jax.runs.metrics.run_files import metrics_file_of
+from mfu_jax.runs.metrics.run_files import logged_summary, metrics_file_of
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
 from mfu_jax.runs.report.processes import JobProcesses, read_processes
 from mfu_jax.runs.report.setup import (
@@ -118,6 +118,20 @@ class RunData:
         """The steps, as columns by metric."""
         return StepColumns.of(self.metrics, self.options.warmup_steps)
 
+    @property
+    def totals(self) -> Mapping[str, Any]:
+        """The content of ``summary.json``: as logged by the last process, else from the files."""
+        if logged := logged_summary(self.metrics.path):
+            return logged
+        compiled = self.columns.values.get("compile/seconds", ())
+        spent = {use: seconds for use, seconds in self.time.time.items() if seconds}
+        return dataclasses.replace(
+            self.summary,
+            compile_seconds=math.fsum(filter(math.isfinite, compiled)),
+            total_seconds=math.fsum(spent.values()),
+            seconds_by_use=spent,
+        ).to_json()
+
     def render(self) -> str:
         """The run for a terminal."""
         return _text(self)
@@ -170,14 +184,14 @@ def read_metrics_of(run: str) -> MetricsRun:
 
 
 def answer_without_steps(run: str) -> tuple[Mapping[str, Any], RunTime] | None:
-    """What a run's journal alone tells, as JSON and in full; None if it has measured steps.
+    """What a run's log alone tells, as JSON and in full; None if it has measured steps.
 
     A process may end before its first step, and its time is lost nevertheless.
 
     Args:
         run: as for `read_metrics_of`.
     """
-    time = None if run == "-" else read_journaled(metrics_file_of(path_of(run)))
+    time = None if run == "-" else read_logged(metrics_file_of(path_of(run)))
     if time is None or _has_steps(run):
         return None
     return {"file": time.path, "mfu": time.mfu, "hfu": time.hfu} | _time(
@@ -281,7 +295,7 @@ def _answer(
 
 
 def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
-    """Measured steps, and what the journal says; its numbers are None without one."""
+    """Measured steps, and what the run log says; its numbers are None without one."""
     known = {
         "measured_steps": summary.steps,
         "goodput": run.goodput,
@@ -295,7 +309,7 @@ def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
         "processes": [_part(process) for process in run.processes],
         "notes": run.notes,
     }
-    return known | ({"steps": run.steps} if run.has_journal else {})
+    return known | ({"steps": run.steps} if run.has_run_log else {})
 
 
 def _part(part: TimeSlice) -> dict[str, Any]:

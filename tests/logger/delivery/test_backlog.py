@@ -26,7 +26,7 @@ def test_a_line_is_strict_json_and_gives_the_record_back() -> None:
         scalars={"a": 0.1, "b": math.inf, "c": 10**20},
         flags=("mfu_over_1",),
         notes=("a\nb",),
-        is_logged=False,
+        log_period=10,
     )
     line = to_line(record)
     assert line.count(b"\n") == 1

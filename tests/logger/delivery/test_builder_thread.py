@@ -1,5 +1,6 @@
 """The thread that makes records: order, bounds, and how rarely it is woken."""
 
+import math
 import threading
 import time
 import weakref
@@ -92,6 +93,41 @@ def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyP
     thread.close(HANG_SECONDS)
 
 
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread's periods are as long as they are after a while."""
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.FIRST_PERIOD_SECONDS", math.inf)
+
+
+def test_a_young_run_does_not_wait_for_a_whole_period() -> None:
+    handled = threading.Semaphore(0)
+    thread = BuilderThread(lambda batch: handled.release(), size=100, period_seconds=HANG_SECONDS)
+    for number in range(3):
+        thread.put(number)
+        assert handled.acquire(timeout=HANG_SECONDS / 2)
+    thread.close(HANG_SECONDS)
+
+
+@pytest.mark.usefixtures("steady")
+def test_slow_handling_does_not_add_to_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a kill loses the steps of a period, and of the time that handling took."""
+    clock, due = FakeClock(), list[float]()
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.time.monotonic", clock.monotonic)
+
+    def handle(batch: Sequence[int]) -> None:
+        for seconds in (0.25, 1.0):
+            clock.advance(seconds)
+            due.append(thread._due_seconds())
+
+    thread = BuilderThread(handle, period_seconds=1.0)
+    thread.put(0)
+    assert thread.settle(HANG_SECONDS)
+    monkeypatch.undo()
+    thread.close(HANG_SECONDS)
+    assert due == [0.75, pytest.approx(0.0, abs=1e-3)]
+
+
+@pytest.mark.usefixtures("steady")
 def test_nobody_is_woken_while_items_come_faster_than_periods() -> None:
     seen: list[int] = []
     first = threading.Event()
@@ -116,6 +152,7 @@ def test_nobody_is_woken_while_items_come_faster_than_periods() -> None:
     thread.close(HANG_SECONDS)
 
 
+@pytest.mark.usefixtures("steady")
 def test_in_a_hurry_the_thread_is_woken_for_two_items_within_a_period() -> None:
     handled = threading.Semaphore(0)
     thread = BuilderThread(lambda batch: handled.release(), size=100, period_seconds=HANG_SECONDS)

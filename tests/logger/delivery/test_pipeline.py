@@ -323,7 +323,10 @@ class SignallingSink(ListSink):
 
 
 @pytest.mark.parametrize("period", [0.0, 60.0])
-def test_steps_are_written_together_once_in_a_write_period(period: float) -> None:
+def test_steps_are_written_together_once_in_a_write_period(
+    period: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.FIRST_PERIOD_SECONDS", 60.0)
     sink = SignallingSink()
     run = Run(sinks=[sink], write_period_seconds=period)
     run.steps(1.0, 1.0)

@@ -11,16 +11,16 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger.delivery.backlog import Backlog
 from mfu_jax.logger.delivery.sink_worker import MANY_RECORDS, SinkWorker
+from mfu_jax.logger.records.step_record import RecordError
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import RecordError
 from mfu_jax.sinks import StepRecord
 from tests.support.fake_device import FakeClock
 from tests.support.sinks import HangingSink, ListSink
 from tests.support.work import HANG_SECONDS
 
 
-def record(step: int, *, is_logged: bool = True) -> StepRecord:
-    return StepRecord(step=step, unix_seconds=0.0, scalars={}, is_logged=is_logged)
+def record(step: int, *, log_period: int = 1) -> StepRecord:
+    return StepRecord(step=step, unix_seconds=0.0, scalars={}, log_period=log_period)
 
 
 def records(*steps: int) -> list[StepRecord]:
@@ -84,7 +84,7 @@ def test_only_some_sinks_get_the_steps_between_two_log_periods(
     some, every = ListSink(every_step=False), ListSink()
     for sink in (some, every):
         worker = make(sink)
-        worker.put([record(0), record(1, is_logged=False)])
+        worker.put([record(0), record(1, log_period=2)])
         settle(worker)
     assert (some.steps, every.steps) == ([0], [0, 1])
 

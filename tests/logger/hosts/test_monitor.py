@@ -68,9 +68,9 @@ def monitors(
     return [of(process) for process in range(count)], published
 
 
-def record_of(step: int, kind: str = "step") -> StepRecord:
+def record_of(step: int, log_period: int = 1000) -> StepRecord:
     scalars = {"learning/loss": 1.0}
-    return StepRecord(step=step, unix_seconds=0.0, kind=kind, scalars=scalars, is_logged=False)
+    return StepRecord(step=step, unix_seconds=0.0, scalars=scalars, log_period=log_period)
 
 
 def test_the_slow_process_is_in_process_0s_record_and_in_the_log() -> None:
@@ -107,7 +107,7 @@ def test_numbers_wait_for_a_record_that_goes_to_all_sinks() -> None:
     wait_until(lambda: bool(published))
     unlogged = record_of(11)
     assert first.on_record(timed(11, 0.001, 0.4), unlogged) is unlogged
-    logged = dataclasses.replace(record_of(12), is_logged=True)
+    logged = record_of(12, log_period=1)
     told = first.on_record(timed(12, 0.001, 0.4), logged)
     assert (told.scalars["hosts/heard"], told.scalars["hosts/slow"]) == (2, 0)
     assert first.on_record(timed(13, 0.001, 0.4), logged) is logged  # once

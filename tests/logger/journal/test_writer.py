@@ -19,8 +19,9 @@ from mfu_jax.logger.journal.file import JournalFile
 from mfu_jax.logger.journal.lines import MOST_STEPS
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.runs.goodput.journals import lines_at_rest, read_journals
+from mfu_jax.runs.goodput.attempts import read_attempts_of
 from mfu_jax.runs.goodput.wall_clock import read_run
+from mfu_jax.runs.metrics.run_files import lines_at_rest
 from mfu_jax.sinks import JsonlSink
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
@@ -354,12 +355,15 @@ def test_an_object_stores_journal_goes_on_after_a_restart(tmp_path: Path) -> Non
         journal.close()
     from mfu_jax.storage.addresses import Address
 
-    lives, notes = read_journals(Address("memory://journals/metrics.jsonl"))
+    lives, notes = read_attempts_of(Address("memory://journals/metrics.jsonl"))
     assert ([life.how for life in lives], notes) == (["SIGTERM", "SIGTERM"], [])
 
 
-def test_all_waits_since_the_last_written_step_are_told(tmp_path: Path) -> None:
+def test_all_waits_since_the_last_written_step_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a kill leaves them: steps on their way to the journal, and a wait that is open."""
+    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.FIRST_PERIOD_SECONDS", 30.0)
     path = tmp_path / "metrics.jsonl"
     with MetricLogger(sinks=[JsonlSink(path)], write_period_seconds=30.0) as logger:
         for step in range(3):

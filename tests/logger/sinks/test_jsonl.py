@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.step_record import RecordError
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import RecordError
 from mfu_jax.sinks import JsonlSink, StepRecord
 from tests.support.work import HANG_SECONDS
 

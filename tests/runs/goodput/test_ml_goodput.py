@@ -10,7 +10,7 @@ import pytest
 
 from mfu_jax.runs.goodput.ml_goodput import events
 from mfu_jax.runs.goodput.wall_clock import read_attempts, read_run
-from tests.support.written_journals import WrittenJournal
+from tests.support.written_logs import WrittenLog
 
 S = 1_000_000
 
@@ -28,19 +28,19 @@ class Log:
 
 def write_run(folder: Path) -> None:
     """Three processes of steps of 1 s, with lost steps, an eval, a checkpoint and restores."""
-    journal = WrittenJournal(folder)
-    journal.start(100.0, 101.0)
-    journal.span("eval", 130.0, 3.0)
-    journal.span("checkpoint", 143.0, 2.0)
+    log = WrittenLog(folder)
+    log.start(100.0, 101.0)
+    log.span("eval", 130.0, 3.0)
+    log.span("checkpoint", 143.0, 2.0)
     gaps = [10 * S, *19 * [0], 3 * S, *9 * [0], 2 * S, *14 * [0]]
-    journal.steps(160.0, 0, [S] * 45, gap_us=gaps)
-    journal.stop(160.0, "SIGTERM")
+    log.steps(160.0, 0, [S] * 45, gap_us=gaps)
+    log.stop(160.0, "SIGTERM")
     for begin, first in ((170.0, 30), (230.0, 60)):
-        journal.start(begin, begin + 1)
-        journal.span("restore", begin + 2, 1.0)
-        journal.line("restored", begin + 3, step=first)
-        journal.steps(begin + 45, first, [S] * 40)
-        journal.stop(begin + 45, "SIGTERM" if first == 30 else "clean")
+        log.start(begin, begin + 1)
+        log.span("restore", begin + 2, 1.0)
+        log.line("restored", begin + 3, step=first)
+        log.steps(begin + 45, first, [S] * 40)
+        log.stop(begin + 45, "SIGTERM" if first == 30 else "clean")
 
 
 def test_its_goodput_is_ours(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from mfu_jax.runs.page.document import run_names
 from mfu_jax.runs.report.run_data import Options, RunData, read_run_data
 from tests.support import html_pages
 from tests.support.metrics_lines import line, write_run
-from tests.support.written_journals import UNIX, WrittenJournal
+from tests.support.written_logs import UNIX, WrittenLog
 
 HOSTILE = "</script><script>document.title='x'</script><img src=x onerror=alert(1)>\"'&\n\x00../"
 S = 1_000_000
@@ -41,17 +41,17 @@ def write_metrics(folder: Path) -> None:
 
 
 def write_job(folder: Path) -> None:
-    """The same run with its journal, a restart after step 49 and a set-up."""
+    """The same run with its log, a restart after step 49 and a set-up."""
     write_metrics(folder)
-    journal = WrittenJournal(folder)
+    log = WrittenLog(folder)
     us = [round(S * seconds) for seconds in SECONDS]
-    journal.start(100.0, 102.0)
-    journal.steps(165.0, 0, us[:50], optimal_s=0.2)  # 55 s of steps, from 110 on
-    journal.alive(165.0)
-    journal.start(175.0, 176.0, pid=8)
-    journal.steps(235.0, 50, us[50:], optimal_s=0.2)
-    journal.stop(240.0)
-    journal.alive(240.0)
+    log.start(100.0, 102.0)
+    log.steps(165.0, 0, us[:50], optimal_s=0.2)  # 55 s of steps, from 110 on
+    log.alive(165.0)
+    log.start(175.5, 176.0, pid=8)  # 10 s after it was killed
+    log.steps(235.0, 50, us[50:], optimal_s=0.2)
+    log.stop(240.0)
+    log.alive(240.0)
     values = {"devices": "8 × H100 (1 processes)", "peak of one device": "10 TFLOP/s"}
     ledger = "  FLOPs per step        FLOPs  of executed\n  model         1,000       50.00%  x\n"
     ledger += "  = executed    2,000      100.00%  what ran"

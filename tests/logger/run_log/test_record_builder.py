@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mfu_jax.logger.sinks.jsonl import as_json
+from mfu_jax.logger.records.step_record import as_json
 from tests.support.logger_run import Run
 from tests.support.sinks import ListSink
 

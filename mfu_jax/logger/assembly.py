@@ -15,6 +15,7 @@ from mfu_jax.logger.records.scalars import plain_seconds
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.strict_json import printable
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log.events import HOSTS
 from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, make_sink
@@ -98,7 +99,9 @@ def open_run_log(metrics_file: Any, **options: Any) -> RunLog:
     return RunLog(metrics_file or "", index=index, processes=processes, **options)
 
 
-def monitors_of(config: LoggerConfig, boundary: Boundary, watchdog: Watchdog) -> list[Monitor]:
+def monitors_of(
+    config: LoggerConfig, boundary: Boundary, watchdog: Watchdog, log: RunLog
+) -> list[Monitor]:
     """The monitors that are on, in the order in which they see a record."""
     from mfu_jax.logger.health.drift import DriftWatch
     from mfu_jax.logger.health.gpus import GpuWatch
@@ -108,9 +111,11 @@ def monitors_of(config: LoggerConfig, boundary: Boundary, watchdog: Watchdog) ->
     if config.gpu_period_seconds > 0:
         monitors.append(GpuWatch(config.gpu_period_seconds, boundary))
     if config.host_log_period:
-        from mfu_jax.logger.hosts.watch import HostWatch
+        from mfu_jax.logger.hosts.monitor import HostMonitor
 
-        hosts = HostWatch(config, boundary)
+        hosts = HostMonitor(
+            config.host_log_period, boundary, lambda found: log.event(HOSTS, **found)
+        )
         watchdog.who_is_silent = hosts.who_is_silent
         monitors.append(hosts)
     return [*monitors, watchdog]

@@ -109,7 +109,7 @@ class MetricLogger:
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary = boundary or log.boundary
         self._compiled_before_seconds = log.seconds
-        self._builder = RecordBuilder(self.cost, config, compile_is_seen=log.available)
+        self._builder = RecordBuilder(self.cost, config)
         if self._compiled_before_seconds:
             self._builder.add_spans({"compile": self._compiled_before_seconds})
         self._numbers = StepNumbers(config.start_step)
@@ -119,7 +119,7 @@ class MetricLogger:
         watchdog = self._watchdog = assembly.watchdog_of(config, boundary, monotonic)
         used = assembly.sinks_of_process(sinks, config)
         self._log = run_log or assembly.run_log_of(used, clock, monotonic)
-        monitors = assembly.monitors_of(config, boundary, watchdog)
+        monitors = assembly.monitors_of(config, boundary, watchdog, self._log)
         self._pipeline = Recorder(self._builder, self._log, used, config, monitors)
         self._filter = MetricFilter(self._pipeline.flush_soon)
         watchdog.flush = self._pipeline.flush
@@ -127,8 +127,7 @@ class MetricLogger:
         self._interrupt = self._timer.interrupt
         self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._log)
         self._phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
-        loop = self._log, self._spans, self._phases, self._timer
-        self._thread = LoopThread(*loop)
+        self._thread = LoopThread(self._spans, self._phases)
         self._compile_log.subscribe(self._thread.on_compile)
         atexit.register(self._close_quietly)
 
@@ -223,7 +222,7 @@ class MetricLogger:
         Inside ``pause("eval")``, they join the step's own record; after it, they join
         the next record, and ``eval/step`` says which step they belong to.
         """
-        self._spans.add(step, self._filter.of(metrics))
+        self._spans.add(self._filter.of(metrics), step)
 
     @failsafe("a pause is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
     def pause(
@@ -317,7 +316,7 @@ class MetricLogger:
 
     def add_numbers(self, numbers: Mapping[str, float]) -> None:
         """Adds numbers that belong to no particular step to the next record."""
-        self._spans.add_numbers(numbers)
+        self._spans.add(numbers)
 
     def raise_interrupt(self) -> None:
         """Raises what was kept for this thread, if anything was; see `defer_interrupt`."""

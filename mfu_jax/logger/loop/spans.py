@@ -103,19 +103,17 @@ class LoopSpans:
         self.release()
         self.held = step
 
-    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Adds the results of an eval to the step's record if held, otherwise to the next one."""
-        if self.held is not None and self.held.step == step:
-            self.held.extra = {**self.held.extra, **metrics}
-        else:
-            self.late.update(metrics, step=step)
+    def add(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Adds values to the held record if they are of its step, otherwise to the next one.
 
-    def add_numbers(self, numbers: Mapping[str, float]) -> None:
-        """Adds numbers that belong to no particular step to the first unwritten record."""
-        if self.held is not None:
-            self.held.extra = {**self.held.extra, **numbers}
+        Args:
+            values: such as the results of an eval.
+            step: the step that they belong to; None: they fit any record.
+        """
+        if self.held is not None and step in (None, self.held.step):
+            self.held.extra = {**self.held.extra, **values}
         else:
-            self.late.update(numbers)
+            self.late.update(values if step is None else {**values, "step": step})
 
     def add_call(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Adds an instrumented call to the open pause, whose time it is; False if none is open.
@@ -139,7 +137,7 @@ class LoopSpans:
         if calls and pause == "eval":
             known = {*self.late, *(self.held.extra if self.held is not None else ())}
             new = {n: functools.partial(_mean, v) for n, v in calls.items() if n not in known}
-            self.add(self._calls_after, new)
+            self.add(new, self._calls_after)
 
     def take_late(self) -> dict[str, Any]:
         """Returns `late` and clears it."""

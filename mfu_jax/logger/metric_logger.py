@@ -38,6 +38,7 @@ from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
+from mfu_jax.logger.run_log.process import asleep_seconds
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
 from mfu_jax.logger.run_log.recorder import Recorder
 from mfu_jax.logger.sinks.base import Sink
@@ -123,7 +124,9 @@ class MetricLogger:
         self._pipeline = Recorder(self._builder, self._log, used, config, monitors)
         self._filter = MetricFilter(self._pipeline.flush_soon)
         watchdog.flush = self._pipeline.flush
-        self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
+        self._timer = StepTimer(
+            clock=clock, monotonic=monotonic, watcher=watcher, suspended=asleep_seconds
+        )
         self._interrupt = self._timer.interrupt
         self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._log)
         self._phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)

@@ -29,16 +29,6 @@ SHORT_WAITS = 10
 _AT_ONCE_SECONDS = 1e-3
 
 
-def suspended_seconds() -> float:
-    """How long this machine has been suspended since it booted; 0 where that cannot be read."""
-    boot_time, monotonic = (
-        getattr(time, name, None) for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC")
-    )
-    if boot_time is None or monotonic is None:
-        return 0.0
-    return time.clock_gettime(boot_time) - time.clock_gettime(monotonic)
-
-
 class DeferredInterrupt:
     """Ctrl-C, or another exception raised by a signal, while the loop waited inside the logger.
 
@@ -73,7 +63,8 @@ class StepTimer:
         clock: wall clock in seconds, used to measure step time.
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: watches the device while the training thread is busy elsewhere.
-        suspended: how long the machine has been suspended so far; read only after a clock jump.
+        suspended: how long the machine has been suspended so far, in seconds; read only after a clock
+            jump. Never, by default.
 
     Attributes:
         interrupt: one caught during the wait in `dispatched`.
@@ -86,7 +77,7 @@ class StepTimer:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
-        suspended: Callable[[], float] = suspended_seconds,
+        suspended: Callable[[], float] = float,
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic

@@ -150,7 +150,7 @@ class LoggedAttempt:
     def waited_us(self, unseen_us: int) -> float:
         """The µs for which it probably waited for data after its last known step.
 
-        Spans cover long waits; short ones are assumed to be like those before that step.
+        Spans cover long waits; short ones are assumed to be like those before the last steps.
 
         Args:
             unseen_us: from its last sign of life to its end.
@@ -158,13 +158,12 @@ class LoggedAttempt:
         last = self.blocks[-1]
         if self.wait_seconds is not None:
             return 1e6 * self.wait_seconds + unseen_us * last.wait_fraction
-        spans = [span for span in self.spans if span[1] >= last.end_m]
-        if any(name == DATA_WAIT for name, _, _ in spans):
+        if any(name == DATA_WAIT for name, _, _ in self.spans):
             return 0.0
         waits = [wait for wait in last.data_us if wait < 2e6 * self.silence_seconds]
         wait = sum(waits) / len(last.us)
         period = wait + sum(last.us) / len(last.us)
-        paused = sum(end - begin for _, begin, end in spans if end is not None)
+        paused = sum(e - b for _, b, e in self.spans if e is not None and b >= last.end_m)
         left = 1e6 * (self.alive - last.end_m - paused) + unseen_us
         # Steps went on for as long as it takes to write them; after that, one hangs.
         steps, rest = divmod(min(left, max(period, 1e6 * _UNWRITTEN_SECONDS + unseen_us)), period)

@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from jax import monitoring
+
 from mfu_jax.util.failsafe import Boundary, failsafe, weakly
+from mfu_jax.util.jax_internals import unregister_event_duration_listener
 
 # Named in jax._src.dispatch: strings of a public interface, but not guaranteed to stay.
 _STAGES = {
@@ -20,6 +25,9 @@ _STAGES = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
     "/jax/core/compile/backend_compile_duration": "compile",
 }
+
+# Spans of a thread that a longer one may still turn out to contain; an older one counts for itself.
+_MOST_SPANS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +63,8 @@ class CompileLog:
 
     Attributes:
         boundary: the one given, or a new one.
+        seconds: how long a stage ran, summed over threads; a nested trace counts once.
         compile_count: executables made so far, on any thread.
-        available: False if this version of JAX has no such events.
     """
 
     def __init__(
@@ -66,28 +74,22 @@ class CompileLog:
         boundary: Boundary | None = None,
     ) -> None:
         self.boundary = self._boundary = boundary or Boundary()
+        self.seconds = 0.0
         self.compile_count = 0
         self._monotonic = monotonic
         self._subscribers: list[Callable[[CompileEvent], None]] = []
-        self._finished_seconds = 0.0
-        # Spans that a longer one may still turn out to contain, by thread: (start, end).
-        self._spans: dict[int, list[tuple[float, float]]] = {}
+        self._spans: dict[int, deque[tuple[float, float]]] = {}  # by thread: (start, end)
         self._lock = threading.Lock()
         self._listener = weakly(self._on_duration)
-        self._is_open = self.available = _register(self._listener)
+        self._is_open = True
+        _register(self._listener)
         weakref.finalize(self, _GONE.append, self._listener).atexit = False
-
-    @property
-    def seconds(self) -> float:
-        """Seconds during which a stage ran, summed over threads; a nested trace counts once."""
-        with self._lock:
-            spans = [span for thread in self._spans.values() for span in thread]
-            return self._finished_seconds + sum(end - start for start, end in spans)
 
     def subscribe(self, listener: Callable[[CompileEvent], None]) -> None:
         """Calls `listener` with every event, on the thread that compiles."""
         if not self._is_open:
-            self._is_open = _register(self._listener)
+            self._is_open = True
+            _register(self._listener)
         self._subscribers.append(listener)
 
     def unsubscribe(self, listener: Callable[[CompileEvent], None]) -> None:
@@ -122,11 +124,12 @@ class CompileLog:
             listener(event)
 
     def _add_span(self, thread_id: int, seconds: float) -> float:
+        """Adds to `seconds` what no earlier event has; returns that."""
         end = self._monotonic()
         start = end - seconds
         known = 0.0
         with self._lock:
-            spans = self._spans.setdefault(thread_id, [])
+            spans = self._spans.setdefault(thread_id, deque(maxlen=_MOST_SPANS))
             # Events arrive when a stage ends, so an inner trace arrives before the enclosing one.
             while spans and spans[-1][0] >= start:
                 inner_start, inner_end = spans.pop()
@@ -134,10 +137,9 @@ class CompileLog:
             if spans:  # the two clocks differ slightly
                 start = min(end, max(start, spans[-1][1]))
             spans.append((start, end))
-            if len(spans) > 256:  # the oldest cannot lie inside anything still running
-                self._finished_seconds += sum(end - start for start, end in spans[:128])
-                del spans[:128]
-        return max(0.0, end - start - known)
+            own = max(0.0, end - start - known)
+            self.seconds += own
+        return own
 
 
 # Listeners of logs that are gone. They are removed from JAX's list when the next log registers:
@@ -145,22 +147,12 @@ class CompileLog:
 _GONE: list[Callable[..., None]] = []
 
 
-def _register(listener: Callable[..., None]) -> bool:
+def _register(listener: Callable[..., None]) -> None:
     while _GONE:
         _unregister(_GONE.pop())
-    try:
-        from jax import monitoring
-
-        monitoring.register_event_duration_secs_listener(listener)
-    except (ImportError, AttributeError):
-        return False
-    return True
+    monitoring.register_event_duration_secs_listener(listener)
 
 
 def _unregister(listener: Callable[..., None]) -> None:
-    try:
-        from mfu_jax.util.jax_internals import unregister_event_duration_listener
-
+    with contextlib.suppress(ValueError, AssertionError):  # the user has cleared JAX's list
         unregister_event_duration_listener(listener)
-    except (ImportError, ValueError, AssertionError):
-        return  # this JAX cannot unregister; the listener has no subscribers and does nothing

@@ -309,12 +309,7 @@ class _LogReader:
         begin = float(values["m"])
         end = begin + values["us"] / 1e6 if "us" in values else None
         attempt.alive = max(attempt.alive, end or begin)
-        key = str(values["name"]), begin
-        if key not in self._spans and self._spans:
-            last = next(reversed(self._spans))
-            if last[0] == DATA_WAIT and self._spans[last] is None:
-                self._spans[last] = begin  # a wait ends with the next event at the latest
-        self._spans[key] = end
+        self._spans[str(values["name"]), begin] = end
         if "step" in values:
             self._early.append((int(values["step"]), int(values["step_us"]), begin))
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from jax import monitoring
 
+from mfu_jax.util import jax_internals
 from mfu_jax.util.failsafe import Boundary, failsafe, weakly
-from mfu_jax.util.jax_internals import unregister_event_duration_listener
 
 # Named in jax._src.dispatch: strings of a public interface, but not guaranteed to stay.
 _STAGES = {
@@ -155,4 +155,4 @@ def _register(listener: Callable[..., None]) -> None:
 
 def _unregister(listener: Callable[..., None]) -> None:
     with contextlib.suppress(ValueError, AssertionError):  # the user has cleared JAX's list
-        unregister_event_duration_listener(listener)
+        jax_internals.unregister_event_duration_listener(listener)

@@ -86,11 +86,11 @@ class RecordBuilder:
         if kind == "step" and not rates.may_take(step.seconds):
             findings = diagnose(rates.cost, scalars)
             notes += [text for flag, text in findings.items() if not self._flags[flag]]
+            self._flags.update(findings.keys())
         if step.compile_events:
             notes += self._happened(step)
         if step.clock_jump_seconds is not None or step.refused_seconds is not None:
             notes += self._clock_notes(step)
-        self._flags.update(findings.keys())
         self._count(step, kind, rates)
 
         self._fetch(step.metrics, "learning", scalars, notes)

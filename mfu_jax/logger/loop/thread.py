@@ -23,8 +23,8 @@ class LoopThread:
     callback of a step (``jax.io_callback``) on another thread. In a forked child no thread does.
 
     Args:
-        spans: a compilation inside a pause or a wait is part of that; their timer and journal
-            note any other.
+        spans: a compilation inside a pause or a wait is part of that; their timer and log note any
+            other.
         phases: the current phase notes it, too.
 
     Attributes:
@@ -90,7 +90,7 @@ class LoopThread:
         """Called when JAX has finished a stage of a compilation, on the thread that compiled."""
         if self.ident not in (0, event.thread_id):
             return
-        self._spans.journal.compiled(event)
+        self._spans.log.compiled(event)
         if self._spans.open is None:
             self._phases.compiling()
             if self.ident:

@@ -135,11 +135,6 @@ class LoggerConfig(LoggerKeys):
     hang_folder: str = setting(
         "", "where the stacks of a hung run are written; empty: the temporary folder"
     )
-    hosts_folder: str = setting(
-        "",
-        "process 0 writes the result of the last exchange of the processes to HOSTS_FOLDER.json; "
-        "if JAX has no key-value store, the processes exchange files in it; empty: neither",
-    )
 
     def __post_init__(self) -> None:
         self.check()

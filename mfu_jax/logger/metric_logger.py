@@ -28,9 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.delivery.pipeline import RecordPipeline
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger, DisabledScope
-from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.loop.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.loop.spans import LoopSpans, Pause, Wait
 from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close, whole_number
@@ -39,7 +37,9 @@ from mfu_jax.logger.records.drop_large import MetricFilter
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
+from mfu_jax.logger.run_log.recorder import Recorder
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -48,7 +48,7 @@ from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe
 
 if TYPE_CHECKING:
-    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.run_log.run_log import RunLog
 
 _log = logging.getLogger("mfu_jax")
 
@@ -75,7 +75,7 @@ class MetricLogger:
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: replaces the thread that detects a step's end while the loop waits for data.
         boundary: where failures are reported; by default that of `compile_log`.
-        journal: this process's; by default one beside the metrics file, if a sink writes one.
+        run_log: of this process; by default one beside the metrics file, if a sink writes one.
         **fields: fields of `StepCost` (``peak_flops_per_sec=…``) or `LoggerConfig`
             (``warmup_steps=…``) that replace those of `cost` and `config`.
 
@@ -101,7 +101,7 @@ class MetricLogger:
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
         boundary: Boundary | None = None,
-        journal: Journal | NoJournal | None = None,
+        run_log: RunLog | None = None,
         **fields: Any,
     ) -> None:
         self.cost, config = assembly.with_fields(cost, config, fields)
@@ -109,7 +109,7 @@ class MetricLogger:
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary = boundary or log.boundary
         self._compiled_before_seconds = log.seconds
-        self._builder = RecordBuilder(self.cost, config, compile_is_seen=log.available)
+        self._builder = RecordBuilder(self.cost, config)
         if self._compiled_before_seconds:
             self._builder.add_spans({"compile": self._compiled_before_seconds})
         self._numbers = StepNumbers(config.start_step)
@@ -118,18 +118,16 @@ class MetricLogger:
         self._process_id, self._closing = os.getpid(), RLock()
         watchdog = self._watchdog = assembly.watchdog_of(config, boundary, monotonic)
         used = assembly.sinks_of_process(sinks, config)
-        self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
-        self._pipeline = RecordPipeline(
-            self._builder, used, config, watchdog.on_record, self._journal
-        )
+        self._log = run_log or assembly.run_log_of(used, clock, monotonic)
+        monitors = assembly.monitors_of(config, boundary, watchdog, self._log)
+        self._pipeline = Recorder(self._builder, self._log, used, config, monitors)
         self._filter = MetricFilter(self._pipeline.flush_soon)
-        watchdog.connect(self._pipeline.who_is_silent, self._pipeline.flush)
+        watchdog.flush = self._pipeline.flush
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self._interrupt = self._timer.interrupt
-        self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._journal)
+        self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._log)
         self._phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
-        loop = self._journal, self._spans, self._phases, self._timer
-        self._thread = LoopThread(*loop)
+        self._thread = LoopThread(self._spans, self._phases)
         self._compile_log.subscribe(self._thread.on_compile)
         atexit.register(self._close_quietly)
 
@@ -205,7 +203,7 @@ class MetricLogger:
                 self._pipeline.put(finished)
             if self._numbers.has_gone_back:
                 self._numbers.has_gone_back = False
-                self._pipeline.put(functools.partial(self._journal.went_back, step))
+                self._pipeline.put(functools.partial(self._log.went_back, step))
             if given is not None:
                 self._spans.hold(taken)  # a later eval may still add to it
             self._watchdog.on_step((step, now := self._monotonic(), thread))
@@ -224,7 +222,7 @@ class MetricLogger:
         Inside ``pause("eval")``, they join the step's own record; after it, they join
         the next record, and ``eval/step`` says which step they belong to.
         """
-        self._spans.add(step, self._filter.of(metrics))
+        self._spans.add(self._filter.of(metrics), step)
 
     @failsafe("a pause is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
     def pause(
@@ -318,7 +316,7 @@ class MetricLogger:
 
     def add_numbers(self, numbers: Mapping[str, float]) -> None:
         """Adds numbers that belong to no particular step to the next record."""
-        self._spans.add_numbers(numbers)
+        self._spans.add(numbers)
 
     def raise_interrupt(self) -> None:
         """Raises what was kept for this thread, if anything was; see `defer_interrupt`."""
@@ -333,12 +331,12 @@ class MetricLogger:
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
         """Writes the set-up, known before the first step, to every sink: values, longer texts."""
-        self._pipeline.call_sinks("write_setup", dict(values or {}), dict(texts or {}))
+        self._pipeline.tell(SETUP, values=dict(values or {}), texts=dict(texts or {}))
 
     @failsafe("a text is not written")
     def write_text(self, tag: str, text: str) -> None:
         """Writes a text to every sink that accepts texts, in order with the steps."""
-        self._pipeline.call_sinks("write_text", tag, text)
+        self._pipeline.tell(TEXT, step=self._numbers.last, tag=tag, text=text)
 
     @failsafe("a compilation may be reported twice")
     def suppress_recompile_notes(self, functions: Iterable[str]) -> None:
@@ -380,8 +378,9 @@ class MetricLogger:
     @failsafe("metrics may not all be written", passes=RERAISED)
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is not None and self._summary is None:
-            self._journal.stop(f"exception: {getattr(kind, '__name__', kind)}")
-            self._pipeline.call_sinks("write_failure", repr(error[0])[:300])
+            self._log.stop(f"exception: {getattr(kind, '__name__', kind)}")
+            reason = repr(error[0])[:300]
+            self._pipeline.tell(FAILURE, step=self._numbers.last, reason=reason)
         self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:
@@ -402,7 +401,7 @@ class MetricLogger:
                     self._spans.hold_last()
 
     def _close_parts(self) -> None:
-        for part in (self._watchdog, self._timer, self._phases, self._journal):
+        for part in (self._watchdog, self._timer, self._phases, self._log):
             with failsafe("the logger is not closed", self._boundary):
                 part.close()
         with failsafe("the logger is not closed", self._boundary):

@@ -65,6 +65,9 @@ class Watchdog(Monitor):
             C, because the training thread makes it in every step.
         stopped_seconds: how long the process is known not to have run since the last step.
         is_paused: an eval, a checkpoint or similar is in progress.
+        who_is_silent: a function that names the job's processes that are behind, for hang reports;
+            it returns an empty text if none is known.
+        flush: a function that writes the metrics in bounded time before the process is ended.
     """
 
     def __init__(
@@ -75,8 +78,8 @@ class Watchdog(Monitor):
     ) -> None:
         self._config, self._boundary, self._monotonic = config, boundary, monotonic
         self.period_seconds = max(0.05, min(config.hang_seconds / 4, 5.0))
-        self._who_is_silent: Callable[[], str] = str
-        self._flush: Callable[[], object] = str
+        self.who_is_silent: Callable[[], str] = str
+        self.flush: Callable[[], object] = str
         # The loop may change the working folder.
         self._folder = Path(config.hang_folder or tempfile.gettempdir()).absolute()
         self._reports: list[Path] = []
@@ -96,15 +99,6 @@ class Watchdog(Monitor):
         if config.heartbeat_file:
             self._heartbeat = os.path.abspath(path_of(config.heartbeat_file))
             self._start()  # so that a supervisor sees the first compilation, too
-
-    def connect(self, who_is_silent: Callable[[], str], flush: Callable[[], object]) -> None:
-        """Connects the functions that a hang report needs.
-
-        Args:
-            who_is_silent: names the job's processes that are behind; empty if none is known.
-            flush: writes the metrics in bounded time; called before the process is ended.
-        """
-        self._who_is_silent, self._flush = who_is_silent, flush
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """Keeps the record for a hang report; the first one starts the thread."""
@@ -149,7 +143,7 @@ class Watchdog(Monitor):
         if is_new and self._config.abort_on_hang:  # the main thread may never return
             _log.error("abort_on_hang: the process ends with exit code %d", HANG_EXIT_CODE)
             with failsafe("metrics may not all be written", self._boundary):
-                self._flush()
+                self.flush()
             os._exit(HANG_EXIT_CODE)
 
     def close(self) -> None:
@@ -216,7 +210,7 @@ class Watchdog(Monitor):
         cause = "the run seems to hang, or its loop is over"
         if self._waits_for:
             cause = f"the loop waits for {self._waits_for}"
-        if silent := self._who_is_silent():
+        if silent := self.who_is_silent():
             cause += f" ({silent})"
         _log.warning("%s: %s; %s", head, cause, where)
 

@@ -420,10 +420,10 @@ def test_sinks_are_told_that_the_loop_raised() -> None:
 
 @pytest.mark.full
 def test_what_a_logger_may_not_need_is_imported_when_it_does() -> None:
-    """Start-up: sinks, the journal, the backlog and the monitors are most of the room."""
+    """Start-up: sinks and monitors are much of the room."""
     code = "import sys, mfu_jax; mfu_jax.MetricLogger; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = [name for name in done.stdout.split() if name.startswith("mfu_jax")]
-    rooms = "hosts|health|watchdog|journal.writer|delivery.backlog|sinks.(?!base)"
+    rooms = "hosts|health|watchdog|sinks.(?!base)"
     assert [name for name in modules if re.match(rf"mfu_jax\.logger\.({rooms})", name)] == []
     assert len(modules) <= 45

@@ -361,7 +361,8 @@ def test_a_hang_ends_the_process_if_that_is_wanted(
     run = Run(tmp_path, abort_on_hang=True)
     events: list[object] = []
     monkeypatch.setattr(os, "_exit", events.append)
-    run.watchdog.connect(lambda: "process 3 is silent for 40 s", lambda: events.append("flushed"))
+    run.watchdog.who_is_silent = lambda: "process 3 is silent for 40 s"
+    run.watchdog.flush = lambda: events.append("flushed")
     run.steps(30)
     run.passes(20)
     assert events == ["flushed", HANG_EXIT_CODE]

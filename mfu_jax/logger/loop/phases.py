@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -47,13 +47,23 @@ def _now(cost: LateCost) -> StepCost:
     return cost() if callable(cost) else cost
 
 
+class _Moment(NamedTuple):
+    """When the host left a phase, and when the device did, if it had anything to do."""
+
+    left: float = 0.0
+    ready: Future[float] | None = None
+
+    def read(self) -> float:
+        """The later of the two, in seconds; waits for the device."""
+        return self.left if self.ready is None else max(self.left, self.ready.result())
+
+
 class Phase(Span):
     """One part of a step; made by `MetricLogger.phase`.
 
     Attributes:
         name: shown as ``phase/<name>/…``.
         has_compiled: something was compiled inside it, so its time is meaningless.
-        before: the phase that must end before this one begins.
     """
 
     def __init__(
@@ -61,15 +71,13 @@ class Phase(Span):
     ) -> None:
         super().__init__(name, book.boundary)
         self.has_compiled = False
-        self.before: Phase | None = None
         self._book = book
         self._clock = clock
         self._given = cost
         self._costs: list[LateCost] = []
         self._marker: Any = None
-        self._entered = self._left = 0.0
-        self._ended: Future[float] | None = None
-        self._span: float | None = None
+        self._entered = 0.0
+        self._before = self._ended = _Moment()
 
     def __str__(self) -> str:
         return f"phase {self.name}"
@@ -88,10 +96,10 @@ class Phase(Span):
         self._entered = self._clock()
 
     def _end(self, *, has_failed: bool) -> None:
-        self._left = self._clock()
+        left = self._clock()
         marker, self._marker = self._marker, None
-        self._ended = self._book.watch(marker) if marker is not None else None
-        self._book.closed(self)
+        self._ended = _Moment(left, self._book.watch(marker) if marker is not None else None)
+        self._before = self._book.closed(self, self._ended)
 
     def add(self, cost: LateCost, marker: Any) -> None:
         """Adds a call of an instrumented function."""
@@ -103,18 +111,9 @@ class Phase(Span):
         """What it consists of; empty if its cost is not known."""
         return self._costs if self._given is None else [self._given]
 
-    def end(self) -> float:
-        """Clock reading at its end, in seconds; waits for the device."""
-        return self._left if self._ended is None else max(self._left, self._ended.result())
-
     def seconds(self) -> float:
-        """Duration in seconds; waits for the device."""
-        if self._span is None:
-            begin = self._entered
-            if self.before is not None:
-                begin, self.before = max(begin, self.before.end()), None
-            self._span = max(0.0, self.end() - begin)
-        return self._span
+        """Duration in seconds, from when the phase before it has ended; waits for the device."""
+        return max(0.0, self._ended.read() - max(self._entered, self._before.read()))
 
 
 class PhaseBook:
@@ -145,8 +144,8 @@ class PhaseBook:
         self._warmup_steps = warmup_steps
         self._phase: Phase | None = None
         self._step: StepScope | None = None
-        self._last: Phase | None = None
-        self._closed: deque[Phase] = deque()
+        self._last = _Moment()
+        self._closed: deque[Phase] = deque(maxlen=_MOST_PHASES)
         self._is_full = False
         self._ends: PhaseEnds | None = None
 
@@ -170,18 +169,9 @@ class PhaseBook:
             )
         self._phase = phase
 
-    def closed(self, phase: Phase) -> None:
-        """Called when a phase is left."""
-        self._phase = None
-        phase.before, self._last = self._last, phase
-        self._closed.append(phase)
-        self.has_phases = True
-        if len(self._closed) > _MOST_PHASES:
-            self._leave_out(self._closed.popleft())
-
-    def _leave_out(self, phase: Phase) -> None:
-        phase.before = None  # else each phase keeps all earlier ones alive
-        if not self._is_full:
+    def closed(self, phase: Phase, ended: _Moment) -> _Moment:
+        """Called when a phase is left; returns when the one before it ended."""
+        if len(self._closed) == self._closed.maxlen and not self._is_full:
             self._is_full = True
             _log.warning(
                 "%d phases since the last recorded step, now %r; the oldest are left out; expected "
@@ -190,6 +180,11 @@ class PhaseBook:
                 _MOST_PHASES,
                 phase.name,
             )
+        self._phase = None
+        self._closed.append(phase)
+        self.has_phases = True
+        before, self._last = self._last, ended
+        return before
 
     def open_step(self, step: StepScope) -> None:
         """Called when a step is entered."""
@@ -233,7 +228,8 @@ class PhaseBook:
 
     def take(self) -> tuple[dict[str, Any], Callable[[], StepCost] | None]:
         """Metrics of the phases since the last step; a function for their total cost, if known."""
-        phases, self._closed = self._closed, deque()
+        phases = [*self._closed]
+        self._closed.clear()
         self.has_phases = False
         is_warm, self._warmup_steps = self._warmup_steps <= 0, self._warmup_steps - 1
         by_name: dict[str, list[Phase]] = {}

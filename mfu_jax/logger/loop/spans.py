@@ -18,9 +18,8 @@ from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe
 
 if TYPE_CHECKING:
-    from mfu_jax.logger.delivery.pipeline import RecordPipeline
-    from mfu_jax.logger.journal.absent import NoJournal
-    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.run_log.recorder import Recorder
+    from mfu_jax.logger.run_log.run_log import RunLog
     from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")
@@ -64,7 +63,7 @@ class LoopSpans:
         pipeline: where a step goes once nothing more can be added to it.
         watchdog: suspended during pauses.
         boundary: where failures are reported.
-        journal: records the pauses.
+        log: of this process; has the pauses.
 
     Attributes:
         open: the open pause or wait; one inside it is part of it.
@@ -76,27 +75,22 @@ class LoopSpans:
     def __init__(
         self,
         timer: StepTimer,
-        pipeline: RecordPipeline,
+        pipeline: Recorder,
         watchdog: Watchdog,
         boundary: Boundary,
-        journal: Journal | NoJournal,
+        log: RunLog,
     ) -> None:
         self.timer = timer
         self.pipeline = pipeline
         self.watchdog = watchdog
         self.boundary = boundary
-        self.journal = journal
-        journal.waited_seconds = self.waited_seconds
+        self.log = log
+        log.idle_seconds = timer.open_wait_seconds
         self.open: Span | None = None
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
         self._calls: dict[str, list[Any]] = {}
         self._calls_after = -1
-
-    def waited_seconds(self) -> float:
-        """How long the device has waited for data so far; callable from any thread."""
-        open_seconds = self.timer.open_wait_seconds() if self.journal.is_waiting else 0.0
-        return self.timer.total_seconds("data_wait") + open_seconds
 
     def release(self) -> None:
         """Passes the held step on."""
@@ -109,19 +103,17 @@ class LoopSpans:
         self.release()
         self.held = step
 
-    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Adds the results of an eval to the step's record if held, otherwise to the next one."""
-        if self.held is not None and self.held.step == step:
-            self.held.extra = {**self.held.extra, **metrics}
-        else:
-            self.late.update(metrics, step=step)
+    def add(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Adds values to the held record if they are of its step, otherwise to the next one.
 
-    def add_numbers(self, numbers: Mapping[str, float]) -> None:
-        """Adds numbers that belong to no particular step to the first unwritten record."""
-        if self.held is not None:
-            self.held.extra = {**self.held.extra, **numbers}
+        Args:
+            values: such as the results of an eval.
+            step: the step that they belong to; None: they fit any record.
+        """
+        if self.held is not None and step in (None, self.held.step):
+            self.held.extra = {**self.held.extra, **values}
         else:
-            self.late.update(numbers)
+            self.late.update(values if step is None else {**values, "step": step})
 
     def add_call(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Adds an instrumented call to the open pause, whose time it is; False if none is open.
@@ -145,7 +137,7 @@ class LoopSpans:
         if calls and pause == "eval":
             known = {*self.late, *(self.held.extra if self.held is not None else ())}
             new = {n: functools.partial(_mean, v) for n, v in calls.items() if n not in known}
-            self.add(self._calls_after, new)
+            self.add(new, self._calls_after)
 
     def take_late(self) -> dict[str, Any]:
         """Returns `late` and clears it."""
@@ -203,7 +195,7 @@ class Pause(Span):
         self._start = spans.timer.read()
         spans.open = self
         spans.watchdog.pause()
-        spans.journal.begin(self.name, self._start, finished)
+        spans.log.begin(self.name, self._start, finished)
         if finished is not None:
             spans.hold(finished)
         try:
@@ -229,7 +221,7 @@ class Pause(Span):
         spans.watchdog.resume()
         end = timer.read()
         timer.cut(self.name, start, end)
-        spans.journal.end(end)
+        spans.log.end(end)
         if spans.held is not None:
             spans.held.spans = _sum(spans.held.spans, timer.take_spans())
             spans.held.waited_seconds = timer.total_seconds("data_wait")
@@ -260,18 +252,16 @@ class Wait(Span):
             spans.open = self
             spans.watchdog.wait(self.name)
             self._idle_since = spans.timer.begin_wait()
-            spans.journal.is_waiting = self.name == "data"
+            spans.log.is_waiting = self.name == "data"
 
     def _end(self, *, has_failed: bool) -> None:
         spans = self._spans
         if spans.open is not self:
             return
         spans.open = None
-        journal = spans.journal
-        journal.is_waiting = False
+        spans.log.is_waiting = False
         spans.watchdog.wait("")
         finished = spans.timer.end_wait(f"{self.name}_wait", self._idle_since)
-        journal.has_waited = True
         if finished is not None:
             spans.release()
             spans.pipeline.put(finished)

@@ -7,16 +7,10 @@ import os
 import threading
 import weakref
 from threading import get_ident
-from typing import TYPE_CHECKING
 
 from mfu_jax.logger.loop.phases import PhaseBook
 from mfu_jax.logger.loop.spans import LoopSpans
 from mfu_jax.logger.timing.compile_events import CompileEvent
-from mfu_jax.logger.timing.timer import StepTimer
-
-if TYPE_CHECKING:
-    from mfu_jax.logger.journal.absent import NoJournal
-    from mfu_jax.logger.journal.writer import Journal
 
 _log = logging.getLogger("mfu_jax")
 
@@ -29,27 +23,18 @@ class LoopThread:
     callback of a step (``jax.io_callback``) on another thread. In a forked child no thread does.
 
     Args:
-        journal: notes each compilation.
-        spans: a compilation inside a pause or a wait is part of that.
+        spans: a compilation inside a pause or a wait is part of that; their timer and log note any
+            other.
         phases: the current phase notes it, too.
-        timer: a step for which something was compiled is not measured.
 
     Attributes:
         ident: the thread's id; 0 if it is not known.
     """
 
-    def __init__(
-        self,
-        journal: Journal | NoJournal,
-        spans: LoopSpans,
-        phases: PhaseBook,
-        timer: StepTimer,
-    ) -> None:
+    def __init__(self, spans: LoopSpans, phases: PhaseBook) -> None:
         self.ident = 0
-        self._journal = journal
         self._spans = spans
         self._phases = phases
-        self._timer = timer
         self._owner: threading.Thread | None = None
         self._early: list[CompileEvent] = []  # compiled before the thread was known
         self._lock = threading.Lock()
@@ -76,7 +61,7 @@ class LoopThread:
                 early, self._early = self._early, []
                 for event in early:
                     if event.thread_id == self.ident:
-                        self._timer.compiling(event)
+                        self._spans.timer.compiling(event)
         return self.ident == get_ident()
 
     def refuses(self, what: str) -> bool:
@@ -105,11 +90,11 @@ class LoopThread:
         """Called when JAX has finished a stage of a compilation, on the thread that compiled."""
         if self.ident not in (0, event.thread_id):
             return
-        self._journal.compiled(event)
+        self._spans.log.compiled(event)
         if self._spans.open is None:
             self._phases.compiling()
             if self.ident:
-                self._timer.compiling(event)
+                self._spans.timer.compiling(event)
             else:
                 self._early.append(event)
 

@@ -46,18 +46,16 @@ class RecordBuilder:
     Args:
         cost: cost of a step, unless the step has its own.
         config: which steps are warm-up, and which are logged.
-        compile_is_seen: JAX reports compilations; otherwise the first step counts as one.
 
     Attributes:
         without_recompile_notes: JAX's names of functions whose compilations are reported elsewhere.
     """
 
-    def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
+    def __init__(self, cost: StepCost, config: LoggerConfig) -> None:
         self._cost = cost
         self._rates = StepRates(cost)
         self._warmup_steps = config.warmup_steps
         self._log_period = config.log_period
-        self._compile_is_seen = compile_is_seen
         self._run = StepStatistics()
         self._window = StepStatistics()
         self.without_recompile_notes: set[str] = set()
@@ -160,7 +158,7 @@ class RecordBuilder:
 
     def _kind(self, step: TimedStep) -> str:
         index = self._kinds.total()  # in this process: the loop may go back before its first step
-        if step.is_compile or (index == 0 and not self._compile_is_seen):
+        if step.is_compile:
             return "compile"
         return "warmup" if index < self._warmup_steps else "step"
 

@@ -104,8 +104,12 @@ class CsvSink(Sink):
             steps = array("q", (_step_of(line, place) for line in lines))
             lines.seek(0)
             lines.readline()
-            kept = itertools.compress(lines, in_last_pass(steps, resume_from_step))
-            replace_file(self.path, itertools.chain([_line(self._columns)], kept))
+            marks = in_last_pass(steps, resume_from_step)
+            kept = itertools.chain([_line(self._columns)], itertools.compress(lines, marks))
+            replace_file(self.path, kept)
+        if any(marks):
+            last = max(itertools.compress(steps, marks))
+            self.missing = range(last + 1, resume_from_step)
 
     def _open(self) -> AppendOnlyFile:
         return AppendOnlyFile(

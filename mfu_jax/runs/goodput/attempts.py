@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.logger.run_log.events import DATA_WAIT, QUIET_SECONDS, VERSION
+from mfu_jax.logger.run_log.events import DATA_WAIT, QUIET_SECONDS, VERSION, alive_seconds
 from mfu_jax.runs.metrics.run_files import run_logs
 from mfu_jax.storage.addresses import Address
 
@@ -26,11 +26,6 @@ _BACK = "went back"
 _MOST_STEPS = 256
 # A kill takes the steps that were not yet written together.
 _UNWRITTEN_SECONDS = 0.5
-
-
-def alive_seconds(age: float) -> float:
-    """How often a process of that age shows that it is alive, in seconds."""
-    return min(max(0.05, 0.02 * age), 1.0)
 
 
 @dataclass(kw_only=True, slots=True)

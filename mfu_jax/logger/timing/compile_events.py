@@ -9,15 +9,14 @@ import contextlib
 import dataclasses
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from jax import monitoring
 
-from mfu_jax.util.failsafe import Boundary, failsafe, weakly
-from mfu_jax.util.jax_internals import unregister_event_duration_listener
+from mfu_jax.util import jax_internals
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 # Named in jax._src.dispatch: strings of a public interface, but not guaranteed to stay.
 _STAGES = {
@@ -52,8 +51,6 @@ class CompileEvent:
 class CompileLog:
     """Listens to JAX's compile events from its creation until its last subscriber leaves.
 
-    JAX does not keep it alive: it disappears with its step, even if nobody closed it.
-
     Create it before the first compilation and pass it to `MetricLogger`, so that the summary
     includes the time to compile the step. Several loggers may share one.
 
@@ -80,16 +77,12 @@ class CompileLog:
         self._subscribers: list[Callable[[CompileEvent], None]] = []
         self._spans: dict[int, deque[tuple[float, float]]] = {}  # by thread: (start, end)
         self._lock = threading.Lock()
-        self._listener = weakly(self._on_duration)
-        self._is_open = True
-        _register(self._listener)
-        weakref.finalize(self, _GONE.append, self._listener).atexit = False
+        self._is_open = False
+        self._listen()
 
     def subscribe(self, listener: Callable[[CompileEvent], None]) -> None:
         """Calls `listener` with every event, on the thread that compiles."""
-        if not self._is_open:
-            self._is_open = True
-            _register(self._listener)
+        self._listen()
         self._subscribers.append(listener)
 
     def unsubscribe(self, listener: Callable[[CompileEvent], None]) -> None:
@@ -103,25 +96,31 @@ class CompileLog:
         """Stops listening; the counts stay readable."""
         if self._is_open:
             self._is_open = False
-            _unregister(self._listener)
+            with contextlib.suppress(ValueError, AssertionError):  # the user has cleared JAX's list
+                jax_internals.unregister_event_duration_listener(self._on_duration)
+
+    def _listen(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            monitoring.register_event_duration_secs_listener(self._on_duration)
 
     @failsafe("a compilation is not known")
-    def _on_duration(self, name: str, seconds: float, **details: Any) -> None:
-        stage = _STAGES.get(name)
+    def _on_duration(self, event: str, duration_secs: float, **details: Any) -> None:
+        stage = _STAGES.get(event)
         if stage is None:
             return
         thread_id = threading.get_ident()
-        event = CompileEvent(
+        compiled = CompileEvent(
             stage=stage,
             function=str(details.get("fun_name", "")),
-            seconds=seconds,
-            own_seconds=self._add_span(thread_id, seconds),
+            seconds=duration_secs,
+            own_seconds=self._add_span(thread_id, duration_secs),
             thread_id=thread_id,
         )
         if stage == "compile":
             self.compile_count += 1
         for listener in tuple(self._subscribers):
-            listener(event)
+            listener(compiled)
 
     def _add_span(self, thread_id: int, seconds: float) -> float:
         """Adds to `seconds` what no earlier event has; returns that."""
@@ -140,19 +139,3 @@ class CompileLog:
             own = max(0.0, end - start - known)
             self.seconds += own
         return own
-
-
-# Listeners of logs that are gone. They are removed from JAX's list when the next log registers:
-# garbage may be collected while JAX iterates over that list.
-_GONE: list[Callable[..., None]] = []
-
-
-def _register(listener: Callable[..., None]) -> None:
-    while _GONE:
-        _unregister(_GONE.pop())
-    monitoring.register_event_duration_secs_listener(listener)
-
-
-def _unregister(listener: Callable[..., None]) -> None:
-    with contextlib.suppress(ValueError, AssertionError):  # the user has cleared JAX's list
-        unregister_event_duration_listener(listener)

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +37,7 @@ HEARTBEAT_SECONDS = 10.0
 # Process 0 waits this long for the others' reports of the same step.
 TIMEOUT_SECONDS = 10.0
 _TICK_SECONDS = 0.05
+_POLL_SECONDS = 0.02  # at first, then longer and longer
 
 _numbers = itertools.count()
 
@@ -182,22 +183,26 @@ class HostMonitor(Monitor):
                 report = HostReport(process=report.process, host=report.host, **window)
                 self._compare(job, report)
             elif self._monotonic() - told_at > HEARTBEAT_SECONDS:  # a sign of life
-                self._exchange(job, dataclasses.replace(report, step=self._loop.last_step))
+                self._put(job, dataclasses.replace(report, step=self._loop.last_step))
+                if job.process == 0:
+                    self._hear(job)
             else:
                 continue
             told_at = self._monotonic()
 
     def _compare(self, job: Job, report: HostReport) -> None:
         """Exchanges reports of the same step; process 0 draws the conclusions."""
-        deadline = self._monotonic() + TIMEOUT_SECONDS
-        reports = self._exchange(job, report)
+        self._put(job, report)
         if job.process != 0:
             return
+        deadline, pause = self._monotonic() + TIMEOUT_SECONDS, _POLL_SECONDS
+        reports = self._hear(job)
         while sum(other.step >= report.step for other in reports) < job.processes:
             if not self._is_on or self._monotonic() > deadline:
                 break
-            time.sleep(_TICK_SECONDS)
-            reports = self._exchange(job, report)
+            time.sleep(pause)
+            pause *= 2.0  # the store lives in this process, whose CPU time is compared
+            reports = self._hear(job)
         self._view = view_of(
             reports,
             count=job.processes,
@@ -208,24 +213,33 @@ class HostMonitor(Monitor):
         self._notes.extend(self._view.notes)
         self._publish(self._view.to_json())
 
-    def _exchange(self, job: Job, report: HostReport) -> list[HostReport]:
-        """Replaces this process's report in the store; all reports, if this is process 0."""
-        own = dataclasses.asdict(report) | {"unix_seconds": time.time()}
-        try:
-            text = json.dumps(own, separators=(",", ":"))
+    def _put(self, job: Job, report: HostReport) -> None:
+        """Replaces this process's report in the store."""
+        text = json.dumps(dataclasses.asdict(report) | {"unix_seconds": time.time()})
+        with _answering():
             job.store.key_value_set(f"{job.folder}/{job.process}", text, allow_overwrite=True)
-            found = job.store.key_value_dir_get(job.folder) if job.process == 0 else []
-        except Exception as error:  # of a C++ client
-            raise UserError(
-                f"the processes' store failed ({first_line(error)}); expected it to answer until "
-                f"the logger is closed; usually process 0 has ended, or jax.distributed was shut "
-                f"down before; close the logger first, or pass host_log_period=0"
-            ) from error
-        reports, now = [], self._monotonic()
+
+    def _hear(self, job: Job) -> list[HostReport]:
+        """All reports in the store; a new one is a sign of life."""
+        with _answering():
+            found = job.store.key_value_dir_get(job.folder)
+        now = self._monotonic()
         for _, text in found:
             with contextlib.suppress(ValueError, TypeError):  # of another version
-                reports.append(HostReport(**json.loads(text)))
-        for other in reports:
-            if self._heard.get(other.process, (None,))[0] != other:
-                self._heard[other.process] = other, now
-        return reports
+                report = HostReport(**json.loads(text))
+                if self._heard.get(report.process, (None,))[0] != report:
+                    self._heard[report.process] = report, now
+        return [report for report, _ in self._heard.values()]
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Around a call of the store, which is a C++ client."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(
+            f"the processes' store failed ({first_line(error)}); expected it to answer until the "
+            f"logger is closed; usually process 0 has ended, or jax.distributed was shut down "
+            f"before; close the logger first, or pass host_log_period=0"
+        ) from error

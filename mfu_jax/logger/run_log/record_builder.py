@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.records.diagnosis import Finding, diagnose
+from mfu_jax.logger.records.diagnosis import diagnose
 from mfu_jax.logger.records.scalars import numbers_of, quick_numbers, start_copies
 from mfu_jax.logger.records.step_cost import StepCost, StepRates
 from mfu_jax.logger.records.step_record import StepRecord
@@ -80,15 +80,16 @@ class RecordBuilder:
         kind = self._kind(step)
         rates = self._rates_of(step, notes)
         scalars = rates.at(step.seconds)
-        findings: list[Finding] = []
+        findings: dict[str, str] = {}
         if kind == "step" and not rates.may_take(step.seconds):
             findings = diagnose(rates.cost, scalars)
-            notes += [found.text for found in findings if not self._flags[found.flag]]
+            notes += [text for flag, text in findings.items() if not self._flags[flag]]
+            self._flags.update(findings.keys())
         if step.compile_events:
             notes += self._happened(step)
         if step.clock_jump_seconds is not None or step.refused_seconds is not None:
             notes += self._clock_notes(step)
-        self._count(step, kind, rates, findings)
+        self._count(step, kind, rates)
 
         self._fetch(step.metrics, "learning", scalars, notes)
         if step.extra:
@@ -108,7 +109,7 @@ class RecordBuilder:
             kind=kind,
             unix_seconds=step.ended_at,
             scalars=scalars,
-            flags=tuple(found.flag for found in findings),
+            flags=tuple(findings),
             notes=tuple(notes),
             log_period=self._log_period,
         )
@@ -214,10 +215,8 @@ class RecordBuilder:
         self._noted.add(subject)
         return True
 
-    def _count(self, step: TimedStep, kind: str, rates: StepRates, findings: list[Finding]) -> None:
+    def _count(self, step: TimedStep, kind: str, rates: StepRates) -> None:
         self._kinds[kind] += 1
-        if findings:
-            self._flags.update(found.flag for found in findings)
         if step.spans:
             self.add_spans(step.spans)
         is_time = 0 <= step.seconds < math.inf

@@ -134,7 +134,8 @@ def test_what_another_version_reports_is_as_if_it_was_not_heard() -> None:
     job = first._find_job()
     assert job is not None
     report = HostReport(process=0, host="node0", step=7, cpu=1.25, slack=0.5)
-    (back,) = first._exchange(job, report)
+    first._put(job, report)
+    (back,) = first._hear(job)
     assert dataclasses.replace(back, unix_seconds=0.0) == report
     assert back.unix_seconds == pytest.approx(time.time(), abs=HANG_SECONDS)
 
@@ -163,7 +164,9 @@ def test_a_hang_names_the_process_that_is_behind() -> None:
     def beat(monitor: HostMonitor, process: int, step: int) -> None:
         job = monitor._find_job()
         assert job is not None
-        monitor._exchange(job, HostReport(process=process, step=step))
+        monitor._put(job, HostReport(process=process, step=step))
+        if process == 0:
+            monitor._hear(job)
 
     beat(second, 1, 17)
     beat(first, 0, 18)

@@ -63,8 +63,7 @@ class StepTimer:
         clock: wall clock in seconds, used to measure step time.
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: watches the device while the training thread is busy elsewhere.
-        suspended: how long the machine has been suspended so far, in seconds; read only after a clock
-            jump. Never, by default.
+        suspended: how long the machine has been suspended so far; read only after a clock jump.
 
     Attributes:
         interrupt: one caught during the wait in `dispatched`.

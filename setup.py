@@ -63,6 +63,7 @@ setup(
     # packages, and pip must find versions that suit both.
     install_requires=[
         "absl-py>=2.1",
+        "crc32c>=2.4",  # without it tensorboardX computes checksums in Python: 0.1 ms a step
         "jax>=0.8",
         "numpy>=2",
         "PyYAML>=6.0.1",

@@ -34,7 +34,6 @@ class HostWork(StrEnum):
     DISPATCH = "dispatch", "the call of the step"
     PYTHON = "python", "Python between the steps"
     GC = "gc", "Python's garbage collector"
-    CHECKPOINT = "checkpoint", "saving a checkpoint"
     STARVED = "starved", "the wait for a processor core, which another program may use"
     STOPPED = "stopped", "stops of the process or its machine"
     COMPUTE = "compute", "work of its own"

@@ -143,14 +143,7 @@ class Settings(MetricsKeys):
     def logger_config(self) -> LoggerConfig:
         """The settings of a `MetricLogger`."""
         given = {name: getattr(self, name) for name in LOGGER_KEYS}
-        return LoggerConfig(
-            **given, hang_folder=self._hang_folder(), hosts_folder=self._hosts_folder()
-        )
-
-    def _hosts_folder(self) -> str:
-        """Next to the metrics file, if it is local."""
-        is_local = self.metrics_file and isinstance(path_of(self.metrics_file), Path)
-        return f"{self.metrics_file}.hosts" if is_local else ""
+        return LoggerConfig(**given, hang_folder=self._hang_folder())
 
     def _hang_folder(self) -> str:
         """The folder of the metrics, if it is on this machine."""

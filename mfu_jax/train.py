@@ -16,8 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.trainer.config.pyconfig import Config, load
 
 
@@ -35,23 +34,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(one_line(f"mfu_jax.train: {error}"), file=sys.stderr)
         return 2
-    journal = start_journal(config)
+    run_log = start_run_log(config)
     from mfu_jax.trainer.loop import run  # imports JAX, which takes seconds
 
-    return run(config, journal)
+    return run(config, run_log)
 
 
-def start_journal(config: Config) -> Journal | NoJournal | None:
-    """The journal of this process, until its exit; it also records a kill while JAX is imported.
+def start_run_log(config: Config) -> RunLog | None:
+    """The log of this process, until its exit; it also dates a kill while JAX is imported.
 
     Returns:
         None if its number in the job is not known yet, because JAX has to find the cluster.
     """
     if config.metrics_path is None:
-        return NoJournal()
+        return RunLog()
     if config.distributed and not config.coordinator_address:
         return None
-    return Journal(
+    return RunLog(
         config.metrics_path,
         index=config.process_id,
         processes=config.num_processes,

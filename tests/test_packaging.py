@@ -24,7 +24,7 @@ def metadata() -> dict[str, Any]:
 
 def test_the_core_requires_little_and_bounds_it_only_from_below() -> None:
     core = dict(requirement.split(">=") for requirement in metadata()["install_requires"])
-    assert set(core) == {"absl-py", "jax", "numpy", "PyYAML", "tensorboardX"}
+    assert set(core) == {"absl-py", "crc32c", "jax", "numpy", "PyYAML", "tensorboardX"}
     # What current trainers pin: axlearn, levanter.
     for name, version in {"absl-py": "2.3.1", "jax": "0.8.3"}.items():
         assert numbers(core[name]) <= numbers(version)

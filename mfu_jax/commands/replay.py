@@ -1,137 +1,114 @@
-"""Writes the records that a sink could not take in time from its backlog to their destination.
+"""Writes a run's records again, to a sink that was down, or that the run did not have.
 
-usage: mfu-jax replay FOLDER
+usage: mfu-jax replay RUN --sink NAME [key=value …]
 
-FOLDER          a backlog/ folder, or its parent: the folder of the metrics file
+RUN             the run's folder, or its metrics file
+--sink=NAME     where to: csv, tensorboard, wandb, mlflow, prometheus, console or your own
+--from_step=N   the first step to write; by default the one after the last that the sink got,
+                where the run's log says that it was behind, else 0
+key=value       arguments of the sink, such as path=steps.csv, folder=tb or project=mine
 
-A resumed run does this by itself. Steps that a file already has are skipped, and written records
-are removed from the backlog. The exit code is 1 if records stay there because they are older than
-the last step of their file."""
+The records come from the run's log, in its order, by the code that a live run uses; so the output
+is the one that a live run would have written. The exit code is 1 if the sink did not take all."""
 
 from __future__ import annotations
 
 import inspect
-import itertools
-import sys
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.errors import UserError
-from mfu_jax.logger.delivery.backlog_files import FOLDER, Segment, last_step, segments, steps_of
-from mfu_jax.logger.records.step_record import StepRecord
-from mfu_jax.logger.sinks.base import Sink, find_sink, is_permanent, make_sink
-from mfu_jax.util.arguments import parse
+import yaml
 
-_BATCH = 1000
-_LAST_STEP = 2**53  # resuming a file there keeps everything in it
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log import events
+from mfu_jax.logger.run_log.follower import Follower
+from mfu_jax.logger.run_log.reading import RecordReader, read_events, steps_behind
+from mfu_jax.logger.run_log.run_log import RunLog
+from mfu_jax.logger.sinks.base import Sink, find_sink, make_sink
+from mfu_jax.runs.live.following import local_metrics_file
+from mfu_jax.util.arguments import Arguments, parse
+
+_OWN_KEYS = ("sink", "from_step")
+_FOR_SINKS = (events.SETUP, events.TEXT, events.FAILURE)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code.
 
     Raises:
-        UserError: there is no backlog, or it cannot be written to its sink.
+        UserError: there are no records, no such sink, or it cannot be made.
     """
-    folder = Path(parse(argv, keys=()).one_name("folder"))
-    if (folder / FOLDER).is_dir():
-        folder /= FOLDER
-    files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
-    if not files or (folder.name != FOLDER and not any(map(_is_backlog, files))):
+    arguments = parse(argv)
+    path = local_metrics_file(arguments.one_name("run"))
+    values = arguments.values
+    if "sink" not in values:
         raise UserError(
-            f"{str(folder)!r} holds no backlog; expected files NAME.jsonl in a folder {FOLDER}/; "
-            f"usually every record was written, or the run that resumed wrote them; nothing is "
-            f"left to do"
+            "replay needs --sink; expected the name of a sink, such as --sink=wandb project=mine"
         )
-    kept = 0
-    for _, group in itertools.groupby(files, lambda path: path.name.split(".")[0]):
-        # Steps in a later file ran again, and the later records count.
-        found = segments(list(group), -sys.maxsize, sys.maxsize)
-        kept += sum(_replay(segment.path, segment.steps.stop) for segment in found)
-    return int(kept > 0)
-
-
-def _is_backlog(path: Path) -> bool:
-    try:
-        return bool(Segment(path).header())
-    except (UserError, OSError):
-        return False
-
-
-def _replay(path: Path, stop: int) -> int:
-    """Writes a file's records before step `stop`; returns how many stay in the file."""
-    header = Segment(path).header()
-    name, base = header["sink"], path.parent.parent
-    paths = {key: base / relative for key, relative in header["paths"].items()}
-    made_by = name, {**header["arguments"], **paths}
-    target = ", ".join(map(str, paths.values())) or name
-    takes_any_order = name == "tensorboard"
-    last = -1 if takes_any_order else last_step(made_by)
-    known = steps_of(made_by) if takes_any_order else set()
-    missing = _missing(path, made_by, last)
-    segment = Segment(path, steps=range(last + 1, stop))
-    sink = _open(made_by)
-    try:
-        written, refused = _write(segment, sink, known)
-    except (OSError, UserError) as error:
-        if not missing:
-            segment.trim()
-        raise UserError(
-            f"{target} cannot be written ({error}); expected an output that this user may write "
-            f"to; usually a full or read-only disk; what is not written stays in {path}; make room "
-            f"and run this again"
-        ) from error
-    finally:
-        sink.close()
-    if not missing:
-        segment.trim()
-    print(f"{name} {target}: {written} records written" + _left(path, last, missing, refused))
-    return missing
-
-
-def _left(path: Path, last: int, missing: int, refused: int) -> str:
-    text = f"; {refused} can never be written" if refused else ""
-    if missing:
-        text += f"; {missing} stay in {path}, because the file goes on to step {last} without them"
-    return text
-
-
-def _missing(path: Path, made_by: tuple[str, dict[str, Any]], last: int) -> int:
-    """How many steps of a backlog its output lacks although it has later ones."""
-    behind = Segment(path, steps=range(-sys.maxsize, last + 1))
-    steps: set[int] = set()
-    while records := behind.read(_BATCH):
-        steps.update(record.step for record in records)
-        behind.advance(len(records))
-    return len(steps - steps_of(made_by)) if steps else 0
-
-
-def _open(made_by: tuple[str, dict[str, Any]]) -> Sink:
-    name, arguments = made_by
+    name = values["sink"]
     kind = find_sink(name)
+    behind = steps_behind(path, 0).get("" if kind is None else kind.__name__, -1)
+    first = _whole(values.get("from_step", str(behind + 1)))
+    sink = _made(name, kind, arguments, first)
+    lost = _follow(path, sink, first)
+    if lost:
+        print(f"{name}: {lost} records could not be written")
+    return int(lost > 0)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f"from_step={text!r}: expected a step's number, such as 0")
+    return int(text)
+
+
+def _made(name: str, kind: type[Sink] | None, arguments: Arguments, first: int) -> Sink:
+    """The sink; its output goes on at step `first` if it has such an argument."""
+    given: dict[str, Any] = {
+        key: _value(text) for key, text in arguments.pairs if key not in _OWN_KEYS
+    }
     if kind is not None and "resume_from_step" in inspect.signature(kind).parameters:
-        arguments = {**arguments, "resume_from_step": _LAST_STEP}
-    return make_sink(name, **arguments)
-
-
-def _write(segment: Segment, sink: Sink, known: Container[int]) -> tuple[int, int]:
-    written = refused = 0
-    while records := segment.read(_BATCH):
-        for record in records:
-            if record.step not in known:
-                is_written = _is_written(sink, record)
-                written, refused = written + is_written, refused + (not is_written)
-            segment.advance(1)
-    sink.flush()
-    return written, refused
-
-
-def _is_written(sink: Sink, record: StepRecord) -> bool:
-    """Writes a record; False if it can never be written."""
+        given.setdefault("resume_from_step", first)
     try:
-        sink.write(record)
-    except Exception as error:
-        if not is_permanent(error):
-            raise
-        return False
-    return True
+        return make_sink(name, **given)
+    except TypeError as error:
+        raise UserError(
+            f"the sink {name!r} cannot be made ({first_line(error)}); expected its arguments as "
+            f"key=value, such as path=steps.csv; see help(mfu_jax.sinks)"
+        ) from None
+
+
+def _value(text: str) -> Any:
+    """A number or truth value, if the text is one; else the text."""
+    value = yaml.safe_load(text)
+    return value if isinstance(value, int | float) else text
+
+
+def _follow(path: Path, sink: Sink, first: int) -> int:
+    """Writes the records from step `first` on; returns how many the sink did not take."""
+    beside = path.with_name(events.events_name(path.name, 0))
+    periods = [e["log_period"] for e in read_events(beside, events.LOGGER)]
+    texts = [*read_events(beside, *_FOR_SINKS)]
+    totals = [*read_events(beside, events.SUMMARY)]
+    log = RunLog()
+    log.append([events.Event(e["e"], (e["t"], e["m"]), e) for e in texts])
+    reader = RecordReader(path, periods[-1] if periods else 1, after=first - 1)
+    follower = Follower(log, sink, position=0)
+    follower.begin_behind(reader)
+    follower.start()
+    follower.settle(is_last=True).wait()
+    last = reader.last
+    print(f"written up to step {last.step}" if last is not None else "no record to write")
+    follower.count_rest(is_on_disk=False)
+    follower.finish(_summary(totals)).wait()
+    return follower.lost.total()
+
+
+def _summary(totals: Sequence[dict[str, Any]]) -> Summary:
+    """The totals that the run wrote at its end, if it did."""
+    if not totals:
+        return Summary(steps=0)
+    known = Summary.__dataclass_fields__
+    return Summary(**{name: value for name, value in totals[-1].items() if name in known})

@@ -1,7 +1,7 @@
 """Summarises a run across all its restarts, and compares runs: as text, JSON or an HTML page.
 
 usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html [FILE]]
-       mfu-jax report RUN FILE --export=ml_goodput
+       mfu-jax report RUN FILE --export=ml_goodput | --export=summary
 
 RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
@@ -20,7 +20,9 @@ plan=FILE       compares the prediction of mfu-jax plan … --json with what the
 --json          one JSON object on stdout
 --html          one page that needs no network, in FILE.html (default RUN/report.html)
 --export=ml_goodput   writes the run log's events to FILE, one per line, in the log format of
-                ml-goodput-measurement"""
+                ml-goodput-measurement
+--export=summary   writes the run's totals to FILE, as its logger does to ….summary.json at the end;
+                after a kill, they are those of its steps and its run log"""
 
 from __future__ import annotations
 
@@ -59,6 +61,7 @@ _KEYS = (
     "profile",
 )
 _PLACES = (".", "profile", "tensorboard")  # where a profile may be in a run's folder
+_EXPORTS = ("ml_goodput", "summary")
 # Larger traces take minutes: they are read only on request.
 _MOST_BYTES = 10**9
 
@@ -213,13 +216,20 @@ def _answer(
 
 
 def _export(arguments: Arguments) -> int:
-    """Writes a run's events in another tool's format."""
-    if arguments.values != {"export": "ml_goodput"} or len(arguments.names) != 2:
+    """Writes a run's events in another tool's format, or its totals."""
+    values = arguments.values
+    form = values.pop("export")
+    if form not in _EXPORTS or values or len(arguments.names) != 2:
         raise UserError(
-            "--export: expected mfu-jax report RUN FILE --export=ml_goodput, and nothing else; "
-            "usually the file to write is missing; pass RUN, then FILE"
+            "--export: expected mfu-jax report RUN FILE --export=ml_goodput, or summary, and "
+            "nothing else; usually the file to write is missing; pass RUN, then FILE"
         )
     run, file = arguments.names
+    if form == "summary":
+        totals = read_run_data(run, Options()).totals
+        write_whole(file, "FILE", f"{json.dumps(totals, indent=2)}\n".encode())
+        print(f"{file}: {totals['steps']} measured steps")
+        return 0
     events = ml_goodput.events(path_of(run).name, read_attempts(run))
     lines = "".join(f"{json.dumps(event)}\n" for event in events)
     write_whole(file, "FILE", lines.encode())

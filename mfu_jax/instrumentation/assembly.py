@@ -14,11 +14,10 @@ import jax
 
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.counts import ModelCount
-from mfu_jax.logger.assembly import open_journal
-from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.assembly import open_run_log
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, make_sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
@@ -61,9 +60,9 @@ def logger_of(
     sinks: Sequence[Sink] | None = None,
     compile_log: CompileLog | None = None,
     boundary: Boundary | None = None,
-    journal: Journal | NoJournal | None = None,
+    run_log: RunLog | None = None,
 ) -> MetricLogger:
-    """Makes the logger that the settings describe, with a journal in every process.
+    """Makes the logger that the settings describe, with a run log in every process.
 
     Args:
         settings: step numbers, warm-up, log period, aborts; and the sinks.
@@ -71,7 +70,7 @@ def logger_of(
         sinks: used instead of `sinks_of(settings)`.
         compile_log: see `MetricLogger`, also for `boundary`.
         boundary: where failures are reported.
-        journal: used instead of one beside the settings' metrics file.
+        run_log: used instead of one beside the settings' metrics file.
 
     Raises:
         UserError: an output folder cannot be written.
@@ -84,7 +83,7 @@ def logger_of(
         sinks=sinks,
         compile_log=compile_log,
         boundary=boundary,
-        journal=journal or open_journal(settings.metrics_file, boundary=boundary),
+        run_log=run_log or (open_run_log(settings.metrics_file) if settings.metrics_file else None),
     )
 
 

@@ -19,7 +19,6 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.logger.loop.loop_lock import holding
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.names import PROFILE_POINTS, PROFILE_READER
 from mfu_jax.settings import Settings, parse_steps
@@ -131,7 +130,7 @@ class StepProfile:
             try:
                 # Unchecked: the logger's close reports an aborting loss or a failed device.
                 with contextlib.suppress(Exception):
-                    stack.enter_context(self._logger.spans.pause("profile", _no_check))
+                    stack.enter_context(self._logger.own_pause("profile"))
             finally:
                 function()
 
@@ -140,12 +139,12 @@ class StepProfile:
         folder = self._folder
         if jax.process_count() > 1:
             folder = str(own_folder(folder, jax.process_index()))
-        with self._logger.pause("profile"):
+        with self._logger.own_pause("profile"):
             jax.profiler.start_trace(folder)
         self._is_on = True
 
     def _stop_in_pause(self) -> None:
-        with self._logger.pause("profile"):
+        with self._logger.own_pause("profile"):
             self._stop()
 
     def _stop(self) -> None:
@@ -165,7 +164,7 @@ class StepProfile:
             )
 
     def _log_numbers_in_pause(self) -> None:
-        with self._logger.pause("profile"):
+        with self._logger.own_pause("profile"):
             self._log_numbers()
 
     def _log_numbers(self) -> None:
@@ -173,17 +172,10 @@ class StepProfile:
         assert reading is not None
         reading.wait(READ_SECONDS)
         if reading.numbers:
-            with holding(self._logger.spans.lock):  # other threads may record other steps
-                self._logger.spans.add_numbers(
-                    {**reading.numbers, "profile/last_step": self._marked}
-                )
+            self._logger.add_numbers({**reading.numbers, "profile/last_step": self._marked})
 
     def _failsafe(self, missing: str) -> failsafe:
         return failsafe(missing, self._boundary, passes=RERAISED)
-
-
-def _no_check() -> None:
-    pass
 
 
 class TraceReading:

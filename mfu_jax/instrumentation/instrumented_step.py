@@ -265,7 +265,7 @@ class InstrumentedStep(WrappedStep):
     def _keeps(self, error: BaseException) -> bool:
         """Whether an interrupt was kept for the next logger call, so that no outputs are lost."""
         logger = self._observer.logger
-        return isinstance(logger, MetricLogger) and logger.interrupt.defer(error)
+        return isinstance(logger, MetricLogger) and logger.defer_interrupt(error)
 
     def _check_has_run(self, asked: str) -> None:
         if not self._has_run:

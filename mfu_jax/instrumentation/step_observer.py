@@ -35,7 +35,6 @@ from mfu_jax.instrumentation.programs import BeforeCall, StepProgram, StepProgra
 from mfu_jax.instrumentation.signatures import Signature
 from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
-from mfu_jax.logger.loop.step_numbers import NEXT
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
@@ -154,7 +153,7 @@ class StepObserver:
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return None
-        logger.interrupt.raise_pending()
+        logger.raise_interrupt()
         options = self._options
         packed, mark = None, None
         if options.documents is not None:
@@ -194,14 +193,8 @@ class StepObserver:
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return
-        if logger.phases.takes_calls:
-            logger.phases.add_call(self.name, cost, metrics, output)
-            return
-        if logger.spans.takes_calls:
-            logger.spans.add_call(logger.next_step - 1, metrics)
-            return
-        logger.record(NEXT, metrics, cost=cost)
-        if pending.mark is not None:
+        is_step = logger.observe_call(self.name, metrics, cost, output)
+        if is_step and pending.mark is not None:
             with failsafe("the device trace does not end", self._boundary):
                 self._end_trace()
 
@@ -294,7 +287,7 @@ class StepObserver:
         with failsafe("a calibrated peak may be too low", boundary):
             wait_for(selection, output)
         analysis = None
-        with self.logger.pause("count", flush=False), failsafe(unknown, boundary):
+        with self.logger.own_pause("count"), failsafe(unknown, boundary):
             analysis = self._analyse(args, kwargs)
         program = StepProgram(analysis, selection)
         self._is_lost = True  # no later call's program can be found, so none has a known cost

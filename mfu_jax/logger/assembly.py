@@ -11,11 +11,13 @@ import jax
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.records.scalars import plain_seconds
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.strict_json import printable
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log.events import HOSTS
+from mfu_jax.logger.run_log.monitor import Monitor
+from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, make_sink
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary
@@ -25,7 +27,6 @@ NO_SPAN = contextlib.nullcontext()
 NO_SUMMARY = Summary(steps=0)
 
 if TYPE_CHECKING:
-    from mfu_jax.logger.journal.writer import Journal
     from mfu_jax.logger.watchdog import Watchdog
 
 
@@ -83,27 +84,41 @@ def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
     )
 
 
-def journal_of(
-    sinks: Sequence[Sink],
-    boundary: Boundary,
-    clock: Callable[[], float],
-    monotonic: Callable[[], float],
-) -> Journal | NoJournal:
-    """A journal beside the metrics file, if one of the sinks writes one."""
+def run_log_of(
+    sinks: Sequence[Sink], clock: Callable[[], float], monotonic: Callable[[], float]
+) -> RunLog:
+    """A log beside the metrics file that one of the sinks writes; else one in memory."""
     made_by = [sink.made_by for sink in sinks if getattr(sink, "made_by", None)]
     paths = [made[1]["path"] for made in made_by if made and made[0] == "jsonl"]
-    path = paths[0] if paths else None
-    return open_journal(path, clock=clock, monotonic=monotonic, boundary=boundary)
+    return open_run_log(paths[0] if paths else "", clock=clock, monotonic=monotonic)
 
 
-def open_journal(metrics_file: Any, **options: Any) -> Journal | NoJournal:
-    """The journal of this process beside a metrics file, if there is one; see `Journal`."""
-    if not metrics_file:
-        return NoJournal()
-    from mfu_jax.logger.journal.writer import Journal
-
+def open_run_log(metrics_file: Any, **options: Any) -> RunLog:
+    """The log of this process beside a metrics file, if there is one; see `RunLog`."""
     index, processes = jax.process_index(), jax.process_count()
-    return Journal(metrics_file, index=index, processes=processes, **options)
+    return RunLog(metrics_file or "", index=index, processes=processes, **options)
+
+
+def monitors_of(
+    config: LoggerConfig, boundary: Boundary, watchdog: Watchdog, log: RunLog
+) -> list[Monitor]:
+    """The monitors that are on, in the order in which they see a record."""
+    from mfu_jax.logger.health.drift import DriftWatch
+    from mfu_jax.logger.health.gpus import GpuWatch
+    from mfu_jax.logger.health.outliers import LossSpikeWatch, OutlierWatch
+
+    monitors: list[Monitor] = [LossSpikeWatch(), OutlierWatch(), DriftWatch()]
+    if config.gpu_period_seconds > 0:
+        monitors.append(GpuWatch(config.gpu_period_seconds, boundary))
+    if config.host_log_period:
+        from mfu_jax.logger.hosts.monitor import HostMonitor
+
+        hosts = HostMonitor(
+            config.host_log_period, boundary, lambda found: log.event(HOSTS, **found)
+        )
+        watchdog.who_is_silent = hosts.who_is_silent
+        monitors.append(hosts)
+    return [*monitors, watchdog]
 
 
 def watchdog_of(

@@ -105,12 +105,8 @@ class LoggerKeys:
                 f"to {_LONGEST_PERIOD_SECONDS:.0f}; usually milliseconds were meant, or -1 for "
                 f"never; leave it out for {_PERIOD_SECONDS}"
             )
-        for name, off in (
-            ("hang_factor", "hang_factor"),
-            ("hang_seconds", "hang_factor"),
-            ("host_log_period", "host_log_period"),
-            ("gpu_period_seconds", "gpu_period_seconds"),
-        ):
+        for name in ("hang_factor", "hang_seconds", "host_log_period", "gpu_period_seconds"):
+            off = "hang_factor" if name == "hang_seconds" else name
             if not getattr(self, name) >= 0:
                 raise UserError(
                     f"{name}={getattr(self, name)}: expected at least 0; usually -1 was meant to "
@@ -138,11 +134,6 @@ class LoggerConfig(LoggerKeys):
     )
     hang_folder: str = setting(
         "", "where the stacks of a hung run are written; empty: the temporary folder"
-    )
-    hosts_folder: str = setting(
-        "",
-        "process 0 writes the result of the last exchange of the processes to HOSTS_FOLDER.json; "
-        "if JAX has no key-value store, the processes exchange files in it; empty: neither",
     )
 
     def __post_init__(self) -> None:

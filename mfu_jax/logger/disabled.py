@@ -15,6 +15,9 @@ class DisabledLogger:
 
     def begin_call(self) -> None: ...
 
+    def own_pause(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        return _NOTHING
+
     def suppress_recompile_notes(self, functions: Any) -> None: ...
 
     def record(self, step: int, metrics: Any, **options: Any) -> None: ...
@@ -49,7 +52,7 @@ class DisabledLogger:
     def __exit__(self, *error: object) -> None: ...
 
 
-class _DisabledScope:
+class DisabledScope:
     """A step or phase of a `DisabledLogger`."""
 
     def log(self, metrics: Any = None, /, **more: Any) -> None: ...
@@ -62,4 +65,4 @@ class _DisabledScope:
     def __exit__(self, *error: object) -> None: ...
 
 
-DISABLED_SCOPE = _DisabledScope()
+DISABLED_SCOPE = DisabledScope()

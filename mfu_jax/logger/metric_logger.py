@@ -28,19 +28,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.delivery.pipeline import RecordPipeline
-from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger
-from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.loop.compilations import LoopCompilations
-from mfu_jax.logger.loop.loop_lock import acquire_loop_lock
+from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger, DisabledScope
 from mfu_jax.logger.loop.phases import Phase, PhaseBook, StepScope
-from mfu_jax.logger.loop.spans import LoopSpans
-from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close
+from mfu_jax.logger.loop.spans import LoopSpans, Pause, Wait
+from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close, whole_number
+from mfu_jax.logger.loop.thread import LoopThread
 from mfu_jax.logger.records.drop_large import MetricFilter
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
+from mfu_jax.logger.run_log.recorder import Recorder
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -49,7 +48,7 @@ from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe
 
 if TYPE_CHECKING:
-    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.run_log.run_log import RunLog
 
 _log = logging.getLogger("mfu_jax")
 
@@ -59,6 +58,12 @@ class MetricLogger:
 
     The training thread only reads the clocks. Copies to the host, arithmetic, formatting and
     writing happen on background threads, one for each sink.
+
+    One thread uses a logger: the one that records first, until it ends. Steps, phases, pauses and
+    waits of another one are not logged, which is said once: give it a logger of its own. Only
+    `record_eval`, the writing of texts, `flush`, `summary` and `close` may be called on any thread,
+    and instrumented functions inside a pause, phase or `step` of the loop's thread, whose part they
+    are. In a forked child the logger does nothing.
 
     Args:
         cost: cost of a step on one device; by default 0 FLOPs, for loops that pass a cost with
@@ -70,15 +75,12 @@ class MetricLogger:
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: replaces the thread that detects a step's end while the loop waits for data.
         boundary: where failures are reported; by default that of `compile_log`.
-        journal: this process's; by default one beside the metrics file, if a sink writes one.
+        run_log: of this process; by default one beside the metrics file, if a sink writes one.
         **fields: fields of `StepCost` (``peak_flops_per_sec=…``) or `LoggerConfig`
             (``warmup_steps=…``) that replace those of `cost` and `config`.
 
     Attributes:
         cost: cost of a step, unless `record` is given another.
-        phases: the phases of the current step.
-        spans: the current pause or wait.
-        interrupt: one caught while waiting for a step; raised at the loop's next logger call.
 
     Raises:
         UserError: an unknown field, or an impossible number.
@@ -99,7 +101,7 @@ class MetricLogger:
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
         boundary: Boundary | None = None,
-        journal: Journal | NoJournal | None = None,
+        run_log: RunLog | None = None,
         **fields: Any,
     ) -> None:
         self.cost, config = assembly.with_fields(cost, config, fields)
@@ -107,7 +109,7 @@ class MetricLogger:
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary = boundary or log.boundary
         self._compiled_before_seconds = log.seconds
-        self._builder = RecordBuilder(self.cost, config, compile_is_seen=log.available)
+        self._builder = RecordBuilder(self.cost, config)
         if self._compiled_before_seconds:
             self._builder.add_spans({"compile": self._compiled_before_seconds})
         self._numbers = StepNumbers(config.start_step)
@@ -116,19 +118,17 @@ class MetricLogger:
         self._process_id, self._closing = os.getpid(), RLock()
         watchdog = self._watchdog = assembly.watchdog_of(config, boundary, monotonic)
         used = assembly.sinks_of_process(sinks, config)
-        self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
-        self._pipeline = RecordPipeline(
-            self._builder, used, config, watchdog.on_record, self._journal
-        )
+        self._log = run_log or assembly.run_log_of(used, clock, monotonic)
+        monitors = assembly.monitors_of(config, boundary, watchdog, self._log)
+        self._pipeline = Recorder(self._builder, self._log, used, config, monitors)
         self._filter = MetricFilter(self._pipeline.flush_soon)
-        watchdog.connect(self._pipeline.who_is_silent, self._pipeline.flush)
+        watchdog.flush = self._pipeline.flush
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
-        self.interrupt = self._timer.interrupt
-        self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)
-        self.phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
-        loop = self._journal, self.spans, self.phases, self._timer, watchdog
-        self._compilations = LoopCompilations(*loop)
-        self._compile_log.subscribe(self._compilations.on_compile)
+        self._interrupt = self._timer.interrupt
+        self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._log)
+        self._phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
+        self._thread = LoopThread(self._spans, self._phases)
+        self._compile_log.subscribe(self._thread.on_compile)
         atexit.register(self._close_quietly)
 
     @staticmethod
@@ -144,12 +144,6 @@ class MetricLogger:
     def next_step(self) -> int:
         """The last recorded step's number plus one."""
         return self._numbers.last + 1
-
-    @failsafe("the time of a step is not exact")
-    def begin_call(self) -> None:
-        """Call this just before a step that may compile, as instrumented steps do. Never waits."""
-        self._compilations.run_here()
-        self._timer.begin_call()
 
     def record(
         self,
@@ -174,14 +168,14 @@ class MetricLogger:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
             UserError: the logger is closed; `step` is not a whole number, or before `start_step`.
         """
-        has_lock = False
         try:
             begin = self._monotonic()
-            has_lock = (lock := self.spans.lock).acquire(False) or acquire_loop_lock(
-                lock, is_step=True
-            )
+            thread = get_ident()
+            if thread != self._thread.ident and not self._thread.claim():
+                self._thread.refuses(f"step {step}")
+                return
             if type(step) is not int:
-                step = self._numbers.whole(step)
+                step = whole_number(step)
             if self._pipeline.failure or self._summary or step <= self._numbers.last:
                 if self._is_at_exit:  # called from a daemon thread
                     return
@@ -189,41 +183,37 @@ class MetricLogger:
             if type(metrics) is not dict and not isinstance(metrics, Mapping):
                 raise assembly.refused_metrics(metrics)
             self._numbers.last = step
-            if (thread := get_ident()) not in self._compilations.known:
-                self._compilations.run_here()
             metrics = self._filter.of(metrics)
-            if self.phases.has_phases:
-                of_phases, cost_of_phases = self.phases.take()
+            if self._phases.has_phases:
+                of_phases, cost_of_phases = self._phases.take()
                 metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
             taken = TimedStep()
             taken.step, taken.metrics, taken.cost = step, metrics, cost
-            if self.spans.late:
-                taken.extra = self.spans.take_late()
+            if self._spans.late:
+                taken.extra = self._spans.take_late()
             if (given := step_time_seconds) is not None:
                 given = assembly.given_seconds(given, taken)
             if given is None:
                 finished = self._timer.dispatched(taken)
             else:
                 finished = self._timer.timed_elsewhere(taken, given)
-            if self.spans.held is not None:
-                self.spans.release()
+            if self._spans.held is not None:
+                self._spans.release()
             if finished is not None:
                 self._pipeline.put(finished)
             if self._numbers.has_gone_back:
-                self._pipeline.put(self._numbers.reports(self._journal))
+                self._numbers.has_gone_back = False
+                self._pipeline.put(functools.partial(self._log.went_back, step))
             if given is not None:
-                self.spans.hold(taken)  # a later eval may still add to it
+                self._spans.hold(taken)  # a later eval may still add to it
             self._watchdog.on_step((step, now := self._monotonic(), thread))
             taken.overhead_seconds = now - begin - self._timer.waited_seconds
-            if self.interrupt.pending is not None:
-                self.interrupt.raise_pending()
+            if self._interrupt.pending is not None:
+                self._interrupt.raise_pending()
         except RERAISED:
             raise
         except Exception as error:  # `failsafe` would be one more call
             self._boundary.caught(error, "a step is not logged")
-        finally:
-            if has_lock:
-                lock.release()
 
     @failsafe("an eval is not logged", passes=RERAISED)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -232,12 +222,12 @@ class MetricLogger:
         Inside ``pause("eval")``, they join the step's own record; after it, they join
         the next record, and ``eval/step`` says which step they belong to.
         """
-        self.spans.add(step, self._filter.of(metrics))
+        self._spans.add(self._filter.of(metrics), step)
 
     @failsafe("a pause is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
     def pause(
         self, name: str, *, flush: bool | None = None
-    ) -> contextlib.AbstractContextManager[None]:
+    ) -> contextlib.AbstractContextManager[Any]:
         """Context manager for work outside training steps: ``with logger.pause("eval"): …``.
 
         First waits for the step in flight. The time inside is ``goodput/<name>_seconds``, and the
@@ -251,27 +241,37 @@ class MetricLogger:
         Raises:
             NonFiniteLossError: on entry, so that a broken state is never checkpointed.
         """
+        self._interrupt.raise_pending()
+        if self._thread.refuses(f"the pause {name}"):
+            return assembly.NO_SPAN
         flush = name == "checkpoint" if flush is None else flush
-        return self.spans.pause(name, functools.partial(self._check_pause, flush))
+        return Pause(self._spans, name, functools.partial(self._check_pause, flush))
 
     @failsafe("a wait is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
-    def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
+    def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[Any]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
         Time with the device idle is ``goodput/<name>_wait_seconds``, excluded from step times.
         """
-        return self.spans.wait(name)
+        if self._interrupt.pending is not None:
+            self._interrupt.raise_pending()
+        if get_ident() != self._thread.ident and self._thread.refuses(f"the wait for {name}"):
+            return assembly.NO_SPAN
+        return Wait(self._spans, name)
 
     @failsafe("a step is not logged", passes=RERAISED, instead=DISABLED_SCOPE)
-    def step(self, number: int | None = None) -> StepScope:
+    def step(self, number: int | None = None) -> StepScope | DisabledScope:
         """Context manager for one step, recorded when it ends: ``with logger.step() as step: …``.
 
         Functions instrumented with this logger add their cost and metrics; `step.log` adds more.
         """
-        return self.phases.step(self, self.next_step if number is None else number)
+        number = self.next_step if number is None else number
+        if self._thread.refuses(f"step {number}"):
+            return DISABLED_SCOPE
+        return StepScope(self._phases, self.record, number)
 
     @failsafe("a phase is not logged", passes=RERAISED, instead=DISABLED_SCOPE)
-    def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
+    def phase(self, name: str, *, cost: StepCost | None = None) -> Phase | DisabledScope:
         """Context manager for part of a step: ``with logger.phase("rollout"): …``.
 
         Its time, FLOPs, MFU and HFU are shown as ``phase/<name>/…`` with the next recorded step. It
@@ -281,19 +281,62 @@ class MetricLogger:
             name: a word.
             cost: its cost on one device, if no instrumented function runs in it.
         """
-        return self.phases.phase(name, cost)
+        if self._thread.refuses(f"phase {name}"):
+            return DISABLED_SCOPE
+        return self._phases.phase(name, cost)
+
+    @failsafe("the time of a step is not exact")
+    def begin_call(self) -> None:
+        """Call this just before a step that may compile, as instrumented steps do. Never waits."""
+        if self._thread.claim():
+            self._timer.begin_call()
+
+    def observe_call(
+        self,
+        name: str,
+        metrics: dict[str, Any],
+        cost: StepCost | Callable[[], StepCost],
+        output: Any,
+    ) -> bool:
+        """Logs a call of an instrumented function as part of the open phase, `step` or pause.
+
+        Returns:
+            Whether it was a step itself, because none of these is open.
+        """
+        if self._phases.add_call(name, cost, metrics, output):
+            return False
+        if self._spans.add_call(self._numbers.last, metrics):
+            return False
+        self.record(self.next_step, metrics, cost=cost)
+        return True
+
+    def own_pause(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """A pause for work of this package; not timed on another thread than the loop's."""
+        return Pause(self._spans, name) if self._thread.is_here() else assembly.NO_SPAN
+
+    def add_numbers(self, numbers: Mapping[str, float]) -> None:
+        """Adds numbers that belong to no particular step to the next record."""
+        self._spans.add(numbers)
+
+    def raise_interrupt(self) -> None:
+        """Raises what was kept for this thread, if anything was; see `defer_interrupt`."""
+        self._interrupt.raise_pending()
+
+    def defer_interrupt(self, error: BaseException) -> bool:
+        """Keeps an interrupt for the loop's next call of the logger; False if it is none."""
+        return self._interrupt.defer(error)
 
     @failsafe("the set-up is not written")
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
         """Writes the set-up, known before the first step, to every sink: values, longer texts."""
-        self._pipeline.call_sinks("write_setup", dict(values or {}), dict(texts or {}))
+        self._pipeline.tell(SETUP, values=dict(values or {}), texts=dict(texts or {}))
 
     @failsafe("a text is not written")
     def write_text(self, tag: str, text: str) -> None:
         """Writes a text to every sink that accepts texts, in order with the steps."""
-        self._pipeline.call_sinks("write_text", tag, text)
+        self._pipeline.tell(TEXT, step=self._numbers.last, tag=tag, text=text)
 
     @failsafe("a compilation may be reported twice")
     def suppress_recompile_notes(self, functions: Iterable[str]) -> None:
@@ -303,13 +346,15 @@ class MetricLogger:
     @failsafe("metrics may not be written yet")
     def flush(self) -> None:
         """Waits until every completed step is written and on disk."""
-        self.spans.release()
+        if os.getpid() != self._process_id:
+            return  # a forked child has none of the threads
+        self._spans.release()
         self._pipeline.flush()
 
     @failsafe("there is no summary", instead=assembly.NO_SUMMARY)
     def summary(self) -> Summary:
         """Totals of the run so far; after `close`, of the whole run."""
-        self.interrupt.raise_pending()
+        self._interrupt.raise_pending()
         if self._summary is None:
             self.flush()
         return self._summary or self._summarize()
@@ -322,7 +367,7 @@ class MetricLogger:
             NonFiniteLossError: a loss is NaN or infinite, and `record` has not raised for it yet.
         """
         summary = self._close()
-        self.interrupt.raise_pending()
+        self._interrupt.raise_pending()
         if self._pipeline.failure is not None and not self._failure_was_raised:
             self._raise_failure()
         return summary
@@ -333,8 +378,9 @@ class MetricLogger:
     @failsafe("metrics may not all be written", passes=RERAISED)
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is not None and self._summary is None:
-            self._journal.stop(f"exception: {getattr(kind, '__name__', kind)}")
-            self._pipeline.call_sinks("write_failure", repr(error[0])[:300])
+            self._log.stop(f"exception: {getattr(kind, '__name__', kind)}")
+            reason = repr(error[0])[:300]
+            self._pipeline.tell(FAILURE, step=self._numbers.last, reason=reason)
         self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:
@@ -352,20 +398,20 @@ class MetricLogger:
             rest.callback(self._close_pipeline)
             if self._pipeline.failure is None:
                 with failsafe("the last step is not logged", self._boundary):
-                    self.spans.hold_last()
+                    self._spans.hold_last()
 
     def _close_parts(self) -> None:
-        for part in (self._watchdog, self._timer, self.phases, self._journal):
+        for part in (self._watchdog, self._timer, self._phases, self._log):
             with failsafe("the logger is not closed", self._boundary):
                 part.close()
         with failsafe("the logger is not closed", self._boundary):
-            self._compile_log.unsubscribe(self._compilations.on_compile)
+            self._compile_log.unsubscribe(self._thread.on_compile)
         with failsafe("the logger is not closed", self._boundary):
             atexit.unregister(self._close_quietly)
 
     @failsafe("metrics may not all be written")
     def _close_pipeline(self) -> None:
-        last, spans = self.spans.take_last(), self._timer.take_spans()
+        last, spans = self._spans.take_last(), self._timer.take_spans()
         try:
             self._summary = self._pipeline.close(last, spans, self._summarize)
         except BaseException:  # Ctrl-C
@@ -386,7 +432,7 @@ class MetricLogger:
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
             dropped_by_sink=self._pipeline.dropped_by_sink,
-            phases=self.phases.totals.values(),
+            phases=self._phases.totals.values(),
         )
 
     def _refuse(self, step: int) -> None:

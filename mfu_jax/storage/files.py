@@ -15,6 +15,11 @@ from pathlib import Path
 from mfu_jax.errors import UserError
 from mfu_jax.storage.locks import FileLock
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _log = logging.getLogger("mfu_jax")
 
 _LONGEST_NAME_BYTES = 255
@@ -32,6 +37,7 @@ class AppendOnlyFile:
         path: the file.
         what: the setting that names it, for errors.
         header: first bytes of a new file.
+        restart: first bytes of a file begun because the first one was moved away.
         lock: held by this writer; a file is not recreated over another writer's.
         fsync_seconds: longest time between two flushes to disk while pieces arrive, which is what
             a power cut may lose. 0: after every piece; negative: only in `sync`.
@@ -47,6 +53,7 @@ class AppendOnlyFile:
         what: str,
         *,
         header: bytes = b"",
+        restart: bytes = b"",
         lock: FileLock | None = None,
         fsync_seconds: float = -1.0,
         monotonic: Callable[[], float] = time.monotonic,
@@ -54,6 +61,7 @@ class AppendOnlyFile:
         self._path = path
         self._what = what
         self._header = header
+        self._restart = restart
         self._lock = lock
         self._fsync_seconds = fsync_seconds
         self._monotonic = monotonic
@@ -97,6 +105,32 @@ class AppendOnlyFile:
         self.find_again()
         os.fsync(self._file.fileno())
         self._synced_at = self._monotonic()
+
+    def touch(self, unix_seconds: float) -> None:
+        """Sets the file's time, a sign of life that costs no bytes."""
+        nanoseconds = int(1e9 * unix_seconds)
+        os.utime(self._file.fileno(), ns=(nanoseconds, nanoseconds))
+
+    def is_alone(self) -> bool:
+        """Locks the file until it is closed; False if another process, or logger, has it."""
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            pass
+        return True
+
+    def cut_torn_line(self) -> None:
+        """Cuts the last line if it has no end, as after a kill."""
+        for begin in range(self._size, 0, -_PIECE_BYTES):
+            start = max(0, begin - _PIECE_BYTES)
+            end = os.pread(self._file.fileno(), begin - start, start).rfind(b"\n") + 1
+            if end or not start:
+                os.ftruncate(self._file.fileno(), start + end)
+                self._size = self._file.seek(0, os.SEEK_END)
+                return
 
     def close(self) -> None:
         """Closes the file."""
@@ -153,6 +187,8 @@ class AppendOnlyFile:
         old, self._file = self._file, _open_regular(self._path)
         old.close()
         self._size, self._is_torn = self._file.seek(0, os.SEEK_END), False
+        if not self._size and self._restart:
+            self._write(self._restart)
         _log.warning("%s %s %s", self._what, self._path, fate)
 
 

@@ -12,12 +12,11 @@ from typing import Any
 import jax
 
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.records.non_finite import (
     NON_FINITE_EXIT_CODE,
     NonFiniteLossError,
 )
+from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.batches import make_iterator
@@ -29,7 +28,7 @@ from mfu_jax.trainer.run.run_logger import (
     lock_run,
     make_run_logger,
     make_run_sinks,
-    run_journal,
+    opened_run_log,
     settings_of,
     step_profile,
 )
@@ -56,7 +55,7 @@ def train(
     stop: StopRequest,
     job: Job,
     compile_log: CompileLog,
-    journal: Journal | NoJournal,
+    run_log: RunLog,
 ) -> None:
     """Trains until `config.steps` optimizer steps are done, or a stop is requested.
 
@@ -72,8 +71,8 @@ def train(
     peaks = find_step_peaks(config)
     data = _data(config, mesh, "train", config.gradient_accumulation_steps)
     shapes = abstract_state(config, mesh)
-    with lock_run(config), Checkpointer(config, journal) as checkpoints, frozen_gc() as freeze:
-        with journal.span("restore"):
+    with lock_run(config), Checkpointer(config, run_log) as checkpoints, frozen_gc() as freeze:
+        with run_log.span("restore"):
             state = checkpoints.restore(shapes, data)
         state = state or create_state(config, mesh)
         start_step = int(state.step)
@@ -95,7 +94,7 @@ def train(
             peaks=peaks,
             sinks=sinks,
             compile_log=compile_log,
-            journal=journal,
+            run_log=run_log,
         )
         tracing = step_profile(settings, train_step, flops, peaks)
         with run_logger as logger, job.flushing(logger.flush), tracing:
@@ -150,20 +149,20 @@ def _evaluator(config: Config, mesh: jax.sharding.Mesh, shapes: TrainState) -> A
     return evaluate
 
 
-def run(config: Config, journal: Journal | NoJournal | None) -> int:
+def run(config: Config, run_log: RunLog | None) -> int:
     """Runs one training job and returns its exit code.
 
     If another process of the job dies, this one ends without returning.
 
     Args:
         config: of the job.
-        journal: of this process; None: its number is known only after it has joined the others.
+        run_log: of this process; None: its number is known only after it has joined the others.
     """
     job = Job()
     try:
         job.join(config)
         compile_log = CompileLog()
-        with StopRequest() as stop, run_journal(config, journal, stop, compile_log) as kept:
+        with StopRequest() as stop, opened_run_log(config, run_log, stop, compile_log) as kept:
             train(config, stop, job, compile_log, kept)
             job.leave()
     except KeyboardInterrupt:

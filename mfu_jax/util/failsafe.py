@@ -17,7 +17,6 @@ import tempfile
 import threading
 import traceback
 import types
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -205,18 +204,6 @@ def _code(handler: Any) -> types.CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
     return getattr(handler, "__code__", getattr(type(handler).__call__, "__code__", None))
-
-
-def weakly(method: Callable[..., Any]) -> Callable[..., None]:
-    """A bound method as a listener that does not keep its object alive; a no-op without it."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any, **kwargs: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(*args, **kwargs)
-
-    return call
 
 
 def _line(error: Exception, missing: str) -> str:

@@ -25,9 +25,9 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from mfu_jax.logger.journal import process
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.summary import percentile
+from mfu_jax.logger.run_log import events
 from mfu_jax.sinks import ConsoleSink, JsonlSink, Sink, TensorBoardSink
 from scripts import results
 from scripts.benchmarks.maxtext_logger import MaxTextLogger
@@ -173,8 +173,8 @@ def cpu_costs(steps: int, blocks: int) -> dict[tuple[str, float], float]:
 @contextlib.contextmanager
 def _aged(is_old: bool) -> Iterator[None]:
     """Signs of life are as infrequent as in a process of 400 s and more."""
-    shortest = process._LONGEST_SECONDS if is_old else process._SHORTEST_SECONDS
-    with mock.patch.object(process, "_SHORTEST_SECONDS", shortest):
+    shortest = events._LONGEST_SECONDS if is_old else events._SHORTEST_SECONDS
+    with mock.patch.object(events, "_SHORTEST_SECONDS", shortest):
         yield
 
 

@@ -2,8 +2,8 @@
 
     python -m scripts.benchmarks.report [--steps 1000000] [--restarts 1000] [--write]
 
-The files are written here, with the journal's own lines, and JSON records as in `JsonlSink`:
-after each restart, some steps are repeated.
+The files are written here, with the lines of a run log and JSON records as in `JsonlSink`: after
+each restart, some steps are repeated.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from mfu_jax.logger.journal.lines import VERSION, StepMark, StepsLine, alive_line, line
+from mfu_jax.logger.run_log.events import START, STEPS, VERSION
 from scripts import results
 
 _UNIX = 1_700_000_000.0
 _STEP_SECONDS = 0.1
+_STEPS_A_LINE = 5  # the log is written twice a second
+_GAP_US = 500
 _AGAIN = 5  # steps repeated after a restart
 _QUERY = """
 import time
@@ -36,7 +38,7 @@ print(time.perf_counter() - imported, time.perf_counter() - begin)
 
 
 def write_run(folder: Path, steps: int, restarts: int) -> None:
-    """Writes the journal and the records of a run.
+    """Writes the run log and the records of a run.
 
     Args:
         folder: an existing folder.
@@ -47,45 +49,35 @@ def write_run(folder: Path, steps: int, restarts: int) -> None:
     each = -(-steps // (restarts + 1))
     now = 100.0
     with (
-        (folder / "metrics.jsonl.journal.0.jsonl").open("wb") as journal,
+        (folder / "metrics.jsonl.events.0.jsonl").open("w") as log,
         (folder / "metrics.jsonl").open("w") as records,
     ):
         for attempt, first in enumerate(range(0, steps, each)):
             now += 30.0
             begin = max(0, first - (_AGAIN if attempt else 0))
-            journal.write(line("start", (_UNIX + now, now), _start(attempt, now)))
+            known = {"process": 0, "processes": 1, "host": "host", "pid": attempt + 1}
+            log.write(_line(START, now, version=VERSION, **known, boot="boot", began_m=now - 1.0))
             now += 20.0
-            marks = list(_marks(chance, range(begin, min(first + each, steps)), now))
-            journal.write(b"".join(_lines(marks)))
-            for mark in marks[first - begin :]:
-                records.write(_record(mark))
-            now = marks[-1].end[1]
-            journal.write(alive_line((_UNIX + now, now), 0.0, 0.015))
+            last = min(first + each, steps)
+            for number in range(begin, last, _STEPS_A_LINE):
+                count = min(_STEPS_A_LINE, last - number)
+                us = [round(1e6 * chance.gauss(_STEP_SECONDS, 0.002)) for _ in range(count)]
+                for step, spent in enumerate(us, number):
+                    now += (spent + _GAP_US) / 1e6
+                    if step >= first:
+                        records.write(_record(step, spent / 1e6, now))
+                waits = {"gap_us": [_GAP_US] * count, "data_us": [100] * count}
+                cost = {"optimal_s": 0.04, "executed_s": 0.05}
+                log.write(_line(STEPS, now, first=number, us=us, **waits, **cost))
 
 
-def _start(attempt: int, now: float) -> dict[str, object]:
-    known = {"version": VERSION, "process": 0, "processes": 1, "host": "host", "pid": attempt + 1}
-    return {**known, "boot": "boot", "began_m": now - 1.0, "mark_us": 50_000}
+def _line(event: str, now: float, **values: object) -> str:
+    """A line of the run log; without its sequence number, which no report reads."""
+    head = {"e": event, "t": round(_UNIX + now, 6), "m": round(now, 6)}
+    return json.dumps({**head, **values}, separators=(",", ":")) + "\n"
 
 
-def _marks(chance: random.Random, numbers: range, now: float) -> Iterator[StepMark]:
-    for number in numbers:
-        us = round(1e6 * chance.gauss(_STEP_SECONDS, 0.002))
-        now += us / 1e6 + 0.0005
-        yield StepMark(number, (_UNIX + now, now), us, 100, ("step", 0.04, 0.05))
-
-
-def _lines(marks: Sequence[StepMark]) -> Iterator[bytes]:
-    grown = StepsLine(marks[0], 500)
-    for mark in marks[1:]:
-        if not grown.add(mark, 500):
-            yield grown.encode()
-            grown = StepsLine(mark, 500)
-    yield grown.encode()
-
-
-def _record(mark: StepMark) -> str:
-    seconds = mark.us / 1e6
+def _record(number: int, seconds: float, now: float) -> str:
     scalars = {
         "perf/step_time_seconds": seconds,
         "perf/per_device_tflops": 36.8,
@@ -99,7 +91,7 @@ def _record(mark: StepMark) -> str:
         "goodput/data_wait_seconds": 0.0001,
         "perf/logger_overhead_us": 30.5,
     }
-    head = {"step": mark.number, "kind": "step", "unix_seconds": mark.end[0]}
+    head = {"step": number, "kind": "step", "unix_seconds": _UNIX + now}
     return json.dumps({**head, **scalars}) + "\n"
 
 

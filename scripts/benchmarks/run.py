@@ -21,7 +21,7 @@ from typing import Any
 from mfu_jax.errors import UserError, nearest, one_line
 from mfu_jax.logger.records.summary import StepStatistics
 from mfu_jax.runs.metrics.files import read_metrics
-from mfu_jax.runs.metrics.run_files import read_beside
+from mfu_jax.runs.report.setup import read_setup
 from mfu_jax.util.formatting import columns
 from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
 from scripts.benchmarks.configs import BENCHMARKS, STANDARD, Benchmark
@@ -210,8 +210,7 @@ def summarize(path: Path) -> dict[str, float]:
 
 def _peak_of(path: Path) -> str:
     """The peak that MFU and HFU refer to, from the run's set-up; empty without one."""
-    values = read_beside(str(path), "setup").get("values", {})
-    return str(values.get("peak of one device", ""))
+    return str(read_setup(str(path)).values.get("peak of one device", ""))
 
 
 _COLUMNS: Mapping[str, Callable[[BenchmarkResult], str]] = {

@@ -1,127 +1,142 @@
-"""`mfu-jax replay`: the records that a run could not write get to where they belong."""
+"""`mfu-jax replay`: what a sink that was down gets later is what one that was up has."""
 
 import json
-import os
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mfu_jax.cli import main
-from mfu_jax.logger.delivery.backlog import Backlog, backlogs_of
-from mfu_jax.logger.delivery.backlog_files import Segment
-from mfu_jax.sinks import CsvSink, JsonlSink, Sink, StepRecord, TensorBoardSink
-from tests.support.work import HANG_SECONDS
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.sinks import CsvSink, JsonlSink, Sink, StepRecord, TensorBoardSink, register_sink
+from tests.support.sinks import ListSink
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 
-def record(step: int) -> StepRecord:
-    loss = float("nan") if step == 4 else float(step)
-    return StepRecord(step=step, unix_seconds=0.5, scalars={"learning/loss": loss})
+class Down(ListSink):
+    """A service that cannot be reached."""
+
+    def write(self, record: StepRecord) -> None:
+        raise OSError("down")
 
 
-def leave(folder: Path, *, written: range, left: range) -> None:
-    """A run whose three sinks wrote some steps, and left others in their backlogs."""
-    sinks: list[Sink] = [
-        JsonlSink(folder / "metrics.jsonl"),
-        CsvSink(folder / "metrics.csv"),
-        TensorBoardSink(folder / "tensorboard"),
+def run(folder: Path, *sinks: Sink, log_period: int = 1, steps: int = 60) -> None:
+    """A run in which metrics come and go, with an eval, notes and a loss that is not finite."""
+    files = [JsonlSink(folder / "metrics.jsonl"), *sinks]
+    with MetricLogger(
+        model_flops_per_device=10**9, peak_flops_per_sec=1e12, sinks=files, log_period=log_period
+    ) as logger:
+        logger.write_setup({"peak": 1.0}, {"ledger": "rows"})
+        for step in range(steps):
+            metrics: dict[str, Any] = {"loss": float("nan") if step == 4 else 1.0 / (step + 1)}
+            if step % 7 == 3:
+                metrics["rare"] = 0.1 * step
+            logger.record(step, metrics, step_time_seconds=0.1 + 0.001 * step)
+            if step == 20:
+                with logger.pause("eval"):
+                    logger.record_eval(step, {"accuracy": 0.5})
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
+    found = event_accumulator.EventAccumulator(str(folder))
+    found.Reload()
+    return {
+        tag: [(event.step, event.wall_time, str(event.value)) for event in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
+
+
+@pytest.mark.parametrize("log_period", [1, 10])
+def test_a_file_that_is_written_later_is_the_one_that_was_written_live(
+    tmp_path: Path, log_period: int
+) -> None:
+    live = CsvSink(tmp_path / "live.csv"), TensorBoardSink(tmp_path / "live")
+    run(tmp_path, *live, log_period=log_period)
+    assert main(["replay", str(tmp_path), "--sink", "csv", f"path={tmp_path / 'later.csv'}"]) == 0
+    target = f"folder={tmp_path / 'later'}"
+    assert main(["replay", str(tmp_path), "--sink", "tensorboard", target]) == 0
+    lines = (tmp_path / "metrics.jsonl").read_bytes()
+    assert main(["replay", str(tmp_path), "--sink=jsonl", f"path={tmp_path / 'x/m.jsonl'}"]) == 0
+    assert (tmp_path / "x/m.jsonl").read_bytes() == lines
+    assert (tmp_path / "later.csv").read_bytes() == (tmp_path / "live.csv").read_bytes()
+    assert scalars(tmp_path / "later") == scalars(tmp_path / "live")
+    shown = [
+        line["step"]
+        for line in map(json.loads, lines.splitlines())
+        if line["step"] % log_period == 0
+        or line["kind"] != "step"
+        or "notes" in line
+        or line["step"] in (20, 59)  # the eval's, and the last
     ]
-    for sink, backlog in zip(sinks, backlogs_of(sinks, 0), strict=True):
-        for step in written:
-            sink.write(record(step))
-        sink.close()
-        assert isinstance(backlog, Backlog)
-        assert backlog.keep([record(step) for step in left], HANG_SECONDS) == len(left)
+    losses = scalars(tmp_path / "later")["learning/loss"]
+    assert [step for step, _, _ in losses] == shown
 
 
-def lines(folder: Path) -> list[tuple[int, object]]:
-    text = (folder / "metrics.jsonl").read_text()
-    return [(line["step"], line["learning/loss"]) for line in map(json.loads, text.splitlines())]
-
-
-@pytest.mark.parametrize("named", ["", "backlog"])
-def test_what_a_run_left_is_written_behind_what_it_wrote(
-    tmp_path: Path, named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    leave(tmp_path, written=range(3), left=range(2, 6))  # step 2 got there, but nobody knew
-    assert main(["replay", str(tmp_path / named)]) == 0
-    assert lines(tmp_path) == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, "NaN"), (5, 5.0)]
-    rows = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert [row.split(",")[0] for row in rows] == ["step", *"012345"]
-    events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("learning/loss")][-4:] == [2, 3, 4, 5]
-    assert not (tmp_path / "backlog").exists()
-    assert "metrics.jsonl: 3 records written\n" in capsys.readouterr().out
-
-
-def test_a_run_folder_may_have_moved(tmp_path: Path) -> None:
-    (tmp_path / "before").mkdir()
-    leave(tmp_path / "before", written=range(2), left=range(2, 4))
-    shutil.move(tmp_path / "before", tmp_path / "after")
-    assert main(["replay", str(tmp_path / "after")]) == 0
-    assert [step for step, _ in lines(tmp_path / "after")] == [0, 1, 2, 3]
-
-
-def test_a_gap_before_later_steps_is_not_filled_out_of_order(
+def test_a_sink_of_ones_own_that_was_down_gets_all_and_its_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    leave(tmp_path, written=range(5, 8), left=range(2, 4))
-    before = lines(tmp_path)
-    assert main(["replay", str(tmp_path)]) == 1
-    assert lines(tmp_path) == before
-    out = capsys.readouterr().out
-    assert "metrics.jsonl: 0 records written; 2 stay in" in out
-    assert "goes on to step 7 without them" in out
-    assert len(list((tmp_path / "backlog").iterdir())) == 2  # TensorBoard takes any order
+    made: list[ListSink] = []
+
+    @register_sink("later")
+    class Later(Down):
+        def __init__(self, project: str) -> None:
+            super().__init__(every_step=False)
+            assert project == "mine"
+            made.append(self)
+
+        write = ListSink.write
+
+    run(tmp_path, Down(), steps=5)
+    assert main(["replay", str(tmp_path), "--sink", "later", "project=mine"]) == 0
+    (sink,) = made
+    assert sink.steps == [0, 1, 2, 3, 4]
+    assert ("setup/ledger", "rows") in sink.texts
+    assert sink.summary is not None
+    assert sink.summary.steps == 3
+    assert sink.closed
+    assert "written up to step 4" in capsys.readouterr().out
 
 
-def test_without_a_backlog_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for folder in (tmp_path, tmp_path / "absent"):
-        assert main(["replay", str(folder)]) == 2
-        assert "holds no backlog" in capsys.readouterr().err
-    (tmp_path / "backlog").mkdir()
-    (tmp_path / "backlog" / "x.jsonl").write_text('{"step": 1}\n')
-    assert main(["replay", str(tmp_path)]) == 2
-    assert "does not start with the header of a backlog" in capsys.readouterr().err
+def test_what_the_log_says_a_sink_has_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {n}, "unix_seconds": 1.0}}\n' for n in range(6)))
+    behind = {"e": "behind", "seq": 0, "t": 1.0, "m": 1.0, "sink": "CsvSink", "step": 2}
+    text = json.dumps(behind, separators=(",", ":"))
+    (tmp_path / "metrics.jsonl.events.0.jsonl").write_text(f"{text}\n")
+    table = tmp_path / "t.csv"
+    table.write_text("step,kind,unix_seconds\n0,step,1.0\n1,step,1.0\n2,step,1.0\n")
+    assert main(["replay", str(tmp_path), "--sink=csv", f"path={table}"]) == 0
+    assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["step", *"012345"]
 
 
-@pytest.mark.parametrize("kind", ["fifo", "sparse", "nested", "text"])
-def test_another_file_is_refused_in_one_line(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "backlog" / "jsonl.jsonl"
-    path.parent.mkdir()
-    if kind == "fifo":
-        os.mkfifo(path)  # without a writer, whoever opens it waits
-    else:
-        path.write_bytes(b"[" * 100_000 if kind == "nested" else b"text\n")
-    if kind == "sparse":
-        os.truncate(path, 2**30)
-    assert main(["replay", str(tmp_path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert str(path) in line
-
-
-def test_a_replay_that_was_killed_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leave(tmp_path, written=range(3), left=range(3, 6))
-    with monkeypatch.context() as patch:
-        patch.setattr(Segment, "trim", lambda segment: None)  # killed just before that
-        assert main(["replay", str(tmp_path)]) == 0
-    assert main(["replay", str(tmp_path)]) == 0
-    assert [step for step, _ in lines(tmp_path)] == [*range(6)]
-    events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("learning/loss")] == [*range(6)]
-
-
-def test_a_folder_of_metrics_without_a_backlog_is_not_called_a_broken_one(
+def test_what_a_sink_never_takes_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
-    assert main(["replay", str(tmp_path)]) == 2
-    assert "holds no backlog" in capsys.readouterr().err
+    class Refusing(ListSink):
+        def write(self, record: StepRecord) -> None:
+            if record.step == 2:
+                raise ValueError("no")
+            super().write(record)
+
+    register_sink("refusing")(Refusing)
+    run(tmp_path, steps=4)
+    assert main(["replay", str(tmp_path), "--sink=refusing"]) == 1
+    assert "refusing: 1 records could not be written" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "replay needs --sink"),
+        (["--sink=wandbb"], "unknown sink 'wandbb'"),
+        (["--sink=csv"], "cannot be made"),
+        (["--sink=csv", "path=x.csv", "from_step=-1"], "expected a step's number"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, steps=2)
+    assert main(["replay", str(tmp_path), *words]) == 2
+    assert said in capsys.readouterr().err

@@ -16,6 +16,7 @@ import pytest
 
 import mfu_jax
 from mfu_jax.cli import main
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.goodput.run_time import CATEGORIES
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.sinks import ConsoleSink, JsonlSink
@@ -243,6 +244,28 @@ def test_events_in_the_format_of_ml_goodput_measurement(
     assert events[-1] == {"job_name": tmp_path.name, "job_end_time": UNIX + 28}
     assert main(["report", str(tmp_path), "--export=ml_goodput"]) == 2
     assert "usually the file to write is missing" in capsys.readouterr().err
+
+
+def test_the_summary_can_be_written_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, file = stopped_run(tmp_path), tmp_path / "again.json"
+    command = ["report", str(tmp_path), str(file), "--export=summary"]
+    assert main(command) == 0
+    totals = json.loads(file.read_text())
+    assert (totals["steps"], totals["warmup_steps"]) == (12, 3)
+    assert (totals["mean_seconds"], totals["mfu"], totals["total_seconds"]) == (1.0, 0.5, 28.0)
+    assert totals["seconds_by_use"]["lost_steps"] == 5.0
+    assert totals.keys() == Summary(steps=0).to_json().keys()
+    logged = Summary(steps=7, clock_jumps=1).to_json()
+    log.line("summary", 29.0, **logged)
+    assert main(command) == 0
+    assert json.loads(file.read_text()) == logged
+    log.start(40.0, 41.0)  # and was killed
+    assert main(command) == 0
+    assert json.loads(file.read_text())["steps"] == 12
+    assert main([*command[:-1], "--export=summaries"]) == 2
+    assert "or summary, and nothing else" in capsys.readouterr().err
 
 
 def test_a_dash_reads_standard_input(

@@ -41,7 +41,7 @@ def test_work_that_xla_merged_is_a_named_line_and_no_alarm() -> None:
     assert "+ removed by XLA" in str(flops.ledger)
     peaks = find_peaks(jax.devices()[0], {"f32": 1}, peak_tflops_per_device=1.0)
     cost = flops.cost(peaks, tokens_per_device=0, hfu_source="executed")
-    assert diagnose(cost, cost.rates(1.0)) == []
+    assert diagnose(cost, cost.rates(1.0)) == {}
 
 
 def test_an_undercount_is_a_residual_and_not_removed_by_xla() -> None:

@@ -203,7 +203,7 @@ def test_each_process_of_a_machine_keeps_its_trace(
     for process in (2, 1):  # process 0 would read the trace
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
         if is_instrumented:
-            logger = SimpleNamespace(pause=lambda name: contextlib.nullcontext())
+            logger = SimpleNamespace(own_pause=lambda name: contextlib.nullcontext())
             settings = Settings(profile_steps="3-4", profile_dir=str(tmp_path))
             with StepProfile(settings, peak=lambda: None) as traced:
                 for step in (3, 4):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import io
+import json
 import logging
 import re
 import threading
@@ -192,12 +193,8 @@ OF_THREADS = re.compile(
     r"the metrics of step \d+ were lost|some metrics were lost|metrics were not all written|"
     r"no more metrics are written|there is no summary"
 )
-# Told in the record itself: "metric 'learning/loss' is left out: …".
-TOLD_BY_NOTES = (
-    "logger.run_log.record_builder:",
-    "logger.records.scalars:",
-    "logger.loop.phases:",
-)
+# What a record itself tells of a failure.
+OF_RECORDS = re.compile(r"metric .* is left out: |the cost of the step is not known: ")
 # Python's collector runs on any thread, one of an earlier run as well, whose lines nobody takes.
 TOLD_ELSEWHERE = ("logger.timing.timer:GcPauses.",)
 
@@ -221,17 +218,23 @@ def fault_of(kind: Any, folder: Path, injector: Injector, code: types.CodeType) 
         return f"the step ran {step.times} times"
     if not jax.tree.all(jax.tree.map(np.array_equal, outputs, bare(train_step))):
         return "other outputs"
-    return fault_of_lines(lines.texts, name_of(code))
+    return fault_of_lines(lines.texts, notes_in(folder / "metrics.jsonl"), name_of(code))
 
 
-def fault_of_lines(lines: list[str], name: str) -> str:
+def notes_in(path: Path) -> list[str]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    notes = [note for line in lines for note in json.loads(line).get("notes", ())]
+    return [note for note in notes if OF_RECORDS.match(note)]
+
+
+def fault_of_lines(lines: list[str], notes: list[str], name: str) -> str:
     """What is wrong with what the run has said."""
     of_threads = [line for line in lines if OF_THREADS.match(line)]
     if len(set(of_threads)) != len(of_threads):
         return f"said twice: {of_threads}"
     if len(lines) - len(of_threads) > 1:
         return f"{len(lines)} lines: {lines}"
-    if not lines and not name.startswith((*TOLD_BY_NOTES, *TOLD_ELSEWHERE)):
+    if not (lines or notes or name.startswith(TOLD_ELSEWHERE)):
         return "nothing said"
     return ""
 
@@ -271,11 +274,11 @@ def made(folder: Path) -> Path:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a thread behind the loop is dead, close() waits for it as long as it may."""
-    for name in ("DRAIN_SECONDS", "KEEP_SECONDS", "CLOSE_SECONDS", "HUNG_DRAIN_SECONDS"):
+    for name in ("DRAIN_SECONDS", "CLOSE_SECONDS", "HUNG_DRAIN_SECONDS"):
         monkeypatch.setattr(
-            f"mfu_jax.logger.delivery.pipeline.{name}", 0.1 + (name == "DRAIN_SECONDS")
+            f"mfu_jax.logger.run_log.recorder.{name}", 0.1 + (name == "DRAIN_SECONDS")
         )
-    monkeypatch.setattr("mfu_jax.logger.delivery.sink_worker.LAST_RETRY_SECONDS", ())
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.LAST_RETRY_SECONDS", ())
     monkeypatch.setattr("threading.excepthook", lambda details: None)
 
 

@@ -13,6 +13,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.watchdog import HANG_EXIT_CODE, Watchdog
 from mfu_jax.settings import Settings
 from mfu_jax.sinks import StepRecord
@@ -40,7 +41,7 @@ class Run:
                 hang_folder=str(folder / "hangs"), heartbeat_file=str(self.heartbeat), **given
             ),
             Boundary(),
-            monotonic=self.clock.monotonic,
+            self.clock.monotonic,
         )
         self.step = 0
 
@@ -48,9 +49,9 @@ class Run:
         for _ in range(count):
             self.clock.advance(seconds)
             self.watchdog.on_step((self.step, self.clock.monotonic(), threading.get_ident()))
-            self.watchdog.on_record(
-                StepRecord(step=self.step, unix_seconds=0.0, scalars={"learning/loss": 4.25})
-            )
+            scalars = {"learning/loss": 4.25}
+            record = StepRecord(step=self.step, unix_seconds=0.0, scalars=scalars)
+            assert self.watchdog.on_record(TimedStep(), record) is record
             self.watchdog.check()
             self.step += 1
 
@@ -154,8 +155,10 @@ def test_the_limit_is_the_larger_of_both_settings(
 
 
 def test_pauses_compilations_and_first_steps_are_not_hangs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compiling: set[int] = set()  # ids of threads
+    monkeypatch.setattr("mfu_jax.logger.watchdog.is_compiling", compiling.__contains__)
     run = Run(tmp_path)
     run.steps(4)
     run.passes(300)  # four intervals have no median yet
@@ -165,13 +168,16 @@ def test_pauses_compilations_and_first_steps_are_not_hangs(
     run.watchdog.resume()
     run.passes(3)
     run.steps(3)
-    run.watchdog.compiling("trace")
+    compiling.add(threading.get_ident())
     run.passes(300)
-    run.watchdog.compiling("compile")
+    compiling.clear()
+    run.passes(3)
     run.steps(10)
     assert not caplog.messages
-    run.watchdog.compiling("trace")
-    run.passes(1801)  # a compilation, too, can hang
+    compiling.add(threading.get_ident())
+    run.passes(1800)
+    assert not caplog.messages
+    run.passes(1)  # a compilation, too, can hang
     assert len(caplog.messages) == 1
 
 
@@ -350,12 +356,13 @@ def test_a_heartbeat_needs_a_path_of_this_machine(file: str) -> None:
 
 
 def test_a_hang_ends_the_process_if_that_is_wanted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(tmp_path, abort_on_hang=True)
     events: list[object] = []
-    run.watchdog._end = events.append
-    run.watchdog.connect(lambda: "process 3 is silent for 40 s", lambda: events.append("flushed"))
+    monkeypatch.setattr(os, "_exit", events.append)
+    run.watchdog.who_is_silent = lambda: "process 3 is silent for 40 s"
+    run.watchdog.flush = lambda: events.append("flushed")
     run.steps(30)
     run.passes(20)
     assert events == ["flushed", HANG_EXIT_CODE]
@@ -364,8 +371,8 @@ def test_a_hang_ends_the_process_if_that_is_wanted(
     assert run.beat()["state"] == "hung"
 
 
-def test_a_hang_ends_nothing_by_default(tmp_path: Path) -> None:
+def test_a_hang_ends_nothing_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path)
-    run.watchdog._end = lambda code: pytest.fail("ended")
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("ended"))
     run.steps(30)
     run.passes(20)

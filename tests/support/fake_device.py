@@ -8,6 +8,7 @@ import numpy as np
 
 from mfu_jax.logger.timing.readiness import is_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
+from mfu_jax.logger.timing.watcher import Watcher
 
 
 class FakeClock:
@@ -68,7 +69,7 @@ class FakeDevice:
         return {"loss": FakeArray(self.clock, self.free_at, loss)}
 
 
-class FakeWatcher:
+class FakeWatcher(Watcher):
     """Stamps steps at the very moment at which they end, as a prompt thread would."""
 
     def __init__(self, clock: FakeClock) -> None:

@@ -1,100 +1,181 @@
-"""Detects steps that take much longer than the others, and why."""
+"""Steps that take much longer than the others, and why; losses that jump."""
 
 from __future__ import annotations
 
-from collections import Counter
+import bisect
+import math
+from collections import Counter, deque
 from collections.abc import Iterator
 
-from mfu_jax.logger.health.finding import NOTHING, Health
-from mfu_jax.logger.health.window import SortedWindow
+from mfu_jax.host_work import HostWork
 from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep
-from mfu_jax.util.formatting import readable
+from mfu_jax.util.formatting import loss_text, readable
 
 WINDOW = 101
-_FEWEST = 20
-# A step is an outlier if it takes this many times the median and is this many spreads above it:
-# of a million log-normal steps with a deviation of 20%, fewer than one is.
-_TIMES_MEDIAN = 2.0
+# An outlier is this many spreads above the median: of a million log-normal steps with a deviation
+# of 20%, fewer than one is. It is also above it by a fraction of the median.
 _SPREADS = 10.0
+_STEP_FRACTION, _LOSS_FRACTION = 1.0, 0.2
+# With fewer values before it, none is an outlier.
+_FEWEST_STEPS, _FEWEST_LOSSES = 20, 30
 # A cause explains a step if it took more than this fraction of the step's excess time.
 _EXPLAINS = 0.5
 # Number of steps after a checkpoint that its writing may still slow down.
 _STEPS_AFTER_CHECKPOINT = 5
 # For each cause this many are reported, then only each power of ten.
 _MAX_REPORTS = 3
+# A run with more spikes of its loss has other problems.
+_MAX_SPIKES = 20
+# Ratio of the standard deviation of normal values to their median absolute deviation.
+NORMAL = 1.4826
 
+# For causes that are not measured as work of the host's.
 _WORDS = {
-    "data": "the wait for data took {0} s",
-    "gc": "Python's garbage collector took {0} s",
     "clock": "the machine slept, or a clock jumped",
-    "compile": "compiling took {0} s",
-    "checkpoint": "a checkpoint was saved up to {0:.0f} steps before",
-    "python": "Python between the steps took {0} s",
-    "dispatch": "the call of the step took {0} s",
+    "checkpoint": "a checkpoint was saved up to {0} steps before",
     "device": "the device took it; usually another process is slow, or the device is",
     "unknown": "no cause was seen",
 }
 
 
-class OutlierWatch:
+class SortedWindow:
+    """The most recent values of a series, kept sorted.
+
+    Args:
+        size: number of values.
+
+    >>> window = SortedWindow(3)
+    >>> for value in (5.0, 1.0, 2.0, 9.0):
+    ...     window.add(value)
+    >>> len(window), window.median, window.spread == NORMAL * 1.0
+    (3, 2.0, True)
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: float) -> None:
+        """Adds a finite value; drops the oldest if there are too many."""
+        self._values.append(value)
+        bisect.insort(self._ordered, value)
+        if len(self._values) > self._size:
+            del self._ordered[bisect.bisect_left(self._ordered, self._values.popleft())]
+
+    @property
+    def median(self) -> float:
+        """The middle value; for an even number, the upper one."""
+        return self._ordered[len(self._ordered) // 2]
+
+    @property
+    def spread(self) -> float:
+        """A robust standard deviation, not affected by outliers."""
+        middle = self.median
+        deviations = sorted(abs(value - middle) for value in self._values)
+        return NORMAL * deviations[len(deviations) // 2]
+
+    def excess(self, value: float, fraction: float, fewest: int) -> float:
+        """How far an outlier is above the median; 0 for all other values."""
+        if len(self) < fewest or value - self.median <= fraction * abs(self.median):
+            return 0.0
+        excess = value - self.median
+        return excess if excess > _SPREADS * self.spread else 0.0
+
+
+class OutlierWatch(Monitor):
     """Compares each step's time, including its wait for data, with the recent median."""
 
     def __init__(self) -> None:
         self._window = SortedWindow(WINDOW)
-        self._since_checkpoint = 1_000_000
+        self._since_checkpoint = _STEPS_AFTER_CHECKPOINT
         self._reported: Counter[str] = Counter()
 
-    def check(self, step: TimedStep, record: StepRecord) -> Health:
-        """The findings about one step."""
-        self._since_checkpoint += 1
+    def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
+        """Adds a slow step's excess time, and its cause."""
+        is_saved = "checkpoint" in step.spans
+        self._since_checkpoint = 0 if is_saved else self._since_checkpoint + 1
         waits = 0.0
         if step.spans:
             waits = sum(s for name, s in step.spans.items() if name.endswith("_wait"))
-            if "checkpoint" in step.spans:
-                self._since_checkpoint = 0
-        seconds = step.seconds + waits
+        seconds, window = step.seconds + waits, self._window
         if record.kind != "step" or not 0 < seconds < float("inf"):
-            return NOTHING
-        health = NOTHING
-        if len(self._window) >= _FEWEST and seconds > _TIMES_MEDIAN * self._window.median:
-            limit = self._window.median + _SPREADS * self._window.spread
-            if seconds > limit:
-                health = self._explain(step, seconds, waits)
-        self._window.add(seconds)
-        return health
+            return record
+        if excess := window.excess(seconds, _STEP_FRACTION, _FEWEST_STEPS):
+            record = self._explained(step, record, excess, waits)
+        window.add(seconds)
+        return record
 
-    def _explain(self, step: TimedStep, seconds: float, waits: float) -> Health:
-        median = self._window.median
-        excess = seconds - median
+    def _explained(
+        self, step: TimedStep, record: StepRecord, excess: float, waits: float
+    ) -> StepRecord:
         cause, own = next(
-            ((name, own) for name, own in self._causes(step, waits) if own > _EXPLAINS * excess),
-            ("unknown", 0.0),
+            (cause, own) for cause, own in self._causes(step, waits) if own > _EXPLAINS * excess
         )
-        if cause == "unknown" and 0 < self._since_checkpoint <= _STEPS_AFTER_CHECKPOINT:
-            cause, own = "checkpoint", float(self._since_checkpoint)
-        elif cause == "unknown" and step.loop is not None:
-            cause = "device" if step.loop.slack_seconds > _EXPLAINS * excess else "unknown"
         scalars = {"health/outlier_seconds": excess, f"health/outlier_{cause}_seconds": excess}
         self._reported[cause] += 1
         times = self._reported[cause]
-        if times > _MAX_REPORTS and str(times).strip("0") != "1":
-            return Health(scalars=scalars)
-        why = _WORDS[cause].format(own if cause == "checkpoint" else readable(own))
+        is_rare = times <= _MAX_REPORTS
+        if not is_rare and str(times).strip("0") != "1":
+            return annotated(record, scalars)
+        if isinstance(cause, HostWork):
+            why = f"{cause.phrase} took {readable(own)} s"
+        else:
+            why = _WORDS[cause].format(self._since_checkpoint)
+        seconds = readable(step.seconds + waits)
         text = (
-            f"the step took {readable(seconds)} s, the median is {readable(median)} s: {why}"
-            f"{f' (time {times} in this run)' if times > _MAX_REPORTS else ''}"
+            f"the step took {seconds} s, the median is {readable(self._window.median)} s: {why}"
+            f"{'' if is_rare else f' (time {times} in this run)'}"
         )
-        return Health(scalars=scalars, notes=(text,))
+        return annotated(record, scalars, [text])
 
     def _causes(self, step: TimedStep, waits: float) -> Iterator[tuple[str, float]]:
         """Possible causes with the seconds that each took, the most certain first."""
-        yield "data", waits
+        loop = step.loop
+        yield HostWork.DATA, waits
         if step.clock_jump_seconds is not None:
             yield "clock", max(step.seconds, step.slept_seconds)
-        yield "compile", sum(event.own_seconds for event in step.compile_events)
-        loop = step.loop
+        yield HostWork.COMPILE, sum(event.own_seconds for event in step.compile_events)
         if loop is not None:
-            yield "gc", loop.gc_seconds
-            yield "dispatch", loop.call_seconds
-            yield "python", loop.seconds - loop.wait_seconds - loop.call_seconds
+            yield HostWork.GC, loop.gc_seconds
+            yield HostWork.DISPATCH, loop.call_seconds
+            yield HostWork.PYTHON, loop.seconds - loop.wait_seconds - loop.call_seconds
+        if 0 < self._since_checkpoint <= _STEPS_AFTER_CHECKPOINT:
+            yield "checkpoint", float("inf")
+        if loop is not None:
+            yield "device", loop.slack_seconds
+        yield "unknown", float("inf")
+
+
+class LossSpikeWatch(Monitor):
+    """Compares the loss of each step with recent losses; a jump, or the first NaN, is noted."""
+
+    def __init__(self) -> None:
+        self._window = SortedWindow(WINDOW)
+        self._has_broken = False
+        self._spikes = 0
+
+    def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
+        """Adds how far the loss is above the recent ones, if it jumped."""
+        loss, window = record.scalars.get("learning/loss"), self._window
+        if loss is None:
+            return record
+        if not math.isfinite(loss):
+            is_first, self._has_broken = not self._has_broken, True
+            notes = [f"the loss is {loss}, for the first time"]
+            return annotated(record, {}, notes) if is_first else record
+        if jump := window.excess(loss, _LOSS_FRACTION, _FEWEST_LOSSES):
+            self._spikes += 1
+            text = (
+                f"the loss jumped to {loss_text(loss)}; the median of the last {len(window)} "
+                f"steps is {loss_text(window.median)}"
+            )
+            notes = [text] if self._spikes <= _MAX_SPIKES else []
+            record = annotated(record, {"health/loss_spike": jump}, notes)
+        window.add(loss)
+        return record

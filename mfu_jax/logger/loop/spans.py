@@ -1,141 +1,143 @@
-"""Parts of the loop outside steps: pauses and waits, and the step held back for them."""
+"""Named parts of the loop: spans, and the step held back for them."""
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
 
-from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.loop.loop_lock import acquire_loop_lock, holding, make_loop_lock
 from mfu_jax.logger.records.non_finite import RERAISED
 from mfu_jax.logger.timing.readiness import block_until_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
-from mfu_jax.util.failsafe import Boundary, failsafe
+from mfu_jax.util.failsafe import ITSELF, Boundary, failsafe
 
 if TYPE_CHECKING:
-    from mfu_jax.logger.delivery.pipeline import RecordPipeline
-    from mfu_jax.logger.journal.writer import Journal
+    from mfu_jax.logger.run_log.recorder import Recorder
+    from mfu_jax.logger.run_log.run_log import RunLog
     from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")
 
 
+class Span:
+    """A named part of the loop; each subclass is a rule by which its time counts.
+
+    `Pause` is cut out of the step around it, `Wait` only while the device is idle; a
+    `mfu_jax.logger.loop.phases.Phase` is part of a step, and a ``StepScope`` is one. A class,
+    because a generator would cost twice as much per step.
+    """
+
+    __slots__ = ("_boundary", "name")
+
+    def __init__(self, name: str, boundary: Boundary) -> None:
+        self.name = name
+        self._boundary = boundary
+
+    @failsafe("{0} is not logged", passes=RERAISED, instead=ITSELF)
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    @failsafe("{0} is not logged", passes=RERAISED)
+    def __exit__(self, *error: object) -> None:
+        self._end(has_failed=bool(error) and error[0] is not None)
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _end(self, *, has_failed: bool) -> None:
+        raise NotImplementedError
+
+
 class LoopSpans:
-    """Measures spans of the loop outside steps; holds the step that a pause waited for.
+    """The pauses and waits of one loop; holds the step that a pause waited for.
 
     Args:
         timer: the clocks.
         pipeline: where a step goes once nothing more can be added to it.
         watchdog: suspended during pauses.
         boundary: where failures are reported.
-        journal: records the pauses.
+        log: of this process; has the pauses.
 
     Attributes:
+        open: the open pause or wait; one inside it is part of it.
         held: a timed step to which a later eval or pause may still add.
         late: results of an eval whose step is already written, and numbers that belong to no
             particular step; the next record takes them.
-        active: whether a span is open; a nested span is part of the outer one.
-        paused: the name of the open pause; empty if none.
-        lock: shared by the loop's threads; held to record a step and to begin or end a span.
     """
-
-    lock: threading.RLock
 
     def __init__(
         self,
         timer: StepTimer,
-        pipeline: RecordPipeline,
+        pipeline: Recorder,
         watchdog: Watchdog,
         boundary: Boundary,
-        journal: Journal | NoJournal,
+        log: RunLog,
     ) -> None:
-        self.journal = journal
-        journal.waited_seconds = self.waited_seconds
+        self.timer = timer
+        self.pipeline = pipeline
+        self.watchdog = watchdog
+        self.boundary = boundary
+        self.log = log
+        log.idle_seconds = timer.open_wait_seconds
+        self.open: Span | None = None
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
-        self.active = False
-        self.paused = ""
-        make_loop_lock(self)
         self._calls: dict[str, list[Any]] = {}
         self._calls_after = -1
-        self._pause: object = None
-        self._inside = contextvars.ContextVar[object]("mfu_jax_pause", default=None)
-        self._timer = timer
-        self._pipeline = pipeline
-        self._watchdog = watchdog
-        self._boundary = boundary
-
-    def waited_seconds(self) -> float:
-        """How long the device has waited for data so far; callable from any thread."""
-        open_seconds = self._timer.open_wait_seconds() if self.journal.is_waiting else 0.0
-        return self._timer.total_seconds("data_wait") + open_seconds
 
     def release(self) -> None:
         """Passes the held step on."""
-        with holding(self.lock):
-            held, self.held = self.held, None
-            if held is not None:
-                self._pipeline.put(held)
+        held, self.held = self.held, None
+        if held is not None:
+            self.pipeline.put(held)
 
     def hold(self, step: TimedStep) -> None:
         """Holds a step, and passes on the one held before it."""
         self.release()
         self.held = step
 
-    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Adds the results of an eval to the step's record if held, otherwise to the next one."""
-        with holding(self.lock):
-            if self.held is not None and self.held.step == step:
-                self.held.extra = {**self.held.extra, **metrics}
-            else:
-                self.late |= {**metrics, "step": step}
+    def add(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Adds values to the held record if they are of its step, otherwise to the next one.
 
-    def add_numbers(self, numbers: Mapping[str, float]) -> None:
-        """Adds numbers that belong to no particular step to the first unwritten record."""
-        if self.held is not None:
-            self.held.extra = {**self.held.extra, **numbers}
+        Args:
+            values: such as the results of an eval.
+            step: the step that they belong to; None: they fit any record.
+        """
+        if self.held is not None and step in (None, self.held.step):
+            self.held.extra = {**self.held.extra, **values}
         else:
-            self.late |= numbers
+            self.late.update(values if step is None else {**values, "step": step})
 
-    @property
-    def takes_calls(self) -> bool:
-        """Whether this thread or asyncio task is inside a pause; others may be running steps."""
-        return bool(self.paused) and self._inside.get() is self._pause
-
-    def begin_calls(self, name: str) -> None:
-        """Begins a pause on this thread, in this asyncio task and those that it starts."""
-        self.paused, self._pause = name, object()
-        self._inside.set(self._pause)
-
-    def add_call(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Adds an instrumented call to the open pause; it does not count as a step.
+    def add_call(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        """Adds an instrumented call to the open pause, whose time it is; False if none is open.
 
         Args:
             step: the last step before it.
             metrics: of the call; those of an eval are averaged over all its calls.
         """
+        if not isinstance(self.open, Pause):
+            return False
         self._calls_after = step
         for name, value in metrics.items():
             self._calls.setdefault(name, []).append(value)
+        return True
 
-    def end_calls(self) -> None:
+    def wait_for_calls(self, pause: str) -> None:
         """Waits for the calls made in a pause, so that their time counts as the pause's."""
         calls, self._calls = self._calls, {}
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop hits it when it reads them
             block_until_ready({name: values[-1] for name, values in calls.items()})
-        if calls and self.paused == "eval":
+        if calls and pause == "eval":
             known = {*self.late, *(self.held.extra if self.held is not None else ())}
             new = {n: functools.partial(_mean, v) for n, v in calls.items() if n not in known}
-            self.add(self._calls_after, new)
+            self.add(new, self._calls_after)
 
     def take_late(self) -> dict[str, Any]:
         """Returns `late` and clears it."""
@@ -145,7 +147,7 @@ class LoopSpans:
     def hold_last(self) -> None:
         """Waits for the step in flight and holds it."""
         try:
-            last = self._timer.drain(is_last=True)
+            last = self.timer.drain(is_last=True)
         except jax.errors.JaxRuntimeError as error:  # earlier measurements are still written
             _log.warning("the step in flight did not end: %s", error)
             return
@@ -159,162 +161,110 @@ class LoopSpans:
             last.extra = {**last.extra, **self.take_late()}
         return last
 
-    def pause(self, name: str, check: Callable[[], None]) -> Pause:
-        """Waits for the step in flight, calls `check`, and attributes the time inside to `name`."""
-        self._timer.interrupt.raise_pending()
-        return Pause(self, self._timer, name, check, self._watchdog, self._boundary)
 
-    def wait(self, name: str) -> Wait:
-        """Measures the part of a wait during which the device is idle."""
-        self._timer.interrupt.raise_pending()
-        return Wait(self, self._timer, self._pipeline, name, self._watchdog, self._boundary)
+class Pause(Span):
+    """Waits for the step in flight; the time inside counts as the pause's alone.
 
+    Args:
+        spans: the loop's.
+        name: what the time counts as.
+        check: called when it has begun; what it raises ends the pause.
+    """
 
-class Pause:
-    """See `LoopSpans.pause`."""
-
-    __slots__ = (
-        "_boundary",
-        "_check",
-        "_is_inner",
-        "_name",
-        "_spans",
-        "_start",
-        "_timer",
-        "_watchdog",
-    )
+    __slots__ = ("_check", "_resumes", "_spans", "_start")
 
     def __init__(
-        self,
-        spans: LoopSpans,
-        timer: StepTimer,
-        name: str,
-        check: Callable[[], None],
-        watchdog: Watchdog,
-        boundary: Boundary,
+        self, spans: LoopSpans, name: str, check: Callable[[], None] | None = None
     ) -> None:
-        self._watchdog = watchdog
+        super().__init__(name, spans.boundary)
         self._spans = spans
-        self._timer = timer
-        self._name = name
         self._check = check
-        self._boundary = boundary
         self._start: Reading | None = None
-        self._is_inner = False
+        self._resumes = False
 
-    @failsafe("the time of {0._name} is not known", passes=RERAISED)
-    def __enter__(self) -> None:
+    def __str__(self) -> str:
+        return f"the pause {self.name}"
+
+    def _begin(self) -> None:
         spans = self._spans
-        with holding(spans.lock):
-            if spans.active:
-                self._is_inner = not self._watchdog.is_paused
-                if self._is_inner:
-                    self._watchdog.pause()
-                return
-            finished = self._timer.drain()
-            start = self._timer.read()
-            self._watchdog.pause()
-            spans.journal.begin(self._name, start, finished)
-            if finished is not None:
-                spans.hold(finished)
-            spans.active, self._start = True, start
-            spans.begin_calls(self._name)
+        if spans.open is not None:
+            self._resumes = not spans.watchdog.is_paused
+            spans.watchdog.pause()
+            return
+        finished = spans.timer.drain()
+        self._start = spans.timer.read()
+        spans.open = self
+        spans.watchdog.pause()
+        spans.log.begin(self.name, self._start, finished)
+        if finished is not None:
+            spans.hold(finished)
         try:
-            self._check()  # unlocked, so that a slow sink delays no other thread's step
+            if self._check is not None:
+                self._check()
         except BaseException:
-            spans.active, self._start, spans.paused = False, None, ""
+            self._finish(self._start)
             raise
 
-    @failsafe("the time of {0._name} is not known")
-    def __exit__(self, *error: object) -> None:
-        spans, start = self._spans, self._start
-        if self._is_inner:
-            self._watchdog.resume()
-        if start is None:
+    def _end(self, *, has_failed: bool) -> None:
+        if self._resumes:
+            self._spans.watchdog.resume()
+        if self._start is None:
             return
         try:
-            spans.end_calls()
+            self._spans.wait_for_calls(self.name)
         finally:  # even after Ctrl-C while waiting
-            self._end(start)
+            self._finish(self._start)
 
-    def _end(self, start: Reading) -> None:
-        spans = self._spans
-        with holding(spans.lock):
-            spans.active, self._start, spans.paused = False, None, ""
-            self._watchdog.resume()
-            end = self._timer.read()
-            self._timer.cut(self._name, start, end)
-            spans.journal.end(end)
-            if spans.held is not None:
-                spans.held.spans = _sum(spans.held.spans, self._timer.take_spans())
-                spans.held.waited_seconds = self._timer.total_seconds("data_wait")
+    def _finish(self, start: Reading) -> None:
+        spans, timer = self._spans, self._spans.timer
+        spans.open = self._start = None
+        spans.watchdog.resume()
+        end = timer.read()
+        timer.cut(self.name, start, end)
+        spans.log.end(end)
+        if spans.held is not None:
+            spans.held.spans = _sum(spans.held.spans, timer.take_spans())
+            spans.held.waited_seconds = timer.total_seconds("data_wait")
 
 
-class Wait:
-    """See `LoopSpans.wait`. A class, because a generator would cost twice as much per step."""
+class Wait(Span):
+    """The device may go on; only the time during which it is idle counts as the wait's.
 
-    __slots__ = (
-        "_boundary",
-        "_idle_since",
-        "_name",
-        "_outermost",
-        "_pipeline",
-        "_spans",
-        "_timer",
-        "_watchdog",
-    )
+    Args:
+        spans: the loop's.
+        name: what is waited for; the time counts as ``<name>_wait``.
+    """
 
-    def __init__(
-        self,
-        spans: LoopSpans,
-        timer: StepTimer,
-        pipeline: RecordPipeline,
-        name: str,
-        watchdog: Watchdog,
-        boundary: Boundary,
-    ) -> None:
-        self._watchdog = watchdog
-        self._boundary = boundary
+    __slots__ = ("_idle_since", "_spans")
+
+    def __init__(self, spans: LoopSpans, name: str) -> None:
+        self.name = name  # without a call: it is made in every step
+        self._boundary = spans.boundary
         self._spans = spans
-        self._timer = timer
-        self._pipeline = pipeline
-        self._name = name
-        self._outermost = False
         self._idle_since: Reading | None = None
 
-    @failsafe("the wait for {0._name} is not known")
-    def __enter__(self) -> None:
-        spans = self._spans
-        lock = spans.lock
-        has_lock = lock.acquire(False) or acquire_loop_lock(lock)
-        try:
-            if not spans.active:
-                self._outermost = spans.active = True
-                self._watchdog.wait(self._name)
-                self._idle_since = self._timer.begin_wait()
-                spans.journal.is_waiting = self._name == "data"
-        finally:
-            if has_lock:
-                lock.release()
+    def __str__(self) -> str:
+        return f"the wait for {self.name}"
 
-    @failsafe("the wait for {0._name} is not known", passes=RERAISED)
-    def __exit__(self, *error: object) -> None:
+    def _begin(self) -> None:
         spans = self._spans
-        if not self._outermost:
+        if spans.open is None:
+            spans.open = self
+            spans.watchdog.wait(self.name)
+            self._idle_since = spans.timer.begin_wait()
+            spans.log.is_waiting = self.name == "data"
+
+    def _end(self, *, has_failed: bool) -> None:
+        spans = self._spans
+        if spans.open is not self:
             return
-        lock = spans.lock
-        has_lock = lock.acquire(False) or acquire_loop_lock(lock)
-        try:
-            spans.active = spans.journal.is_waiting = False
-            self._watchdog.wait("")
-            finished = self._timer.end_wait(f"{self._name}_wait", self._idle_since)
-            spans.journal.has_waited = True
-            if finished is not None:
-                spans.release()
-                self._pipeline.put(finished)
-        finally:
-            if has_lock:
-                lock.release()
+        spans.open = None
+        spans.log.is_waiting = False
+        spans.watchdog.wait("")
+        finished = spans.timer.end_wait(f"{self.name}_wait", self._idle_since)
+        if finished is not None:
+            spans.release()
+            spans.pipeline.put(finished)
 
 
 def _mean(values: Sequence[Any]) -> Any:

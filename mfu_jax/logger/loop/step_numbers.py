@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,9 +17,6 @@ _log = logging.getLogger("mfu_jax")
 # A loop that records each number twice is warned, but not in every step.
 _MAX_REPORTS = 3
 
-NEXT: Any = object()
-"""As a step's number: the last one plus one, assigned in order of arrival among threads."""
-
 
 class StepNumbers:
     """Step numbers, which increase except when the loop goes back.
@@ -30,7 +26,7 @@ class StepNumbers:
 
     Attributes:
         last: the last number.
-        has_gone_back: it was not above the previous one, and `tell` has not been called since.
+        has_gone_back: it was not above the previous one; reset by whoever passes that on.
     """
 
     def __init__(self, start_step: int) -> None:
@@ -38,14 +34,6 @@ class StepNumbers:
         self.has_gone_back = False
         self._start_step = start_step
         self._times = 0
-
-    def whole(self, step: Any) -> int:
-        """The number of a step, given as an integer of any library, or as `NEXT`.
-
-        Raises:
-            UserError: it is not an integer.
-        """
-        return self.last + 1 if step is NEXT else whole_number(step)
 
     def go_back(self, step: int) -> None:
         """The loop repeats `step` and later ones, as after restoring a checkpoint.
@@ -69,11 +57,6 @@ class StepNumbers:
                 self.last,
                 step,
             )
-
-    def reports(self, journal: Any) -> Callable[[], object]:
-        """A function that notes it in the journal, to be called in sequence with the steps."""
-        self.has_gone_back = False
-        return functools.partial(journal.went_back, self.last)
 
 
 def after_close(step: int) -> UserError:

@@ -6,8 +6,9 @@ After that every value is a Python int or float. NaN and Inf pass: they are news
 from __future__ import annotations
 
 import functools
+import math
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -39,6 +40,27 @@ def quick_numbers(values: Collection[Any]) -> list[int | float] | None:
     return numbers if _NUMBER_CLASSES.issuperset(map(type, numbers)) else None
 
 
+def numbers_of(name: str, value: Any) -> dict[str, int | float]:
+    """The plain numbers of a metric: one, or several with an index; a loss also as their mean.
+
+    Args:
+        name: its name.
+        value: what the loop gave, or a function that returns it; None: no number.
+
+    Raises:
+        Exception: see `plain_number`, or whatever the function raises.
+    """
+    value = value() if callable(value) else value
+    if value is None:
+        return {}
+    shape: tuple[int, ...] = getattr(value, "shape", ())
+    if len(shape) != 1 or not 1 < shape[0] <= MOST_NUMBERS:
+        return {name: plain_number(value)}
+    numbers = [plain_number(item) for item in np.asarray(value)]
+    mean = {name: math.fsum(numbers) / len(numbers)} if name == "learning/loss" else {}
+    return mean | {f"{name}/{index}": number for index, number in enumerate(numbers)}
+
+
 def plain_number(value: Any) -> int | float:
     """A scalar of any library as a Python int or float; copies it from the device.
 
@@ -48,31 +70,53 @@ def plain_number(value: Any) -> int | float:
     """
     if type(value) is float:
         return value
-    if isinstance(value, jax.Array):
-        _ARRAY_CLASSES.add(type(value))
-        return _of_device(value)
-    if isinstance(value, int):
-        return _plain_int(int(value))
-    if isinstance(value, float):
-        return float(value)
     if isinstance(value, str | bytes):
         raise ValueError("it is text; expected a number; usually a label; use write_text for it")
-    return _of_array(np.asarray(value))
+    array = _on_host(value)
+    kind = array.dtype.kind
+    if kind in "cUSMm":
+        raise ValueError(
+            f"it is of dtype {array.dtype}; expected a real number; usually a label, a time, or an "
+            f"eigenvalue; log the part of it that you need"
+        )
+    number = array.reshape(-1)[0]
+    if kind not in "iub" and not isinstance(number, int):
+        return float(number)
+    try:
+        float(number)
+    except OverflowError:
+        raise ValueError(
+            "it is an integer that no 64-bit float can hold; expected at most 1.8e308; usually a "
+            "count that overflowed; log its logarithm"
+        ) from None
+    return int(number)
 
 
-def is_vector(value: Any) -> bool:
-    """True for a one-dimensional array of two or more numbers, at most `MOST_NUMBERS`."""
-    shape: tuple[int, ...] = getattr(value, "shape", ())
-    return len(shape) == 1 and 1 < shape[0] <= MOST_NUMBERS
+def _on_host(value: Any) -> np.ndarray:
+    """An array of one number."""
+    if isinstance(value, jax.Array):
+        _ARRAY_CLASSES.add(type(value))
+        _check_shape(value.shape)  # before it is copied
+    try:
+        array = np.asarray(value)
+    except RuntimeError:
+        if not is_deleted(value):
+            raise
+        raise ValueError(
+            "it was deleted before it could be read; expected an output that lives for one more "
+            "step; usually it is part of the donated state; return a copy of it as a separate "
+            "metric"
+        ) from None
+    _check_shape(array.shape)
+    return array
 
 
-def plain_numbers(vector: Any) -> list[int | float]:
-    """The numbers of a vector, each converted by `plain_number`.
-
-    Raises:
-        Exception: see `plain_number`.
-    """
-    return [plain_number(item) for item in np.asarray(vector)]
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if math.prod(shape) != 1:
+        raise ValueError(
+            f"it has shape {shape}; expected one number; usually a loss per token or per device; "
+            f"take its mean inside the step"
+        )
 
 
 def is_deleted(value: Any) -> bool:
@@ -98,70 +142,21 @@ def plain_seconds(value: Any) -> float | None:
     return seconds if SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS else None
 
 
-def start_copies(values: Iterable[Any]) -> None:
-    """Starts all copies to the host before anyone waits for the first of them.
+def start_copies(metrics: Mapping[Any, Any]) -> None:
+    """Starts the copies of all values to the host, before anyone waits for the first of them.
 
     `np.asarray` then finds each value there; on a CPU it reads in place, seven times faster than
     `jax.device_get`.
     """
     if _is_on_cpu():
         return
-    for value in values:
-        start = getattr(value, "copy_to_host_async", None)
-        if start is not None and not is_deleted(value):
-            start()
+    for value in metrics.values():
+        if isinstance(value, Mapping):
+            start_copies(value)
+        elif hasattr(value, "copy_to_host_async") and not is_deleted(value):
+            value.copy_to_host_async()
 
 
 @functools.cache
 def _is_on_cpu() -> bool:
     return jax.default_backend() == "cpu"
-
-
-def _plain_int(value: int) -> int:
-    try:
-        float(value)
-    except OverflowError:
-        raise ValueError(
-            "it is an integer that no 64-bit float can hold; expected at most 1.8e308; usually a "
-            "count that overflowed; log its logarithm"
-        ) from None
-    return value
-
-
-def _of_device(value: jax.Array) -> int | float:
-    if value.shape != () and value.size != 1:
-        raise ValueError(_wrong_shape(value.shape))
-    try:
-        array = np.asarray(value)
-    except RuntimeError:
-        if not is_deleted(value):
-            raise
-        raise ValueError(
-            "it was deleted before it could be read; expected an output that lives for one more "
-            "step; usually it is part of the donated state; return a copy of it as a separate "
-            "metric"
-        ) from None
-    return _of_array(array)
-
-
-def _of_array(array: np.ndarray) -> int | float:
-    if array.size != 1:
-        raise ValueError(_wrong_shape(array.shape))
-    kind = array.dtype.kind
-    if kind in "fiu":
-        number = array.item()
-        return number if type(number) is float else int(number) if kind != "f" else float(number)
-    if kind in "cUSMm":
-        raise ValueError(
-            f"it is of dtype {array.dtype}; expected a real number; usually a label, a time, or an "
-            f"eigenvalue; log the part of it that you need"
-        )
-    number = array.reshape(-1)[0]
-    return int(number) if kind == "b" else float(number)
-
-
-def _wrong_shape(shape: tuple[int, ...]) -> str:
-    return (
-        f"it has shape {shape}; expected one number; usually a loss per token or per device; take "
-        f"its mean inside the step"
-    )

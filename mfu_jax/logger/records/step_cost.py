@@ -16,6 +16,9 @@ from fractions import Fraction
 
 from mfu_jax.errors import UserError
 
+# Clocks and peaks are not exact to the last digit; a step at 100.1% of peak is fine.
+TOLERANCE = 0.005
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepCost:
@@ -67,27 +70,32 @@ class StepCost:
     @property
     def model_seconds(self) -> float | None:
         """Shortest time in seconds in which one device could run the model FLOPs."""
-        if self.optimal_model_seconds is not None:
-            return self.optimal_model_seconds
-        if self.peak_flops_per_sec is None or self.model_flops_per_device is None:
-            return None
-        return float(self.model_flops_per_device / Fraction(self.peak_flops_per_sec))
+        return self.optimal_model_seconds or _shortest(
+            self.model_flops_per_device, self.peak_flops_per_sec
+        )
 
     @property
     def executed_seconds(self) -> float | None:
         """Shortest time in seconds in which one device could run the executed FLOPs."""
-        if self.optimal_executed_seconds is not None:
-            return self.optimal_executed_seconds
-        if self.peak_flops_per_sec is None or self.executed_flops_per_device is None:
-            return None
-        return float(self.executed_flops_per_device / Fraction(self.peak_flops_per_sec))
+        return self.optimal_executed_seconds or _shortest(
+            self.executed_flops_per_device, self.peak_flops_per_sec
+        )
 
     @property
     def memory_seconds(self) -> float | None:
         """Shortest time in seconds in which one device could move the bytes."""
-        if self.bytes_per_device is None or self.peak_bytes_per_sec is None:
-            return None
-        return self.bytes_per_device / self.peak_bytes_per_sec
+        return _shortest(self.bytes_per_device, self.peak_bytes_per_sec)
+
+    @property
+    def runs_too_little(self) -> bool:
+        """Whether the program runs fewer FLOPs than the model needs, without an explanation.
+
+        Compares FLOPs, not utilisation: MFU and HFU may be relative to different dtypes' peaks.
+        """
+        executed, model = self.executed_flops_per_device, self.model_flops_per_device
+        if executed is None or model is None:
+            return False
+        return 200 * executed < 199 * (model - self.removed_flops_per_device)  # TOLERANCE, exactly
 
     def utilization(self, seconds: float) -> dict[str, float]:
         """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step that takes `seconds`, if known.
@@ -99,7 +107,7 @@ class StepCost:
         >>> cost.utilization(0.5)
         {'perf/mfu': 0.6, 'perf/hfu': 0.8}
         """
-        return StepRates(self).utilization(seconds)
+        return {name: best / seconds for name, best in StepRates(self).optimal.items()}
 
     def rates(self, seconds: float) -> dict[str, float]:
         """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
@@ -127,17 +135,19 @@ class StepRates:
         model, xla = cost.model_flops_per_device, cost.xla_reported_flops
         self.tflops = None if model is None else float(model) / 1e12
         self.tokens = _plain(cost.tokens_per_device)
-        optimal = {
+        known = {
             "perf/mfu": cost.model_seconds,
             "perf/hfu": cost.executed_seconds,
             "perf/mbu": cost.memory_seconds,
         }
-        self.optimal = {name: best for name, best in optimal.items() if best is not None}
+        self.optimal = optimal = {name: best for name, best in known.items() if best is not None}
         self._xla = {} if xla is None else {"perf/xla_reported_tflops": float(xla) / 1e12}
+        # A step that took longer is possible, as most are.
+        self._plenty_seconds = math.inf if cost.runs_too_little else max([0.0, *optimal.values()])
 
-    def utilization(self, seconds: float) -> dict[str, float]:
-        """See `StepCost.utilization`."""
-        return {name: best / seconds for name, best in self.optimal.items()}
+    def may_take(self, seconds: float) -> bool:
+        """False if a step of `seconds` may have an impossible number; see `diagnose`."""
+        return seconds > self._plenty_seconds
 
     def at(self, seconds: float) -> dict[str, float]:
         """See `StepCost.rates`."""
@@ -154,6 +164,11 @@ class StepRates:
         if self._xla:
             scalars.update(self._xla)
         return scalars
+
+
+def _shortest(work: int | Fraction | None, peak: float | None) -> float | None:
+    """Seconds; None if either is unknown."""
+    return None if work is None or peak is None else float(work / Fraction(peak))
 
 
 def _plain(number: float) -> int | float:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from mfu_jax.logger.records.strict_json import strict
+
 RECORD_FIELDS = ("step", "kind", "unix_seconds", "flags", "notes")
 """What is beside the metrics in a line or row, so that no metric has one of these names there."""
 
@@ -65,9 +67,7 @@ def as_json(
         record: the record.
         names_of: names of metrics → names of their JSON fields.
     """
-    values: Iterable[float | str] = record.scalars.values()
-    if not all(map(math.isfinite, record.scalars.values())):
-        values = map(_json_number, record.scalars.values())
+    values = map(strict, record.scalars.values())
     result: dict[str, Any] = {
         "step": record.step,
         "kind": record.kind,
@@ -107,9 +107,3 @@ def record_of(values: Mapping[str, Any], log_period: int = 1) -> StepRecord:
         notes=tuple(values.get("notes", ())),
         log_period=log_period,
     )
-
-
-def _json_number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

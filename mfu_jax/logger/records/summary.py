@@ -7,7 +7,7 @@ import dataclasses
 import math
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
@@ -113,68 +113,63 @@ class Summary:
     def _repr_html_(self) -> str:
         from mfu_jax.pages.fragment import fragment
 
-        head, *lines = self.render().splitlines()
-        # As `render` writes them: a label in 13 columns, then its value.
-        rows = [(line[2:15].strip(), line[15:]) for line in lines if not line.startswith("  phase")]
-        phases = [line.strip() for line in lines if line.startswith("  phase")]
-        return fragment(head, ("", ""), rows, words=(1,), notes=phases)
+        rows = list(self._rows())
+        labelled = [(label, value) for label, value in rows if label]
+        phases = [value for label, value in rows if not label]
+        return fragment(self._head(), ("", ""), labelled, words=(1,), notes=phases)
 
     def render(self) -> str:
         """A few lines of text for the end of a run."""
+        rows = (f"  {label:<13}{value}" if label else f"  {value}" for label, value in self._rows())
+        return "\n".join([self._head(), *rows])
+
+    def _head(self) -> str:
         left_out = {"compile": self.compile_steps, "warm-up": self.warmup_steps}
         kinds = " and ".join(f"{count} {kind}" for kind, count in left_out.items() if count)
         steps = "step" if sum(left_out.values()) == 1 else "steps"
         aside = f" ({kinds} {steps} kept out)" if kinds else ""
-        tokens = self.tokens_per_sec_per_device
-        lines = [f"summary: {self.steps} measured steps{aside}"]
+        return f"summary: {self.steps} measured steps{aside}"
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """The lines of the text: label, value; a phase has no label."""
         if self.steps:
-            lines += [
-                f"  step time    median {_seconds(self.median_seconds)}, "
-                f"p90 {_seconds(self.p90_seconds)}, p99 {_seconds(self.p99_seconds)}",
-                f"  rates        {_tflops(self.tflops_per_sec_per_device)} TFLOP/s/device"
-                + (f", {tokens:.1f} tokens/s/device" if tokens else ""),
-                f"  utilisation  MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
-                + ("" if self.mbu is None else f", MBU {percent(self.mbu)}"),
-            ]
-        lines += [_phase(name, values) for name, values in self.phases.items()]
+            times = (self.median_seconds, self.p90_seconds, self.p99_seconds)
+            median, p90, p99 = (_readable(seconds, " s") for seconds in times)
+            yield "step time", f"median {median}, p90 {p90}, p99 {p99}"
+            tokens = self.tokens_per_sec_per_device
+            rate = f"{_readable(self.tflops_per_sec_per_device)} TFLOP/s/device"
+            yield "rates", rate + (f", {tokens:.1f} tokens/s/device" if tokens else "")
+            mbu = "" if self.mbu is None else f", MBU {percent(self.mbu)}"
+            yield "utilisation", f"MFU {percent(self.mfu)}, HFU {percent(self.hfu)}{mbu}"
+        for name, values in self.phases.items():
+            yield "", _phase_line(name, values)
         if self.last_loss is not None:
-            lines.append(f"  last loss    {loss_text(self.last_loss, decimals=4)}")
+            yield "last loss", loss_text(self.last_loss, decimals=4)
         if self.compile_count:
-            lines.append(
-                f"  compiling    {_seconds(self.compile_seconds)} "
-                f"for {self.compile_count} executables"
-            )
+            spent = readable(self.compile_seconds)
+            yield "compiling", f"{spent} s for {self.compile_count} executables"
         if self.total_seconds > 0:
             shares = ", ".join(f"{use} {percent(share)}" for use, share in self.shares.items())
-            lines.append(f"  wall time    {_seconds(self.total_seconds)}: {shares}")
+            yield "wall time", f"{readable(self.total_seconds)} s: {shares}"
         if self.clock_jumps:
-            lines.append(f"  clock jumps  {self.clock_jumps} (the monotonic clock is used)")
-        lines += [
-            f"  not written  {count} records, {name}"
-            for name, count in self.dropped_by_sink.items()
-        ]
-        lines += [f"  impossible   {flag} in {count} steps" for flag, count in self.flags.items()]
-        return "\n".join(lines)
+            yield "clock jumps", f"{self.clock_jumps} (the monotonic clock is used)"
+        for name, count in self.dropped_by_sink.items():
+            yield "not written", f"{count} records, {name}"
+        for flag, count in self.flags.items():
+            yield "impossible", f"{flag} in {count} steps"
 
 
-def _seconds(value: float | None) -> str:
-    return "n/a" if value is None else f"{readable(value)} s"
+def _readable(value: float | None, unit: str = "") -> str:
+    return "n/a" if value is None else f"{readable(value)}{unit}"
 
 
-def _tflops(value: float | None) -> str:
-    return "n/a" if value is None else readable(value)
-
-
-def _phase(name: str, values: Mapping[str, float]) -> str:
-    text = (
-        f"  phase {name}: {values['times']} times {readable(values['seconds'] / values['times'])} s"
-    )
-    if "tflops_per_sec_per_device" in values:
-        text += (
-            f", {readable(values['tflops_per_sec_per_device'])} TFLOP/s/device, "
-            f"MFU {percent(values.get('mfu'))}, HFU {percent(values.get('hfu'))}"
-        )
-    return text
+def _phase_line(name: str, values: Mapping[str, float]) -> str:
+    seconds = readable(values["seconds"] / values["times"])
+    text = f"phase {name}: {values['times']} times {seconds} s"
+    if (rate := values.get("tflops_per_sec_per_device")) is None:
+        return text
+    utilisation = f"MFU {percent(values.get('mfu'))}, HFU {percent(values.get('hfu'))}"
+    return f"{text}, {readable(rate)} TFLOP/s/device, {utilisation}"
 
 
 _UTILIZATIONS = ("mfu", "hfu", "mbu")
@@ -261,13 +256,16 @@ class PhaseTotals:
     """Totals of each phase; any thread may add to them."""
 
     def __init__(self) -> None:
-        self._of_name: dict[str, _Total] = {}
+        self._of_name: dict[str, tuple[int, float, StepCost | None]] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, times: int, seconds: float, cost: StepCost | None) -> None:
         """Adds `times` runs of a phase, which took `seconds` in total."""
         with self._lock:
-            self._of_name.setdefault(name, _Total()).add(times, seconds, cost)
+            before, spent, known = self._of_name.get(name, (0, 0.0, None))
+            costs = [part for part in (known, cost) if part is not None]
+            total = add_costs(costs) if costs else None
+            self._of_name[name] = before + times, spent + seconds, total
 
     def values(self) -> dict[str, dict[str, float]]:
         """All totals.
@@ -277,29 +275,15 @@ class PhaseTotals:
             ``mfu`` and ``hfu``.
         """
         with self._lock:
-            return {name: total.values() for name, total in self._of_name.items()}
+            return {name: _phase_values(*total) for name, total in self._of_name.items()}
 
 
-@dataclasses.dataclass(slots=True)
-class _Total:
-    times: int = 0
-    seconds: float = 0.0
-    cost: StepCost | None = None
-
-    def add(self, times: int, seconds: float, cost: StepCost | None) -> None:
-        self.times += times
-        self.seconds += seconds
-        if cost is not None:
-            self.cost = cost if self.cost is None else add_costs((self.cost, cost))
-
-    def values(self) -> dict[str, float]:
-        values = {"times": self.times, "seconds": self.seconds}
-        if self.cost is not None and self.seconds > 0:
-            rates = self.cost.rates(self.seconds)
-            names = {
-                "perf/per_device_tflops_per_sec": "tflops_per_sec_per_device",
-                "perf/mfu": "mfu",
-                "perf/hfu": "hfu",
-            }
-            values |= {name: rates[n] for n, name in names.items() if n in rates}
-        return values
+def _phase_values(times: int, seconds: float, cost: StepCost | None) -> dict[str, float]:
+    rates = cost.rates(seconds) if cost is not None and seconds > 0 else {}
+    names = {
+        "tflops_per_sec_per_device": "perf/per_device_tflops_per_sec",
+        "mfu": "perf/mfu",
+        "hfu": "perf/hfu",
+    }
+    known = {name: rates[of_step] for name, of_step in names.items() if of_step in rates}
+    return {"times": times, "seconds": seconds, **known}

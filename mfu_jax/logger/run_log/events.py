@@ -21,6 +21,7 @@ and ``…_us`` are whole microseconds.
 ``compile``  spans: [m, us] of each
 ``alive``    nothing else was written for a while; between these, the file's mtime is set
 ``stop``     how: clean, a signal's name, or ``exception: …``
+``logger``   log_period: a logger begins to record steps
 ``setup``    values, texts
 ``text``     step (the last before it), tag, text
 ``failure``  step, reason: the exception that ended the loop
@@ -42,7 +43,8 @@ VERSION = 2
 
 START, STEPS, SPAN, RESTORED, BACK = "start", "steps", "span", "restored", "back"
 COMPILE, ALIVE, STOP = "compile", "alive", "stop"
-SETUP, TEXT, FAILURE, SUMMARY = "setup", "text", "failure", "summary"
+LOGGER, SETUP, TEXT = "logger", "setup", "text"
+FAILURE, SUMMARY = "failure", "summary"
 HOSTS, BEHIND, CAUGHT_UP = "hosts", "behind", "caught_up"
 
 DATA_WAIT = "data_wait"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
 
 if TYPE_CHECKING:
@@ -26,3 +28,14 @@ class Monitor:
 
     def close(self) -> None:
         """Called once at the end of the run; must not take longer than a second."""
+
+
+def annotated(
+    record: StepRecord, scalars: Mapping[str, float], notes: Sequence[str] = ()
+) -> StepRecord:
+    """The record with findings about its step; with a note, it goes to all sinks."""
+    return dataclasses.replace(
+        record,
+        scalars={**record.scalars, **scalars},
+        notes=(*record.notes, *notes),
+    )

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.records.diagnosis import Finding, Plausibility, diagnose
-from mfu_jax.logger.records.scalars import (
-    is_vector,
-    plain_number,
-    plain_numbers,
-    quick_numbers,
-    start_copies,
-)
+from mfu_jax.logger.records.diagnosis import diagnose
+from mfu_jax.logger.records.scalars import numbers_of, quick_numbers, start_copies
 from mfu_jax.logger.records.step_cost import StepCost, StepRates
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import printable
@@ -31,10 +25,19 @@ DEFAULT_WINDOW = 100
 # A smaller disagreement of the clocks is not worth a note; the monotonic one is used regardless.
 NOTED_JUMP_SECONDS = 0.05
 NOTED_JUMP_FRACTION = 0.01
-# Most names, and sets of names, remembered; a loop that invents new names every step must not
-# fill the memory.
-_MOST_NAMES = 10_000
-_MOST_SETS = 100
+# A loop that invents new names every step must not fill the memory.
+_MOST_SUBJECTS = 10_000
+_WINDOW_NAMES = {
+    "steps": "rolling/steps",
+    "median_seconds": "rolling/step_time_seconds_median",
+    "p90_seconds": "rolling/step_time_seconds_p90",
+    "p99_seconds": "rolling/step_time_seconds_p99",
+    "tokens_per_sec_per_device": "rolling/per_device_tokens_per_sec",
+    "tflops_per_sec_per_device": "rolling/per_device_tflops_per_sec",
+    "mfu": "rolling/mfu",
+    "hfu": "rolling/hfu",
+    "mbu": "rolling/mbu",
+}
 
 
 class RecordBuilder:
@@ -43,27 +46,23 @@ class RecordBuilder:
     Args:
         cost: cost of a step, unless the step has its own.
         config: which steps are warm-up, and which are logged.
-        compile_is_seen: JAX reports compilations; otherwise the first step counts as one.
 
     Attributes:
         without_recompile_notes: JAX's names of functions whose compilations are reported elsewhere.
     """
 
-    def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
+    def __init__(self, cost: StepCost, config: LoggerConfig) -> None:
         self._cost = cost
-        self._rates = StepRates(cost), Plausibility(cost)
+        self._rates = StepRates(cost)
         self._warmup_steps = config.warmup_steps
         self._log_period = config.log_period
-        self._compile_is_seen = compile_is_seen
         self._run = StepStatistics()
         self._window = StepStatistics()
         self.without_recompile_notes: set[str] = set()
         self._compiled: set[str] = set()
         self._kinds: Counter[str] = Counter()
-        self._steps = 0
         self._flags: Counter[str] = Counter()
         self._seconds_by_use: defaultdict[str, float] = defaultdict(float, train=0.0)
-        self._full_names: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._noted: set[str] = set()
         self._last_loss: float | None = None
         self._clock_jumps = 0
@@ -71,25 +70,26 @@ class RecordBuilder:
 
     def prepare(self, steps: Iterable[TimedStep]) -> None:
         """Starts copying all values of `steps` to the host, before the first record is built."""
-        start_copies(
-            value for step in steps for part in (step.metrics, step.extra) for value in leaves(part)
-        )
+        for step in steps:
+            start_copies(step.metrics)
+            start_copies(step.extra)
 
     def build(self, step: TimedStep, *, is_last: bool = False) -> StepRecord:
         """Builds the record of one step, and adds the step to the statistics."""
         notes: list[str] = []
         kind = self._kind(step)
-        rates, plausibility = self._rates_of(step, notes)
+        rates = self._rates_of(step, notes)
         scalars = rates.at(step.seconds)
-        findings: list[Finding] = []
-        if kind == "step" and not plausibility.is_plausible(step.seconds):
+        findings: dict[str, str] = {}
+        if kind == "step" and not rates.may_take(step.seconds):
             findings = diagnose(rates.cost, scalars)
-            notes += [found.text for found in findings if not self._flags[found.flag]]
+            notes += [text for flag, text in findings.items() if not self._flags[flag]]
+            self._flags.update(findings.keys())
         if step.compile_events:
             notes += self._happened(step)
         if step.clock_jump_seconds is not None or step.refused_seconds is not None:
             notes += self._clock_notes(step)
-        self._count(step, kind, rates, findings)
+        self._count(step, kind, rates)
 
         self._fetch(step.metrics, "learning", scalars, notes)
         if step.extra:
@@ -109,7 +109,7 @@ class RecordBuilder:
             kind=kind,
             unix_seconds=step.ended_at,
             scalars=scalars,
-            flags=tuple(found.flag for found in findings),
+            flags=tuple(findings),
             notes=tuple(notes),
             log_period=self._log_period,
         )
@@ -119,7 +119,8 @@ class RecordBuilder:
         if self._memory_device is not None and (ends_window or record.is_logged):
             scalars |= self._memory()
         if ends_window:
-            scalars |= self._roll()
+            window, self._window = self._window.fields(), StepStatistics()
+            scalars |= {_WINDOW_NAMES[k]: v for k, v in window.items() if k in _WINDOW_NAMES}
         return record
 
     def add_spans(self, spans: Mapping[str, float]) -> None:
@@ -131,10 +132,10 @@ class RecordBuilder:
         self,
         *,
         total_seconds: float,
-        compile_seconds: float = 0.0,
-        compile_count: int = 0,
-        dropped_by_sink: Mapping[str, int] | None = None,
-        phases: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+        compile_seconds: float,
+        compile_count: int,
+        dropped_by_sink: Mapping[str, int],
+        phases: Mapping[str, Mapping[str, float]],
     ) -> Summary:
         """Totals of the run so far."""
         uses = dict(self._seconds_by_use)
@@ -149,15 +150,15 @@ class RecordBuilder:
             total_seconds=max(total_seconds, sum(uses.values())),
             seconds_by_use=uses,
             clock_jumps=self._clock_jumps,
-            dropped_records=sum((dropped_by_sink or {}).values()),
-            dropped_by_sink=dropped_by_sink or {},
+            dropped_records=sum(dropped_by_sink.values()),
+            dropped_by_sink=dropped_by_sink,
             flags=dict(self._flags),
             phases=phases,
         )
 
     def _kind(self, step: TimedStep) -> str:
-        index = self._steps  # in this process: the loop may go back before its first step
-        if step.is_compile or (index == 0 and not self._compile_is_seen):
+        index = self._kinds.total()  # in this process: the loop may go back before its first step
+        if step.is_compile:
             return "compile"
         return "warmup" if index < self._warmup_steps else "step"
 
@@ -193,32 +194,29 @@ class RecordBuilder:
                 f"the wall clock jumped by {jump:+.3f} s; this step's time is the monotonic clock's"
             )
 
-    def _rates_of(self, step: TimedStep, notes: list[str]) -> tuple[StepRates, Plausibility]:
+    def _rates_of(self, step: TimedStep, notes: list[str]) -> StepRates:
         """Rates for the step's own cost; for the run's cost if that is unavailable."""
         try:
             cost = step.cost or self._cost
             if callable(cost):
                 cost = cost()
-            if cost is not self._rates[0].cost:
-                self._rates = StepRates(cost), Plausibility(cost)
+            if cost is not self._rates.cost:
+                self._rates = StepRates(cost)
         except Exception as error:  # the cost may be a user's function
             if self._is_first("cost"):
                 notes.append(f"the cost of the step is not known: {_text(error)}")
-            return StepRates(self._cost), Plausibility(self._cost)
+            return StepRates(self._cost)
         return self._rates
 
     def _is_first(self, subject: str) -> bool:
         """True once per subject, so that each is reported once."""
-        if subject in self._noted or len(self._noted) >= _MOST_NAMES:
+        if subject in self._noted or len(self._noted) >= _MOST_SUBJECTS:
             return False
         self._noted.add(subject)
         return True
 
-    def _count(self, step: TimedStep, kind: str, rates: StepRates, findings: list[Finding]) -> None:
-        self._steps += 1
+    def _count(self, step: TimedStep, kind: str, rates: StepRates) -> None:
         self._kinds[kind] += 1
-        if findings:
-            self._flags.update(found.flag for found in findings)
         if step.spans:
             self.add_spans(step.spans)
         is_time = 0 <= step.seconds < math.inf
@@ -239,22 +237,6 @@ class RecordBuilder:
         is_due = record.step % self._log_period == 0 or (is_last and not record.is_logged)
         return is_due and len(self._window) > 0
 
-    def _roll(self) -> dict[str, float]:
-        window = self._window.fields()
-        self._window = StepStatistics()
-        names = {
-            "steps": "rolling/steps",
-            "median_seconds": "rolling/step_time_seconds_median",
-            "p90_seconds": "rolling/step_time_seconds_p90",
-            "p99_seconds": "rolling/step_time_seconds_p99",
-            "tokens_per_sec_per_device": "rolling/per_device_tokens_per_sec",
-            "tflops_per_sec_per_device": "rolling/per_device_tflops_per_sec",
-            "mfu": "rolling/mfu",
-            "hfu": "rolling/hfu",
-            "mbu": "rolling/mbu",
-        }
-        return {name: window[field] for field, name in names.items() if field in window}
-
     def _fetch(
         self,
         metrics: Mapping[Any, Any],
@@ -263,29 +245,24 @@ class RecordBuilder:
         notes: list[str],
     ) -> None:
         """Adds the numbers in `metrics` to `scalars`; anything else is noted once in `notes`."""
-
         try:
-            names = self._full_names.get((folder, *metrics)) or self._name(folder, metrics)
+            names = _full_names(folder, *metrics)
             numbers = quick_numbers(metrics.values())
             if numbers is not None and "" not in names:
                 scalars.update(zip(names, numbers, strict=True))
                 return
             for name, (key, value) in zip(names, metrics.items(), strict=True):
-                if name:
+                if isinstance(value, Mapping) and name:
                     inner = folder if key in ("scalar", "scalars") else name
-                    self._look_closer(name, value, inner, scalars, notes)
+                    self._fetch(value, inner, scalars, notes)
+                elif name:
+                    self._add(name, value, scalars, notes)
         except Exception as error:  # the mapping itself may be of any library
             self._leave_out(f"{folder}/…", error, notes)
 
-    def _look_closer(
-        self, name: str, value: Any, inner: str, scalars: dict[str, float], notes: list[str]
-    ) -> None:
-        """Adds a value of any kind; the metrics of a mapping go under the folder `inner`."""
+    def _add(self, name: str, value: Any, scalars: dict[str, float], notes: list[str]) -> None:
         try:
-            if isinstance(value, Mapping):
-                self._fetch(value, inner, scalars, notes)
-            elif value is not None:
-                _read(name, value, scalars)
+            scalars.update(numbers_of(name, value))
         except Exception as error:  # the value may come from any library
             self._leave_out(name, error, notes)
 
@@ -293,52 +270,27 @@ class RecordBuilder:
         if self._is_first(name):
             notes.append(f"metric {name!r} is left out: {_text(error)}")
 
-    def _name(self, folder: str, keys: Iterable[Any]) -> tuple[str, ...]:
-        """The names of metrics in records; empty for those that are waited for but not shown.
-
-        A name with a slash, like MaxText's, is already full; one with a leading underscore is not
-        shown.
-        """
-        if len(self._full_names) >= _MOST_SETS:
-            self._full_names.clear()
-        keys = tuple(keys)
-        texts = (printable(key if isinstance(key, str) else str(key)) for key in keys)
-        names = self._full_names[folder, *keys] = tuple(
-            "" if text[:1] == "_" else text if "/" in text else f"{folder}/{text}" for text in texts
-        )
-        return names
-
     def _memory(self) -> dict[str, float]:
-        if self._memory_device is None:
-            return {}
         stats = self._memory_device.memory_stats() or {}
         wanted = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
         return {f"memory/{name}": stats[name] for name in wanted if name in stats}
 
 
-def _read(name: str, value: Any, scalars: dict[str, float]) -> None:
-    """Adds the number or numbers that a metric evaluates to."""
-    number = value() if callable(value) else value
-    if is_vector(number):
-        numbers = plain_numbers(number)
-        if name == "learning/loss":
-            scalars[name] = math.fsum(numbers) / len(numbers)
-        scalars.update((f"{name}/{i}", item) for i, item in enumerate(numbers))
-    elif number is not None:
-        scalars[name] = plain_number(number)
+@functools.lru_cache(maxsize=100)  # usually those of the last step
+def _full_names(folder: str, *keys: Any) -> tuple[str, ...]:
+    """The names of metrics in records; empty for those that are waited for but not shown.
+
+    A name with a slash, like MaxText's, is already full; one with a leading underscore is not
+    shown.
+    """
+    texts = (printable(key if isinstance(key, str) else str(key)) for key in keys)
+    return tuple(
+        "" if text[:1] == "_" else text if "/" in text else f"{folder}/{text}" for text in texts
+    )
 
 
 def _compile_seconds(step: TimedStep) -> float:
     return sum(event.own_seconds for event in step.compile_events)
-
-
-def leaves(metrics: Mapping[Any, Any]) -> Iterator[Any]:
-    """All leaf values of nested mappings."""
-    for value in metrics.values():
-        if isinstance(value, Mapping):
-            yield from leaves(value)
-        else:
-            yield value
 
 
 def _text(error: Exception) -> str:

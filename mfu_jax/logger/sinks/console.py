@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from mfu_jax.errors import UserError
@@ -164,11 +163,14 @@ def format_window(scalars: Mapping[str, float]) -> str:
     )
 
 
-@functools.lru_cache(maxsize=32)  # usually the names of the last step
-def _spans_and_evals(*names: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """From a record's scalars: labelled times outside the step, and the results of an eval."""
-    spans = [(n[8:], n) for n in names if n.startswith("goodput/") and n.endswith("_seconds")]
-    return spans, [name for name in names if name.startswith("eval/")]
+_NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("seconds", "perf/step_time_seconds", readable),
+    ("TFLOP/s/device", "perf/per_device_tflops_per_sec", readable),
+    ("Tokens/s/device", "perf/per_device_tokens_per_sec", "{:.1f}".format),
+    ("total_weights", "learning/total_weights", "{:.0f}".format),
+    ("loss", "learning/loss", loss_text),
+)
+"""Label of each number at the start of a line, its metric, and how it is written."""
 
 
 def format_step(record: StepRecord) -> str:
@@ -182,25 +184,18 @@ def format_step(record: StepRecord) -> str:
     """
     scalars = record.scalars
     parts = [f"completed step: {record.step}"]
-    for label, name in (
-        ("seconds", "perf/step_time_seconds"),
-        ("TFLOP/s/device", "perf/per_device_tflops_per_sec"),
-    ):
-        if name in scalars:
-            parts.append(f"{label}: {readable(scalars[name])}")
-    if scalars.get("perf/per_device_tokens_per_sec"):  # 0: number of tokens unknown
-        parts.append(f"Tokens/s/device: {scalars['perf/per_device_tokens_per_sec']:.1f}")
-    if "learning/total_weights" in scalars:
-        parts.append(f"total_weights: {scalars['learning/total_weights']:.0f}")
-    if "learning/loss" in scalars:
-        parts.append(f"loss: {loss_text(scalars['learning/loss'])}")
+    for label, name, text in _NUMBERS:
+        is_unknown = label == "Tokens/s/device" and not scalars.get(name)
+        if name in scalars and not is_unknown:
+            parts.append(f"{label}: {text(scalars[name])}")
     parts.append(f"MFU: {percent(scalars.get('perf/mfu'))}")
     parts.append(f"HFU: {percent(scalars.get('perf/hfu'))}")
-    spans, evals = _spans_and_evals(*scalars)
     parts += [
-        f"{label}: {readable(scalars[name])}" for label, name in spans if scalars[name] >= 0.001
+        f"{name.removeprefix('goodput/')}: {readable(value)}"
+        for name, value in scalars.items()
+        if name.startswith("goodput/") and name.endswith("_seconds") and value >= 0.001
     ]
-    parts += [f"{name}: {scalars[name]:.4g}" for name in evals]
+    parts += [f"{name}: {value:.4g}" for name, value in scalars.items() if name[:5] == "eval/"]
     if record.kind != "step":
         parts.append(f"[{record.kind}]")
     parts += [f"[! {flag}]" for flag in record.flags]

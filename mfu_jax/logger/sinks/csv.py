@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import math
 import os
 import re
+import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RECORD_FIELDS, RecordError, StepRecord
@@ -19,8 +18,6 @@ from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
 from mfu_jax.storage.targets import file_target
-
-_PIECE_BYTES = 2**18
 
 
 @register_sink("csv")
@@ -73,7 +70,7 @@ class CsvSink(Sink):
                 self._add_columns(new)
             if self._is_replaced:
                 self._reopen()
-            lines = [_line(row, self._columns) for row in rows]
+            lines = [_line(row.get(name, "") for name in self._columns) for row in rows]
         except UserError:  # the path is no longer writable
             raise
         except (ValueError, TypeError, OverflowError) as error:
@@ -96,23 +93,34 @@ class CsvSink(Sink):
         if not resume_from_step:
             self.warnings.append(set_aside(self.path))
             return
-        self._columns = self._header()
-        steps = array("q")
-        self._rewrite(self._columns, self._rows_before(resume_from_step, steps))
-        marks = in_last_pass(steps)
-        if not all(marks):
-            self._rewrite(self._columns, itertools.compress(self._rows(), marks))
+        with open(self.path, "rb") as lines:
+            self._columns = _cells(lines.readline())
+            if "step" not in self._columns:
+                raise UserError(
+                    f"csv_file {str(self.path)!r} has no column 'step'; expected the table of the "
+                    f"run that is resumed; usually another table's path; give another csv_file"
+                )
+            place = self._columns.index("step")
+            steps = array("q", (_step_of(line, place) for line in lines))
+            lines.seek(0)
+            lines.readline()
+            marks = in_last_pass(steps, resume_from_step)
+            kept = itertools.chain([_line(self._columns)], itertools.compress(lines, marks))
+            replace_file(self.path, kept)
+        if any(marks):
+            last = max(itertools.compress(steps, marks))
+            self.missing = range(last + 1, resume_from_step)
 
     def _open(self) -> AppendOnlyFile:
         return AppendOnlyFile(
             self.path,
             "csv_file",
-            header=_header(self._columns),
+            header=_line(self._columns) if self._columns else b"",
             lock=self._target.lock,
             fsync_seconds=self._fsync_seconds,
         )
 
-    def _row(self, record: StepRecord) -> dict[str, Any]:
+    def _row(self, record: StepRecord) -> dict[str, str | float]:
         names = self._names.of(record.scalars)
         return {
             "step": record.step,
@@ -134,52 +142,14 @@ class CsvSink(Sink):
         self._file, self._is_replaced = file, False
 
     def _widened(self, columns: Sequence[str]) -> Iterator[bytes]:
-        """The table with empty cells at the end of each row, in pieces.
-
-        Rows are not parsed: in a long run that would hold the GIL for seconds.
-        """
-        yield _header(columns)
+        """The table with empty cells at the end of each row; parsing its rows would take long."""
+        yield _line(columns)
         ending = b"," * (len(columns) - len(self._columns)) + b"\n"
-        with open(self.path, "rb") as file:
-            file.readline()
-            rest = b""
-            while piece := file.read(_PIECE_BYTES):
-                rows, end, rest = (rest + piece).rpartition(b"\n")
-                yield (rows + end).replace(b"\n", ending)
-
-    def _header(self) -> list[str]:
-        """The columns of the file.
-
-        Raises:
-            UserError: the file is some other table.
-        """
-        with open(self.path, newline="", encoding="utf-8", errors="replace") as file:
-            columns = next(csv.reader(file), [])
-        if "step" not in columns:
-            raise UserError(
-                f"csv_file {str(self.path)!r} has no column 'step'; expected the table of the run "
-                f"that is resumed; usually another table's path; give another csv_file"
-            )
-        return columns
-
-    def _rows(self) -> Iterator[dict[str, str]]:
-        """The complete rows of the file."""
-        with open(self.path, newline="", encoding="utf-8", errors="replace") as file:
-            complete = (line for line in file if line.endswith("\n"))
-            yield from csv.DictReader(complete)
-
-    def _rows_before(self, stop: int, steps: MutableSequence[int]) -> Iterator[dict[str, str]]:
-        """The rows of steps before `stop`; appends their numbers to `steps`."""
-        for row in self._rows():
-            if (step := _step_of(row)) < stop:
-                steps.append(int(step))
-                yield row
-
-    def _rewrite(self, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        replace_file(
-            self.path,
-            itertools.chain([_header(columns)], (_line(row, columns) for row in rows)),
-        )
+        with open(self.path, "rb") as lines:
+            lines.readline()
+            for line in lines:
+                if line.endswith(b"\n"):
+                    yield line[:-1] + ending
 
 
 def _one_line(name: str) -> str:
@@ -187,17 +157,18 @@ def _one_line(name: str) -> str:
     return re.sub(r"[\r\n\0]", "_", name)
 
 
-def _step_of(row: Mapping[str, str]) -> float:
-    """The step of a row; infinite for a broken row, which is then dropped."""
-    return int(row["step"]) if (row["step"] or "").isdecimal() else math.inf
+def _step_of(line: bytes, place: int) -> int:
+    """The step of a row; above any other for a broken row, which is then dropped."""
+    cells = _cells(line)
+    is_whole = line.endswith(b"\n") and place < len(cells) and cells[place].isdecimal()
+    return min(int(cells[place]), sys.maxsize) if is_whole else sys.maxsize
 
 
-def _header(columns: Sequence[str]) -> bytes:
-    return _line(dict(zip(columns, columns, strict=True)), columns) if columns else b""
+def _cells(line: bytes) -> list[str]:
+    return next(csv.reader([line.decode(errors="replace").replace("\r", "_")]), [])
 
 
-def _line(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
+def _line(cells: Iterable[object]) -> bytes:
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n", extrasaction="ignore")
-    writer.writerow(row)
+    csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode()

@@ -7,9 +7,8 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from pathlib import Path
-from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RECORD_FIELDS, RecordError, StepRecord, as_json
@@ -31,8 +30,8 @@ class JsonlSink(Sink):
     A killed run loses at most the line it was writing. A resumed run drops that torn line and every
     step that it will run again or that the loop went back over, so the file has each step once.
     NaN and Inf, which JSON lacks, are written as the strings ``"NaN"``, ``"Infinity"``,
-    ``"-Infinity"``. The set-up goes to ``<path>.setup.json`` and the totals of the whole run to
-    ``<path>.summary.json``, so that every line is a step.
+    ``"-Infinity"``. The totals of the whole run go to ``<path>.summary.json``, so that every line
+    is a step; the set-up is in the run log beside it (`mfu_jax.logger.run_log.events`).
 
     Args:
         path: the file, or its address in an object store (``gs://…``); folders are created.
@@ -59,7 +58,6 @@ class JsonlSink(Sink):
         self.made_by = ("jsonl", {"path": self._target.place})
         self._names = UniqueNames("metrics_file", reserved=RECORD_FIELDS)
         self._form: tuple[tuple[str, ...], list[str]] = (), []
-        self._beside: dict[Path, bytes] = {}
         with self._target.opening():
             try:
                 warnings, self.missing = _prepare(self.path, resume_from_step)
@@ -77,17 +75,13 @@ class JsonlSink(Sink):
         self._file.append(b"".join(map(self._line, records)))
         self._target.wrote()
 
-    def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        self._write_beside("setup", {"values": values, "texts": texts})
-
     def write_summary(self, summary: Summary) -> None:
-        self._write_beside("summary", summary.to_json())
+        path = self.path.with_name(f"{self.path.name}.summary.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, [f"{json.dumps(summary.to_json(), indent=2)}\n".encode()])
 
     def flush(self) -> None:
         self._file.sync()
-        for path, text in self._beside.items():
-            if not path.exists():  # deleted with its folder
-                replace_file(path, [text])
         self._target.flush()
 
     def close(self) -> None:
@@ -118,12 +112,6 @@ class JsonlSink(Sink):
         parts = self._form[1].copy()
         parts[1::2] = map(repr, row)
         return "".join(parts) + "}\n"
-
-    def _write_beside(self, name: str, content: Mapping[str, Any]) -> None:
-        path = self.path.with_name(f"{self.path.name}.{name}.json")
-        self._beside[path] = f"{json.dumps(content, indent=2, default=str)}\n".encode()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, [self._beside[path]])
 
 
 def _prepare(path: Path, resume_from_step: int) -> tuple[list[str], range]:

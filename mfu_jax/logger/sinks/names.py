@@ -65,27 +65,12 @@ class UniqueNames:
         allowed = self._allowed(name)[: self._longest] or "_"
         if not self._taken.isdisjoint(self._folders_of(allowed)):
             allowed = allowed.replace("/", "_")  # a number at its end would not help
-        found = allowed
-        for number in itertools.count(2):
-            if self._is_free(found):
-                break
-            ending = f"_{number}"
-            found = allowed[: self._longest - len(ending)] + ending
-        if len(self._mapped) < _MOST_NAMES:
-            self._remember(name, found, allowed)
-        elif not self._is_full:
-            self._is_full = True
-            _log.warning(
-                "%s: more than %d names of metrics; expected the same ones in every step; usually "
-                "the step is part of a name; new ones that differ only in what %s does not take "
-                "are written as one",
-                self._backend,
-                _MOST_NAMES,
-                self._backend,
-            )
-        return found
-
-    def _remember(self, name: str, found: str, allowed: str) -> None:
+        endings = itertools.chain([""], (f"_{number}" for number in itertools.count(2)))
+        names = (allowed[: self._longest - len(ending)] + ending for ending in endings)
+        found = next(filter(self._is_free, names))
+        if len(self._mapped) >= _MOST_NAMES:
+            self._warn_once()
+            return found
         if found != allowed:
             _log.warning(
                 "%s: metric %r is written as %r, because %r is another one's name there",
@@ -97,6 +82,19 @@ class UniqueNames:
         self._taken.add(found)
         self._folders.update(self._folders_of(found))
         self._mapped[name] = found
+        return found
+
+    def _warn_once(self) -> None:
+        if not self._is_full:
+            self._is_full = True
+            _log.warning(
+                "%s: more than %d names of metrics; expected the same ones in every step; usually "
+                "the step is part of a name; new ones that differ only in what %s does not take "
+                "are written as one",
+                self._backend,
+                _MOST_NAMES,
+                self._backend,
+            )
 
     def _is_free(self, name: str) -> bool:
         return name not in self._taken and name not in self._folders

@@ -110,14 +110,16 @@ class MlflowSink(Sink):
         self._names = UniqueNames("MLflow", _mlflow_name, longest=_MLFLOW_KEY, is_tree=True)
 
     def write(self, record: StepRecord) -> None:
-        metrics = self._metrics(record)
-        for start in range(0, len(metrics), _MLFLOW_METRICS):
-            batch = metrics[start : start + _MLFLOW_METRICS]
-            self._client.log_batch(self._run_id, metrics=batch)
+        milliseconds = int(record.unix_seconds * 1000)
+        metrics = [
+            self._entities.Metric(self._names[name], value, milliseconds, record.step)
+            for name, value in record.scalars.items()
+        ]
+        self._log("metrics", metrics, _MLFLOW_METRICS)
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         known = self._client.get_run(self._run_id).data.params
-        new: dict[str, str] = {}
+        new = []
         for name, value in values.items():
             key, text = self._names[name], str(value)
             if len(text) > _MLFLOW_PARAMETER:
@@ -125,8 +127,8 @@ class MlflowSink(Sink):
             elif key in known and known[key] != text:  # parameters are immutable, tags are not
                 self._client.set_tag(self._run_id, key, text[:_MLFLOW_TAG])
             else:
-                new[key] = text
-        self._log_parameters(new)
+                new.append(self._entities.Param(key, text))
+        self._log("params", new, _MLFLOW_PARAMETERS)
         for tag, text in texts.items():
             self.write_text(f"setup/{tag}", text)
 
@@ -141,18 +143,9 @@ class MlflowSink(Sink):
         if self._is_ours:
             self._client.set_terminated(self._run_id, self._status)
 
-    def _metrics(self, record: StepRecord) -> list[Any]:
-        milliseconds = int(record.unix_seconds * 1000)
-        return [
-            self._entities.Metric(self._names[name], value, milliseconds, record.step)
-            for name, value in record.scalars.items()
-        ]
-
-    def _log_parameters(self, values: Mapping[str, str]) -> None:
-        parameters = [self._entities.Param(key, text) for key, text in values.items()]
-        for start in range(0, len(parameters), _MLFLOW_PARAMETERS):
-            batch = parameters[start : start + _MLFLOW_PARAMETERS]
-            self._client.log_batch(self._run_id, params=batch)
+    def _log(self, kind: str, items: Sequence[Any], most: int) -> None:
+        for start in range(0, len(items), most):
+            self._client.log_batch(self._run_id, **{kind: items[start : start + most]})
 
 
 @register_sink("prometheus")

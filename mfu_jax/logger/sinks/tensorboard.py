@@ -1,27 +1,27 @@
-"""TensorBoard event files through tensorboardX's protos: no TensorFlow and no extra thread."""
+"""TensorBoard event files by tensorboardX: no TensorFlow, no extra thread."""
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RecordError, StepRecord
-from mfu_jax.logger.sinks import event_files, tensorboard_plugins
+from mfu_jax.logger.sinks import tensorboard_plugins
 from mfu_jax.logger.sinks.base import Sink, register_sink
-from mfu_jax.logger.sinks.event_files import ScalarsForm
 from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
 from mfu_jax.logger.sinks.names import UniqueNames
-from mfu_jax.storage.addresses import Address, check_path
+from mfu_jax.logger.sinks.tensorboard_plugins import tensorboardx
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
-from mfu_jax.storage.targets import folder_target
-from mfu_jax.util.optional_deps import require
+from mfu_jax.storage.targets import folder_target, write_whole
 
-_SUMMARY_FIELD = 5  # of Event (tensorflow/core/util/event.proto)
-_MOST_FORMS = 100  # a loop that invents new names every step must not fill the memory
+# Marks our files in a folder; other writers' files are left alone.
+_ENDING = ".mfu_jax"
+_VERSION = "brain.Event:2"
 _OWN_TAGS = (
     "step/kind/text_summary",
     "step/notes/text_summary",
@@ -37,15 +37,15 @@ class TensorBoardSink(Sink):
     steps. The plugin Custom Scalars has pages with the charts that matter: efficiency, learning,
     health.
 
-    Each step is one event, written by the calling thread. tensorboardX's `SummaryWriter` would send
-    each scalar through a multiprocessing queue, and a disk error would silently end its thread and
-    then block the next write forever. Values are stored as float32: 1e308 is shown as infinite.
+    Each step is one event, written by the calling thread. When a run resumes, or its loop goes
+    back, TensorBoard is told to drop the steps that come again; files are only appended to.
+    Values are stored as float32: 1e308 is shown as infinite.
 
     Args:
         folder: TensorBoard's log directory for this run, or its address in an object store.
-        resume_from_step: first step that this run will write. Steps from there on are dropped from
-            this sink's earlier files in the folder, as are those that the loop went back over; if
-            0, the files are moved to its subfolder ``previous1``. Other writers' files are kept.
+        resume_from_step: first step that this run will write: TensorBoard drops what earlier files
+            in the folder have from there on. If 0, those of this sink are moved to its subfolder
+            ``previous1``. Other writers' files are kept.
         fsync_seconds: seconds of data that a power cut may lose; see `AppendOnlyFile`.
 
     Raises:
@@ -61,33 +61,35 @@ class TensorBoardSink(Sink):
         resume_from_step: int = 0,
         fsync_seconds: float = -1.0,
     ) -> None:
-        self._events = _tensorboardx("proto.event_pb2")
-        self._text_summary = _tensorboardx("summary").text
+        self._event = tensorboardx("proto.event_pb2").Event
+        self._text = tensorboardx("summary").text
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
-        self._forms: dict[tuple[str, ...], ScalarsForm] = {}
-        self._step = resume_from_step
+        self._step, self._last = resume_from_step, -1
         self._is_experiment = self._has_failed = False
+        self._setup = [self._now(0, summary=tensorboard_plugins.layout())]
         self._target = folder_target(
             folder,
             "tensorboard_dir",
             keep=resume_from_step > 0,
-            ending=event_files.ENDING,
+            ending=_ENDING,
             lock=".writer.lock",
         )
         self.made_by = ("tensorboard", {"folder": self._target.place})
-        # Two runs that start in the same second must not share a file.
-        name = f"events.out.tfevents.{_unique_suffix()}{event_files.ENDING}"
-        self.path = self._target.path / name
+        note = ""
         with self._target.opening():
             try:
-                note = self._prepare(resume_from_step)
+                if not resume_from_step:
+                    note = _set_aside(self._target.path)
             except OSError as error:
                 raise unwritable(folder, "tensorboard_dir", error) from error
+            self.path = _new_path(self._target.path)
+            events = [self._now(0, file_version=_VERSION), *self._setup]
+            if resume_from_step:
+                events += self._restart(resume_from_step)
             self._file = AppendOnlyFile(
                 self.path,
                 "tensorboard_dir",
-                header=self._event(0, file_version="brain.Event:2")
-                + self._event(0, summary=tensorboard_plugins.layout()),
+                header=b"".join(map(_framed, events)),
                 lock=self._target.lock,
                 fsync_seconds=fsync_seconds,
             )
@@ -97,23 +99,32 @@ class TensorBoardSink(Sink):
         self.write_many([record])
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
-        self._append(event_files.framed(*map(self._step_event, records)))
-        self._step = records[-1].step
+        events: list[Any] = []
+        last = self._last
+        for record in records:
+            if record.step <= last:
+                events += self._restart(record.step)
+            events.append(self._step_event(record))
+            last = record.step
+        self._append(events)
+        self._step = self._last = last
 
     def write_text(self, tag: str, text: str) -> None:
-        self._append(self._event(self._step, summary=self._text(tag, as_markdown(text))))
+        event = self._now(self._step, summary=self._text(tag, as_markdown(text)))
+        self._append([event])
+        if tag.startswith(("setup/", "ledger/")):
+            self._setup.append(event)
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        if values:
-            summary = self._text("setup/values", values_as_markdown(values))
-            self._append(self._event(self._step, summary=summary))
-        for tag, text in texts.items():
-            self.write_text(f"setup/{tag}", text)
+        summaries = [self._text("setup/values", values_as_markdown(values))] if values else []
+        summaries += [self._text(f"setup/{tag}", as_markdown(text)) for tag, text in texts.items()]
         chosen = tensorboard_plugins.hyperparameters(values, texts)
         if chosen and not self._is_experiment:
-            self._is_experiment = True
-            for summary in tensorboard_plugins.experiment(chosen):
-                self._append(self._event(self._step, summary=summary))
+            summaries += tensorboard_plugins.experiment(chosen)
+        events = [self._now(self._step, summary=summary) for summary in summaries]
+        self._append(events)
+        self._setup += events
+        self._is_experiment |= bool(chosen)
 
     def write_failure(self, reason: str) -> None:
         self._has_failed = True
@@ -124,61 +135,50 @@ class TensorBoardSink(Sink):
         self._target.flush()
 
     def close(self) -> None:
+        events = []
         if self._is_experiment:
             end = tensorboard_plugins.ended(self._has_failed)
-            self._is_experiment = False
-            self._append(self._event(self._step, summary=end))
-        self._file.close()
-        self._target.close()
-
-    def _prepare(self, resume_from_step: int) -> str:
-        if not resume_from_step:
-            return event_files.set_aside(self._target.path)
-        for file in event_files.ours(self._target.path):
-            event_files.cut(file, resume_from_step, self._events.Event)
-        return ""
-
-    def _step_event(self, record: StepRecord) -> bytes:
-        """A step as a serialised ``Event``."""
-        scalars = record.scalars
-        if record.flags:
-            scalars = {**scalars, **{f"flags/{flag}": 1.0 for flag in record.flags}}
+            events.append(self._now(self._step, summary=end))
+        self._is_experiment = False
         try:
-            parts = [self._form(record.kind, *scalars).filled(scalars.values())]
+            self._append(events)  # none: the head of a file that still has nothing
+        finally:
+            self._file.close()
+            self._target.close()
+
+    def _restart(self, step: int) -> list[Any]:
+        """Events after which TensorBoard forgets this step and later ones, except the set-up."""
+        log = tensorboardx("proto.event_pb2").SessionLog
+        start = self._now(step, session_log=log(status=log.START))
+        # TensorBoard takes the first START of a run only for its beginning.
+        return [start, start, *(event for event in self._setup if event.step >= step)]
+
+    def _step_event(self, record: StepRecord) -> Any:
+        scalars = dict(record.scalars)
+        scalars.update((f"flags/{flag}", 1.0) for flag in record.flags)
+        try:
+            event = self._event(step=record.step, wall_time=record.unix_seconds)
+            add = event.summary.value.add
+            for tag, number in zip(self._names.of(scalars), scalars.values(), strict=True):
+                add(tag=tag, simple_value=number)
+            if record.kind == "step":
+                for name, tag in tensorboard_plugins.OVERVIEW.items():
+                    if name in scalars:
+                        add(tag=tag, simple_value=scalars[name])
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordError(f"step {record.step} cannot be an event: {error}") from error
         if record.kind != "step":
-            parts.append(self._text("step/kind", record.kind).SerializeToString())
+            event.summary.MergeFrom(self._text("step/kind", record.kind))
         if record.notes:
-            text = self._text("step/notes", "\n\n".join(record.notes))
-            parts.append(text.SerializeToString())
-        head = event_files.event_head(record.step, record.unix_seconds)
-        return head + event_files.as_field(_SUMMARY_FIELD, b"".join(parts))
+            event.summary.MergeFrom(self._text("step/notes", "\n\n".join(record.notes)))
+        return event
 
-    def _form(self, kind: str, *names: str) -> ScalarsForm:
-        """The form for steps of this kind with these scalars."""
-        if form := self._forms.get((kind, *names)):
-            return form
-        if len(self._forms) >= _MOST_FORMS:
-            self._forms.clear()
-        tags = dict(enumerate(self._names.of(names)))
-        overview = tensorboard_plugins.OVERVIEW if kind == "step" else {}
-        columns = [*tags.items()]
-        columns += [(names.index(name), tag) for name, tag in overview.items() if name in names]
-        form = self._forms[kind, *names] = ScalarsForm(columns)
-        return form
+    def _now(self, step: int, **content: Any) -> Any:
+        return self._event(step=step, wall_time=time.time(), **content)
 
-    def _text(self, tag: str, text: str) -> Any:
-        return self._text_summary(tag, text)
-
-    def _append(self, events: bytes) -> None:
-        self._file.append(events)
+    def _append(self, events: Iterable[Any]) -> None:
+        self._file.append(b"".join(map(_framed, events)))
         self._target.wrote()
-
-    def _event(self, step: int, unix_seconds: float | None = None, **content: Any) -> bytes:
-        wall_time = time.time() if unix_seconds is None else unix_seconds
-        event = self._events.Event(step=step, wall_time=wall_time, **content)
-        return event_files.framed(event.SerializeToString())
 
 
 def write_scalars(
@@ -190,7 +190,7 @@ def write_scalars(
     own. Writing the same step again replaces it.
 
     Args:
-        folder: TensorBoard's log directory.
+        folder: TensorBoard's log directory, or its address in an object store.
         run: name of the subfolder to write.
         step: the step of all scalars.
         scalars: values by name.
@@ -198,34 +198,58 @@ def write_scalars(
     Raises:
         UserError: the folder cannot be written to.
     """
-    event = _tensorboardx("proto.event_pb2").Event
-    summary = _tensorboardx("proto.summary_pb2").Summary()
+    events = tensorboardx("proto.event_pb2")
+    version = events.Event(wall_time=time.time(), file_version=_VERSION)
+    event = events.Event(wall_time=version.wall_time, step=step)
     for name, value in scalars.items():
-        summary.value.add(tag=name, simple_value=value)
-    now = time.time()
-    events = (
-        event(wall_time=now, file_version="brain.Event:2"),
-        event(wall_time=now, step=step, summary=summary),
-    )
-    place = check_path(folder, "tensorboard")
-    if isinstance(place, Address):
-        raise UserError(
-            f"tensorboard={os.fspath(folder)!r} is an object store; expected a local or mounted "
-            f"folder; write there, and copy the folder"
-        )
-    path = place / run / f"events.out.tfevents.{step:010d}.{run}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(event_files.framed(e.SerializeToString()) for e in events))
-    except OSError as error:
-        raise unwritable(folder, "tensorboard", error) from error
+        event.summary.value.add(tag=name, simple_value=value)
+    path = f"{os.fspath(folder).rstrip('/')}/{run}/events.out.tfevents.{step:010d}.{run}"
+    write_whole(path, "tensorboard", _framed(version) + _framed(event))
 
 
-def _unique_suffix() -> str:
-    """Seconds first, because TensorBoard reads a folder's files in name order."""
+def _framed(event: Any) -> bytes:
+    """An event as it is in a file: its size and itself, each with tensorboardX's checksum.
+
+    tensorboardX's own writers cannot take back an event that a full disk tore, which would end the
+    file for TensorBoard, nor flush without the fsync that uploads a whole file of a mounted bucket.
+    """
+    checksum = tensorboardx("record_writer").masked_crc32c
+    data = event.SerializeToString()
+    size = struct.pack("<Q", len(data))
+    return struct.pack(f"<8sI{len(data)}sI", size, checksum(size), data, checksum(data))
+
+
+def _ours(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob(f"*{_ENDING}") if file.is_file())
+
+
+def _new_path(folder: Path) -> Path:
+    """The path of a file that TensorBoard, which goes by name, reads after all of ours.
+
+    Seconds come first, as in every event file, but never before those of an earlier file, however
+    the clock was set. Two runs that start in the same second must not share a file.
+    """
     now = time.time_ns()
-    return f"{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
+    before = [int(file.name.split(".")[3]) for file in _ours(folder)]
+    seconds = max([now // 10**9, *(second + 1 for second in before)])
+    unique = f"{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
+    return folder / f"events.out.tfevents.{seconds}.{unique}{_ENDING}"
 
 
-def _tensorboardx(module: str) -> Any:
-    return require(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")
+def _set_aside(folder: Path) -> str:
+    """Moves our files of an earlier run to a free ``previousN`` within the folder.
+
+    TensorBoard shows it as a run of its own.
+
+    Returns:
+        A note about the move; empty if there are no such files.
+    """
+    files = _ours(folder)
+    if not files:
+        return ""
+    number = next(n for n in range(1, 10**9) if not (folder / f"previous{n}").exists())
+    kept = folder / f"previous{number}"
+    kept.mkdir()
+    for file in files:
+        os.replace(file, kept / file.name)
+    return f"{folder} held an earlier run, which is now {kept}"

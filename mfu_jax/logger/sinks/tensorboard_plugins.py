@@ -48,7 +48,7 @@ def layout() -> Any:
         page: {title: ["Multiline", tags] for title, tags in group.items()}
         for page, group in _LAYOUT.items()
     }
-    return _tensorboardx("summary").custom_scalars(charts)
+    return tensorboardx("summary").custom_scalars(charts)
 
 
 def hyperparameters(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
@@ -64,22 +64,21 @@ def hyperparameters(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict
 
 def experiment(values: Mapping[str, Any]) -> list[Any]:
     """The ``Summary``s that begin a run in the plugin HParams."""
-    first, start, _ = _tensorboardx("summary").hparams(dict(values), dict.fromkeys(_RESULTS, 0.0))
+    first, start, _ = tensorboardx("summary").hparams(dict(values), dict.fromkeys(_RESULTS, 0.0))
     return [first, start]
 
 
 def ended(has_failed: bool) -> Any:
     """The ``Summary`` that ends that run."""
-    plugin = _tensorboardx("proto.plugin_hparams_pb2")
-    api = _tensorboardx("proto.api_pb2")
-    summaries = _tensorboardx("proto.summary_pb2")
-    status = api.Status.STATUS_FAILURE if has_failed else api.Status.STATUS_SUCCESS
-    end = plugin.SessionEndInfo(status=status)
-    content = plugin.HParamsPluginData(session_end_info=end, version=0).SerializeToString()
-    data = summaries.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
-    metadata = summaries.SummaryMetadata(plugin_data=data)
-    value = summaries.Summary.Value(tag="_hparams_/session_end_info", metadata=metadata)
-    return summaries.Summary(value=[value])
+    *_, summary = tensorboardx("summary").hparams({}, {})
+    if has_failed:
+        data = summary.value[0].metadata.plugin_data
+        content = tensorboardx("proto.plugin_hparams_pb2").HParamsPluginData.FromString(
+            data.content
+        )
+        content.session_end_info.status = tensorboardx("proto.api_pb2").STATUS_FAILURE
+        data.content = content.SerializeToString()
+    return summary
 
 
 def _number(text: str) -> Any:
@@ -91,5 +90,6 @@ def _number(text: str) -> Any:
         return text
 
 
-def _tensorboardx(module: str) -> Any:
+def tensorboardx(module: str) -> Any:
+    """A module of the package, imported when a run writes events."""
     return require(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")

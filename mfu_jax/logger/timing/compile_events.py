@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
-import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from mfu_jax.util.failsafe import Boundary, failsafe, weakly
+from jax import monitoring
+
+from mfu_jax.util import jax_internals
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 # Named in jax._src.dispatch: strings of a public interface, but not guaranteed to stay.
 _STAGES = {
@@ -20,6 +24,9 @@ _STAGES = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
     "/jax/core/compile/backend_compile_duration": "compile",
 }
+
+# Spans of a thread that a longer one may still turn out to contain; an older one counts for itself.
+_MOST_SPANS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +51,6 @@ class CompileEvent:
 class CompileLog:
     """Listens to JAX's compile events from its creation until its last subscriber leaves.
 
-    JAX does not keep it alive: it disappears with its step, even if nobody closed it.
-
     Create it before the first compilation and pass it to `MetricLogger`, so that the summary
     includes the time to compile the step. Several loggers may share one.
 
@@ -55,8 +60,8 @@ class CompileLog:
 
     Attributes:
         boundary: the one given, or a new one.
+        seconds: how long a stage ran, summed over threads; a nested trace counts once.
         compile_count: executables made so far, on any thread.
-        available: False if this version of JAX has no such events.
     """
 
     def __init__(
@@ -66,28 +71,18 @@ class CompileLog:
         boundary: Boundary | None = None,
     ) -> None:
         self.boundary = self._boundary = boundary or Boundary()
+        self.seconds = 0.0
         self.compile_count = 0
         self._monotonic = monotonic
         self._subscribers: list[Callable[[CompileEvent], None]] = []
-        self._finished_seconds = 0.0
-        # Spans that a longer one may still turn out to contain, by thread: (start, end).
-        self._spans: dict[int, list[tuple[float, float]]] = {}
+        self._spans: dict[int, deque[tuple[float, float]]] = {}  # by thread: (start, end)
         self._lock = threading.Lock()
-        self._listener = weakly(self._on_duration)
-        self._is_open = self.available = _register(self._listener)
-        weakref.finalize(self, _GONE.append, self._listener).atexit = False
-
-    @property
-    def seconds(self) -> float:
-        """Seconds during which a stage ran, summed over threads; a nested trace counts once."""
-        with self._lock:
-            spans = [span for thread in self._spans.values() for span in thread]
-            return self._finished_seconds + sum(end - start for start, end in spans)
+        self._is_open = False
+        self._listen()
 
     def subscribe(self, listener: Callable[[CompileEvent], None]) -> None:
         """Calls `listener` with every event, on the thread that compiles."""
-        if not self._is_open:
-            self._is_open = _register(self._listener)
+        self._listen()
         self._subscribers.append(listener)
 
     def unsubscribe(self, listener: Callable[[CompileEvent], None]) -> None:
@@ -101,32 +96,39 @@ class CompileLog:
         """Stops listening; the counts stay readable."""
         if self._is_open:
             self._is_open = False
-            _unregister(self._listener)
+            with contextlib.suppress(ValueError, AssertionError):  # the user has cleared JAX's list
+                jax_internals.unregister_event_duration_listener(self._on_duration)
+
+    def _listen(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            monitoring.register_event_duration_secs_listener(self._on_duration)
 
     @failsafe("a compilation is not known")
-    def _on_duration(self, name: str, seconds: float, **details: Any) -> None:
-        stage = _STAGES.get(name)
+    def _on_duration(self, event: str, duration_secs: float, **details: Any) -> None:
+        stage = _STAGES.get(event)
         if stage is None:
             return
         thread_id = threading.get_ident()
-        event = CompileEvent(
+        compiled = CompileEvent(
             stage=stage,
             function=str(details.get("fun_name", "")),
-            seconds=seconds,
-            own_seconds=self._add_span(thread_id, seconds),
+            seconds=duration_secs,
+            own_seconds=self._add_span(thread_id, duration_secs),
             thread_id=thread_id,
         )
         if stage == "compile":
             self.compile_count += 1
         for listener in tuple(self._subscribers):
-            listener(event)
+            listener(compiled)
 
     def _add_span(self, thread_id: int, seconds: float) -> float:
+        """Adds to `seconds` what no earlier event has; returns that."""
         end = self._monotonic()
         start = end - seconds
         known = 0.0
         with self._lock:
-            spans = self._spans.setdefault(thread_id, [])
+            spans = self._spans.setdefault(thread_id, deque(maxlen=_MOST_SPANS))
             # Events arrive when a stage ends, so an inner trace arrives before the enclosing one.
             while spans and spans[-1][0] >= start:
                 inner_start, inner_end = spans.pop()
@@ -134,33 +136,6 @@ class CompileLog:
             if spans:  # the two clocks differ slightly
                 start = min(end, max(start, spans[-1][1]))
             spans.append((start, end))
-            if len(spans) > 256:  # the oldest cannot lie inside anything still running
-                self._finished_seconds += sum(end - start for start, end in spans[:128])
-                del spans[:128]
-        return max(0.0, end - start - known)
-
-
-# Listeners of logs that are gone. They are removed from JAX's list when the next log registers:
-# garbage may be collected while JAX iterates over that list.
-_GONE: list[Callable[..., None]] = []
-
-
-def _register(listener: Callable[..., None]) -> bool:
-    while _GONE:
-        _unregister(_GONE.pop())
-    try:
-        from jax import monitoring
-
-        monitoring.register_event_duration_secs_listener(listener)
-    except (ImportError, AttributeError):
-        return False
-    return True
-
-
-def _unregister(listener: Callable[..., None]) -> None:
-    try:
-        from mfu_jax.util.jax_internals import unregister_event_duration_listener
-
-        unregister_event_duration_listener(listener)
-    except (ImportError, ValueError, AssertionError):
-        return  # this JAX cannot unregister; the listener has no subscribers and does nothing
+            own = max(0.0, end - start - known)
+            self.seconds += own
+        return own

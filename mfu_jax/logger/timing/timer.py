@@ -18,7 +18,7 @@ from collections.abc import Callable
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
-from mfu_jax.logger.timing.watcher import ThreadWatcher, Watcher
+from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe, is_interrupt
 
 # Waking the watcher costs both threads tens of microseconds. After this many consecutive waits
@@ -90,7 +90,7 @@ class StepTimer:
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic
-        self._watcher = watcher or ThreadWatcher(self.read)
+        self._watcher = watcher or Watcher(self.read)
         self._follow = self._watcher.follow
         self._suspended = suspended
         self._suspended_seconds = suspended()
@@ -150,9 +150,7 @@ class StepTimer:
             now = self._clock(), self._monotonic()
             left_at = now[1]
             self.waited_seconds = left_at - before
-            begin, self._mark = self._mark, previous.completed or now
-            self._last_seconds = 0.0 if previous.is_compile else self._mark[1] - begin[1]
-            previous.readings = begin, self._mark, self._take_suspension
+            self._end(previous, previous.completed or now)
         gc_seconds = self._gc.seconds
         if self._left_at is not None:
             (previous or step).loop_readings = (
@@ -318,10 +316,13 @@ class StepTimer:
             step.compile_events, self._compile_events = self._compile_events, []
             step.is_compile = any(event.stage == "compile" for event in step.compile_events)
 
-    def _finish(self, step: TimedStep, end: Reading) -> None:
+    def _end(self, step: TimedStep, end: Reading) -> None:
         begin, self._mark = self._mark, end
         self._last_seconds = 0.0 if step.is_compile else end[1] - begin[1]
         step.readings = begin, end, self._take_suspension
+
+    def _finish(self, step: TimedStep, end: Reading) -> None:
+        self._end(step, end)
         step.measure()
 
     def _take_suspension(self) -> float:

@@ -14,7 +14,7 @@ import queue
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -32,21 +32,8 @@ _MOST_LOOKS = 20
 _JOIN_SECONDS = 30.0
 
 
-class Watcher(Protocol):
-    """Stamps steps when their outputs are ready, off the training thread."""
-
-    def follow(self, step: TimedStep) -> None:
-        """Takes the step just dispatched; sets its `seen`, unless the next one comes before."""
-
-    def watch(self, step: TimedStep) -> None:
-        """Sets `completed` of the step in flight, too, which is looked at now."""
-
-    def close(self) -> None:
-        """Stops watching."""
-
-
-class ThreadWatcher:
-    """A `Watcher` on one daemon thread, started when first needed.
+class Watcher:
+    """Stamps steps when their outputs are ready, on one daemon thread, started when first needed.
 
     Args:
         read: reads the clocks.
@@ -62,15 +49,18 @@ class ThreadWatcher:
         )
 
     def follow(self, step: TimedStep) -> None:
+        """Takes the step just dispatched; sets its `seen`, unless the next one comes before."""
         self._newest.append(step)
         if self._sleeps:
             self._wake()
 
     def watch(self, step: TimedStep) -> None:
+        """Sets `completed` of the step in flight, too, which is looked at now."""
         self._newest.append(step)
         self._wake()
 
     def close(self) -> None:
+        """Stops the thread; waits at most half a minute for a hung device."""
         self._is_over = True
         self._alarm.set()
         if self._thread.is_alive():

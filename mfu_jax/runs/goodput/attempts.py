@@ -17,12 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mfu_jax.logger.run_log.events import DATA_WAIT, QUIET_SECONDS, VERSION, alive_seconds
 from mfu_jax.runs.metrics.run_files import run_logs
 from mfu_jax.storage.addresses import Address
-
-VERSION = 2
-DATA_WAIT = "data_wait"
-QUIET_SECONDS = 60.0
 
 _BACK = "went back"
 # In one block: enough to be added quickly, few enough to be alike.
@@ -31,12 +28,7 @@ _MOST_STEPS = 256
 _UNWRITTEN_SECONDS = 0.5
 
 
-def alive_seconds(age: float) -> float:
-    """How often a process of that age shows that it is alive, in seconds."""
-    return min(max(0.05, 0.02 * age), 1.0)
-
-
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class StepBlock:
     """Consecutive steps, in whole µs; see ``steps`` of the format.
 
@@ -86,20 +78,17 @@ class StepBlock:
 
     def join(self, after: StepBlock) -> bool:
         """Adds the steps of the block that follows; False if they do not continue this one."""
-        by = after.first - self.last
-        strides = {block.by for block in (self, after) if len(block.us) > 1}
-        gap = round(1e6 * (after.end_m - self.end_m)) - after.spent_us + after.gap_us[0]
-        if (
-            len(self.us) + len(after.us) > _MOST_STEPS
-            or self.cost != after.cost
-            or by <= 0
-            or strides - {by}
-            or gap < 0
-        ):
+        count, more, by = len(self.us), len(after.us), after.first - self.last
+        has_other_stride = (count > 1 and self.by != by) or (more > 1 and after.by != by)
+        if by <= 0 or has_other_stride or count + more > _MOST_STEPS or self.cost != after.cost:
             return False
+        gap_us = round(1e6 * (after.end_m - self.end_m)) - after.spent_us + after.gap_us[0]
+        if gap_us < 0:
+            return False
+        after.gap_us[0] = gap_us
         self.end_m, self.by = after.end_m, by
         self.us += after.us
-        self.gap_us += [gap, *after.gap_us[1:]]
+        self.gap_us += after.gap_us
         self.data_us += after.data_us
         return True
 
@@ -296,9 +285,13 @@ class _LogReader:
         self.attempts.append(attempt)
 
     def _on_steps(self, attempt: LoggedAttempt, values: dict[str, Any]) -> None:
-        us = _whole(values["us"])
-        gap_us, data_us = _whole(values.get("gap_us", [])), _whole(values.get("data_us", []))
-        if not us or any(part and len(part) != len(us) for part in (gap_us, data_us)):
+        us, count = values["us"], len(values["us"])
+        gap_us = values.get("gap_us") or [0] * count
+        data_us = values.get("data_us") or [0] * count
+        numbers = us + gap_us + data_us
+        if {len(gap_us), len(data_us)} != {count} or set(map(type, numbers)) != {int}:
+            raise TypeError(values)
+        if min(numbers) < 0:
             raise ValueError(values)
         block = StepBlock(
             end_m=float(values["m"]),
@@ -307,11 +300,7 @@ class _LogReader:
             us=us,
             gap_us=gap_us,
             data_us=data_us,
-            cost=(
-                str(values.get("kind", "step")),
-                values.get("optimal_s"),
-                values.get("executed_s"),
-            ),
+            cost=(values.get("kind", "step"), values.get("optimal_s"), values.get("executed_s")),
         )
         is_long = self._version == 1  # its line was rewritten as long as it grew
         if is_long or not attempt.blocks or not attempt.blocks[-1].join(block):
@@ -396,13 +385,3 @@ def _add_unwritten(attempt: LoggedAttempt, stop: int, until: float) -> None:
     attempt.blocks.append(
         StepBlock(end_m=until, first=before.last + 1, us=[us] * count, gap_us=gaps, data_us=[*gaps])
     )
-
-
-def _whole(values: Any) -> list[int]:
-    """The list itself, if it holds whole numbers ≥ 0."""
-    if type(values) is not list:
-        raise TypeError(values)
-    found: list[int] = values
-    if found and (set(map(type, found)) != {int} or min(found) < 0):
-        raise ValueError(found)
-    return found

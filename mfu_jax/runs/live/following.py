@@ -1,4 +1,4 @@
-"""Follows a run's metrics file: new records since the last look, restarts and rotation."""
+"""Follows a run's files: new records and events since the last look, restarts and rotation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.metrics.run_files import metrics_file_of
+from mfu_jax.logger.run_log.events import HOSTS
+from mfu_jax.runs.metrics.run_files import events_name, metrics_file_of, read_beside
 from mfu_jax.storage.addresses import Address, path_of
 
 # Steps kept for the frame, and how much of a long file is read for them.
 KEPT_STEPS = 512
 _KEPT_NOTES = 50
 _TAIL_BYTES = 4_000_000
+_HOSTS = f'{{"e":"{HOSTS}",'.encode()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,51 @@ def local_metrics_file(run: str | Path) -> Path:
     )
 
 
+class GrowingFile:
+    """A file of lines that is appended to, and may be replaced or truncated.
+
+    Args:
+        path: the file; only its last part is read at first.
+
+    Attributes:
+        replaced: how often another file was found in its place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.replaced = 0
+        self._identity: tuple[int, int] | None = None
+        self._offset = 0
+        self._torn = b""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was such a file."""
+        return self._identity is not None
+
+    def new_lines(self) -> list[bytes]:
+        """The lines since the last call; none if there is no file for now.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                status = os.fstat(file.fileno())
+                identity = status.st_dev, status.st_ino
+                if identity != self._identity or status.st_size < self._offset:
+                    self.replaced += self._identity is not None
+                    self._identity, self._torn = identity, b""
+                    self._offset = max(0, status.st_size - _TAIL_BYTES)
+                file.seek(self._offset)
+                data = file.read(status.st_size - self._offset)
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *lines, self._torn = (self._torn + data).split(b"\n")
+        return lines
+
+
 class Follower:
     """The last steps of a growing metrics file.
 
@@ -76,6 +123,7 @@ class Follower:
         steps: the last `KEPT_STEPS` of them.
         notes: the last notes, with their steps.
         restarts: how often the run was seen to go back, or its file to be replaced.
+        hosts: the last exchange of the job's processes; empty for a single process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,49 +131,36 @@ class Follower:
         self.steps: deque[LiveStep] = deque(maxlen=KEPT_STEPS)
         self.notes: deque[tuple[int, str]] = deque(maxlen=_KEPT_NOTES)
         self.restarts = 0
-        self._identity: tuple[int, int] | None = None
-        self._offset = 0
-        self._torn = b""
+        self.hosts: Mapping[str, Any] = {}
+        self._records = GrowingFile(path)
+        self._events = GrowingFile(path.with_name(events_name(path.name, 0)))
 
     def update(self) -> bool:
-        """Reads new records; returns whether there were any. A file missing for now counts as none.
+        """Reads new records and events; returns whether there were records.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: a file cannot be read.
         """
-        try:
-            with open(self.path, "rb") as file:
-                return self._read(file)
-        except FileNotFoundError:
-            return False
-
-    def beside(self, ending: str) -> Mapping[str, Any]:
-        """A JSON file beside the metrics, such as ``.hosts.json``; empty if there is none."""
-        return _json_of(self.path.with_name(f"{self.path.name}{ending}"))
-
-    def heartbeat(self) -> Mapping[str, Any]:
-        """The heartbeat in the run's folder; empty if there is none."""
-        return _json_of(self.path.with_name("heartbeat.json"))
-
-    def _read(self, file: BinaryIO) -> bool:
-        status = os.fstat(file.fileno())
-        identity = status.st_dev, status.st_ino
-        if identity != self._identity or status.st_size < self._offset:
-            self._begin_anew(identity, status.st_size)
-        file.seek(self._offset)
-        data = file.read(status.st_size - self._offset)
-        self._offset += len(data)
-        *lines, self._torn = (self._torn + data).split(b"\n")
+        for line in self._events.new_lines():
+            if line.startswith(_HOSTS):
+                self.hosts = _object_of(line) or self.hosts
+        if not self._events.is_known:  # of version 0.1.0
+            self.hosts = read_beside(str(self.path), HOSTS)
+        replaced = self._records.replaced
+        lines = self._records.new_lines()
+        if self._records.replaced > replaced:
+            self.restarts += 1
+            self.steps.clear()
         for step in filter(None, map(_step_of, lines)):
             self._add(step)
         return bool(lines)
 
-    def _begin_anew(self, identity: tuple[int, int], size: int) -> None:
-        self.restarts += self._identity is not None
-        self._identity = identity
-        self.steps.clear()
-        self._torn = b""
-        self._offset = max(0, size - _TAIL_BYTES)
+    def heartbeat(self) -> Mapping[str, Any]:
+        """The heartbeat in the run's folder; empty if there is none."""
+        try:
+            return _object_of(self.path.with_name("heartbeat.json").read_bytes())
+        except OSError:
+            return {}
 
     def _add(self, step: LiveStep) -> None:
         if self.steps and step.number <= self.steps[-1].number:
@@ -166,9 +201,10 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 yield name, number
 
 
-def _json_of(path: Path) -> Mapping[str, Any]:
+def _object_of(text: bytes) -> Mapping[str, Any]:
+    """The JSON object; empty if it is torn, or another value."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(text)
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -37,7 +37,7 @@ def frame(follower: Follower, now: float) -> Any:
     parts = [_headline(follower, steps, now)]
     if steps:
         parts += [_table(steps), *_curves(steps), *_split(steps)]
-        parts += [_hosts(follower.beside(".hosts.json"), steps)]
+        parts += [_hosts(follower.hosts, steps)]
         parts += [_alarms(follower)]
     return _rich("console").Group(*filter(None, parts))
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.run_log.events import START, SUMMARY
 from mfu_jax.storage.addresses import Address, filesystem_of, open_object, open_place, path_of
 from mfu_jax.util.user_files import line_blocks, opened
 
@@ -65,6 +66,11 @@ def metrics_file_of(run: Path | Address) -> Path | Address:
     return run / names.pop()
 
 
+def events_name(metrics_name: str, index: int) -> str:
+    """The name of a process's events file, beside a metrics file."""
+    return f"{metrics_name}.events.{index}.jsonl"
+
+
 def run_logs(metrics_file: Path | Address) -> Iterator[RunLogLines]:
     """The logs beside a metrics file, of this version and of 0.1.0, each open until the next.
 
@@ -99,7 +105,7 @@ def lines_at_rest(file: BinaryIO) -> list[bytes]:
 
 
 def read_beside(metrics_file: str, kind: str) -> dict[str, Any]:
-    """The last event of a kind in the log of process 0; ``setup``, ``hosts`` or ``summary``.
+    """The values of the last event of a kind in the log of process 0: ``setup`` or ``hosts``.
 
     Without one, version 0.1.0's ``<metrics_file>.<kind>.json``; empty if there is neither.
 
@@ -109,21 +115,40 @@ def read_beside(metrics_file: str, kind: str) -> dict[str, Any]:
     """
     metrics = path_of(metrics_file)
     try:
-        events = [last_event(place, kind) for place in _log_places(metrics, "events.0.")]
-        if found := max(events, key=lambda event: event.get("t", 0.0), default={}):
-            return {name: value for name, value in found.items() if name not in _HEAD}
+        if found := _last_event(metrics, kind):
+            return _values_of(found)
         with open_place(metrics.parent / f"{metrics.name}.{kind}.json", "JSON") as file:
             return _object_of(file.read())
     except UserError:
         return {}
 
 
-def last_event(place: Path | Address, kind: str) -> dict[str, Any]:
-    """The last event of a kind in one log; empty if it has none.
+def logged_summary(metrics_file: str) -> dict[str, Any]:
+    """The totals that the last process logged; empty if it was killed, or logged none.
+
+    Args:
+        metrics_file: its path or address.
 
     Raises:
-        UserError: the log cannot be read.
+        UserError: a log cannot be read.
     """
+    metrics = path_of(metrics_file)
+    summary, start = _last_event(metrics, SUMMARY), _last_event(metrics, START)
+    return _values_of(summary) if summary and summary["t"] >= start.get("t", 0.0) else {}
+
+
+def _values_of(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name not in _HEAD}
+
+
+def _last_event(metrics_file: Path | Address, kind: str) -> dict[str, Any]:
+    """The last event of a kind in the logs of process 0; empty if they have none."""
+    found = [_last_of(place, kind) for place in _log_places(metrics_file, "events.0.")]
+    return max(found, key=lambda event: event.get("t", 0.0), default={})
+
+
+def _last_of(place: Path | Address, kind: str) -> dict[str, Any]:
+    """The same of one log."""
     start = f'{{"e":"{kind}",'.encode()
     found: dict[str, Any] = {}
     with open_place(place, _EXPECTED) as file:

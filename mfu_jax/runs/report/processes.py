@@ -1,4 +1,4 @@
-"""The hosts of a run at their last exchange, as written by process 0; imports no jax."""
+"""The hosts of a run at their last exchange, as logged by process 0; imports no jax."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mfu_jax.logger.run_log.events import HOSTS
 from mfu_jax.runs.metrics.run_files import read_beside
 
 _MOST_SHOWN = 5
@@ -77,12 +78,12 @@ class JobProcesses:
 
 
 def read_processes(metrics_file: str) -> JobProcesses | None:
-    """The hosts file beside a metrics file; None: no readable file, as for a single process.
+    """The last exchange logged beside a metrics file; None without one, as for a single process.
 
     Args:
         metrics_file: its path or address.
     """
-    found = read_beside(metrics_file, "hosts")
+    found = read_beside(metrics_file, HOSTS)
     try:
         return _processes(found) if found else None
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):

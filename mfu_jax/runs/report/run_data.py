@@ -17,7 +17,7 @@ from mfu_jax.runs.goodput import time_table
 from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
 from mfu_jax.runs.goodput.wall_clock import of_metrics, read_logged, read_run
 from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
-from mfu_jax.runs.metrics.run_files import metrics_file_of
+from mfu_jax.runs.metrics.run_files import logged_summary, metrics_file_of
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
 from mfu_jax.runs.report.processes import JobProcesses, read_processes
 from mfu_jax.runs.report.setup import (
@@ -117,6 +117,20 @@ class RunData:
     def columns(self) -> StepColumns:
         """The steps, as columns by metric."""
         return StepColumns.of(self.metrics, self.options.warmup_steps)
+
+    @property
+    def totals(self) -> Mapping[str, Any]:
+        """The content of ``summary.json``: as logged by the last process, else from the files."""
+        if logged := logged_summary(self.metrics.path):
+            return logged
+        compiled = self.columns.values.get("compile/seconds", ())
+        spent = {use: seconds for use, seconds in self.time.time.items() if seconds}
+        return dataclasses.replace(
+            self.summary,
+            compile_seconds=math.fsum(filter(math.isfinite, compiled)),
+            total_seconds=math.fsum(spent.values()),
+            seconds_by_use=spent,
+        ).to_json()
 
     def render(self) -> str:
         """The run for a terminal."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.ledger_table import LedgerRow, read_rows
+from mfu_jax.logger.run_log.events import SETUP
 from mfu_jax.runs.metrics.run_files import read_beside
 
 _DEVICES = re.compile(r"(\d+) × (.*)")
@@ -50,8 +51,8 @@ class Setup:
 
 
 def read_setup(metrics_file: str) -> Setup:
-    """The set-up beside a metrics file."""
-    found = read_beside(metrics_file, "setup")
+    """The last set-up that was logged beside a metrics file."""
+    found = read_beside(metrics_file, SETUP)
     values, texts = (found.get(name) for name in ("values", "texts"))
     values, texts = (part if isinstance(part, dict) else {} for part in (values, texts))
     return Setup(

@@ -19,8 +19,7 @@ import jax
 from etils import epath
 
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.batches import CheckpointableIterator
 from mfu_jax.trainer.step.state import TrainState
@@ -49,14 +48,14 @@ class Checkpointer:
 
     Args:
         config: says whether, where and how often to save.
-        journal: records the restore, and the wait for the last save.
+        run_log: records the restore, and the wait for the last save.
 
     Attributes:
         failure: why the newest checkpoint is missing; None if it exists.
     """
 
-    def __init__(self, config: Config, journal: Journal | NoJournal | None = None) -> None:
-        self._journal = journal or NoJournal()
+    def __init__(self, config: Config, run_log: RunLog | None = None) -> None:
+        self._run_log = run_log or RunLog()
         self.failure: CheckpointError | None = None
         self._enabled = config.enable_checkpointing
         self._period = config.checkpoint_period
@@ -112,7 +111,7 @@ class Checkpointer:
                 "another run_name"
             ) from error
         data.set_state(_decode(restored["data"]))
-        self._journal.restored(steps_done)
+        self._run_log.restored(steps_done)
         return restored["state"]
 
     def due(self, steps_done: int) -> bool:
@@ -220,7 +219,7 @@ class Checkpointer:
             raise self.failure
 
     def _close(self) -> None:
-        with self._journal.span("checkpoint"), contextlib.suppress(CheckpointError):
+        with self._run_log.span("checkpoint"), contextlib.suppress(CheckpointError):
             self._finish()  # errors are kept in `failure`
         self._abandon()
         if self.failure is not None:

@@ -20,10 +20,9 @@ from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.program_analysis import dump_paths, dump_step
-from mfu_jax.logger.assembly import open_journal
-from mfu_jax.logger.journal.absent import NoJournal
-from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.assembly import open_run_log
 from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import MetricsKeys, Settings
@@ -93,23 +92,23 @@ def lock_run(config: Config) -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
-def run_journal(
+def opened_run_log(
     config: Config,
-    started: Journal | NoJournal | None,
+    started: RunLog | None,
     stop: StopRequest,
     compile_log: CompileLog,
-) -> Iterator[Journal | NoJournal]:
-    """Opens this process's journal, unless it is open already; records how the run ended."""
-    journal = started or open_journal(config.metrics_path, until_exit=True)
+) -> Iterator[RunLog]:
+    """Opens this process's run_log, unless it is open already; records how the run ended."""
+    run_log = started or open_run_log(config.metrics_path, until_exit=True)
     try:
-        with journal.compiling(compile_log):
-            yield journal
-        journal.stop(stop.signal.name if stop.signal else "clean")
+        with run_log.compiling(compile_log):
+            yield run_log
+        run_log.stop(stop.signal.name if stop.signal else "clean")
     except BaseException as error:
-        journal.stop(f"exception: {type(error).__name__}")
+        run_log.stop(f"exception: {type(error).__name__}")
         raise
     finally:
-        journal.flush()  # one of several processes ends without its exit handlers
+        run_log.flush()  # one of several processes ends without its exit handlers
 
 
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
@@ -141,7 +140,7 @@ def make_run_logger(
     peaks: StepPeaks,
     sinks: list[Sink],
     compile_log: CompileLog,
-    journal: Journal | NoJournal,
+    run_log: RunLog,
 ) -> MetricLogger:
     """The logger of this run, with its set-up already written."""
     cost = flops.cost(
@@ -150,7 +149,7 @@ def make_run_logger(
         hfu_source=settings.hfu_source,
     )
     logger = assembly.logger_of(
-        settings, cost=cost, sinks=sinks, compile_log=compile_log, journal=journal
+        settings, cost=cost, sinks=sinks, compile_log=compile_log, run_log=run_log
     )
     logger.write_setup(*_setup(config, state, peaks, flops))
     return logger

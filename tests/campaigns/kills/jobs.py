@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.logger.journal.writer import Journal
-from mfu_jax.train import start_journal
+from mfu_jax.logger.run_log.run_log import RunLog
+from mfu_jax.train import start_run_log
 from mfu_jax.trainer.config.pyconfig import load
 from tests.campaigns.kills.truth import Marks
 
@@ -48,7 +48,7 @@ def run_loop(job: Job) -> int:
     """A loop whose steps are a tiny program and a sleep."""
     marks = Marks(job.marks)
     path = job.folder / "default" / "metrics.jsonl"
-    journal = Journal(path, index=job.process, processes=job.count, until_exit=True)
+    run_log = RunLog(path, index=job.process, processes=job.count, until_exit=True)
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     import jax
@@ -60,17 +60,17 @@ def run_loop(job: Job) -> int:
 
     saved = job.folder / f"checkpoint{job.process}"
     start = int(saved.read_text()) if saved.exists() else 0
-    with marks.span("restore"), journal.span("restore"):
+    with marks.span("restore"), run_log.span("restore"):
         time.sleep(RESTORE_SECONDS if start else 0.0)
     x = jax.device_put(np.ones((8, 8), np.float32))
     compile_log = CompileLog()
     marks.listen_to_jax()
-    with journal.compiling(compile_log):
+    with run_log.compiling(compile_log):
         step_of = jax.jit(lambda x: (x / 8 @ x, x.mean())).lower(x).compile()
     sinks = [JsonlSink(path, resume_from_step=start)] if job.process == 0 else []
     logger = MetricLogger(
         sinks=sinks,
-        journal=journal,
+        run_log=run_log,
         start_step=start,
         compile_log=compile_log,
         peak_flops_per_sec=1.0,
@@ -94,10 +94,10 @@ def run_loop(job: Job) -> int:
                     saved.with_suffix(".new").write_text(str(done))
                     saved.with_suffix(".new").replace(saved)
             if stops:
-                journal.stop("SIGTERM")
+                run_log.stop("SIGTERM")
                 break
-    journal.stop("clean")
-    journal.flush()
+    run_log.stop("clean")
+    run_log.flush()
     marks.mark("exit")
     return 0
 
@@ -115,10 +115,10 @@ def run_trainer(job: Job) -> int:
         keys += [f"coordinator_address={job.address}", f"num_processes={job.count}"]
         keys += [f"process_id={job.process}"]
     config = load(["configs/base.yml", *keys, "tensorboard_dir="])
-    journal = start_journal(config)
+    run_log = start_run_log(config)
     loop: Any = importlib.import_module("mfu_jax.trainer.loop")
     _mark_trainer(loop, marks)
-    code = int(loop.run(config, journal))
+    code = int(loop.run(config, run_log))
     marks.mark("exit")
     return code
 

@@ -16,7 +16,7 @@ from unittest import mock
 
 import jax
 
-from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.trainer import loop as trainer
 from mfu_jax.trainer.config.pyconfig import load
@@ -132,7 +132,7 @@ class TurnedTrainer:
 
     def _run(self) -> None:
         try:
-            trainer.train(self._config, StopRequest(), Job(), CompileLog(), NoJournal())
+            trainer.train(self._config, StopRequest(), Job(), CompileLog(), RunLog())
         except _OverError:
             pass
         except BaseException as error:

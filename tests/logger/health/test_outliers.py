@@ -17,8 +17,8 @@ def judge(watch: OutlierWatch, number: int, seconds: float, **fields: object) ->
     for name, value in fields.items():
         setattr(step, name, value)
     record = StepRecord(step=number, unix_seconds=0.0, scalars={})
-    health = watch.check(step, record)
-    return health.scalars, health.notes
+    seen = watch.on_record(step, record)
+    return seen.scalars, seen.notes
 
 
 def after_a_quiet_start(steps: int = 50, **last: object) -> OutlierWatch:
@@ -95,4 +95,4 @@ def test_compiled_and_first_steps_are_not_judged() -> None:
     record = StepRecord(step=60, kind="compile", unix_seconds=0.0, scalars={})
     step = TimedStep()
     step.step, step.metrics = 60, {}
-    assert not after_a_quiet_start().check(step, record).notes
+    assert not after_a_quiet_start().on_record(step, record).notes

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from mfu_jax.logger.hosts.findings import slow_hosts
+from mfu_jax.logger.hosts.findings import NONE_YET, HostsView, slow_hosts, view_of
 from mfu_jax.logger.hosts.report import HostReport
-from mfu_jax.logger.hosts.view import HostsView, view_of
 
 STEP = 0.5
 PERIOD = 100
@@ -121,10 +120,9 @@ def test_waiting_for_a_core_is_blamed_on_more_work_if_there_is(cpu: float, cause
 
 
 def views(jobs: list[list[HostReport]], count: int) -> HostsView:
-    view: HostsView | None = None
+    view = NONE_YET
     for reports in jobs:
         view = view_of(reports, count=count, period=PERIOD, compares_cpu=False, before=view)
-    assert view is not None
     return view
 
 
@@ -158,12 +156,3 @@ def test_missing_hosts_are_named_once() -> None:
     assert note.startswith("processes 5 (never heard), 77 (never heard) not heard")
     again = view_of(reports, count=1024, period=PERIOD, compares_cpu=False, before=first)
     assert again.notes == ()
-
-
-def test_a_report_comes_back_as_it_was_sent() -> None:
-    report = healthy(random.Random(0), 3, cpu=1.25, slack=0.5)
-    back = HostReport.of_text(report.to_text())
-    assert (back.process, back.host, back.cpu, back.slack) == (3, "node3", 1.25, 0.5)
-    assert back.data == pytest.approx(report.data, abs=1e-9)
-    with pytest.raises(ValueError, match="no report of a host"):
-        HostReport.of_text("[]")

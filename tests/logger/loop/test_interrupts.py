@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.logger_run import Run
+from mfu_jax.logger.records.step_cost import StepCost
+from tests.support.logger_run import RUN_COST, Run
 
 
 class PreemptedError(Exception):
@@ -85,7 +86,7 @@ def test_an_interrupt_of_an_eval_loses_none_of_the_steps_after_it() -> None:
     metrics["loss"].block_until_ready = interrupted  # type: ignore[assignment]
     pause = run.logger.pause("eval")
     pause.__enter__()
-    run.logger.spans.add_call(1, metrics)
+    assert not run.logger.observe_call("evaluate", metrics, StepCost(**RUN_COST), None)
     run.clock.advance(30.0)
     with pytest.raises(KeyboardInterrupt):
         pause.__exit__(None, None, None)

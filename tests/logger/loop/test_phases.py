@@ -273,13 +273,15 @@ def test_actor_critic_learns_and_logs_its_phases(tmp_path: Path) -> None:
     assert last["perf/per_device_tflops"] == pytest.approx(sum(parts), rel=1e-12)
 
 
-def test_threads_that_share_a_logger_have_phases_of_their_own() -> None:
-    """An actor acts while the learner is in a phase; a pool works for the learner."""
-    memory = ListSink()
-    logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=0)
-    act, update, work = (
-        mfu_jax.instrument(jax.jit(lambda x: {"sum": jnp.sum(x)}), logger=logger, **PEAK)
-        for _ in range(3)
+def test_a_pool_works_for_the_phase_that_is_open_and_an_actor_has_a_logger_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    learner, actor = ListSink(), ListSink()
+    logger = mfu_jax.MetricLogger(sinks=[learner], warmup_steps=0)
+    of_actor = mfu_jax.MetricLogger(sinks=[actor], warmup_steps=0)
+    update, work, act = (
+        mfu_jax.instrument(jax.jit(lambda x: {"sum": jnp.sum(x)}), logger=used, **PEAK)
+        for used in (logger, logger, of_actor)
     )
     errors: list[BaseException] = []
 
@@ -294,18 +296,29 @@ def test_threads_that_share_a_logger_have_phases_of_their_own() -> None:
         thread.start()
         thread.join(HANG_SECONDS)
 
-    def actor() -> None:
-        for _ in range(2):
-            with logger.phase("rollout"):
-                act(jnp.ones(8))
+    def act_once() -> None:
+        with logger.step() as step, logger.phase("rollout") as phase:  # the learner's logger
+            phase.wait_for(jnp.ones(2))
+            step.log(reward=1.0)
+        with of_actor.step(), of_actor.phase("rollout"):
+            act(jnp.ones(8))
 
-    for _ in range(3):
-        with logger.step(), logger.phase("update"):
-            update(jnp.ones(4))
-            run(actor)
-            run(lambda: work(jnp.ones(2)))
+    def learn_thrice() -> None:
+        for _ in range(3):
+            with logger.step(), logger.phase("update"):
+                update(jnp.ones(4))
+                run(act_once)
+                run(lambda: work(jnp.ones(2)))
+
+    run(learn_thrice)
     logger.close()
+    of_actor.close()
     assert not errors
-    assert [record.step for record in memory.records] == [0, 1, 2]
-    totals = logger.summary().phases  # the first of each has compiled
-    assert {name: of["times"] for name, of in totals.items()} == {"update": 2, "rollout": 4}
+    assert [record.step for record in learner.records] == [0, 1, 2]
+    assert [record.step for record in actor.records] == [0, 1, 2]
+    # The first has compiled.
+    assert {n: of["times"] for n, of in logger.summary().phases.items()} == {"update": 2}
+    assert {n: of["times"] for n, of in of_actor.summary().phases.items()} == {"rollout": 2}
+    (line,) = caplog.messages
+    assert "is not logged: thread" in line
+    assert "give each thread its own MetricLogger" in line

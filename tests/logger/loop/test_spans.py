@@ -153,8 +153,8 @@ def test_no_checkpoint_is_made_of_a_state_with_a_broken_loss() -> None:
 def test_a_sink_that_hangs_holds_up_one_checkpoint_only(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.delivery.pipeline.DRAIN_SECONDS", 0.0)
-    monkeypatch.setattr("mfu_jax.logger.delivery.pipeline.HUNG_DRAIN_SECONDS", -1.0)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.HUNG_DRAIN_SECONDS", -1.0)
     release = threading.Event()
 
     class Hanging(ListSink):
@@ -170,7 +170,7 @@ def test_a_sink_that_hangs_holds_up_one_checkpoint_only(
             pass
     assert caplog.text.count("metrics were not all written") == 1
     release.set()
-    monkeypatch.setattr("mfu_jax.logger.delivery.pipeline.HUNG_DRAIN_SECONDS", HANG_SECONDS)
-    monkeypatch.setattr("mfu_jax.logger.delivery.pipeline.DRAIN_SECONDS", 2 * HANG_SECONDS)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.HUNG_DRAIN_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.DRAIN_SECONDS", 2 * HANG_SECONDS)
     run.logger.close()
     assert [record.step for record in sink.records] == [0, 1, 2]

@@ -10,7 +10,7 @@ from tests.support.sinks import ListSink
 
 def flags(seconds: float, **cost: float) -> dict[str, str]:
     step = StepCost(peak_flops_per_sec=1000.0, **cost)  # type: ignore[arg-type]
-    return {found.flag: found.text for found in diagnose(step, step.rates(seconds))}
+    return diagnose(step, step.rates(seconds))
 
 
 def test_a_possible_step_has_no_flag() -> None:

@@ -43,8 +43,7 @@ def test_a_metric_that_comes_late_gets_a_column(tmp_path: Path) -> None:
 
 
 def test_a_late_column_parses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.sinks.csv._PIECE_BYTES", 7)  # rows are cut anywhere
-    monkeypatch.setattr(csv, "DictReader", lambda *_: pytest.fail("rows are parsed"))
+    monkeypatch.setattr(csv, "reader", lambda *_: pytest.fail("rows are parsed"))
     path = tmp_path / "metrics.csv"
     rows = {0: {"a,b": 1.0}, 1: {}, 2: {"late": 2.0, "later": 3.0}, 3: {'"': 4.0}}
     write(path, rows)
@@ -88,6 +87,19 @@ def test_a_resumed_table_has_every_step_once(tmp_path: Path) -> None:
     rows = read(path)
     assert [row["step"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
     assert [row["loss"] for row in rows] == ["1.0", "1.0", "2.0", "2.0", "2.0", "2.0"]
+
+
+def test_a_damaged_table_loses_its_broken_rows_only(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    write(path, {step: {"loss": 1.0} for step in range(4)})
+    whole = path.read_bytes().splitlines(keepends=True)
+    broken = [b'"\n', b"\n", b"x,step\n", b"9" * 30 + b"\n", b"\xff\r\0\n"]
+    path.write_bytes(b"".join([*whole[:3], *broken, *whole[3:], b"4,st"]))
+    write(path, {4: {"loss": 2.0}}, resume_from_step=4)
+    assert path.read_bytes() == b"".join([*whole, b"4,step,1.0,2.0\n"])
+    path.write_bytes(b"step,kind,unix_sec")  # killed in its first write
+    write(path, {4: {"loss": 2.0}}, resume_from_step=4)
+    assert [(row["step"], row["loss"]) for row in read(path)] == [("4", "2.0")]
 
 
 def test_a_new_run_keeps_the_table_of_an_earlier_one(tmp_path: Path) -> None:

@@ -187,16 +187,6 @@ def test_a_failed_write_leaves_no_half_line(
     assert steps_of(sink.path) == [0, 1]
 
 
-def test_the_set_up_stands_beside_the_steps(tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path / "metrics.jsonl")
-    sink.write_setup({"peak": 2e12, "path": Path("x")}, {"ledger": "rows"})
-    sink.write(record(0))
-    sink.close()
-    setup = json.loads((tmp_path / "metrics.jsonl.setup.json").read_text())
-    assert setup == {"values": {"peak": 2e12, "path": "x"}, "texts": {"ledger": "rows"}}
-    assert steps_of(sink.path) == [0]
-
-
 def test_the_summary_stands_beside_the_steps(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "metrics.jsonl")
     sink.write_summary(Summary(steps=3, median_seconds=0.5, last_loss=math.nan))
@@ -268,7 +258,6 @@ def test_a_run_folder_that_is_deleted_comes_back_with_every_step(
 ) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     sink = JsonlSink(path)
-    sink.write_setup({"peak": 1.0}, {})
     sink.write(record(0))
     shutil.rmtree(path.parent)
     sink.write(record(1))
@@ -276,7 +265,7 @@ def test_a_run_folder_that_is_deleted_comes_back_with_every_step(
     sink.close()
     assert steps_of(path) == [0, 1]
     assert "was deleted" in caplog.text
-    assert sorted(os.listdir(path.parent)) == ["metrics.jsonl", "metrics.jsonl.setup.json"]
+    assert sorted(os.listdir(path.parent)) == ["metrics.jsonl"]
 
 
 @pytest.mark.full

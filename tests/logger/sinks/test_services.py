@@ -123,6 +123,7 @@ def values(registry: Any) -> dict[str, float]:
     return {s.name: s.value for metric in registry.collect() for s in metric.samples}
 
 
+@pytest.mark.full
 def test_mlflow_keeps_metrics_by_step(mlflow: Any) -> None:
     sink = make_sink("mlflow", run_name="test")
     sink.write(RECORD)
@@ -136,6 +137,7 @@ def test_mlflow_keeps_metrics_by_step(mlflow: Any) -> None:
     assert run.info.status == "FINISHED"
 
 
+@pytest.mark.full
 def test_wandb_keeps_metrics_by_step(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     sink = make_sink("wandb", project="test", mode="offline", dir=str(tmp_path))

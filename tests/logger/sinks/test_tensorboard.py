@@ -1,9 +1,12 @@
 """Event files, read back by TensorBoard's own reader."""
 
+import errno
+import io
 import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,9 @@ from mfu_jax.sinks import StepRecord, TensorBoardSink
 
 event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+plugin_event_accumulator = pytest.importorskip(
+    "tensorboard.backend.event_processing.plugin_event_accumulator"
+)
 
 
 def read(folder: Path) -> "event_accumulator.EventAccumulator":
@@ -22,12 +28,25 @@ def read(folder: Path) -> "event_accumulator.EventAccumulator":
     return events
 
 
+def shown(folder: Path, tag: str) -> list[Any]:
+    """What TensorBoard shows under a tag: texts, numbers and layouts are all tensors there."""
+    events = plugin_event_accumulator.EventAccumulator(
+        str(folder), tensor_size_guidance={"scalars": 0}
+    )
+    events.Reload()
+    return list(events.Tensors(tag))
+
+
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
-    return [(event.step, event.value) for event in read(folder).Scalars(tag)]
+    """What TensorBoard shows, and what its reader for scripts finds: the same."""
+    points = [(event.step, event.tensor_proto.float_val[0]) for event in shown(folder, tag)]
+    found = [(event.step, event.value) for event in read(folder).Scalars(tag)]
+    assert repr(points) == repr(found)  # NaN, too
+    return found
 
 
 def text(folder: Path, tag: str) -> str:
-    (event,) = read(folder).Tensors(f"{tag}/text_summary")
+    (event,) = shown(folder, f"{tag}/text_summary")
     return event.tensor_proto.string_val[0].decode()
 
 
@@ -107,7 +126,7 @@ def test_a_run_killed_before_its_first_checkpoint_leaves_no_point_twice(tmp_path
     killed._file.close()
 
 
-def test_a_resume_cuts_our_files_and_leaves_those_of_other_writers(tmp_path: Path) -> None:
+def test_a_resume_leaves_the_files_of_other_writers(tmp_path: Path) -> None:
     theirs = tmp_path / "events.out.tfevents.1.theirs"
     first = TensorBoardSink(tmp_path)
     write(first, range(10), 1.0)
@@ -118,10 +137,112 @@ def test_a_resume_cuts_our_files_and_leaves_those_of_other_writers(tmp_path: Pat
     second.close()
     expected = [(s, 1.0) for s in range(10)]
     assert scalars_of_file(theirs) == expected
-    assert scalars_of_file(first.path) == expected[:4]
     third = TensorBoardSink(tmp_path)
     third.close()
     assert scalars_of_file(theirs) == expected
+
+
+def test_a_run_resumed_twice_has_each_step_as_last_written(tmp_path: Path) -> None:
+    for start, stop in ((0, 10), (4, 8), (6, 12)):
+        sink = TensorBoardSink(tmp_path, resume_from_step=start)
+        sink.write_setup({"start": start}, {})
+        write(sink, range(start, stop), float(start))
+        sink.close()
+    expected = [(s, 0.0) for s in range(4)] + [(s, 4.0) for s in (4, 5)]
+    expected += [(s, 6.0) for s in range(6, 12)]
+    assert scalars(tmp_path, "learning/loss") == expected
+    assert [event.step for event in shown(tmp_path, "setup/values/text_summary")] == [0, 4, 6]
+
+
+def test_a_resume_that_ended_before_its_first_step_has_dropped_what_it_would_repeat(
+    tmp_path: Path,
+) -> None:
+    first = TensorBoardSink(tmp_path)
+    write(first, range(10), 1.0)
+    first.close()
+    TensorBoardSink(tmp_path, resume_from_step=4).close()
+    assert scalars(tmp_path, "learning/loss") == [(step, 1.0) for step in range(4)]
+
+
+def test_a_run_may_resume_where_the_clock_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorBoard reads the files of a folder in the order of their names, which have a time."""
+    for start, now in ((0, 2e9), (4, 1e9), (7, 1.5e9)):
+        monkeypatch.setattr("time.time_ns", lambda now=now: int(now * 1e9))
+        sink = TensorBoardSink(tmp_path, resume_from_step=start)
+        write(sink, range(start, start + 6), float(start))
+        sink.close()
+    expected = [(s, 0.0) for s in range(4)] + [(s, 4.0) for s in range(4, 7)]
+    assert scalars(tmp_path, "learning/loss") == expected + [(s, 7.0) for s in range(7, 13)]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_where_the_loop_goes_back_each_step_is_shown_as_last_written_beside_the_set_up(
+    tmp_path: Path, is_batch: bool
+) -> None:
+    sink = TensorBoardSink(tmp_path)
+    sink.write_setup(SETUP, {"config": CONFIG})
+    write(sink, range(3), 0.0)
+    sink.write_text("ledger/step", "known after the first steps")
+    sink.write_text("failure", "of step 2, which comes again")
+    for value, steps in ((1.0, range(5)), (2.0, range(3, 6))):
+        if is_batch:
+            sink.write_many([record(step, value) for step in steps])
+        else:
+            write(sink, steps, value)
+    sink.close()
+    expected = [(s, 1.0) for s in range(3)] + [(s, 2.0) for s in range(3, 6)]
+    assert scalars(tmp_path, "learning/loss") == expected
+    assert text(tmp_path, "ledger/step") == "known after the first steps"
+    assert "8 × TPU v5e" in text(tmp_path, "setup/values")
+    assert "0.003" in text(tmp_path, "setup/config")
+    assert len(shown(tmp_path, "custom_scalars__config__")) == 1
+    assert len(shown(tmp_path, "_hparams_/session_start_info")) == 1
+    assert shown(tmp_path, "failure/text_summary") == []
+
+
+@pytest.mark.full
+def test_tensorboards_fast_reader_shows_the_same(tmp_path: Path) -> None:
+    """The data server, a process that `tensorboard` starts, decides by steps alone."""
+    server_ingester = pytest.importorskip("tensorboard.data.server_ingester")
+    pytest.importorskip("tensorboard_data_server")
+    context = pytest.importorskip("tensorboard.context").RequestContext()
+    for start in (0, 4):
+        sink = TensorBoardSink(tmp_path / "run", resume_from_step=start)
+        write(sink, range(start, start + 6), float(start))
+        write(sink, range(start + 3, start + 6), start + 1.0)  # the loop went back
+        sink.close()
+    ingester = server_ingester.SubprocessServerDataIngester(
+        server_binary=server_ingester.get_server_binary(),
+        logdir=str(tmp_path),
+        reload_interval=0,
+        channel_creds_type=pytest.importorskip("tensorboard.data.grpc_util").ChannelCredsType.LOCAL,
+    )
+    ingester.start()
+    found = ingester.data_provider.read_scalars(
+        context, experiment_id="", plugin_name="scalars", downsample=100
+    )
+    values = [0.0] * 3 + [1.0] + [4.0] * 3 + [5.0] * 3
+    points = [(point.step, point.value) for point in found["run"]["learning/loss"]]
+    assert points == list(enumerate(values)) == scalars(tmp_path / "run", "learning/loss")
+
+
+def test_a_disk_that_was_full_for_a_while_leaves_no_torn_and_no_double_event(
+    tmp_path: Path,
+) -> None:
+    sink = TensorBoardSink(tmp_path)
+    full = FullDisk(sink._file._file)
+    sink._file._file = full  # type: ignore[assignment]
+    for step in range(0, 40, 2):
+        full.free_bytes = 3 * step  # a torn head, a torn event, all of the first event
+        batch = [record(step, 0.5), record(step + 1, 0.5)]
+        with pytest.raises(OSError, match="full"):
+            sink.write_many(batch)
+        full.free_bytes = 10**6
+        sink.write_many(batch)
+    sink.close()
+    assert scalars(tmp_path, "learning/loss") == [(step, 0.5) for step in range(40)]
 
 
 def test_several_steps_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +287,24 @@ def test_a_folder_in_an_object_store_has_every_point_once(tmp_path: Path) -> Non
     store.get("/tb/run/", str(tmp_path / "copy"), recursive=True)
     expected = [(step, 0.0 if step < 3 else 3.0) for step in range(8)]
     assert scalars(tmp_path / "copy", "learning/loss") == expected
+
+
+class FullDisk:
+    """A file on a disk with little room."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.free_bytes = 10**6
+
+    def write(self, piece: bytes) -> int:
+        written = self._file.write(piece[: self.free_bytes])
+        self.free_bytes -= written
+        if piece and not written:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def record(step: int, loss: float) -> StepRecord:

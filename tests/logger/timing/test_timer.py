@@ -6,7 +6,7 @@ import pytest
 
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.timer import SHORT_WAITS
-from mfu_jax.logger.timing.watcher import ThreadWatcher
+from mfu_jax.logger.timing.watcher import Watcher
 from tests.support.fake_device import FakeArray, FakeClock
 from tests.support.timer_loop import Loop
 from tests.support.work import HANG_SECONDS
@@ -341,7 +341,7 @@ def gated_steps(count: int) -> tuple[list[TimedStep], list[Gated]]:
 
 def test_the_watchers_thread_sees_the_newest_step_end() -> None:
     clock = FakeClock()
-    watcher = ThreadWatcher(lambda: (clock.wall(), clock.now))
+    watcher = Watcher(lambda: (clock.wall(), clock.now))
     steps, gates = gated_steps(3)
     watcher.follow(steps[0])
     assert gates[0].begun.wait(HANG_SECONDS)
@@ -362,7 +362,7 @@ def test_the_watchers_thread_falls_asleep_and_is_woken_by_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mfu_jax.logger.timing.watcher.LOOK_SECONDS", 0.0)
-    watcher = ThreadWatcher(lambda: (0.0, 0.0))
+    watcher = Watcher(lambda: (0.0, 0.0))
     steps, gates = gated_steps(2)
     for step, gate in zip(steps, gates, strict=True):
         watcher.follow(step)
@@ -388,7 +388,7 @@ def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:
         stamped.set()
         return clock.wall(), clock.now
 
-    watcher = ThreadWatcher(read)
+    watcher = Watcher(read)
     step = TimedStep()
     step.step, step.metrics, step.watched = 0, {"loss": Gate(clock, 0.0, 1.0)}, True
     watcher.watch(step)

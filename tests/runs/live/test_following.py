@@ -8,6 +8,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.runs.live.following import KEPT_STEPS, Follower, local_metrics_file
 from mfu_jax.sinks import JsonlSink, StepRecord
+from tests.support.written_logs import WrittenLog
 
 
 def write(path: Path, steps: range, *, notes: tuple[str, ...] = ()) -> None:
@@ -92,7 +93,7 @@ def test_the_run_is_a_folder_or_a_file(tmp_path: Path) -> None:
     other = tmp_path / "run" / "train_metrics.jsonl"
     write(other, range(1))
     assert local_metrics_file(other.parent) == other
-    (other.parent / f"{other.name}.journal.0.jsonl").touch()
+    (other.parent / f"{other.name}.events.0.jsonl").touch()
     assert local_metrics_file(other.parent) == other
     write(other.parent / "metrics.jsonl", range(1))
     assert local_metrics_file(str(other.parent)) == other.parent / "metrics.jsonl"
@@ -101,3 +102,27 @@ def test_the_run_is_a_folder_or_a_file(tmp_path: Path) -> None:
         local_metrics_file(tmp_path / "nothing")
     with pytest.raises(UserError, match="in an object store"):
         local_metrics_file("gs://bucket/run")
+
+
+def test_the_last_exchange_of_the_hosts_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(3))
+    follower = Follower(path)
+    follower.update()
+    assert follower.hosts == {}
+    old = path.with_name("metrics.jsonl.hosts.json")
+    for step in (1, 2):  # of version 0.1.0
+        old.write_text(json.dumps({"step": step}))
+        follower.update()
+        assert follower.hosts["step"] == step
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    for step in (3, 4):
+        log.line("hosts", 2.0 + step, step=step, processes=8)
+        log.alive(2.5 + step)
+        with log.path.open("a") as file:
+            file.write('{"e":"hosts","seq":3,"t":1.0')
+        follower.update()
+        assert follower.hosts["step"] == step
+        with log.path.open("a") as file:
+            file.write("\n")

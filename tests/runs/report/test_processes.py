@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from mfu_jax.logger.hosts.findings import view_of
 from mfu_jax.logger.hosts.report import HostReport
-from mfu_jax.logger.hosts.view import view_of
 from mfu_jax.runs.page import page
 from mfu_jax.runs.report.processes import read_processes
 from mfu_jax.runs.report.run_data import Options, read_run_data
 from tests.support import html_pages
 from tests.support.metrics_lines import write_run
+from tests.support.written_logs import WrittenLog
 
 HOSTILE = "</script><b>x\n../"
 
@@ -64,6 +65,19 @@ def test_page_and_json_have_what_the_file_has(tmp_path: Path) -> None:
     table = text[text.index('data-by="process"') :]
     assert '<td data-value="0.5">' in table[: table.index("</table>")]
     assert "<b>x" not in text
+
+
+def test_a_logged_exchange_is_read_like_the_file(tmp_path: Path) -> None:
+    write_hosts(tmp_path)
+    file = tmp_path / "metrics.jsonl.hosts.json"
+    of_file, view = read_processes(str(tmp_path / "metrics.jsonl")), json.loads(file.read_text())
+    file.unlink()
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    log.line("hosts", 2.0, **{**view, "step": 3})
+    log.line("hosts", 3.0, **view)
+    assert read_processes(str(tmp_path / "metrics.jsonl")) == of_file
+    assert read_run_data(str(tmp_path), Options()).answer["hosts"] == view
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"missing": 3}', '{"hosts": [1]}'])

@@ -1,6 +1,5 @@
 """Jobs of several processes over the loopback: their losses, their end, their checkpoints."""
 
-import json
 import re
 import shutil
 import signal
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mfu_jax.runs.metrics.run_files import read_beside
 from tests.support.floats import assert_close_as_float32
 from tests.support.trainer_process import by_step, losses, records, run, start_job
 from tests.support.work import HANG_SECONDS
@@ -22,7 +22,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
     # The first process alone writes.
     assert "completed step: 3" in outputs[0][0]
     assert "step" not in outputs[1][0]
-    hosts = json.loads((tmp_path / "default" / "metrics.jsonl.hosts.json").read_text())
+    hosts = read_beside(str(tmp_path / "default" / "metrics.jsonl"), "hosts")
     assert [host["process"] for host in hosts["hosts"]] == [0, 1]
     assert hosts["missing"] == []
     code, _, err = run(tmp_path, *keys[:2], "per_device_batch_size=4", "run_name=one")

@@ -1,21 +1,18 @@
 """Processes that exchange how their steps go; here they are loggers with a clock of their own."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.hosts.exchange import Exchange, FolderExchange, ProcessPlace, StoreExchange
-from mfu_jax.logger.hosts.report import HostReport
-from mfu_jax.logger.hosts.statistics import LoopStatistics
-from mfu_jax.logger.hosts.watch import HostWatch
+from mfu_jax.logger.hosts.monitor import HostMonitor, Job
+from mfu_jax.logger.hosts.report import HostReport, LoopStatistics
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
 from mfu_jax.sinks import StepRecord
@@ -56,77 +53,103 @@ def wait_until(condition: Callable[[], bool]) -> None:
     assert condition()
 
 
-def watches(count: int, exchange: Exchange, folder: Path) -> list[HostWatch]:
-    config = LoggerConfig(host_log_period=10, hosts_folder=str(folder / "metrics.jsonl.hosts"))
+def monitors(
+    count: int, store: Store, *, monotonic: Callable[[], float] = time.monotonic, period: int = 10
+) -> tuple[list[HostMonitor], list[Mapping[str, Any]]]:
+    """Those of a job's processes, and what they publish."""
+    published: list[Mapping[str, Any]] = []
 
-    def placed(process: int) -> HostWatch:
-        place = ProcessPlace(process, count, exchange, False)
-        return HostWatch(config, Boundary(), place=lambda _: place)
+    def of(process: int) -> HostMonitor:
+        job = Job(process, count, False, store, "hosts/0")
+        return HostMonitor(
+            period, Boundary(), published.append, find_job=lambda: job, monotonic=monotonic
+        )
 
-    return [placed(process) for process in range(count)]
+    return [of(process) for process in range(count)], published
 
 
-@pytest.mark.parametrize("kind", ["store", "folder"])
-def test_the_slow_process_is_in_process_0s_record_and_in_the_file(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exchange = StoreExchange(Store(), "0") if kind == "store" else FolderExchange(tmp_path / "x")
-    monkeypatch.chdir(tmp_path)
-    processes = watches(3, exchange, Path())
-    monkeypatch.chdir("/")  # the loop may change its folder
-    record = StepRecord(step=30, unix_seconds=0.0, scalars={"learning/loss": 1.0}, log_period=100)
+def record_of(step: int, log_period: int = 1000) -> StepRecord:
+    scalars = {"learning/loss": 1.0}
+    return StepRecord(step=step, unix_seconds=0.0, scalars=scalars, log_period=log_period)
+
+
+def test_the_slow_process_is_in_process_0s_record_and_in_the_log() -> None:
+    processes, published = monitors(3, Store())
     found = []
-    for step in range(31):
-        for process, watch in enumerate(processes):
+    for step in range(32):
+        for process, monitor in enumerate(processes):
             slow = process == 2
-            watch.add(timed(step, 0.4 if slow else 0.001, 0.0 if slow else 0.4), "step")
+            timing = timed(step, 0.4 if slow else 0.001, 0.0 if slow else 0.4)
+            found.append((process, monitor.on_record(timing, record_of(step))))
         if step and step % 10 == 0:
-            wait_until(lambda: processes[0]._view is not None and processes[0]._view.step == step)  # noqa: B023
-        found.append(processes[0].annotate(record))
-    wait_until((tmp_path / "metrics.jsonl.hosts.json").exists)
-    for watch in processes:
-        watch.close()
-    (named,) = [r for r in found if r.notes]
-    assert "process 2" in named.notes[0]
-    assert (
-        "0.400 s of a step of 0.500 s in the wait for data; the median host 0.000 s"
-        in named.notes[0]
-    )
+            wait_until(lambda: len(published) == step // 10)  # noqa: B023
+    for monitor in processes:
+        monitor.close()
+    ((process, named),) = [(process, r) for process, r in found if r.notes]
+    assert process == 0  # it alone tells
+    (note,) = named.notes
+    assert "process 2" in note
+    assert "0.400 s of a step of 0.500 s in the wait for data; the median host 0.000 s" in note
     assert named.is_logged
     assert named.scalars["learning/loss"] == 1.0
     assert named.scalars["hosts/slowest"] == 2
-    assert processes[1].annotate(record) is record  # process 0 alone tells
-    written = json.loads((tmp_path / "metrics.jsonl.hosts.json").read_text())
+    written = json.loads(json.dumps(published[-1]))
     assert [host["process"] for host in written["hosts"]] == [0, 1, 2]
     assert written["slow"][0]["cause"] == "data"
     assert written["hosts"][2]["data"] == pytest.approx(0.4)
 
 
-def test_a_process_that_is_not_heard_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mfu_jax.logger.hosts.watch.TIMEOUT_SECONDS", 0.1)
-    first, _, third = watches(3, StoreExchange(Store(), "0"), tmp_path)
+def test_numbers_wait_for_a_record_that_goes_to_all_sinks() -> None:
+    (first, second), published = monitors(2, Store())
     for step in range(11):
-        for watch in (first, third):
-            watch.add(timed(step, 0.001, 0.4), "step")
-    wait_until(lambda: first._view is not None)
-    assert first._view is not None
-    assert first._view.missing == (1,)
+        for monitor in (first, second):
+            monitor.on_record(timed(step, 0.001, 0.4), record_of(step))
+    wait_until(lambda: bool(published))
+    unlogged = record_of(11)
+    assert first.on_record(timed(11, 0.001, 0.4), unlogged) is unlogged
+    logged = record_of(12, log_period=1)
+    told = first.on_record(timed(12, 0.001, 0.4), logged)
+    assert (told.scalars["hosts/heard"], told.scalars["hosts/slow"]) == (2, 0)
+    assert first.on_record(timed(13, 0.001, 0.4), logged) is logged  # once
+    for monitor in (first, second):
+        monitor.close()
+
+
+def test_a_process_that_is_not_heard_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mfu_jax.logger.hosts.monitor.TIMEOUT_SECONDS", 0.1)
+    (first, _, third), published = monitors(3, Store())
+    for step in range(11):
+        for monitor in (first, third):
+            monitor.on_record(timed(step, 0.001, 0.4), record_of(step))
+    wait_until(lambda: bool(published))
+    assert published[0]["missing"] == [1]
     first.close()
     third.close()
 
 
+def test_what_another_version_reports_is_as_if_it_was_not_heard() -> None:
+    store = Store()
+    store.values |= {"hosts/0/1": '{"process": 1, "speed": 3}', "hosts/0/2": "[]", "hosts/0/3": ""}
+    (first, *_), _ = monitors(4, store)
+    job = first._find_job()
+    assert job is not None
+    report = HostReport(process=0, host="node0", step=7, cpu=1.25, slack=0.5)
+    first._put(job, report)
+    (back,) = first._hear(job)
+    assert dataclasses.replace(back, unix_seconds=0.0) == report
+    assert back.unix_seconds == pytest.approx(time.time(), abs=HANG_SECONDS)
+
+
 def test_a_store_that_fails_is_one_warning_and_the_run_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken(Store):
         def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
             raise RuntimeError("UNAVAILABLE: connection reset")
 
-    first, _ = watches(2, StoreExchange(Broken(), "0"), tmp_path)
+    (first, _), _ = monitors(2, Broken())
     for step in range(41):
-        first.add(timed(step, 0.001, 0.4), "step")
+        first.on_record(timed(step, 0.001, 0.4), record_of(step))
     wait_until(lambda: len(caplog.messages) > 0)
     first.close()
     (message,) = caplog.messages
@@ -134,24 +157,39 @@ def test_a_store_that_fails_is_one_warning_and_the_run_goes_on(
     assert "UNAVAILABLE: connection reset" in message
 
 
-def test_a_hang_names_the_process_that_is_behind(tmp_path: Path) -> None:
+def test_a_hang_names_the_process_that_is_behind() -> None:
     clock = FakeClock()
-    first, second = watches(2, StoreExchange(Store(), "0"), tmp_path)
-    first._monotonic = clock.monotonic
-    place = first._find_place(first._config)
-    assert place is not None
-    for watch, step in ((second, 17), (first, 18)):
-        watch._loop.last_step = step
-        watch._last = HostReport(process=watch is second, step=step)
-        watch._beat(ProcessPlace(int(watch is second), 2, place.exchange, False))
+    (first, second), _ = monitors(2, Store(), monotonic=clock.monotonic)
+
+    def beat(monitor: HostMonitor, process: int, step: int) -> None:
+        job = monitor._find_job()
+        assert job is not None
+        monitor._put(job, HostReport(process=process, step=step))
+        if process == 0:
+            monitor._hear(job)
+
+    beat(second, 1, 17)
+    beat(first, 0, 18)
     assert first.who_is_silent() == "process 1 has completed step 17, others step 18"
     clock.advance(60.0)
-    first._loop.last_step = 19  # process 0 goes on
-    first._beat(place)
+    beat(first, 0, 19)  # process 0 goes on
     assert first.who_is_silent() == (
         "process 1 is silent for 60 s; process 1 has completed step 17, others step 19"
     )
     assert second.who_is_silent() == ""  # process 0 alone reads
+
+
+def test_a_sign_of_life_has_the_present_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mfu_jax.logger.hosts.monitor.HEARTBEAT_SECONDS", 0.0)
+    (first, second), published = monitors(2, Store(), period=1000)
+    for step in range(5):
+        second.on_record(timed(step, 0.001, 0.4), record_of(step))
+        first.on_record(timed(step, 0.001, 0.4), record_of(step))
+    first.on_record(timed(5, 0.001, 0.4), record_of(5))
+    wait_until(lambda: "process 1 has completed step 4, others step 5" in first.who_is_silent())
+    first.close()
+    second.close()
+    assert not published
 
 
 def test_means_are_over_measured_steps_and_lateness_only_without_lead() -> None:

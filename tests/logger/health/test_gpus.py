@@ -1,17 +1,19 @@
 """GPUs' power, clocks and throttling, from a driver that the test makes."""
 
+import dataclasses
 import logging
 import sys
 import threading
 import time
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import pytest
 
-from mfu_jax.logger.health.nvidia import GpuWatch, gpus_of_jax
-from mfu_jax.logger.health.nvml import Gpus, visible
+from mfu_jax.logger.health.gpus import Gpus, GpuWatch, gpus_of_jax, visible
+from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
 from tests.support.work import HANG_SECONDS
@@ -38,6 +40,7 @@ def driver(**changes: Any) -> Any:
         "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": unsupported,
         "nvmlDeviceGetMigMode": unsupported,
         "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-0 of {handle}",
         "nvmlDeviceGetName": lambda handle: "NVIDIA H100",
         "nvmlDeviceGetHandleByIndex": lambda index: f"index {index}",
         "nvmlDeviceGetHandleByUUID": lambda uuid: f"uuid {uuid}",
@@ -53,22 +56,37 @@ def driver(**changes: Any) -> Any:
     return types.SimpleNamespace(NVMLError=NVMLError, **{**functions, **changes})
 
 
-def watch_of(gpus: Gpus | None, period_seconds: float = 0.001) -> GpuWatch:
-    return GpuWatch(period_seconds, Boundary(), find=lambda: gpus)
+MakeWatch = Callable[[Gpus | None], GpuWatch]
 
 
-def next_health(watch: GpuWatch) -> Any:
+@pytest.fixture
+def watch_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWatch]:
+    """Makes a watch of such GPUs; they are closed after the test."""
+    watches = []
+
+    def make(gpus: Gpus | None) -> GpuWatch:
+        monkeypatch.setattr("mfu_jax.logger.health.gpus.gpus_of_jax", lambda: gpus)
+        watches.append(GpuWatch(0.001, Boundary()))
+        return watches[-1]
+
+    yield make
+    for watch in watches:
+        watch.close()
+
+
+def next_reading(watch: GpuWatch) -> StepRecord:
+    """The first record with a reading; its scalars are those that were added."""
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
-        if (health := watch.check(RECORD)).scalars:
-            return health
+        if (record := watch.on_record(TimedStep(), RECORD)) is not RECORD:
+            added = {n: v for n, v in record.scalars.items() if n not in RECORD.scalars}
+            return dataclasses.replace(record, scalars=added)
     raise AssertionError("no reading")
 
 
-def test_power_is_the_sum_and_energy_gives_tokens_a_joule() -> None:
+def test_power_is_the_sum_and_energy_gives_tokens_a_joule(watch_of: MakeWatch) -> None:
     watch = watch_of(Gpus(driver(), [0, 1]))
-    scalars = next_health(watch).scalars
-    watch.close()
+    scalars = next_reading(watch).scalars
     assert scalars == {
         "gpu/power_watts": 1400.0,
         "gpu/sm_clock_mhz": 1485.0,
@@ -81,26 +99,24 @@ def test_power_is_the_sum_and_energy_gives_tokens_a_joule() -> None:
     }
 
 
-def test_heat_that_persists_is_told_once() -> None:
+def test_heat_that_persists_is_told_once(watch_of: MakeWatch) -> None:
     watch = watch_of(Gpus(driver(), [0]))
-    notes = [note for _ in range(8) for note in next_health(watch).notes]
-    watch.close()
+    notes = [note for _ in range(8) for note in next_reading(watch).notes]
     assert notes == ["GPU 0 throttles because of heat at 85 °C, 1485 MHz of 1980"]
 
 
-def test_what_the_driver_lacks_is_left_out() -> None:
+def test_what_the_driver_lacks_is_left_out(watch_of: MakeWatch) -> None:
     names = ("TotalEnergyConsumption", "PowerUsage", "ClockInfo", "CurrentClocksEventReasons")
     lacking = driver(**{f"nvmlDeviceGet{name}": None for name in names})
     watch = watch_of(Gpus(lacking, [0]))
-    assert next_health(watch).scalars == {"gpu/temperature_celsius": 85.0}
-    watch.close()
+    assert next_reading(watch).scalars == {"gpu/temperature_celsius": 85.0}
 
 
-def test_a_driver_that_hangs_holds_up_nothing() -> None:
+def test_a_driver_that_hangs_holds_up_nothing(watch_of: MakeWatch) -> None:
     forever = threading.Event()
     gpus = Gpus(driver(nvmlDeviceGetPowerUsage=lambda _: forever.wait()), [0])
     watch = watch_of(gpus)
-    assert watch.check(RECORD).scalars == {}
+    assert watch.on_record(TimedStep(), RECORD) is RECORD
     watch.close()
     forever.set()
 
@@ -108,14 +124,13 @@ def test_a_driver_that_hangs_holds_up_nothing() -> None:
 def test_cuda_renumbers_gpus_and_nvml_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-12ab")
     assert [visible(0), visible(1), visible(2)] == ["6", "GPU-12ab", "2"]
-    gpus = Gpus(driver(), [0, 1])._gpus
-    assert [gpu._handle for gpu in gpus] == ["index 6", "uuid GPU-12ab"]
+    assert Gpus(driver(), [0, 1])._gpus == [("index 6", False), ("uuid GPU-12ab", False)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert visible(3) == "3"
 
 
 def test_without_gpus_or_without_the_package_nothing_is_asked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watch_of: MakeWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert gpus_of_jax() is None  # a CPU
     device = types.SimpleNamespace(device_kind="NVIDIA H100", platform="gpu", local_hardware_id=0)
@@ -128,4 +143,4 @@ def test_without_gpus_or_without_the_package_nothing_is_asked(
     found = gpus_of_jax()
     assert found is not None
     assert len(found.read()) == 1
-    assert watch_of(None, period_seconds=0.0).check(RECORD).scalars == {}
+    assert watch_of(None).on_record(TimedStep(), RECORD) is RECORD

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mfu_jax.logger.delivery.builder_thread import BuilderThread
+from mfu_jax.logger.run_log.recorder_thread import RecorderThread
 from tests.support.fake_device import FakeClock
 from tests.support.work import HANG_SECONDS
 
@@ -32,7 +32,7 @@ class Gate:
 
 def test_a_call_before_the_first_item_does_not_hold_it_up() -> None:
     gate, called = Gate(), threading.Event()
-    thread = BuilderThread(gate, period_seconds=10 * HANG_SECONDS)
+    thread = RecorderThread(gate, period_seconds=10 * HANG_SECONDS)
     thread.put(called.set)
     assert called.wait(HANG_SECONDS)
     thread.put(0)
@@ -43,7 +43,7 @@ def test_a_call_before_the_first_item_does_not_hold_it_up() -> None:
 
 def test_items_are_handled_in_order_and_in_batches() -> None:
     gate = Gate()
-    thread = BuilderThread(gate, size=100)
+    thread = RecorderThread(gate, size=100)
     thread.put(0)
     assert gate.begun.wait(HANG_SECONDS)
     for number in range(1, 42):
@@ -58,7 +58,7 @@ def test_items_are_handled_in_order_and_in_batches() -> None:
 
 def test_calls_keep_their_place_between_items() -> None:
     events: list[object] = []
-    thread = BuilderThread(events.append)
+    thread = RecorderThread(events.append)
     thread.put(0)
     thread.put(lambda: events.append("call"))
     thread.put(1)
@@ -71,7 +71,7 @@ def test_when_a_call_is_made_nothing_keeps_the_items_before_it_alive() -> None:
     """Who waits for a flush may count the arrays that are alive."""
     gate, seen = Gate(), list[bool]()
     gate.release.set()
-    thread = BuilderThread(lambda batch: gate([0]))
+    thread = RecorderThread(lambda batch: gate([0]))
     items = [threading.Event() for _ in range(3)]
     alive = [weakref.ref(item) for item in items]
     thread.put(items.pop(0))
@@ -85,9 +85,9 @@ def test_when_a_call_is_made_nothing_keeps_the_items_before_it_alive() -> None:
 
 
 def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.IDLE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.IDLE_SECONDS", HANG_SECONDS)
     handled = threading.Event()
-    thread = BuilderThread(lambda batch: handled.set())
+    thread = RecorderThread(lambda batch: handled.set())
     thread.put(0)
     assert handled.wait(HANG_SECONDS / 2)
     thread.close(HANG_SECONDS)
@@ -96,12 +96,12 @@ def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread's periods are as long as they are after a while."""
-    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.FIRST_PERIOD_SECONDS", math.inf)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.FIRST_PERIOD_SECONDS", math.inf)
 
 
 def test_a_young_run_does_not_wait_for_a_whole_period() -> None:
     handled = threading.Semaphore(0)
-    thread = BuilderThread(lambda batch: handled.release(), size=100, period_seconds=HANG_SECONDS)
+    thread = RecorderThread(lambda batch: handled.release(), size=100, period_seconds=HANG_SECONDS)
     for number in range(3):
         thread.put(number)
         assert handled.acquire(timeout=HANG_SECONDS / 2)
@@ -112,14 +112,14 @@ def test_a_young_run_does_not_wait_for_a_whole_period() -> None:
 def test_slow_handling_does_not_add_to_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a kill loses the steps of a period, and of the time that handling took."""
     clock, due = FakeClock(), list[float]()
-    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.time.monotonic", clock.monotonic)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.time.monotonic", clock.monotonic)
 
     def handle(batch: Sequence[int]) -> None:
         for seconds in (0.25, 1.0):
             clock.advance(seconds)
             due.append(thread._due_seconds())
 
-    thread = BuilderThread(handle, period_seconds=1.0)
+    thread = RecorderThread(handle, period_seconds=1.0)
     thread.put(0)
     assert thread.settle(HANG_SECONDS)
     monkeypatch.undo()
@@ -136,7 +136,7 @@ def test_nobody_is_woken_while_items_come_faster_than_periods() -> None:
         seen.extend(batch)
         first.set()
 
-    thread = BuilderThread(handle, size=100, period_seconds=HANG_SECONDS)
+    thread = RecorderThread(handle, size=100, period_seconds=HANG_SECONDS)
     thread.put(0)
     assert first.wait(HANG_SECONDS)
     while thread._is_asleep or not thread._wake._lock.locked():  # it goes back to its wait
@@ -155,7 +155,7 @@ def test_nobody_is_woken_while_items_come_faster_than_periods() -> None:
 @pytest.mark.usefixtures("steady")
 def test_in_a_hurry_the_thread_is_woken_for_two_items_within_a_period() -> None:
     handled = threading.Semaphore(0)
-    thread = BuilderThread(lambda batch: handled.release(), size=100, period_seconds=HANG_SECONDS)
+    thread = RecorderThread(lambda batch: handled.release(), size=100, period_seconds=HANG_SECONDS)
     thread.put(0)
     assert handled.acquire(timeout=HANG_SECONDS)
     while thread._is_asleep or not thread._wake._lock.locked():  # it goes back to its wait
@@ -170,9 +170,9 @@ def test_in_a_hurry_the_thread_is_woken_for_two_items_within_a_period() -> None:
 
 
 def test_without_a_period_each_item_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.IDLE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.IDLE_SECONDS", HANG_SECONDS)
     handled = threading.Semaphore(0)
-    thread = BuilderThread(lambda batch: handled.release(), period_seconds=0.0)
+    thread = RecorderThread(lambda batch: handled.release(), period_seconds=0.0)
     for number in range(5):
         thread.put(number)
         assert handled.acquire(timeout=HANG_SECONDS / 2)
@@ -187,7 +187,7 @@ def test_an_error_costs_one_batch_and_not_the_thread(caplog: pytest.LogCaptureFi
             raise RuntimeError("a defect")
         seen.extend(batch)
 
-    thread = BuilderThread(handle)
+    thread = RecorderThread(handle)
     for number in range(4):
         thread.put(number)
         assert thread.settle(HANG_SECONDS)
@@ -199,9 +199,9 @@ def test_an_error_costs_one_batch_and_not_the_thread(caplog: pytest.LogCaptureFi
 def test_a_stuck_thread_lets_the_run_go_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.PATIENCE_SECONDS", 0.0)
     gate = Gate()
-    thread = BuilderThread(gate, size=2)
+    thread = RecorderThread(gate, size=2)
     thread.put(0)
     assert gate.begun.wait(HANG_SECONDS)
     for number in range(1, 6):  # two fit; the oldest go
@@ -217,14 +217,14 @@ def test_a_stuck_thread_lets_the_run_go_on(
 def test_a_slow_thread_holds_up_the_run_for_a_bounded_time_in_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.PATIENCE_SECONDS", 0.05)
     seen: list[int] = []
 
     def slow(batch: Sequence[int]) -> None:
         time.sleep(0.005 * len(batch))
         seen.extend(batch)
 
-    thread = BuilderThread(slow, size=2)
+    thread = RecorderThread(slow, size=2)
     for number in range(200):  # a second of work
         thread.put(number)
     assert thread.settle(HANG_SECONDS)
@@ -237,8 +237,8 @@ def test_a_slow_thread_holds_up_the_run_for_a_bounded_time_in_all(
 
 def test_patience_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
-    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.time.monotonic", clock.monotonic)
-    thread = BuilderThread(len, size=2)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.time.monotonic", clock.monotonic)
+    thread = RecorderThread(len, size=2)
     waited = []
 
     def never(left: float) -> bool:
@@ -258,7 +258,7 @@ def test_patience_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_left_at_the_end_counts_as_dropped() -> None:
     gate = Gate()
-    thread = BuilderThread(gate)
+    thread = RecorderThread(gate)
     thread.put(0)
     assert gate.begun.wait(HANG_SECONDS)
     thread.put(1)

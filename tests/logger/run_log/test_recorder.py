@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mfu_jax.logger.delivery import pipeline
-from mfu_jax.logger.delivery.builder_thread import BuilderThread
+from mfu_jax.logger.run_log import recorder
+from mfu_jax.logger.run_log.recorder_thread import RecorderThread
 from mfu_jax.sinks import CsvSink, JsonlSink, StepRecord
 from tests.support.logger_run import Run
 from tests.support.sinks import HangingSink, ListSink
@@ -34,10 +34,9 @@ class HangingFile(JsonlSink):
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sinks that hang are given up at once."""
-    monkeypatch.setattr(pipeline, "DRAIN_SECONDS", 1.5)
-    monkeypatch.setattr(pipeline, "KEEP_SECONDS", 0.5)
-    monkeypatch.setattr(pipeline, "CLOSE_SECONDS", 0.5)
-    monkeypatch.setattr(pipeline, "HUNG_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(recorder, "DRAIN_SECONDS", 1.5)
+    monkeypatch.setattr(recorder, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(recorder, "HUNG_DRAIN_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("soon")
@@ -77,7 +76,7 @@ def test_what_the_files_say_was_lost_is_what_close_returns() -> None:
 def test_a_flush_waits_once_for_a_sink_that_hangs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "DRAIN_SECONDS", 0.5)
+    monkeypatch.setattr(recorder, "DRAIN_SECONDS", 0.5)
     hanging, healthy = HangingSink(), ListSink()
     run = Run(sinks=[hanging, healthy])
     for step in range(3):
@@ -102,33 +101,63 @@ def test_texts_are_in_order_and_can_be_encoded() -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_the_next_run_writes_what_a_hanging_file_did_not_take(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_what_a_hanging_file_did_not_take_is_counted_and_costs_no_other_sink(
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "metrics.jsonl"
-    file = HangingFile(path)
+    file, healthy = HangingFile(path), ListSink()
     file.hangs_from, file.release = 3, threading.Event()
-    run = Run(sinks=[file])
+    run = Run(sinks=[file, healthy])
     for step in range(10):
         run.logger.record(step, {"loss": float(step)}, step_time_seconds=1.0)
-    assert run.logger.close().dropped_records == 0
-    assert (tmp_path / "backlog").is_dir()
-    file._file.close()  # as when its process ends
-    caplog.clear()
-    resumed = Run(sinks=[JsonlSink(path, resume_from_step=8)], start_step=8)
-    assert not caplog.messages  # no step is missing: the backlog has those between
-    for step in range(8, 12):
-        resumed.logger.record(step, {"loss": -1.0}, step_time_seconds=1.0)
-    resumed.logger.close()
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(12))
-    assert [line["learning/loss"] for line in lines] == [*map(float, range(8)), *[-1.0] * 4]
-    assert not (tmp_path / "backlog").exists()
+        run.logger._pipeline._thread.settle(HANG_SECONDS)
+    summary = run.logger.close()
     file.release.set()
+    assert healthy.steps == list(range(10))
+    (lost,) = summary.dropped_by_sink.items()
+    assert lost[0] == "HangingFile: not written in time"
+    assert 7 <= lost[1] <= 10
+    assert healthy.closed
 
 
 @pytest.mark.usefixtures("soon")
-def test_an_end_at_which_python_starts_no_thread_loses_nothing(
+def test_the_next_run_writes_what_a_sink_lacks_that_was_down(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, down = tmp_path / "metrics.jsonl", ListSink([OSError("down")] * 1000)
+    run = Run(sinks=[down, JsonlSink(path)])
+    run.steps(*[1.0] * 10)
+    assert run.logger.close().dropped_records == 0
+    assert "ListSink lacks 10 records, which the run log has" in caplog.text
+    caplog.clear()
+    again = ListSink()
+    resumed = Run(sinks=[again, JsonlSink(path, resume_from_step=8)], start_step=8)
+    resumed.steps(1.0, 1.0, start=8, loss=-1.0)
+    resumed.logger.close()
+    assert again.steps == list(range(10))
+    assert again.scalar("learning/loss") == [1.0] * 8 + [-1.0] * 2
+    assert not caplog.messages
+    third = ListSink()
+    Run(sinks=[third, JsonlSink(path, resume_from_step=10)], start_step=10).logger.close()
+    assert third.steps == []  # the one before it had caught up
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_table_that_lacks_steps_gets_them_from_the_log(tmp_path: Path) -> None:
+    """As after a kill between two writes of the table."""
+    path, table = tmp_path / "metrics.jsonl", tmp_path / "metrics.csv"
+    run = Run(sinks=[JsonlSink(path), CsvSink(table)])
+    run.steps(*[1.0] * 6)
+    run.logger.close()
+    whole = table.read_bytes()
+    table.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    sinks = [CsvSink(table, resume_from_step=6), JsonlSink(path, resume_from_step=6)]
+    Run(sinks=sinks, start_step=6).logger.close()
+    assert table.read_bytes().decode().splitlines() == whole.decode().splitlines()
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_end_at_which_python_starts_no_thread_is_an_end_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FullDisk(JsonlSink):
@@ -148,16 +177,15 @@ def test_an_end_at_which_python_starts_no_thread_loses_nothing(
         patch.setattr(threading.Thread, "start", refuse)
         summary = run.logger.close()
     hanging.release.set()
-    full._file.close()  # as when its process ends
-    assert summary.dropped_by_sink == {"HangingSink: not written in time": 5}
+    assert summary.dropped_by_sink == {
+        "HangingSink: not written in time": 5,
+        "FullDisk: not written in time": 5,
+    }
     assert (healthy.summary is not None, healthy.closed) == (True, True)
-    resumed = Run(sinks=[JsonlSink(tmp_path / "metrics.jsonl", resume_from_step=5)], start_step=5)
-    resumed.logger.close()
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert healthy.steps == [0, 1, 2, 3, 4]
 
 
-def test_steps_that_no_backlog_has_are_said_to_be_missing(
+def test_steps_that_no_log_has_are_said_to_be_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -171,29 +199,14 @@ def test_steps_that_no_backlog_has_are_said_to_be_missing(
     )
 
 
-def test_a_run_from_the_start_sets_an_old_backlog_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("soon")
+def test_a_run_from_the_start_does_not_write_what_an_earlier_one_left(tmp_path: Path) -> None:
     for failures in (1000, 0):
         sink = ListSink([OSError("full")] * failures)
-        sink.made_by = ("test", {"path": tmp_path / "file"})
-        run = Run(sinks=[sink])
+        run = Run(sinks=[sink, JsonlSink(tmp_path / "metrics.jsonl")])
         run.steps(1.0, 1.0)
         run.logger.close()
     assert sink.steps == [0, 1]
-    assert "held an earlier run" in caplog.text
-
-
-def test_sinks_without_a_path_have_their_backlog_beside_the_others(tmp_path: Path) -> None:
-    service = ListSink([OSError("down")] * 1000)
-    service.made_by = ("service", {"project": "p"})
-    run = Run(sinks=[ListSink(), service, CsvSink(tmp_path / "metrics.csv")])
-    run.steps(1.0, 1.0)
-    run.logger.close()
-    (left,) = (tmp_path / "backlog").iterdir()
-    header, *lines = map(json.loads, left.read_text().splitlines())
-    assert (header["sink"], header["arguments"]) == ("service", {"project": "p"})
-    assert [line["step"] for line in lines] == [0, 1]
 
 
 KILLED_RUN = """
@@ -250,7 +263,7 @@ def test_who_closes_a_logger_at_the_same_time_gets_the_summary_as_well() -> None
     assert summaries == [5, 5, 5]
 
 
-def test_an_interrupted_close_still_keeps_what_a_hanging_file_did_not_take(
+def test_an_interrupted_close_still_counts_what_a_hanging_file_did_not_take(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, healthy = HangingFile(tmp_path / "metrics.jsonl"), ListSink()
@@ -259,15 +272,15 @@ def test_an_interrupted_close_still_keeps_what_a_hanging_file_did_not_take(
     for step in range(10):
         run.logger.record(step, {"loss": 1.0}, step_time_seconds=1.0)
 
-    def interrupted(thread: BuilderThread, timeout: float) -> bool:
+    def interrupted(thread: RecorderThread, timeout: float) -> bool:
         settle(thread, timeout)
         raise KeyboardInterrupt
 
-    settle = BuilderThread.settle
-    monkeypatch.setattr(BuilderThread, "settle", interrupted)
+    settle = RecorderThread.settle
+    monkeypatch.setattr(RecorderThread, "settle", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.logger.close()
-    assert "10 records wait in" in caplog.text
+    assert "HangingFile: 10 records could not be written" in caplog.text
     assert healthy.closed
     assert run.logger.summary().steps == run.logger.close().steps == 10
     file.release.set()
@@ -306,7 +319,6 @@ def test_a_forked_child_leaves_its_parents_logger_alone(tmp_path: Path) -> None:
     )
     assert float(done.stdout) < 5.0
     assert done.stderr == ""
-    assert not (tmp_path / "backlog").exists()
     assert path.read_bytes().count(b"\n") == 20
 
 
@@ -326,7 +338,7 @@ class SignallingSink(ListSink):
 def test_steps_are_written_together_once_in_a_write_period(
     period: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.delivery.builder_thread.FIRST_PERIOD_SECONDS", 60.0)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.FIRST_PERIOD_SECONDS", 60.0)
     sink = SignallingSink()
     run = Run(sinks=[sink], write_period_seconds=period)
     run.steps(1.0, 1.0)

@@ -38,7 +38,7 @@ SLICE = 25
 BREATH_SECONDS = 1e-4
 
 
-class BuilderThread:
+class RecorderThread:
     """Handles items in order on one daemon thread.
 
     Args:
@@ -73,7 +73,7 @@ class BuilderThread:
         self._most = 0  # items that may wait before `put` calls `_attend`
         boundary = Boundary()
         self._failsafe = failsafe("some metrics were lost", boundary)
-        self._thread = boundary.thread("mfu_jax builder", "no more metrics are written", self._run)
+        self._thread = boundary.thread("mfu_jax recorder", "no more metrics are written", self._run)
         self._thread.start()
 
     def put(self, item: Any) -> None:

@@ -1,1 +1,0 @@
-"""A step on its way from the loop to the sinks: queued, built into a record, written or kept."""

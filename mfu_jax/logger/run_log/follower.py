@@ -1,0 +1,540 @@
+"""A follower of the run log: passes it on to one sink, from where that sink left off.
+
+Each has a thread of its own, so a sink that fails, stalls or hangs affects nothing else. A record
+that the sink can never take is skipped, named and counted; any other failure is tried again, in
+order, with back-off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mfu_jax.logger.alarm import Alarm
+from mfu_jax.logger.records.strict_json import encodable
+from mfu_jax.logger.run_log import events
+from mfu_jax.logger.run_log.events import Event
+from mfu_jax.logger.run_log.files import LogFiles
+from mfu_jax.logger.run_log.reading import RecordReader
+from mfu_jax.logger.sinks.base import Sink, StepRecord, is_permanent
+from mfu_jax.util.failsafe import Boundary
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.records.summary import Summary
+    from mfu_jax.logger.run_log.run_log import RunLog
+
+_log = logging.getLogger("mfu_jax")
+
+# A sink that writes only periodically is woken for this many items.
+MANY_ITEMS = 250
+# Items in one write, and the pause after it, in which other threads can take the GIL.
+BATCH_ITEMS = 25
+BREATH_SECONDS = 1e-4
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 60.0
+# Pauses between the attempts at the end of a run.
+LAST_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
+# A record is given up after this many attempts if the next record succeeds; at the end of the run,
+# after one.
+POISON_ATTEMPTS = 5
+# A run that cannot write at all says so itself after importing JAX, and ends.
+_PATIENCE_SECONDS = 20.0
+
+
+class Follower:
+    """Passes what a run log has to a sink, in order, on one daemon thread.
+
+    Args:
+        log: the log.
+        sink: the sink.
+        period_seconds: how often records come; the sink writes every `periods_per_write` periods.
+        position: sequence number of the first item for it; by default of the next one.
+
+    Attributes:
+        name: the sink's class name.
+        position: sequence number of the next item for it.
+        lost: number of records that the sink will never get, by reason.
+        has_hung: the sink did not finish in the time allowed for its last `settle`.
+    """
+
+    def __init__(
+        self,
+        log: RunLog,
+        sink: Any,
+        *,
+        period_seconds: float = 0.0,
+        position: int | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = type(sink).__name__
+        self.position = log.length if position is None else position
+        self.lost: Counter[str] = Counter()
+        self.has_hung = False
+        self._log = log
+        self._sink = sink
+        periods = getattr(sink, "periods_per_write", 1)
+        self._pause_seconds = periods * period_seconds if periods > 1 else 0.0
+        self._monotonic = monotonic
+        self._reader: RecordReader | None = None
+        self._last: StepRecord | None = None  # the last one that the sink has
+        self._told = self.position  # texts before this one are written
+        self._wake = Alarm()
+        self._is_asleep = self._has_written = self._is_behind = False
+        self._requests: deque[threading.Event] = deque()
+        self._finish: Callable[[], None] | None = None
+        self._is_over = self._is_abandoned = self._is_last = False
+        self._retry_seconds = self._retry_at = 0.0
+        self._attempts = 0
+        self._reported: set[str] = set()
+        self._closed = threading.Event()
+        self._thread = Boundary().thread(
+            f"mfu_jax {self.name}", f"{self.name} gets no more records", self._run
+        )
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the sink's last write failed."""
+        return self._retry_seconds > 0
+
+    def start(self) -> None:
+        """Starts the thread."""
+        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
+            self._thread.start()
+
+    def begin_behind(self, reader: RecordReader) -> None:
+        """Lets it read records of the file before those in memory; call it before `start`."""
+        self._reader, self._is_behind = reader, True
+        self._wake.set()
+
+    def notify(self, *, is_for_sinks: bool) -> None:
+        """Tells it that the log has grown; returns at once."""
+        if (self._is_asleep and is_for_sinks) or self._log.length - self.position >= MANY_ITEMS:
+            self._wake.set()
+
+    def settle(self, *, is_last: bool = False) -> threading.Event:
+        """Asks the sink to write everything now and flush it.
+
+        Args:
+            is_last: the run is ending.
+
+        Returns:
+            An event, set when that is done or the sink has failed.
+        """
+        self._is_last = is_last
+        done = threading.Event()
+        self._requests.append(done)
+        self._wake.set()
+        return done
+
+    def finish(self, summary: Summary) -> threading.Event:
+        """Asks the sink to write the summary and close; the returned event is set when done."""
+
+        def last() -> None:
+            if summary.has_steps:
+                self._call("write_summary", summary)
+            self._call("close")
+            self._closed.set()
+
+        self._finish = last
+        self._wake.set()
+        return self._closed
+
+    def abandon(self) -> None:
+        """Gives up a hung sink: it gets no more records, and another thread closes it."""
+        self._is_abandoned = True
+        self._wake.set()
+        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
+            threading.Thread(
+                target=self._call, args=("close",), name=f"mfu_jax {self.name}", daemon=True
+            ).start()
+
+    def count_rest(self, *, is_on_disk: bool) -> None:
+        """At the end of the run, says what the sink lacks, or counts it as lost.
+
+        Args:
+            is_on_disk: the log's files have everything, so that it can be written later.
+        """
+        rest = self._log.read(self.position, self._log.length)
+        if rest is None and not is_on_disk:
+            self._pass_over()
+            rest = self._log.read(self.position, self._log.length)
+        lacks = sum(not isinstance(item, Event) and self._wants(item) for item in rest or ())
+        if (reader := self._reader or (self._read_back() if rest is None else None)) is not None:
+            lacks += len(reader.read(sys.maxsize))
+        if not lacks:
+            return
+        if is_on_disk:
+            self._fall_behind()
+            _log.warning(
+                "%s lacks %d records, which the run log has; the next run that resumes writes "
+                "them, or mfu-jax replay %s --sink does",
+                self.name,
+                lacks,
+                self._log.metrics_file,
+            )
+        elif lacks:
+            self.lost["not written in time"] += lacks
+            _log.warning("%s: %d records could not be written", self.name, lacks)
+
+    def _run(self) -> None:
+        while not self._is_over:
+            self._sleep()
+            before = self.position
+            try:
+                self._work()
+            except BaseException as error:
+                self._back_off()
+                if self._is_first(error):
+                    _log.warning(
+                        "%s gets its records later: %s; please report this", self.name, _text(error)
+                    )
+            self._has_written = self.position > before
+
+    def _sleep(self) -> None:
+        """Waits for work: the next attempt, the next period, or, if idle, an item."""
+        if self._retry_seconds:
+            self._wake.wait(max(0.0, self._retry_at - self._monotonic()))
+        elif self._has_written and self._pause_seconds:
+            self._wake.wait(self._pause_seconds)
+        else:
+            self._is_asleep = True  # set first, so that `notify` sees it
+            if self._reader is None and self._log.length <= self.position:
+                self._wake.wait()
+            self._is_asleep = False
+
+    def _work(self) -> None:
+        finish, requests = self._finish, list(self._requests)
+        try:
+            if requests or not self._retry_seconds or self._monotonic() >= self._retry_at:
+                self._deliver()
+            if requests and self._is_last:
+                self._try_again()
+            if requests and not self._retry_seconds:
+                self._call("flush")
+        finally:
+            for request in requests:
+                self._requests.popleft()
+                request.set()
+            if self._is_abandoned:
+                self._is_over = True
+            elif finish is not None:
+                self._is_over = True
+                finish()
+
+    def _try_again(self) -> None:
+        """Retries a failed sink now, because there is no later chance."""
+        for pause in LAST_RETRY_SECONDS:
+            if not self._retry_seconds or self._is_abandoned:
+                return
+            time.sleep(pause)
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Passes on what the log has, oldest first, until nothing is left or the sink fails."""
+        while not self._is_abandoned:
+            items = self._next()
+            if not items:
+                self._retry_seconds = 0.0  # nothing to try again: the thread may sleep
+                return
+            of_events, same = next(itertools.groupby(items, lambda i: isinstance(i, Event)))
+            if of_events:
+                self._tell([*same])
+            else:
+                self._write([*same])
+            if self._retry_seconds:
+                return
+            if len(items) == BATCH_ITEMS:
+                time.sleep(BREATH_SECONDS)
+
+    def _next(self) -> list[Any]:
+        """The next items: from memory or, if the log has gone on there, from its file."""
+        while True:
+            if self._reader is not None:
+                if records := self._reader.read(BATCH_ITEMS):
+                    return list(records)
+                end = self._log.position_after(self._reader.last, self.position)
+                self._tell_texts(end)
+                self._reader, self.position = None, end
+                self._catch_up()
+            items = self._log.read(self.position, BATCH_ITEMS)
+            if items is not None:
+                return items
+            self._reader = self._read_back()
+            if self._reader is None:
+                self._pass_over()
+            else:
+                self._fall_behind()
+            self._tell_texts(self._log.first)
+
+    def _pass_over(self) -> None:
+        """Goes on with what memory has; what was before is lost."""
+        self.lost["too far behind"] += self._log.first - self.position
+        self.position = self._log.first
+
+    def _read_back(self) -> RecordReader | None:
+        """Reads what is no longer in memory back from the file, if there is one."""
+        return self._log.reader(self._last)
+
+    def _advance(self, count: int, last: StepRecord | None = None) -> None:
+        self._last = last or self._last
+        if self._reader is not None:
+            self._reader.advance(count)
+        elif not self._is_abandoned:
+            self.position += count
+
+    def _tell(self, happened: Sequence[Event]) -> None:
+        """Passes on events: only texts are for sinks."""
+        self._tell_texts(self.position + len(happened))
+        self._advance(len(happened))
+
+    def _tell_texts(self, end: int) -> None:
+        for event in self._log.texts(self._told, end):
+            method, *fields = _TEXTS[event.kind]
+            self._call(method, *(event.values[field] for field in fields))
+        self._told = max(self._told, end)
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        """Calls a method of the sink; a failure is reported and not retried."""
+        try:
+            getattr(self._sink, method)(*arguments)
+        except BaseException as error:  # nothing that a sink raises may end this thread
+            if self._is_first(error, method):
+                _log.warning("%s.%s failed: %s", self.name, method, _text(error))
+
+    def _wants(self, record: StepRecord) -> bool:
+        return bool(self._sink.keeps_every_step or record.is_logged)
+
+    def _write(self, records: Sequence[StepRecord]) -> None:
+        """Writes records until the sink fails."""
+        wanted = [record for record in records if self._wants(record)]
+        many = getattr(self._sink, "write_many", None)
+        if many is not None and len(wanted) > 1:
+            try:
+                many(wanted)
+            except BaseException:  # none written; one by one shows which is at fault
+                pass
+            else:
+                self._works()
+                self._advance(len(records), records[-1])
+                return
+        done = 0
+        while done < len(records) and not self._is_abandoned:
+            passed = 1
+            if self._wants(records[done]):
+                passed = self._write_one(records[done : done + 2])
+            if not passed:
+                return
+            # At once: if the next one hangs, this one is written.
+            self._advance(passed, records[done + passed - 1])
+            done += passed
+
+    def _write_one(self, records: Sequence[StepRecord]) -> int:
+        """Writes the first record; returns how many are finished, 0 if the sink has failed.
+
+        Args:
+            records: that record, and the one after it, if any.
+        """
+        error = self._attempt(records[0])
+        if error is not None and not is_permanent(error):
+            self._attempts += 1
+            if self._attempts < POISON_ATTEMPTS and not self._is_last:
+                self._fail(error, records[0])
+                return 0
+            # If it fails again and the next one succeeds, the record is at fault, not the sink.
+            error = self._attempt(records[0])
+        if error is None:
+            self._works()
+            return 1
+        if is_permanent(error):
+            self._skip(records[0], error)
+            return 1
+        if len(records) == 2 and self._attempt(records[1]) is None:
+            self._skip(records[0], error)
+            self._works()
+            return 2
+        self._fail(error, records[0])
+        return 0
+
+    def _attempt(self, record: StepRecord) -> BaseException | None:
+        try:
+            self._sink.write(record)
+        except BaseException as error:
+            return error
+        return None
+
+    def _skip(self, record: StepRecord, error: BaseException) -> None:
+        self._attempts = 0
+        self.lost["could not be written"] += 1
+        self._retry_seconds = 0.0
+        if self._is_first(error):
+            _log.warning(
+                "%s cannot write the record of step %d, which is skipped: %s",
+                self.name,
+                record.step,
+                _text(error),
+            )
+
+    def _fail(self, error: BaseException, record: StepRecord | None = None) -> None:
+        if not self._retry_seconds and self._is_worth_a_line:
+            where = "" if record is None else f" at step {record.step}"
+            _log.warning(
+                "%s failed%s: %s; training goes on, the log keeps its records and it is tried "
+                "again",
+                self.name,
+                where,
+                _text(error),
+            )
+        self._back_off()
+        self._fall_behind()
+
+    @property
+    def _is_worth_a_line(self) -> bool:
+        return True
+
+    def _back_off(self) -> None:
+        self._retry_seconds = min(
+            2 * self._retry_seconds or FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
+        )
+        self._retry_at = self._monotonic() + self._retry_seconds
+
+    def _fall_behind(self) -> None:
+        """Notes in the log how far the sink got, for the next process."""
+        if not self._is_behind:
+            self._is_behind = True
+            step = -1 if self._last is None else self._last.step
+            self._log.event(events.BEHIND, sink=self.name, step=step)
+
+    def _works(self) -> None:
+        self._attempts = 0
+        if self._retry_seconds:
+            self._retry_seconds = 0.0
+            _log.warning("%s works again; %d records were lost", self.name, self.lost.total())
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Notes in the log that the sink has fallen behind no longer."""
+        if self._is_behind and self._reader is None:
+            self._is_behind = False
+            self._log.event(events.CAUGHT_UP, sink=self.name)
+
+    def _is_first(self, error: BaseException, method: str = "") -> bool:
+        """True once per method and type of error, so that each is reported once."""
+        kind = f"{method} {type(error).__name__}"
+        is_first = kind not in self._reported
+        self._reported.add(kind)
+        return is_first
+
+
+_TEXTS = {
+    events.SETUP: ("write_setup", "values", "texts"),
+    events.TEXT: ("write_text", "tag", "text"),
+    events.FAILURE: ("write_failure", "reason"),
+}
+
+
+class LogWriter(Follower):
+    """The log's own follower, which writes its files and shows that the process is alive.
+
+    Args:
+        log: the log.
+        files: its files.
+    """
+
+    def __init__(self, log: RunLog, files: LogFiles) -> None:
+        super().__init__(log, files, position=0)
+        self.files = files
+        self.name = "run log"
+        self._began = self._wrote_at = self._monotonic()
+        self._has_waited = False
+        self.start()
+
+    def add_records(self, sink: Sink) -> None:
+        """From now on the records are written by this sink, beside the events."""
+        self.files.records = sink
+        self.name = type(sink).__name__
+
+    def finish(self, summary: Summary) -> threading.Event:
+        closed = threading.Event()
+
+        def last() -> None:
+            if summary.has_steps:
+                self._call("write_summary", summary)
+            self._call("close_records")
+            self._retry_seconds = 0.0  # the records that it could not write are given up
+            closed.set()
+
+        self._finish = last
+        self._wake.set()
+        return closed
+
+    def end(self, timeout: float) -> None:
+        """Writes what is left and closes the files, within `timeout` seconds."""
+        self._is_last = self._is_over = True
+        self._wake.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        super()._run()
+        self._deliver()
+        self._call("close")
+
+    def _sleep(self) -> None:
+        seconds = events.alive_seconds(self._monotonic() - self._began)
+        if self._retry_seconds:
+            seconds = min(seconds, max(0.0, self._retry_at - self._monotonic()))
+        self._is_asleep = True  # set first, so that `notify` sees it
+        if self._retry_seconds or self._log.length <= self.position:
+            self._wake.wait(seconds)
+        self._is_asleep = False
+        self._log.settle_compilations()
+        self._note_wait(seconds)
+        if self._monotonic() - self._wrote_at > events.QUIET_SECONDS:
+            self._log.event(events.ALIVE)
+
+    def _note_wait(self, seconds: float) -> None:
+        """Notes a wait for data that lasts longer than the time between two signs of life."""
+        if not self._log.is_waiting:
+            self._has_waited = False
+        elif not self._has_waited and (idle := self._log.idle_seconds()) > seconds:
+            self._has_waited = True
+            t, m = self._log.now()
+            self._log.event(events.SPAN, (t - idle, m - idle), name=events.DATA_WAIT)
+
+    def _work(self) -> None:
+        finish, self._finish = self._finish, None
+        before = self.position
+        super()._work()
+        if self.position == before:
+            self._call("show_life")
+        else:
+            self._wrote_at = self._monotonic()
+        if finish is not None:
+            finish()
+
+    def _read_back(self) -> RecordReader | None:
+        return None
+
+    def _tell(self, happened: Sequence[Event]) -> None:
+        try:
+            self.files.write_events([*enumerate(happened, self.position)])
+        except BaseException as error:
+            self._fail(error)
+        else:
+            self._works()
+            self._advance(len(happened))
+
+    @property
+    def _is_worth_a_line(self) -> bool:
+        waited = self._monotonic() - self._began > _PATIENCE_SECONDS
+        return self.files.is_open or self._log.has_steps or waited
+
+
+def _text(error: BaseException) -> str:
+    return encodable(f"{type(error).__name__}: {error}")

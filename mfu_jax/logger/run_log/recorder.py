@@ -1,0 +1,216 @@
+"""The recorder: turns timed steps into records, off the training thread, and appends them.
+
+The training thread appends the step to a queue and goes on. Every `write_period_seconds`, one
+thread takes what has arrived, turns it into records, shows them to the monitors, and appends them
+to the run log, which its followers pass on. A killed process therefore loses at most the steps of
+its last period; if steps are longer than a period, each is passed on at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.records.non_finite import LossWatch, NonFiniteLossError
+from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.records.strict_json import encodable, strict
+from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log import events
+from mfu_jax.logger.run_log.monitor import Monitor
+from mfu_jax.logger.run_log.record_builder import RecordBuilder
+from mfu_jax.logger.run_log.recorder_thread import RecorderThread
+from mfu_jax.logger.run_log.run_log import RunLog
+from mfu_jax.logger.sinks.base import Sink
+from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.failsafe import Boundary, failsafe
+
+_log = logging.getLogger("mfu_jax")
+
+# Longest wait for all followers together: at a flush, and at the end of the run.
+DRAIN_SECONDS = 10.0
+# Of that, reserved at the end for summaries and closing.
+CLOSE_SECONDS = 1.0
+# The limit for a sink that has hung before, so that no later checkpoint waits for it.
+HUNG_DRAIN_SECONDS = 0.5
+
+
+class Recorder:
+    """Makes a record of every step and appends it to the run log, off the training thread.
+
+    Args:
+        builder: makes records and keeps the statistics.
+        log: where records go.
+        sinks: follow the log; closed with the recorder.
+        config: which losses count as failures, and how many steps may wait.
+        monitors: shown every record and event, in this order.
+
+    Attributes:
+        failure: the first non-finite loss that aborts the run; every step up to it has been
+            written, and no later step is.
+    """
+
+    def __init__(
+        self,
+        builder: RecordBuilder,
+        log: RunLog,
+        sinks: Sequence[Sink],
+        config: LoggerConfig,
+        monitors: Sequence[Monitor] = (),
+    ) -> None:
+        self.failure: NonFiniteLossError | None = None
+        self._process_id = os.getpid()
+        self._boundary = Boundary()
+        self._builder = builder
+        self._log = log
+        self._monitors = monitors
+        log.log_period = config.log_period
+        log.event(events.LOGGER, log_period=config.log_period)
+        self._followers = [
+            log.follow(
+                sink, period_seconds=config.write_period_seconds, start_step=config.start_step
+            )
+            for sink in sorted(sinks, key=log.is_file, reverse=True)  # the others may read it back
+        ]
+        for sink in sinks:
+            for warning in sink.warnings:
+                _log.warning("%s", warning)
+        self._losses = LossWatch(
+            abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
+        )
+        self._lost_steps = 0
+        self._thread = RecorderThread(
+            self._handle, size=config.queue_size, period_seconds=config.write_period_seconds
+        )
+        self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
+        self.flush_soon: Callable[[], None] = self._thread.flush_soon
+
+    @property
+    def dropped_by_sink(self) -> dict[str, int]:
+        """Records that were not delivered, by sink and reason."""
+        lost = Counter(
+            {
+                "all sinks: steps came too fast": self._thread.dropped,
+                "all sinks: no record could be made": self._lost_steps,
+            }
+        )
+        for follower in self._followers:
+            for reason, count in follower.lost.items():
+                lost[f"{follower.name}: {reason}"] += count
+        return {name: count for name, count in lost.items() if count}
+
+    def tell(self, kind: str, **values: Any) -> None:
+        """Appends an event in sequence with the steps; its texts are made encodable."""
+        plain = {n: encodable(v) if isinstance(v, str) else strict(v) for n, v in values.items()}
+        self.put(functools.partial(self._tell, kind, plain))
+
+    def flush(self) -> None:
+        """Waits until every working follower has all records on disk.
+
+        In a forked child it does nothing: the child has the files, but none of the threads.
+        """
+        if os.getpid() == self._process_id:
+            self._settle(time.monotonic() + DRAIN_SECONDS)
+
+    def close(
+        self,
+        last: TimedStep | None,
+        spans: Mapping[str, float],
+        summarize: Callable[[], Summary],
+    ) -> Summary:
+        """Writes the last step and the summary, closes the sinks and ends the threads.
+
+        Takes at most `DRAIN_SECONDS`.
+
+        Args:
+            last: the last step of the run.
+            spans: time since then not attributed to any step: name → seconds.
+            summarize: called once all steps are in the statistics.
+        """
+        end = time.monotonic() + DRAIN_SECONDS
+        if last is not None:
+            self.put(functools.partial(self._handle, [last], is_last=True))
+        self.put(functools.partial(self._builder.add_spans, spans))
+        try:
+            self._settle(end - CLOSE_SECONDS, is_last=True)
+        except BaseException:  # an impatient user's Ctrl-C
+            self._end(min(end, time.monotonic() + CLOSE_SECONDS), summarize)
+            raise
+        return self._end(end, summarize)
+
+    def _end(self, end: float, summarize: Callable[[], Summary]) -> Summary:
+        """Ends the threads; what a sink lacks is said."""
+        self._thread.close(HUNG_DRAIN_SECONDS)
+        for monitor in self._monitors:
+            with failsafe("monitoring may not stop", self._boundary):
+                monitor.close()
+        for follower in self._followers:  # a failure in one does not affect the others
+            with failsafe(f"{follower.name} may have lost its last records", self._boundary):
+                if follower.has_hung:
+                    follower.abandon()
+                follower.count_rest(is_on_disk=self._log.is_on_disk(follower))
+        summary = summarize()
+        self._log.event(events.SUMMARY, **summary.to_json())
+        closed = [f.finish(summary) for f in self._followers if not f.has_hung]
+        for event in closed:
+            event.wait(max(0.0, end - time.monotonic()))
+        self._log.leave(self._followers)
+        return summarize()
+
+    def _settle(self, deadline: float, *, is_last: bool = False) -> None:
+        """Waits until everything is recorded and written; `deadline` is on `time.monotonic`."""
+        limit_seconds = deadline - time.monotonic()
+        # A stuck recorder must not use up all of the sinks' time.
+        self._thread.settle(limit_seconds / 2)
+        known = {follower for follower in self._followers if follower.has_hung}
+        soon = time.monotonic() + HUNG_DRAIN_SECONDS
+        requests = {follower: follower.settle(is_last=is_last) for follower in self._followers}
+        try:
+            for follower, done in requests.items():
+                limit = min(deadline, soon) if follower in known else deadline
+                done.wait(max(0.0, limit - time.monotonic()))
+        finally:  # an impatient user's Ctrl-C
+            for follower, done in requests.items():
+                follower.has_hung = not done.is_set()
+        if late := [f.name for f in self._followers if f.has_hung and f not in known]:
+            _log.warning(
+                "metrics were not all written within %.0f s: %s; training goes on; usually a disk "
+                "or network that hangs",
+                limit_seconds,
+                ", ".join(late),
+            )
+
+    def _tell(self, kind: str, values: Mapping[str, Any]) -> None:
+        self._log.event(kind, **values)
+
+    def _handle(self, steps: Sequence[TimedStep], *, is_last: bool = False) -> None:
+        """Makes the records of steps and appends them."""
+        if self.failure is not None:
+            return
+        for step in steps:
+            step.measure()
+        self._builder.prepare(steps)
+        self._log.steps([(step, self._record(step, is_last=is_last)) for step in steps])
+
+    def _record(self, step: TimedStep, *, is_last: bool) -> StepRecord | None:
+        """The record of a step; None if making it failed, or after a loss that aborts."""
+        if self.failure is not None:
+            return None
+        record = None
+        with failsafe(f"the metrics of step {step.step} were lost", self._boundary):
+            record = self._builder.build(step, is_last=is_last)
+            if not self._log.has_steps:  # starting the monitors takes time
+                self._log.steps([(step, record)], with_records=False)
+            for monitor in self._monitors:
+                with failsafe("slow-step, drift and host findings may be missing", self._boundary):
+                    record = monitor.on_record(step, record)
+        if record is None:
+            self._lost_steps += 1
+            return None
+        self.failure = self._losses.check(step.step, record.scalars.get("learning/loss"))
+        return record

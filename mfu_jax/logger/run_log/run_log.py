@@ -1,0 +1,354 @@
+"""`RunLog`: what one process writes down, in order. The log is the truth; all else follows it.
+
+In memory it keeps the newest items; with a metrics file, everything is also on disk, written by the
+log's own follower (`mfu_jax.logger.run_log.files`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mfu_jax.logger.run_log import events, process
+from mfu_jax.logger.run_log.events import Event, Moment
+from mfu_jax.logger.run_log.files import LogFiles, absolute
+from mfu_jax.logger.run_log.follower import Follower, LogWriter
+from mfu_jax.logger.run_log.reading import RecordReader, steps_behind
+from mfu_jax.logger.run_log.step_events import StepEvents
+from mfu_jax.storage.addresses import path_of
+
+if TYPE_CHECKING:  # a log starts before JAX is imported
+    from mfu_jax.logger.sinks.base import Sink, StepRecord
+    from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
+    from mfu_jax.logger.timing.timed_step import Reading, TimedStep
+
+_log = logging.getLogger("mfu_jax")
+
+# Items kept in memory once they are on disk; and if they are not.
+_KEPT, MOST_KEPT = 1000, 10_000
+_FOR_SINKS = frozenset((events.SETUP, events.TEXT, events.FAILURE))
+_MOST_TEXTS = 1000
+_CLOSE_SECONDS = 2.0
+
+
+class RunLog:
+    """The log of one process. Appending never waits for a disk or a sink.
+
+    Args:
+        metrics_file: the run's metrics file, or its address, beside which the events are written;
+            empty: the log is in memory only.
+        index: number of this process in the job.
+        processes: number of processes in the job.
+        clock: wall clock in seconds.
+        monotonic: the timer's monotonic clock in seconds.
+        until_exit: the process exists for this run alone: the log ends when the process does.
+
+    Attributes:
+        metrics_file: as given; None if the log is in memory only.
+        log_period: see `LoggerConfig`.
+        has_steps: a completed step is known.
+        is_waiting: the loop waits for data.
+        idle_seconds: a function: for how long the device has been idle in that wait.
+    """
+
+    def __init__(
+        self,
+        metrics_file: str | os.PathLike[str] = "",
+        *,
+        index: int = 0,
+        processes: int = 1,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        until_exit: bool = False,
+    ) -> None:
+        self.metrics_file = absolute(path_of(metrics_file)) if os.fspath(metrics_file) else None
+        self.log_period = 1
+        self.has_steps = self.is_waiting = False
+        self.idle_seconds: Callable[[], float] = float
+        self._clock, self._monotonic = clock, monotonic
+        self._is_real = monotonic is time.monotonic
+        self._process_id = os.getpid()
+        self._is_stopped = self._is_over = False
+        self._until_exit = until_exit
+        self._items: deque[Any] = deque()
+        self._first = 0  # sequence number of the oldest item in memory
+        self._texts: list[tuple[int, Event]] = []  # what sinks show besides records
+        self._lock = threading.Lock()
+        self._followers: list[Follower] = []
+        self._compiled: list[tuple[float, float]] = []
+        self._span: tuple[str, Moment, dict[str, Any]] | None = None
+        now = self.now()
+        self._steps = StepEvents(now[1])
+        self._writer: LogWriter | None = None
+        self._behind: dict[str, int] = {}
+        if self.metrics_file is None:
+            return
+        self._behind = steps_behind(self.metrics_file, index)
+        self.event(events.START, now, **self._start(now, index, processes))
+        self._writer = LogWriter(self, LogFiles(self.metrics_file, index, clock))
+        self._followers.append(self._writer)
+        atexit.register(self._end)
+
+    # What happens, in order.
+
+    def append(self, items: Sequence[Any]) -> None:
+        """Appends records and events; returns at once."""
+        if not items:
+            return
+        with self._lock:
+            for item in items:
+                if isinstance(item, Event) and item.kind in _FOR_SINKS:
+                    self._texts.append((self.length, item))
+                    del self._texts[:-_MOST_TEXTS]
+                self._items.append(item)
+            written = self._first if self._writer is None else self._writer.position
+            while len(self._items) > _KEPT and (
+                self._first < written or len(self._items) > MOST_KEPT
+            ):
+                self._items.popleft()
+                self._first += 1
+        is_for_sinks = any(i.kind in _FOR_SINKS if isinstance(i, Event) else True for i in items)
+        for follower in self._followers:
+            follower.notify(is_for_sinks=is_for_sinks or follower is self._writer)
+
+    def event(self, kind: str, at: Moment | None = None, /, **values: Any) -> None:
+        """Appends an event, by default of now."""
+        self.append([Event(kind, at or self.now(), values)])
+
+    def steps(
+        self, steps: Sequence[tuple[TimedStep, StepRecord | None]], *, with_records: bool = True
+    ) -> None:
+        """Appends that steps were completed, and their records.
+
+        Args:
+            steps: in order, with their records if they could be made.
+            with_records: false: the records are not finished yet, and follow in another call.
+        """
+        found = () if self._writer is None else self._steps.of(steps, self._asleep_seconds())
+        records = (record for _, record in steps if record is not None and with_records)
+        self.has_steps = True
+        self.append([*records, *found])
+
+    def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:
+        """A pause begins; `last` is the step that it waited for, if any."""
+        values: dict[str, Any] = {"name": name}
+        if last is not None:
+            values |= {"step": int(last.step), "step_us": round(1e6 * last.seconds)}
+        self._span = name, self._moment(at), values
+        self.event(events.SPAN, self._span[1], **values)
+
+    def end(self, at: Reading) -> None:
+        """The pause ends."""
+        if self._span is not None:
+            (_, begin, values), self._span = self._span, None
+            us = round(1e6 * (self._moment(at)[1] - begin[1]))
+            self.event(events.SPAN, begin, **values, us=us)
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Context manager for a part of the process outside the loop, such as ``restore``."""
+        self.begin(name, (self._clock(), self._monotonic()))
+        try:
+            yield
+        finally:
+            self.end((self._clock(), self._monotonic()))
+
+    def restored(self, step: int) -> None:
+        """The run continues from a checkpoint; its next step is `step`."""
+        self.event(events.RESTORED, step=step)
+
+    def went_back(self, step: int) -> None:
+        """The process repeats the steps from `step` on."""
+        self._steps.went_back(step)
+        self.event(events.BACK, step=step)
+
+    def compiled(self, event: CompileEvent) -> None:
+        """A stage of a compilation that the run waited for has just ended."""
+        end = self.now()[1]
+        with self._lock:
+            spans, begin = self._compiled, end - event.seconds
+            while spans and spans[-1][0] >= begin:  # nested stages are reported before it
+                spans.pop()
+            if spans and spans[-1][1] > begin:
+                begin = spans.pop()[0]
+            spans.append((begin, end))
+
+    @contextlib.contextmanager
+    def compiling(self, log: CompileLog) -> Iterator[None]:
+        """Context manager that notes this thread's compilations before there is a logger."""
+        thread = threading.get_ident()
+
+        def note(event: CompileEvent) -> None:
+            if event.thread_id == thread:
+                self.compiled(event)
+
+        log.subscribe(note)
+        try:
+            yield
+        finally:
+            log.unsubscribe(note)
+
+    def stop(self, how: str) -> None:
+        """The run's work is over; the process may live on.
+
+        Args:
+            how: ``clean``, the name of a signal, or ``exception: …``; only the first counts.
+        """
+        if not self._is_stopped:
+            self._is_stopped = True
+            self.event(events.STOP, how=how)
+
+    # What follows it.
+
+    def follow(self, sink: Sink, *, period_seconds: float, start_step: int = 0) -> Follower:
+        """Passes everything from now on to a sink, on a thread of its own.
+
+        A sink that fell behind in an earlier process first gets what it lacks, from the file.
+
+        Args:
+            sink: the sink; a metrics file beside which this log is written joins the log's files.
+            period_seconds: how often records come.
+            start_step: first step of this process; 0: nothing of an earlier one counts.
+        """
+        lacks = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
+        if self._writer is not None and self.is_file(sink) and not self._writer.files.records:
+            self._writer.add_records(sink)
+            _say_what_is_missing(sink, lacks)
+            return self._writer
+        follower = Follower(self, sink, period_seconds=period_seconds)
+        last: int | None = lacks.start - 1 if lacks else self._behind.get(follower.name)
+        if start_step > 0 and last is not None and (reader := self.reader(last)):
+            follower.begin_behind(reader)
+        else:
+            _say_what_is_missing(sink, lacks)
+        self._followers.append(follower)
+        follower.start()
+        return follower
+
+    def is_file(self, sink: Any) -> bool:
+        """Whether a sink writes the metrics file beside which this log is written."""
+        made_by = getattr(sink, "made_by", None) or ("", dict[str, Any]())
+        return bool(made_by[0] == "jsonl" and made_by[1].get("path") == self.metrics_file)
+
+    def reader(self, after: StepRecord | int | None) -> RecordReader | None:
+        """Reads records back from the file; None if this log has no file of records.
+
+        Args:
+            after: a record or the number of a step, after which to begin; None: at the beginning
+                of this process.
+        """
+        path = None if self._writer is None else getattr(self._writer.files.records, "path", None)
+        return None if path is None else RecordReader(path, self.log_period, after=after)
+
+    @property
+    def first(self) -> int:
+        """Sequence number of the oldest item in memory."""
+        return self._first
+
+    @property
+    def length(self) -> int:
+        """Sequence number of the next item."""
+        return self._first + len(self._items)
+
+    def read(self, position: int, most: int) -> list[Any] | None:
+        """Items from a sequence number on; None if they are no longer in memory."""
+        with self._lock:
+            if position < self._first:
+                return None
+            begin = position - self._first
+            return list(itertools.islice(self._items, begin, begin + most))
+
+    def texts(self, begin: int, end: int) -> list[Event]:
+        """What sinks show besides records, between two sequence numbers."""
+        return [event for number, event in self._texts if begin <= number < end]
+
+    def position_after(self, record: StepRecord | None, default: int) -> int:
+        """Sequence number after a record, if it is in memory; else `default`."""
+        with self._lock:
+            if record is not None:
+                for back, item in enumerate(reversed(self._items)):
+                    if not isinstance(item, Event) and (item.step, item.unix_seconds) == (
+                        record.step,
+                        record.unix_seconds,
+                    ):
+                        return self.length - back
+        return default
+
+    def is_on_disk(self, follower: Follower) -> bool:
+        """Whether what a follower lacks can be read back from the file of records."""
+        writer = self._writer
+        return (
+            writer is not None
+            and writer is not follower
+            and writer.files.records is not None
+            and not (writer.has_hung or writer.is_failing)
+        )
+
+    def leave(self, followers: Sequence[Follower]) -> None:
+        """Forgets followers that have ended; the log's own one stays."""
+        self._followers = [f for f in self._followers if f is self._writer or f not in followers]
+
+    def flush(self) -> None:
+        """Waits at most two seconds until everything so far is on disk."""
+        if self._writer is not None:
+            self._writer.settle().wait(_CLOSE_SECONDS)
+
+    def close(self) -> None:
+        """Writes everything within two seconds; with `until_exit`, the log goes on."""
+        if not self._until_exit:
+            self._end()
+
+    def now(self) -> Moment:
+        """Wall time, and seconds since boot."""
+        return self._clock(), (process.since_boot if self._is_real else self._monotonic)()
+
+    def settle_compilations(self) -> None:
+        """Appends the compilations that have ended since the last call."""
+        with self._lock:
+            spans, self._compiled = self._compiled, []
+        if spans:
+            found = [[round(begin, 6), round(1e6 * (end - begin))] for begin, end in spans]
+            self.event(events.COMPILE, spans=found)
+
+    def _moment(self, at: Reading) -> Moment:
+        """Converts a reading of both clocks so that it includes the machine's sleep."""
+        return at[0], at[1] + self._asleep_seconds()
+
+    def _asleep_seconds(self) -> float:
+        return process.asleep_seconds() if self._is_real else 0.0
+
+    def _start(self, now: Moment, index: int, processes: int) -> Mapping[str, Any]:
+        return {
+            "version": events.VERSION,
+            "process": index,
+            "processes": processes,
+            "host": process.host(),
+            "pid": self._process_id,
+            "boot": process.boot_id() if self._is_real else "",
+            "began_m": round(process.began(now[1]) if self._is_real else now[1], 6),
+        }
+
+    def _end(self) -> None:
+        if self._writer is not None and os.getpid() == self._process_id and not self._is_over:
+            self.stop(process.uncaught() or "clean")
+            atexit.unregister(self._end)
+            self._is_over = True
+            self._writer.end(_CLOSE_SECONDS)
+
+
+def _say_what_is_missing(sink: Any, steps: range) -> None:
+    if steps:
+        _log.warning(
+            "%s ends at step %d, but the run resumes at %d: the steps between are missing",
+            getattr(sink, "path", type(sink).__name__),
+            steps.start - 1,
+            steps.stop,
+        )

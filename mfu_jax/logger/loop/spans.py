@@ -259,7 +259,7 @@ class Wait(Span):
         if spans.open is not self:
             return
         spans.open = None
-        spans.log.is_waiting = False
+        spans.log.end_wait()
         spans.watchdog.wait("")
         finished = spans.timer.end_wait(f"{self.name}_wait", self._idle_since)
         if finished is not None:

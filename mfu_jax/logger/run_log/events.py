@@ -14,8 +14,8 @@ and ``…_us`` are whole microseconds.
              the seconds that one step takes at the peak: optimal_s, executed_s; t and m at the last
              step's end
 ``span``     name, t and m at its start; without us it begins, and a line with the same name and m
-             and with us ends it. step and step_us of the step before it. A ``data_wait`` is only
-             written while it lasts; the next ``steps`` has its time
+             and with us ends it. step and step_us of the step before it. Only a long ``data_wait``
+             is written, and the next ``steps`` has its time, too
 ``restored`` step: the next one, after a checkpoint was restored
 ``back``     step: the next one; the process repeats the steps from there on
 ``compile``  spans: [m, us] of each

@@ -452,7 +452,6 @@ class LogWriter(Follower):
         self.files = files
         self.name = "run log"
         self._began = self._wrote_at = self._monotonic()
-        self._has_waited = False
         self.start()
 
     def add_records(self, sink: Sink) -> None:
@@ -500,12 +499,8 @@ class LogWriter(Follower):
 
     def _note_wait(self, seconds: float) -> None:
         """Notes a wait for data that lasts longer than the time between two signs of life."""
-        if not self._log.is_waiting:
-            self._has_waited = False
-        elif not self._has_waited and (idle := self._log.idle_seconds()) > seconds:
-            self._has_waited = True
-            t, m = self._log.now()
-            self._log.event(events.SPAN, (t - idle, m - idle), name=events.DATA_WAIT)
+        if self._log.is_waiting and (idle := self._log.idle_seconds()) > seconds:
+            self._log.begin_wait(idle)
 
     def _work(self) -> None:
         finish, self._finish = self._finish, None

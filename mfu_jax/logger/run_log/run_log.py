@@ -85,6 +85,7 @@ class RunLog:
         self._followers: list[Follower] = []
         self._compiled: list[tuple[float, float]] = []
         self._span: tuple[str, Moment, dict[str, Any]] | None = None
+        self._wait: Moment | None = None  # a long one for data
         now = self.now()
         self._steps = StepEvents(now[1])
         self._writer: LogWriter | None = None
@@ -160,6 +161,21 @@ class RunLog:
             yield
         finally:
             self.end((self._clock(), self._monotonic()))
+
+    def begin_wait(self, idle_seconds: float) -> None:
+        """The device has been idle for that long, because the loop waits for data."""
+        if self._wait is None:
+            t, m = self.now()
+            self._wait = t - idle_seconds, m - idle_seconds
+            self.event(events.SPAN, self._wait, name=events.DATA_WAIT)
+
+    def end_wait(self) -> None:
+        """The loop waits no longer."""
+        self.is_waiting = False
+        if (begin := self._wait) is not None:
+            self._wait = None
+            us = round(1e6 * (self.now()[1] - begin[1]))
+            self.event(events.SPAN, begin, name=events.DATA_WAIT, us=us)
 
     def restored(self, step: int) -> None:
         """The run continues from a checkpoint; its next step is `step`."""

@@ -145,7 +145,7 @@ class LoggedAttempt:
     def waited_us(self, unseen_us: int) -> float:
         """The µs for which it probably waited for data after its last known step.
 
-        Spans cover long waits; short ones are assumed to be like those before that step.
+        Spans cover long waits; short ones are assumed to be like those before the last steps.
 
         Args:
             unseen_us: from its last sign of life to its end.
@@ -153,13 +153,12 @@ class LoggedAttempt:
         last = self.blocks[-1]
         if self.wait_seconds is not None:
             return 1e6 * self.wait_seconds + unseen_us * last.wait_fraction
-        spans = [span for span in self.spans if span[1] >= last.end_m]
-        if any(name == DATA_WAIT for name, _, _ in spans):
+        if any(name == DATA_WAIT for name, _, _ in self.spans):
             return 0.0
         waits = [wait for wait in last.data_us if wait < 2e6 * self.silence_seconds]
         wait = sum(waits) / len(last.us)
         period = wait + sum(last.us) / len(last.us)
-        paused = sum(end - begin for _, begin, end in spans if end is not None)
+        paused = sum(e - b for _, b, e in self.spans if e is not None and b >= last.end_m)
         left = 1e6 * (self.alive - last.end_m - paused) + unseen_us
         # Steps went on for as long as it takes to write them; after that, one hangs.
         steps, rest = divmod(min(left, max(period, 1e6 * _UNWRITTEN_SECONDS + unseen_us)), period)
@@ -310,12 +309,7 @@ class _LogReader:
         begin = float(values["m"])
         end = begin + values["us"] / 1e6 if "us" in values else None
         attempt.alive = max(attempt.alive, end or begin)
-        key = str(values["name"]), begin
-        if key not in self._spans and self._spans:
-            last = next(reversed(self._spans))
-            if last[0] == DATA_WAIT and self._spans[last] is None:
-                self._spans[last] = begin  # a wait ends with the next event at the latest
-        self._spans[key] = end
+        self._spans[str(values["name"]), begin] = end
         if "step" in values:
             self._early.append((int(values["step"]), int(values["step_us"]), begin))
 

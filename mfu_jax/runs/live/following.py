@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.run_log.events import HOSTS
-from mfu_jax.runs.metrics.run_files import events_name, metrics_file_of, read_beside
+from mfu_jax.logger.run_log.events import HOSTS, events_name
+from mfu_jax.runs.metrics.run_files import metrics_file_of, read_beside
 from mfu_jax.storage.addresses import Address, path_of
 
 # Steps kept for the frame, and how much of a long file is read for them.

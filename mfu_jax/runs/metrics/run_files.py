@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.run_log.events import START, SUMMARY
@@ -20,7 +20,6 @@ from mfu_jax.util.user_files import line_blocks, opened
 
 _LOG = re.compile(r"(.+)\.(?:events|journal)\.\d+(?:\.\d+)?\.jsonl")
 _HEAD = ("e", "seq", "t", "m")  # of every event
-_MOST_READS = 10
 _EXPECTED = "the events of a run"
 
 
@@ -66,11 +65,6 @@ def metrics_file_of(run: Path | Address) -> Path | Address:
     return run / names.pop()
 
 
-def events_name(metrics_name: str, index: int) -> str:
-    """The name of a process's events file, beside a metrics file."""
-    return f"{metrics_name}.events.{index}.jsonl"
-
-
 def run_logs(metrics_file: Path | Address) -> Iterator[RunLogLines]:
     """The logs beside a metrics file, of this version and of 0.1.0, each open until the next.
 
@@ -83,25 +77,7 @@ def run_logs(metrics_file: Path | Address) -> Iterator[RunLogLines]:
                 yield RunLogLines(place.name, file, None)
         else:
             with opened(place, _EXPECTED) as file:
-                modified = os.fstat(file.fileno()).st_mtime
-                lines = lines_at_rest(file) if ".journal." in place.name else file
-                yield RunLogLines(place.name, lines, modified)
-
-
-def lines_at_rest(file: BinaryIO) -> list[bytes]:
-    """All lines of a journal, read while nothing was being written.
-
-    A live process of 0.1.0 overwrites its last lines; a read that begins before such a write and
-    ends after it joins halves of two lines. If the file never rests, the last read is used.
-    """
-    for _ in range(_MOST_READS):
-        before = os.fstat(file.fileno())
-        file.seek(0)
-        lines = file.readlines()
-        after = os.fstat(file.fileno())
-        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
-            break
-    return lines
+                yield RunLogLines(place.name, file, os.fstat(file.fileno()).st_mtime)
 
 
 def read_beside(metrics_file: str, kind: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.runs.goodput.attempts import read_attempts_of
 from mfu_jax.runs.goodput.wall_clock import read_run
-from mfu_jax.runs.metrics.run_files import lines_at_rest
 from mfu_jax.sinks import JsonlSink
 from mfu_jax.storage.files import AppendOnlyFile
 from tests.support.paths import ROOT
@@ -28,8 +27,11 @@ NAME = "metrics.jsonl.events.0.jsonl"
 
 def lines(folder: Path, name: str = NAME) -> list[dict[str, Any]]:
     """Every line of a run log; each is whole."""
-    with open(folder / name, "rb") as file:
-        whole = lines_at_rest(file)  # its process may be writing
+    for _ in range(10):  # its process may be writing
+        text = (folder / name).read_bytes()
+        if text.endswith(b"\n"):
+            break
+    whole = text.splitlines(keepends=True)
     assert all(line.endswith(b"\n") for line in whole)
     return [json.loads(line) for line in whole]
 
@@ -338,9 +340,13 @@ def test_a_wait_that_lasts_is_told_while_it_does(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             (wait,) = [line for line in lines(tmp_path) if line["e"] == "span"]
+        waited = time.time() - begin
     assert wait["name"] == "data_wait"
     assert wait["t"] == pytest.approx(begin, abs=0.05)
     assert "us" not in wait
+    (_, ended) = [line for line in lines(tmp_path) if line["e"] == "span"]
+    assert (ended["name"], ended["m"]) == (wait["name"], wait["m"])
+    assert ended["us"] / 1e6 == pytest.approx(waited, abs=0.05)
 
 
 def test_a_loop_that_goes_back_loses_the_steps_that_it_does_again(tmp_path: Path) -> None:

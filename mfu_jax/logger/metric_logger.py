@@ -24,7 +24,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock, get_ident
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
@@ -38,18 +38,15 @@ from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
-from mfu_jax.logger.run_log.process import asleep_seconds
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
 from mfu_jax.logger.run_log.recorder import Recorder
+from mfu_jax.logger.run_log.run_log import RunLog, asleep_seconds
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe
-
-if TYPE_CHECKING:
-    from mfu_jax.logger.run_log.run_log import RunLog
 
 _log = logging.getLogger("mfu_jax")
 

@@ -29,7 +29,7 @@ from typing import Any, Self
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger, DisabledScope
-from mfu_jax.logger.loop.phases import Phase, PhaseBook, StepScope
+from mfu_jax.logger.loop.phases import LateCost, Phase, PhaseBook, StepScope
 from mfu_jax.logger.loop.spans import LoopSpans, Pause, Wait
 from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close, whole_number
 from mfu_jax.logger.loop.thread import LoopThread
@@ -151,7 +151,7 @@ class MetricLogger:
         metrics: Mapping[str, Any],
         *,
         step_time_seconds: float | None = None,
-        cost: StepCost | Callable[[], StepCost] | None = None,
+        cost: LateCost | None = None,
     ) -> None:
         """Records the step just dispatched; waits for the previous one.
 
@@ -291,13 +291,7 @@ class MetricLogger:
         if self._thread.claim():
             self._timer.begin_call()
 
-    def observe_call(
-        self,
-        name: str,
-        metrics: dict[str, Any],
-        cost: StepCost | Callable[[], StepCost],
-        output: Any,
-    ) -> bool:
+    def observe_call(self, name: str, metrics: dict[str, Any], cost: LateCost, output: Any) -> bool:
         """Logs a call of an instrumented function as part of the open phase, `step` or pause.
 
         Returns:

@@ -26,7 +26,7 @@ from mfu_jax.util.failsafe import Boundary
 
 if TYPE_CHECKING:
     from mfu_jax.logger.records.summary import Summary
-    from mfu_jax.logger.run_log.reading import RecordReader
+    from mfu_jax.logger.run_log.reading import LoggedRecords
     from mfu_jax.logger.run_log.run_log import RunLog
 
 _log = logging.getLogger("mfu_jax")
@@ -79,7 +79,7 @@ class Follower:
         periods = getattr(sink, "periods_per_write", 1)
         self._pause_seconds = periods * period_seconds if periods > 1 else 0.0
         self._monotonic = monotonic
-        self._reader: RecordReader | None = None
+        self._reader: LoggedRecords | None = None
         self._last: StepRecord | None = None  # the last one that the sink has
         self._told = self.position  # texts before this one are written
         self._wake = Alarm()
@@ -105,7 +105,7 @@ class Follower:
         with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
             self._thread.start()
 
-    def begin_behind(self, reader: RecordReader) -> None:
+    def begin_behind(self, reader: LoggedRecords) -> None:
         """Lets it read records of the file before those in memory; call it before `start`."""
         self._reader, self._is_behind = reader, True
         self._wake.set()
@@ -275,7 +275,7 @@ class Follower:
         self.lost["too far behind"] += self._log.first - self.position
         self.position = self._log.first
 
-    def _read_back(self) -> RecordReader | None:
+    def _read_back(self) -> LoggedRecords | None:
         """Reads what is no longer in memory back from the file, if there is one."""
         return self._log.reader(self._last)
 

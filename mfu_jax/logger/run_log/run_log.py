@@ -1,7 +1,7 @@
 """`RunLog`: what one process writes down, in order. The log is the truth; all else follows it.
 
 In memory it keeps the newest items; with a metrics file, everything is also on disk, written by the
-log's own follower (`mfu_jax.logger.run_log.files`).
+log's own follower (`mfu_jax.logger.run_log.writer`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mfu_jax.logger.run_log.follower import Follower
 from mfu_jax.storage.addresses import path_of
 
 if TYPE_CHECKING:  # a log starts before JAX is imported
-    from mfu_jax.logger.run_log.reading import RecordReader
+    from mfu_jax.logger.run_log.reading import LoggedRecords
     from mfu_jax.logger.run_log.step_events import StepEvents
     from mfu_jax.logger.run_log.writer import LogWriter
     from mfu_jax.logger.sinks.base import Sink, StepRecord
@@ -272,7 +272,7 @@ class RunLog:
         made_by = getattr(sink, "made_by", None) or ("", dict[str, Any]())
         return bool(made_by[0] == "jsonl" and made_by[1].get("path") == self.metrics_file)
 
-    def reader(self, after: StepRecord | int | None) -> RecordReader | None:
+    def reader(self, after: StepRecord | int | None) -> LoggedRecords | None:
         """Reads records back from the file; None if this log has no file of records.
 
         Args:
@@ -282,9 +282,9 @@ class RunLog:
         path = None if self._writer is None else getattr(self._writer.files.records, "path", None)
         if path is None:
             return None
-        from mfu_jax.logger.run_log.reading import RecordReader
+        from mfu_jax.logger.run_log.reading import LoggedRecords
 
-        return RecordReader(path, self.log_period, after=after)
+        return LoggedRecords(path, self.log_period, after=after)
 
     @property
     def first(self) -> int:

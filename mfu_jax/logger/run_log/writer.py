@@ -20,7 +20,7 @@ from mfu_jax.storage.files import AppendOnlyFile
 if TYPE_CHECKING:
     from mfu_jax.logger.records.step_record import StepRecord
     from mfu_jax.logger.records.summary import Summary
-    from mfu_jax.logger.run_log.reading import RecordReader
+    from mfu_jax.logger.run_log.reading import LoggedRecords
     from mfu_jax.logger.run_log.run_log import RunLog
     from mfu_jax.logger.sinks.base import Sink
     from mfu_jax.storage.targets import SpooledTarget
@@ -104,7 +104,7 @@ class LogWriter(Follower):
         if finish is not None:
             finish()
 
-    def _read_back(self) -> RecordReader | None:
+    def _read_back(self) -> LoggedRecords | None:
         return None
 
     def _tell(self, happened: Sequence[Event]) -> None:

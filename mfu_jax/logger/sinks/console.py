@@ -41,9 +41,6 @@ class ConsoleSink(Sink):
         self._stream = stream
         self._bar = _progress_bar(total_steps, progress)
 
-    def write(self, record: StepRecord) -> None:
-        self.write_many([record])
-
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self._bar is not None:
             self._bar.update(records[-1])

@@ -38,6 +38,8 @@ class TracedCount(FlopCount):
         by_primitive: `total` by JAX primitive (``dot_general``).
         by_mask: the part of `total` whose query-key pairs are under a mask that the trace shows
             or `attention_mask` declares, by kind of mask (``causal``).
+        unknown_masks: the part of `total` whose pairs are under a mask that depends on data, all of
+            them counted.
         skipped: FLOPs of `total` saved by these masks, by convention (``exact``, ``maxtext``).
         avoidable: the part of `by_operation` that a compiler may avoid: it equals other work, or
             only scales an operand.
@@ -49,6 +51,7 @@ class TracedCount(FlopCount):
     by_mask: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[MaskConvention, int] = field(default_factory=dict)
     avoidable: Mapping[str, int] = field(default_factory=dict)
+    unknown_masks: int = 0
 
     @property
     def total(self) -> int:
@@ -188,11 +191,14 @@ def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
         for number in matmul.scores:
             made_by.setdefault(number, matmul)
     # A parameter's gradient is also a product of activations, but it has no pairs to mask.
-    masks = {
-        number: kept
-        for number, kept in counter.scores.masks.items()
-        if (maker := made_by.get(number)) and (maker.has_input or operands[maker] == "activations")
+    has_pairs = {
+        number
+        for number, maker in made_by.items()
+        if maker.has_input or operands[maker] == "activations"
     }
+    scores = counter.scores
+    masks = {number: kept for number, kept in scores.masks.items() if number in has_pairs}
+    unknown = (scores.unknown & has_pairs) - masks.keys()
     for matmul, flops in model.items():
         if kept := _kept_pairs(masks, matmul):
             by_mask[kept.label] += flops
@@ -214,6 +220,7 @@ def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
         by_mask=dict(by_mask),
         skipped=dict(skipped),
         avoidable=avoidable_work(counter.jaxpr, lambda eqn: counter.purposes.get(id(eqn))),
+        unknown_masks=sum(n for matmul, n in model.items() if unknown.intersection(matmul.scores)),
         unaccounted=tuple(
             dataclasses.replace(item, times=times) for item, times in totals.unaccounted.items()
         ),

@@ -19,7 +19,7 @@ _MOST_SECONDS, _MOST_SHARE = 0.2, 0.01
 # those that ended while the last batch was on its way to the file.
 _UNSEEN_SECONDS = LoggerConfig().write_period_seconds + 0.1
 
-# A process that lived for longer has a journal; one that was killed before has been down time.
+# A process that lived for longer has a run log; one that was killed before has been down time.
 _NOTED_SECONDS = 1.0
 
 

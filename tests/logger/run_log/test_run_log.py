@@ -289,7 +289,7 @@ def test_a_full_disk_tears_no_line_and_loses_none(
 def test_a_file_that_cannot_be_written_is_one_warning_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.follower._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("mfu_jax.logger.run_log.writer._PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("mfu_jax.logger.run_log.follower.FIRST_RETRY_SECONDS", 0.01)
     (tmp_path / "file").touch()
     log = RunLog(tmp_path / "file" / "metrics.jsonl")

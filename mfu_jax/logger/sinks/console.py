@@ -154,7 +154,7 @@ def format_window(scalars: Mapping[str, float]) -> str:
         for name in ("median", "p90", "p99")
     )
     return (
-        f"last {scalars['rolling/steps']} measured steps: {seconds}, "
+        f"last {scalars['rolling/steps']} measured steps: {seconds}; means: "
         f"TFLOP/s/device: {readable(scalars.get('rolling/per_device_tflops_per_sec', 0.0))}, "
         f"MFU: {percent(scalars.get('rolling/mfu'))}, HFU: {percent(scalars.get('rolling/hfu'))}"
     )
@@ -182,8 +182,7 @@ def format_step(record: StepRecord) -> str:
     scalars = record.scalars
     parts = [f"completed step: {record.step}"]
     for label, name, text in _NUMBERS:
-        is_unknown = label == "Tokens/s/device" and not scalars.get(name)
-        if name in scalars and not is_unknown:
+        if name in scalars:
             parts.append(f"{label}: {text(scalars[name])}")
     parts.append(f"MFU: {percent(scalars.get('perf/mfu'))}")
     parts.append(f"HFU: {percent(scalars.get('perf/hfu'))}")

@@ -99,14 +99,19 @@ def parse_target(
 
 
 def generation_of(name: str) -> str:
-    """libtpu's name of a TPU generation (v6e, trillium, TPU v6e); empty if not recognised."""
+    """libtpu's name of a TPU generation (v6e, trillium, TPU v6e); empty if not known."""
     words = re.findall(r"[a-z0-9]+", name.lower().removeprefix("tpu "))
     word = "".join(words)
     if word in _GENERATIONS:
         return word
     by_alias = {alias: chip.name for chip in table() for alias in chip.aliases}
     names = {chip_name: own for own, (chip_name, _) in reversed(_GENERATIONS.items())}
-    return names.get(by_alias.get(word, ""), "")
+    return names.get(by_alias.get(word, name), "")
+
+
+def slice_name(generation: str, chips: int) -> str:
+    """The cloud's name of a slice: v5p-8 has 4 chips."""
+    return f"{generation}-{chips * _GENERATIONS[generation][1]}"
 
 
 def _tpus(topology: str, slices: int | None) -> Target:

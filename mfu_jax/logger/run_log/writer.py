@@ -172,8 +172,8 @@ class LogFiles:
         self._start = self._start or text.partition(b"\n")[0] + b"\n"
         if self._file is None:
             self._file = self._opened()
-            text = self._last_sign + text
-        self._file.append(text)
+        self._file.append(self._last_sign + text)
+        self._last_sign = b""
         if self._spool is not None:
             self._spool.wrote()
 
@@ -216,7 +216,8 @@ class LogFiles:
             # After a move by another program, a new file begins with the start of the process.
             file = AppendOnlyFile(name, "run log", restart=self._start)
             if file.is_alone():
-                self._last_sign = _last_sign(name)
+                if self._spool is None:  # else its time is that of a download
+                    self._last_sign = _last_sign(name)
                 file.cut_torn_line()
                 return file
             file.close()

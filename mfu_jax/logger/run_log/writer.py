@@ -39,9 +39,8 @@ class LogWriter(Follower):
     """
 
     def __init__(self, log: RunLog, files: LogFiles) -> None:
-        super().__init__(log, files, position=0)
+        super().__init__(log, files, position=0, name="run log")
         self.files = files
-        self.name = "run log"
         self._began = self._wrote_at = self._monotonic()
         self.start()
 
@@ -156,8 +155,7 @@ class LogFiles:
         return self._file is not None
 
     def write(self, record: StepRecord) -> None:
-        if self.records is not None:
-            self.records.write(record)
+        self.write_many([record])
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self.records is None:
@@ -174,8 +172,8 @@ class LogFiles:
         self._start = self._start or text.partition(b"\n")[0] + b"\n"
         if self._file is None:
             self._file = self._opened()
-            text = self._last_sign + text
-        self._file.append(text)
+        self._file.append(self._last_sign + text)
+        self._last_sign = b""
         if self._spool is not None:
             self._spool.wrote()
 
@@ -218,7 +216,8 @@ class LogFiles:
             # After a move by another program, a new file begins with the start of the process.
             file = AppendOnlyFile(name, "run log", restart=self._start)
             if file.is_alone():
-                self._last_sign = _last_sign(name)
+                if self._spool is None:  # else its time is that of a download
+                    self._last_sign = _last_sign(name)
                 file.cut_torn_line()
                 return file
             file.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,6 +171,13 @@ _NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 """Label of each number at the start of a line, its metric, and how it is written."""
 
 
+@functools.lru_cache(maxsize=32)  # usually the names of the last step
+def _spans_and_evals(*names: str) -> tuple[list[str], list[str]]:
+    """From a record's scalars: times outside the step, and the results of an eval."""
+    spans = [name for name in names if name.startswith("goodput/") and name.endswith("_seconds")]
+    return spans, [name for name in names if name.startswith("eval/")]
+
+
 def format_step(record: StepRecord) -> str:
     """The line of one step.
 
@@ -186,12 +194,13 @@ def format_step(record: StepRecord) -> str:
             parts.append(f"{label}: {text(scalars[name])}")
     parts.append(f"MFU: {percent(scalars.get('perf/mfu'))}")
     parts.append(f"HFU: {percent(scalars.get('perf/hfu'))}")
+    spans, evals = _spans_and_evals(*scalars)
     parts += [
-        f"{name.removeprefix('goodput/')}: {readable(value)}"
-        for name, value in scalars.items()
-        if name.startswith("goodput/") and name.endswith("_seconds") and value >= 0.001
+        f"{name.removeprefix('goodput/')}: {readable(scalars[name])}"
+        for name in spans
+        if scalars[name] >= 0.001
     ]
-    parts += [f"{name}: {value:.4g}" for name, value in scalars.items() if name[:5] == "eval/"]
+    parts += [f"{name}: {scalars[name]:.4g}" for name in evals]
     if record.kind != "step":
         parts.append(f"[{record.kind}]")
     parts += [f"[! {flag}]" for flag in record.flags]

@@ -97,23 +97,19 @@ class StepCost:
             return False
         return 200 * executed < 199 * (model - self.removed_flops_per_device)  # TOLERANCE, exactly
 
-    def utilization(self, seconds: float) -> dict[str, float]:
-        """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step that takes `seconds`, if known.
-
-        Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
-
-        >>> cost = StepCost(model_flops_per_device=300, executed_flops_per_device=400,
-        ...                 peak_flops_per_sec=1000.0)
-        >>> cost.utilization(0.5)
-        {'perf/mfu': 0.6, 'perf/hfu': 0.8}
-        """
-        return {name: best / seconds for name, best in StepRates(self).optimal.items()}
-
     def rates(self, seconds: float) -> dict[str, float]:
         """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
 
+        Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
+
         Args:
             seconds: the step's time; there are no rates if it is not above 0.
+
+        >>> cost = StepCost(model_flops_per_device=300, executed_flops_per_device=400,
+        ...                 peak_flops_per_sec=1000.0)
+        >>> rates = cost.rates(0.5)
+        >>> rates["perf/mfu"], rates["perf/hfu"]
+        (0.6, 0.8)
         """
         return StepRates(self).at(seconds)
 

@@ -39,9 +39,8 @@ class LogWriter(Follower):
     """
 
     def __init__(self, log: RunLog, files: LogFiles) -> None:
-        super().__init__(log, files, position=0)
+        super().__init__(log, files, position=0, name="run log")
         self.files = files
-        self.name = "run log"
         self._began = self._wrote_at = self._monotonic()
         self.start()
 
@@ -156,8 +155,7 @@ class LogFiles:
         return self._file is not None
 
     def write(self, record: StepRecord) -> None:
-        if self.records is not None:
-            self.records.write(record)
+        self.write_many([record])
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self.records is None:

@@ -18,7 +18,7 @@ from mfu_jax.flops.executed.costs.reader import CostReader
 from mfu_jax.flops.executed.costs.types import InstructionCost
 from mfu_jax.flops.executed.counting import HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
-from mfu_jax.flops.executed.hlo.replica_groups import groups_text, replica_groups
+from mfu_jax.flops.executed.hlo.replica_groups import device_pairs, groups_text, replica_groups
 from mfu_jax.flops.executed.instruction_shapes import results_of, shape_of, state_of
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
@@ -28,7 +28,6 @@ from mfu_jax.flops.scopes import Scope, read_scope
 _NOT_LAUNCHED = frozenset("parameter constant get-tuple-element tuple bitcast".split())
 _NO_CYCLES = 2**63 - 1  # what XLA writes where it has no estimate
 _CHAIN = re.compile(r'chain_id="(\w+)"')
-_PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
 def instruction_costs(
@@ -217,9 +216,8 @@ class _RecordReader:
         for instruction, cost in zip(inside.instructions, inside.costs, strict=True):
             if cost.collective is None:
                 continue
-            pairs = _PAIR.findall(instruction.attributes.get("source_target_pairs", ""))
-            if pairs:
-                return tuple((int(a), int(b)) for a, b in pairs)
+            if pairs := device_pairs(instruction):
+                return tuple(pairs)
             groups = replica_groups(groups_text(instruction), devices)
             return tuple(map(tuple, groups or ()))
         return ()

@@ -378,6 +378,16 @@ class HloModule:
                     computations[callee] = computation
         return computations, calls
 
+    def reducer_opcode(self, instruction: HloInstruction) -> str:
+        """The opcode that combines both parameters of a reducer; empty if it does anything else."""
+        names = instruction.computations("to_apply")
+        if len(names) != 1:
+            return ""
+        reducer = self[names[0]]
+        makers = {reducer[name] for name in reducer.root.operands}
+        is_plain = len(makers) == 2 and all(maker.opcode == "parameter" for maker in makers)
+        return reducer.root.opcode if is_plain else ""
+
     def header_int(self, key: str) -> int:
         """A number in the first line, such as ``num_partitions``; 1 if absent."""
         start = self.header.find(f"{key}=")  # fast, and the header is long

@@ -207,13 +207,8 @@ def reduction(
     module: HloModule, computation: HloComputation, i: HloInstruction, shape: Shape
 ) -> Compute | None:
     """A reduction of one array by one binary instruction."""
-    names = i.computations("to_apply")
-    if len(i.operands) != 2 or len(names) != 1:
-        return None
-    reducer, root = module[names[0]], module[names[0]].root
-    makers = [reducer[name].opcode for name in root.operands]
-    function = _REDUCERS.get(root.opcode)
-    if function is None or makers != ["parameter"] * 2 or root.operands[0] == root.operands[1]:
+    function = _REDUCERS.get(module.reducer_opcode(i))
+    if function is None or len(i.operands) != 2:
         return None
     dims, gone = computation.operand(i, 0).shape.dims, i.integers("dimensions")
     strides, wrap = _strides(dims), wrap_of(shape.dtype)

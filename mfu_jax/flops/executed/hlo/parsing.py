@@ -153,10 +153,10 @@ class _Parser:
     ) -> None:
         """Makes the instructions of a computation; `is_plain` if all their operands are."""
         one, indexed = self.kept.setdefault, self.indexed
-        made, head = computation.instructions, computation.number
-        for after, (_, name, shape, opcode, operands, rest) in enumerate(lines, 1):
+        made, first = computation.instructions, computation.number + 1
+        for number, (_, name, shape, opcode, operands, rest) in enumerate(lines, first):
             instruction = HloInstruction(
-                name, one(shape, shape), one(opcode, opcode), operands, rest, head, after
+                name, one(shape, shape), one(opcode, opcode), operands, rest, number
             )
             if not is_plain and not _is_plain(operands):
                 instruction.read([f"{operands}){rest}"])

@@ -89,15 +89,10 @@ class WasteFinder:
             return Wasted()
         operands = [computation.operand(instruction, i) for i in (0, 1)]
         shapes = [*(operand.shape for operand in operands), result_shape(instruction)]
-        read = self._read(computation, instruction)
-        if self.opcodes == {"slice"}:  # the program only cuts off results
-            if read.is_all:
-                return Wasted()
-            arrays = [whole(shape) for shape in shapes[:2]]
-        else:
-            frame = self.dataflow.frame_of(computation)
-            arrays = [self.zeros.real_elements(frame, operand) for operand in operands]
-        return _difference(instruction, target, flops, [*arrays, read], shapes)
+        frame = self.dataflow.frame_of(computation)
+        arrays = [self.zeros.real_elements(frame, operand) for operand in operands]
+        arrays.append(self._read(computation, instruction))
+        return _difference(instruction, target, flops, arrays, shapes)
 
     def _cut_factor(self, computation: HloComputation, svd: HloInstruction, flops: int) -> int:
         """FLOPs on columns of a singular factor that the primitive's own slice drops."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.attribution.partly_zero import Real, slice_ranges, whole
+from mfu_jax.flops.executed.attribution.partly_zero import Real, whole
 from mfu_jax.flops.executed.attribution.zeros import Zeros, group_share, is_written_by_user
 from mfu_jax.flops.executed.formulas import textbook
 from mfu_jax.flops.executed.formulas.matmuls import LIBRARY_DOTS, result_shape
@@ -122,7 +122,7 @@ class WasteFinder:
         while (place := _only_user(self.dataflow.module, owner, value)) is not None:
             owner, user = place
             if user.opcode == "slice" and not is_moved and not is_written_by_user(user):
-                return Real(shape, slice_ranges(user))
+                return Real(shape, user.kept_ranges())
             if user.opcode == "select":
                 share = self._kept(owner, user)
                 return whole(shape)._replace(share=share or Fraction(1))

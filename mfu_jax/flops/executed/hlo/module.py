@@ -25,6 +25,7 @@ from mfu_jax.flops.executed.hlo.text import (
     split_top_level,
 )
 
+_SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 _INTEGER = re.compile(r"-?\d+")
 
 # The attributes that name the computations of an instruction, by its opcode without ``-start``.
@@ -136,6 +137,28 @@ class HloInstruction:
     def integers(self, key: str) -> tuple[int, ...]:
         """The integers of an attribute such as ``{0,1}``; empty if absent."""
         return tuple(map(int, _INTEGER.findall(self.attribute(key))))
+
+    def one_integer(self, key: str, *, below: int) -> int:
+        """An attribute that numbers a dimension or an element.
+
+        Raises:
+            HloParseError: it is absent, not one number, or not under `below`.
+        """
+        found = self.integers(key)
+        if len(found) != 1 or not 0 <= found[0] < below:
+            raise self.error(f"{self.opcode} without a valid {key}")
+        return found[0]
+
+    def kept_ranges(self) -> tuple[range, ...]:
+        """The positions that a ``slice`` keeps.
+
+        Raises:
+            HloParseError: it does not give them for each of its dimensions.
+        """
+        found = _SLICE.findall(self.attribute("slice"))
+        if len(found) != len(self.shape.dims):
+            raise self.error("slice without the positions that it keeps")
+        return tuple(range(int(start), int(end), int(step or 1)) for start, end, step in found)
 
     def computations(self, key: str) -> tuple[str, ...]:
         """Names of the computations in an attribute: ``calls``, ``body``, ``condition`` …"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloModule
 from mfu_jax.flops.executed.hlo.text import WITHOUT_OPERANDS, HloParseError
 
 
@@ -17,18 +17,6 @@ def check_module(module: HloModule) -> None:
     for computation in module.computations.values():
         _check_root(computation)
         _check_operands(computation)
-
-
-def one_integer(instruction: HloInstruction, key: str, *, below: int) -> int:
-    """The attribute `key`, which numbers a dimension or an element.
-
-    Raises:
-        HloParseError: it is absent, not one number, or not under `below`.
-    """
-    found = instruction.integers(key)
-    if len(found) != 1 or not 0 <= found[0] < below:
-        raise instruction.error(f"{instruction.opcode} without a valid {key}")
-    return found[0]
 
 
 def _check_root(computation: HloComputation) -> None:

@@ -162,9 +162,10 @@ class LogFiles:
             return
         if self.records.write_many is not None:
             self.records.write_many(records)
-            return
-        for record in records:
-            self.records.write(record)
+        elif len(records) == 1:
+            self.records.write(records[0])
+        else:
+            raise NotImplementedError  # none written: they come one by one
 
     def write_events(self, happened: Sequence[tuple[int, Event]]) -> None:
         """Appends events, each with its sequence number, or raises having written none."""

@@ -219,8 +219,7 @@ def _compiled(
     flags: Sequence[str] = (),
     seconds: float = math.inf,
 ) -> Plan:
-    from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
-    from mfu_jax.planning.result.planner import refused
+    from mfu_jax.planning.compilation.compiling import Limits, Request
 
     values = arguments.values
     unknown: tuple[str, ...] = ()
@@ -245,11 +244,7 @@ def _compiled(
         ),
         progress=_progress,
     )
-    if isinstance(program, TooLarge):
-        plan = refused(target, program, work)
-    else:
-        plan = make_plan(program, target, work=work)
-    return plan.with_notes(*notes, *unknown)
+    return make_plan(program, target, work=work).with_notes(*notes, *unknown)
 
 
 def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None, tuple[str, ...]]:

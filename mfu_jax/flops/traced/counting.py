@@ -41,6 +41,8 @@ class TracedCount(FlopCount):
         by_primitive: `total` by JAX primitive (``dot_general``).
         by_mask: the part of `total` whose query-key pairs are under a mask that the trace shows
             or `attention_mask` declares, by kind of mask (``causal``).
+        unknown_masks: the part of `total` whose pairs are under a mask that depends on data, all of
+            them counted.
         skipped: FLOPs of `total` saved by these masks, by convention (``exact``, ``maxtext``).
         avoidable: the part of `by_operation` that a compiler may avoid: it equals other work, or
             only scales an operand.
@@ -52,6 +54,7 @@ class TracedCount(FlopCount):
     by_mask: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[MaskConvention, int] = field(default_factory=dict)
     avoidable: Mapping[str, int] = field(default_factory=dict)
+    unknown_masks: int = 0
 
     @property
     def total(self) -> int:
@@ -206,6 +209,7 @@ def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
         by_mask=dict(by_mask),
         skipped=work.skipped(),
         avoidable=avoidable_work(counter.jaxpr, lambda eqn: counter.purposes.get(id(eqn))),
+        unknown_masks=work.under_unknown(counter.scores.unknown),
         unaccounted=tuple(
             dataclasses.replace(item, times=times) for item, times in unknown.items()
         ),

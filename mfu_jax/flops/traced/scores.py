@@ -22,10 +22,12 @@ class ScoreMasks:
 
     Attributes:
         masks: the pairs kept by a recognised or declared mask.
+        unknown: the scores under a mask that depends on data.
     """
 
     def __init__(self) -> None:
         self.masks: dict[int, KeptPairs] = {}
+        self.unknown: set[int] = set()
         self._bands: dict[int, tuple[Band, int, int]] = {}
         self._made = 0
 
@@ -36,7 +38,7 @@ class ScoreMasks:
         if eqn.primitive.name not in _PRODUCTS:
             return (), frozenset()
         numbers = {s.number for value in operands for s in value.scores}
-        used = tuple(sorted(numbers & self.masks.keys()))
+        used = tuple(sorted(numbers & (self.masks.keys() | self.unknown)))
         if used:
             return used, frozenset()
         origins = {value.origin for value in operands}
@@ -88,9 +90,13 @@ class ScoreMasks:
                 shape = variable.aval.shape
                 for score in result.scores:
                     self.mask(score.number, mask.band, shape[a], shape[b])
+        numbers = {score.number for score in result.scores}
+        if _is_unknown_mask(eqn, values, result):
+            self.unknown |= numbers
         if eqn.primitive.name == "mul" and len(result.scores) > 1:
             # In the softmax's gradient, the cotangent of a probability of 0 is not needed.
-            numbers = [score.number for score in result.scores]
+            if numbers & self.unknown:
+                self.unknown |= numbers
             for band in [self._bands[n] for n in numbers if n in self._bands]:
                 for number in numbers:
                     self.mask(number, *band)
@@ -117,6 +123,18 @@ def _kept(
         is_filled = other.origin != Origin.ACTIVATION
         return mask_patterns.kept_where(pattern, value) if is_filled else None
     return None
+
+
+def _is_unknown_mask(eqn: Any, values: Sequence[AbstractValue], result: AbstractValue) -> bool:
+    """Whether it drops pairs from scores by a mask that depends on data."""
+    if eqn.primitive.name == "add":
+        return any(value.pattern == mask_patterns.UNKNOWN_BIAS for value in values)
+    if eqn.primitive.name != "select_n" or len(values) != 3:
+        return False
+    mask, *cases = values
+    filled = [case for case in cases if not case.scores & result.scores]
+    is_known = mask.pattern is not None and _kept(eqn, mask.pattern, values, result) is not None
+    return len(filled) == 1 and mask_patterns.is_very_negative(filled[0].pattern) and not is_known
 
 
 def _pair_sizes(eqn: Any) -> tuple[int, int]:

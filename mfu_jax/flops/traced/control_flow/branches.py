@@ -7,7 +7,7 @@ is, then that of the wider dtypes; if they are not the same work, they are liste
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Literal
 
 from mfu_jax.flops.count import Unaccounted, dtype_bits
@@ -44,12 +44,12 @@ class SettledWork:
             for number in matmul.scores:
                 made_by.setdefault(number, matmul)
         # A parameter's gradient is also a product of activations, but it has no pairs to mask.
-        self._masks = {
-            number: kept
-            for number, kept in masks.items()
-            if (maker := made_by.get(number))
-            and (maker.has_input or self.operands[maker] == "activations")
+        self._has_pairs = {
+            number
+            for number, maker in made_by.items()
+            if maker.has_input or self.operands[maker] == "activations"
         }
+        self._masks = {number: masks[number] for number in masks.keys() & self._has_pairs}
         self.flops = totals.settled(self._rank)
 
     def _rank(self, branch: WorkTotals) -> tuple[int, int]:
@@ -62,6 +62,16 @@ class SettledWork:
         if seen and matmul.phase in MODEL_PHASES:
             return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)
         return None
+
+    def under_unknown(self, scores: Set[int]) -> int:
+        """The model's FLOPs over pairs of these scores that no mask is known for."""
+        return sum(
+            amount
+            for matmul, amount in self.flops.items()
+            if matmul.phase in MODEL_PHASES
+            and self._has_pairs.intersection(scores, matmul.scores)
+            and self.kept_pairs(matmul) is None
+        )
 
     def _exact(self, matmul: MatmulKind, flops: int) -> int:
         kept = self.kept_pairs(matmul)

@@ -62,6 +62,8 @@ class Pattern:
 _VERY_NEGATIVE = -1e4
 
 EVERYWHERE = Pattern("keeps")
+UNKNOWN_BIAS = Pattern("bias", partial=True)
+"""0 or very negative, depending on data."""
 
 
 def _with_first_positive(pattern: Pattern) -> Pattern:
@@ -319,26 +321,31 @@ def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
 def _product(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """The product of two masks of zeros and ones, or of a mask and a very negative number."""
     if a is None or b is None:
-        return None
+        return UNKNOWN_BIAS if is_very_negative(a or b) else None
     if a.is_mask and b.is_mask:
         return _both(a, b)
-    mask, number = (a, _number(b)) if a.is_mask else (b, _number(a))
-    if number is not None and number <= _VERY_NEGATIVE:
-        return _as_bias(kept_where(mask, False))
-    return None
+    mask, factor = (a, b) if a.is_mask else (b, a)
+    return _as_bias(kept_where(mask, False)) if is_very_negative(factor) else None
 
 
-def _as_bias(mask: Pattern | None) -> Pattern | None:
-    return mask and dataclasses.replace(mask, kind="bias")
+def _as_bias(mask: Pattern | None) -> Pattern:
+    return dataclasses.replace(mask, kind="bias") if mask else UNKNOWN_BIAS
+
+
+def is_very_negative(pattern: Pattern | None) -> bool:
+    """Whether it is a constant that gives a score no weight."""
+    number = _number(pattern)
+    return number is not None and number <= _VERY_NEGATIVE
 
 
 def _select(
     eqn: Any, mask: Pattern | None, if_false: Pattern | None, if_true: Pattern | None
 ) -> Pattern | None:
     """A select by a mask: between masks, or between 0 and a very negative number."""
-    if mask is None or not mask.is_mask:
-        return None
     zero, one = _number(if_false), _number(if_true)
+    is_bias = (zero == 0 and is_very_negative(if_true)) or (one == 0 and is_very_negative(if_false))
+    if mask is None or not mask.is_mask:
+        return UNKNOWN_BIAS if is_bias else None
     is_bool = eqn.outvars[0].aval.dtype == bool
     if zero == 0 and (is_bool or (if_true and if_true.is_mask) or one == 1):
         return mask if one == 1 else _both(mask, if_true)
@@ -348,11 +355,7 @@ def _select(
         return _either(mask, if_false)
     if is_bool and zero == 1:
         return _either(_inverted(mask), if_true)
-    if one == 0 and zero is not None and zero <= _VERY_NEGATIVE:
-        return _as_bias(kept_where(mask, True))
-    if zero == 0 and one is not None and one <= _VERY_NEGATIVE:
-        return _as_bias(kept_where(mask, False))
-    return None
+    return _as_bias(kept_where(mask, one == 0)) if is_bias else None
 
 
 def _number(pattern: Pattern | None) -> float | None:

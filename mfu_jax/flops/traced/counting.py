@@ -15,7 +15,6 @@ from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its r
 from mfu_jax.flops.traced.avoidable import avoidable_work
 from mfu_jax.flops.traced.interpreter import JaxprCounter
 from mfu_jax.flops.traced.masks.declared import PACKED
-from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.flops.traced.work_totals import MatmulKind, WorkTotals, classify_operands
 
 MaskConvention = Literal["exact", "maxtext"]
@@ -188,13 +187,16 @@ def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
         for number in matmul.scores:
             made_by.setdefault(number, matmul)
     # A parameter's gradient is also a product of activations, but it has no pairs to mask.
-    masks = {
-        number: kept
-        for number, kept in counter.scores.masks.items()
-        if (maker := made_by.get(number)) and (maker.has_input or operands[maker] == "activations")
+    real = {
+        number
+        for number, maker in made_by.items()
+        if maker.has_input or operands[maker] == "activations"
     }
+    masks = counter.scores.masks
     for matmul, flops in model.items():
-        if kept := _kept_pairs(masks, matmul):
+        numbers = real.intersection(matmul.scores)
+        kept = matmul.kept or next((masks[n] for n in numbers if n in masks), None)
+        if numbers and kept:
             by_mask[kept.label] += flops
             skipped["exact"] += flops * (kept.of - kept.exact) // kept.of
             skipped["maxtext"] += flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of)
@@ -218,14 +220,6 @@ def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
             dataclasses.replace(item, times=times) for item, times in totals.unaccounted.items()
         ),
     )
-
-
-def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: MatmulKind) -> KeptPairs | None:
-    """The pairs that the mask over a matmul's scores keeps; None without a mask."""
-    seen = [masks[number] for number in matmul.scores if number in masks]
-    if seen:
-        return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)
-    return None
 
 
 def _split(flops: Mapping[MatmulKind, int], key: Callable[[MatmulKind], str]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.scopes import FlopPhase
+from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.util.jax_internals import user_frames
 
 
@@ -24,6 +25,7 @@ class MatmulKind(NamedTuple):
         has_input: whether one operand is a parameter (or an input of the model).
         is_batched: whether both operands have a batch dimension.
         scores: numbers of the `Score`s that it computes or uses.
+        kept: the pairs that it needs of the masked scores that it uses.
     """
 
     phase: FlopPhase
@@ -34,6 +36,7 @@ class MatmulKind(NamedTuple):
     has_input: bool
     is_batched: bool
     scores: tuple[int, ...] = ()
+    kept: KeptPairs | None = None
 
 
 @dataclass

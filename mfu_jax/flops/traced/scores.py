@@ -175,7 +175,7 @@ def _kept(mask: Pattern | None, shape: Sequence[int]) -> KeptPairs | None:
     if mask is None or not mask.terms:
         return None
     (a, _), (b, _) = mask.terms
-    return kept_pairs(mask.band, shape[a], shape[b])
+    return kept_pairs(mask.band, shape[a], shape[b], is_bound=mask.partial)
 
 
 def _pair_sizes(eqn: Any) -> tuple[int, int]:

@@ -98,15 +98,23 @@ class KeptPairs(NamedTuple):
     declared: bool = False
 
 
-def kept_pairs(band: Band, queries: int, keys: int) -> KeptPairs:
-    """What a mask keeps of queries × keys; bounds that exclude no pair are dropped."""
+def kept_pairs(band: Band, queries: int, keys: int, *, is_bound: bool = False) -> KeptPairs:
+    """What a mask keeps of queries × keys; bounds that exclude no pair are dropped.
+
+    Args:
+        band: the pairs that it keeps.
+        queries: number of queries.
+        keys: number of keys.
+        is_bound: whether it may keep fewer pairs, which its label says.
+    """
     low, high = band
     band = Band(
         low if low is not None and low > 1 - keys else None,
         high if high is not None and high < queries - 1 else None,
     )
     twice_maxtext = band.twice_maxtext_pairs(queries, keys)
-    return KeptPairs(band.label(), band.pairs(queries, keys), twice_maxtext, queries * keys)
+    label = f"at most {band.label()}" if is_bound else band.label()
+    return KeptPairs(label, band.pairs(queries, keys), twice_maxtext, queries * keys)
 
 
 _LIMB = 4096

@@ -24,7 +24,7 @@ from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.follower import Follower
-from mfu_jax.logger.run_log.reading import RecordReader, read_events, steps_behind
+from mfu_jax.logger.run_log.reading import LoggedRecords, read_events, steps_behind
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, find_sink, make_sink
 from mfu_jax.runs.live.following import local_metrics_file
@@ -94,7 +94,7 @@ def _follow(path: Path, sink: Sink, first: int) -> int:
     totals = [*read_events(beside, events.SUMMARY)]
     log = RunLog()
     log.append([events.Event(e["e"], (e["t"], e["m"]), e) for e in texts])
-    reader = RecordReader(path, periods[-1] if periods else 1, after=first - 1)
+    reader = LoggedRecords(path, periods[-1] if periods else 1, after=first - 1)
     follower = Follower(log, sink, position=0)
     follower.begin_behind(reader)
     follower.start()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.live.following import Follower, local_metrics_file
+from mfu_jax.runs.live.following import MetricsTail, local_metrics_file
 from mfu_jax.runs.live.frame import frame
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.optional_deps import TRAIN, require
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv, keys=("interval",), flags=("--once",))
     run = arguments.one_name("run")
     interval = _interval(arguments.values)
-    follower = Follower(local_metrics_file(run))
+    follower = MetricsTail(local_metrics_file(run))
     follower.update()
     console = _console()
     if arguments.flags:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _follow(follower: Follower, console: Any, interval: float) -> None:
+def _follow(follower: MetricsTail, console: Any, interval: float) -> None:
     """Redraws the frame until Ctrl-C."""
     live = require("rich.live", "mfu-jax watch", install=TRAIN)
     first = frame(follower, time.time())

@@ -32,6 +32,8 @@ class AttentionKernel:
             may share names if only one of them runs dQ.
         scope: pattern to search for in the names around a kernel that has no name of its own. Of
             several rows, the one with dK and dV has two results [keys, heads, width].
+        operands: how many operands it has if its scope is a common word; then its first ones are
+            [batch, positions, heads, width], and after Q, K and V come dO and two numbers per row.
         primitives: JAX primitives that call it.
         targets: its custom-call targets in HLO.
         products: the matmuls that it runs over all pairs of query and key.
@@ -43,6 +45,7 @@ class AttentionKernel:
 
     name: str = r"(?!)"  # matches nothing
     scope: str = r"(?!)"
+    operands: int | None = None
     primitives: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     products: tuple[Product, ...]
@@ -116,6 +119,26 @@ KERNELS = (
         recomputed=("S",),
         sequence_dim=-3,
     ),
+    AttentionKernel(  # jax.experimental.pallas.ops.gpu.attention_mgpu, of Hopper
+        scope=r"(^|/)(entry|fa3_kernel)(/(mpmd_map|core_map))?$",
+        operands=3,
+        products=("S", "O"),
+        sequence_dim=-3,
+    ),
+    AttentionKernel(
+        scope=r"(^|/)anonymous(/(mpmd_map|core_map))?$",
+        operands=6,
+        products=("S", "dP", "dV", "dK"),
+        recomputed=("S", "dP"),
+        sequence_dim=-3,
+    ),
+    AttentionKernel(
+        scope=r"(^|/)anonymous(/(mpmd_map|core_map))?$",
+        operands=6,
+        products=("S", "dP", "dQ"),
+        recomputed=("S",),
+        sequence_dim=-3,
+    ),
     AttentionKernel(
         primitives=("dot_product_attention_fwd_wrapper", "dot_product_attention_fp8_fwd_wrapper"),
         targets=(
@@ -170,18 +193,40 @@ def kernels_named(name: str) -> tuple[AttentionKernel, ...]:
     return tuple(kernel for kernel in KERNELS if re.search(kernel.name, name))
 
 
+Dims = tuple[int, ...]
+
+
 @functools.lru_cache(maxsize=1024)
-def kernel_in_scope(scope: str, results: tuple[tuple[int, ...], ...]) -> AttentionKernel | None:
+def kernel_in_scope(
+    scope: str, operands: tuple[Dims, ...], results: tuple[Dims, ...]
+) -> AttentionKernel | None:
     """The row of a kernel without a name; None if it is not an attention kernel.
 
     Args:
         scope: the names around it.
+        operands: dimensions of its operands.
         results: dimensions of its results.
     """
-    fitting = [kernel for kernel in KERNELS if re.search(kernel.scope, scope)]
+    fitting = [
+        kernel
+        for kernel in KERNELS
+        if re.search(kernel.scope, scope)
+        and kernel.operands in (None, len(operands))
+        and (kernel.operands is None or _has_shapes_of_attention(operands, results))
+    ]
     has_dk = len(results) == 2 and results[0][:-1] == results[1][:-1]
     chosen = [kernel for kernel in fitting if ("dK" in kernel.products) == has_dk]
     return (*chosen, *fitting, None)[0]
+
+
+def _has_shapes_of_attention(operands: tuple[Dims, ...], results: tuple[Dims, ...]) -> bool:
+    """Whether operands are Q, K, V and, backward, dO and two numbers per head and query."""
+    q, k, v, *rest = operands
+    if not results or k != v or [len(q), len(k), len(results[0])] != [4, 4, 4]:
+        return False
+    batch, queries, heads, width = q
+    shared = (k[0], heads % max(1, k[2]), k[3]) == (batch, 0, width)
+    return shared and (not rest or rest == [q, *[(batch, heads, queries)] * 2])
 
 
 # Splash attention's backward pass sums o · do with an einsum outside its kernels.

@@ -24,12 +24,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock, get_ident
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger, DisabledScope
-from mfu_jax.logger.loop.phases import Phase, PhaseBook, StepScope
+from mfu_jax.logger.loop.phases import LateCost, Phase, PhaseBook, StepScope
 from mfu_jax.logger.loop.spans import LoopSpans, Pause, Wait
 from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close, whole_number
 from mfu_jax.logger.loop.thread import LoopThread
@@ -40,15 +40,13 @@ from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
 from mfu_jax.logger.run_log.recorder import Recorder
+from mfu_jax.logger.run_log.run_log import RunLog, asleep_seconds
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe
-
-if TYPE_CHECKING:
-    from mfu_jax.logger.run_log.run_log import RunLog
 
 _log = logging.getLogger("mfu_jax")
 
@@ -123,7 +121,9 @@ class MetricLogger:
         self._pipeline = Recorder(self._builder, self._log, used, config, monitors)
         self._filter = MetricFilter(self._pipeline.flush_soon)
         watchdog.flush = self._pipeline.flush
-        self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
+        self._timer = StepTimer(
+            clock=clock, monotonic=monotonic, watcher=watcher, suspended=asleep_seconds
+        )
         self._interrupt = self._timer.interrupt
         self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._log)
         self._phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
@@ -151,7 +151,7 @@ class MetricLogger:
         metrics: Mapping[str, Any],
         *,
         step_time_seconds: float | None = None,
-        cost: StepCost | Callable[[], StepCost] | None = None,
+        cost: LateCost | None = None,
     ) -> None:
         """Records the step just dispatched; waits for the previous one.
 
@@ -291,13 +291,7 @@ class MetricLogger:
         if self._thread.claim():
             self._timer.begin_call()
 
-    def observe_call(
-        self,
-        name: str,
-        metrics: dict[str, Any],
-        cost: StepCost | Callable[[], StepCost],
-        output: Any,
-    ) -> bool:
+    def observe_call(self, name: str, metrics: dict[str, Any], cost: LateCost, output: Any) -> bool:
         """Logs a call of an instrumented function as part of the open phase, `step` or pause.
 
         Returns:

@@ -98,7 +98,7 @@ def trained(model: str, steps: int) -> Run:
         return seen[-1][1]
 
     said = io.StringIO()
-    # The run's journal is open, and may write, until this process ends.
+    # The run's log is open, and may write, until this process ends.
     folders = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with folders as folder, mock.patch.object(loop, "count_step", kept):
         metrics = Path(folder) / "metrics.jsonl"

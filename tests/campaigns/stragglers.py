@@ -230,6 +230,7 @@ def _episode(
 ) -> list[tuple[int, str]]:
     """Steps under a logger; what it found, in process 0."""
     from mfu_jax import MetricLogger
+    from mfu_jax.logger.hosts.monitor import HostMonitor
 
     arguments = rounds(kind, is_victim)
     logger = MetricLogger(sinks=[], host_log_period=PERIOD, warmup_steps=3)
@@ -244,20 +245,19 @@ def _episode(
         loss = losses.addressable_data(0)
         logger.record(number, {"loss": loss})
     logger.flush()
-    hosts = logger._pipeline.hosts
-    assert hosts is not None
+    (hosts,) = (m for m in logger._pipeline._monitors if isinstance(m, HostMonitor))
     deadline = time.monotonic() + 5.0
-    while process_is_first() and (hosts._view is None or hosts._view.step < PERIOD * WINDOWS):
+    while process_is_first() and hosts._view.step < PERIOD * WINDOWS:
         if time.monotonic() > deadline:
             break
         time.sleep(0.01)
     view = hosts._view
-    if os.environ.get("STRAGGLERS_VERBOSE") and view is not None:
+    if os.environ.get("STRAGGLERS_VERBOSE"):
         for report in view.reports:
-            print(kind, report.to_text(), file=sys.stderr)
+            print(kind, report, file=sys.stderr)
         print([str(slow) for slow in view.suspects], file=sys.stderr)
     logger.close()
-    return [] if view is None else [(slow.process, slow.cause) for slow in view.slow]
+    return [(slow.process, slow.cause) for slow in view.slow]
 
 
 def process_is_first() -> bool:

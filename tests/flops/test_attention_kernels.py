@@ -54,6 +54,27 @@ def test_splash_attentions_backward_is_fused_or_in_two_kernels() -> None:
     assert (fused.share_recomputed, dkv.share_recomputed) == (Fraction(1, 5), Fraction(1, 2))
 
 
+def test_a_kernel_in_a_scope_of_a_common_name_is_attention_by_its_shapes() -> None:
+    q, k, row = (2, 256, 4, 64), (2, 128, 2, 64), (2, 4, 256)
+    backward = (q, k, k, q, row, row)
+    find = kernels.kernel_in_scope
+    forward = find("jit(f)/jit(attention)/entry/mpmd_map", (q, k, k), (q, row))
+    dq = find("jit(f)/transpose(jvp())/anonymous/mpmd_map", backward, (q,))
+    dkv = find("jit(f)/transpose(jvp())/anonymous/mpmd_map", backward, (k, k))
+    assert forward
+    assert dq
+    assert dkv
+    assert (*forward.needed, *dq.needed, *dkv.needed) == ("S", "O", "dP", "dQ", "dV", "dK")
+    for scope, operands, results in (
+        ("jit(f)/my_entry", (q, k, k), (q,)),
+        ("jit(f)/entry", (q, k, q), (q,)),
+        ("jit(f)/entry", (q[1:], k[1:], k[1:]), (q[1:],)),
+        ("jit(f)/anonymous", (q, k, k), (q,)),
+        ("jit(f)/anonymous", (q, k, k, q, row, q), (q,)),
+    ):
+        assert find(scope, operands, results) is None
+
+
 @pytest.fixture
 def new_row(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     row = AttentionKernel(

@@ -1,6 +1,5 @@
 """The trainer as its user runs it: a process, its exit code, and the files that it leaves."""
 
-import json
 import re
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 from mfu_jax import cli
 from mfu_jax.logger.records.non_finite import NON_FINITE_EXIT_CODE
 from mfu_jax.profiling.profile import read_profile
+from mfu_jax.runs.report.setup import read_setup
 from mfu_jax.trainer.run.checkpoint import CHECKPOINT_EXIT_CODE
 from tests.support.paths import ROOT
 from tests.support.trainer_process import (
@@ -57,8 +57,8 @@ def test_the_profile_of_a_run_has_its_model_flops(straight: tuple[Path, str]) ->
     folder, _ = straight
     profile = read_profile(folder / "default" / "profile", peak_tflops_per_device=5)
     assert profile.coverage > 0.95
-    setup = json.loads((folder / "default" / "metrics.jsonl.setup.json").read_text())
-    written = setup["values"]["model TFLOP per device per step"]
+    setup = read_setup(str(folder / "default" / "metrics.jsonl"))
+    written = setup.values["model TFLOP per device per step"]
     assert profile.program.ledger.model / 1e12 == pytest.approx(float(written.split()[0]), rel=1e-5)
     assert sum(bar.seconds for bar in profile.waterfall) == pytest.approx(
         profile.measured.step_seconds

@@ -13,13 +13,17 @@ from mfu_jax.flops.count import FlopCount, operation
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.avoidable import avoidable_work
+from mfu_jax.flops.traced.control_flow.branches import (
+    MODEL_PHASES,
+    MaskConvention,
+    SettledWork,
+    split,
+)
 from mfu_jax.flops.traced.interpreter import JaxprCounter
 from mfu_jax.flops.traced.masks.declared import PACKED
-from mfu_jax.flops.traced.work_totals import MatmulKind, WorkTotals, classify_operands
+from mfu_jax.flops.traced.work_totals import WorkTotals
 
-MaskConvention = Literal["exact", "maxtext"]
 _LENGTHS = tuple(f.name for f in dataclasses.fields(Lengths))
-_MODEL = ("forward", "evaluation", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +143,10 @@ def count_with_scopes(
         with tracing.without_checkpoints():
             counter, model = _counted(fn, args, kwargs, lengths)
         extra = as_written.total - model.total
-    count = _summary(counter, model)
+    work = SettledWork(model, counter.scores.masks)
+    count = _summary(counter, work)
     by_phase_and_scope: Counter[tuple[str, str]] = Counter()
-    for matmul, flops in model.flops.items():
+    for matmul, flops in work.flops.items():
         by_phase_and_scope[matmul.phase, matmul.scope] += flops
     count = dataclasses.replace(count, rematerialized=count.rematerialized + extra)
     return count, dict(by_phase_and_scope)
@@ -175,31 +180,16 @@ def _counted(
     return counter, counter.count(*tracing.trace(fn, args, kwargs))
 
 
-def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
-    phases = _split(totals.flops, lambda matmul: matmul.phase)
-    model = {m: flops for m, flops in totals.flops.items() if m.phase in _MODEL}
-    operands = classify_operands(model)
-    by_operands = _split(model, lambda matmul: operands[matmul])
+def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
+    flops, totals = work.flops, work.totals
+    phases = split(flops, lambda matmul: matmul.phase)
+    model = {m: amount for m, amount in flops.items() if m.phase in MODEL_PHASES}
+    by_operands = split(model, lambda matmul: work.operands[matmul])
     by_mask: Counter[str] = Counter()
-    skipped: Counter[MaskConvention] = Counter()
-    made_by: dict[int, MatmulKind] = {}
-    for matmul in model:
-        for number in matmul.scores:
-            made_by.setdefault(number, matmul)
-    # A parameter's gradient is also a product of activations, but it has no pairs to mask.
-    real = {
-        number
-        for number, maker in made_by.items()
-        if maker.has_input or operands[maker] == "activations"
-    }
-    masks = counter.scores.masks
-    for matmul, flops in model.items():
-        numbers = real.intersection(matmul.scores)
-        kept = matmul.kept or next((masks[n] for n in numbers if n in masks), None)
-        if numbers and kept:
-            by_mask[kept.label] += flops
-            skipped["exact"] += flops * (kept.of - kept.exact) // kept.of
-            skipped["maxtext"] += flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of)
+    for matmul, amount in model.items():
+        if kept := work.kept_pairs(matmul):
+            by_mask[kept.label] += amount
+    unknown = totals.unaccounted + work.differing_branches()
     return TracedCount(
         forward=phases.get("forward", 0) + phases.get("evaluation", 0),
         evaluation=phases.get("evaluation", 0),
@@ -209,21 +199,14 @@ def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
         other=phases.get("other", 0),
         weights=by_operands.get("weights", 0),
         activations=by_operands.get("activations", 0),
-        by_scope=_split(model, lambda matmul: matmul.scope),
-        by_dtype=_split(model, lambda matmul: matmul.dtype),
-        by_operation=_split(model, lambda m: operation(m.phase, m.scope, m.primitive)),
-        by_primitive=_split(model, lambda matmul: matmul.primitive),
+        by_scope=split(model, lambda matmul: matmul.scope),
+        by_dtype=split(model, lambda matmul: matmul.dtype),
+        by_operation=split(model, lambda m: operation(m.phase, m.scope, m.primitive)),
+        by_primitive=split(model, lambda matmul: matmul.primitive),
         by_mask=dict(by_mask),
-        skipped=dict(skipped),
+        skipped=work.skipped(),
         avoidable=avoidable_work(counter.jaxpr, lambda eqn: counter.purposes.get(id(eqn))),
         unaccounted=tuple(
-            dataclasses.replace(item, times=times) for item, times in totals.unaccounted.items()
+            dataclasses.replace(item, times=times) for item, times in unknown.items()
         ),
     )
-
-
-def _split(flops: Mapping[MatmulKind, int], key: Callable[[MatmulKind], str]) -> dict[str, int]:
-    sums: Counter[str] = Counter()
-    for matmul, amount in flops.items():
-        sums[key(matmul)] += amount
-    return dict(sums)

@@ -282,7 +282,7 @@ class JaxprCounter:
         body = WorkTotals()
         for jaxpr in (j for jaxprs in inner.values() for j in jaxprs):
             body.add(self.walk(jaxpr, [value] * len(jaxpr.invars), stack)[1])
-        if body.flops or body.unaccounted:
+        if body.total or body.unaccounted:
             totals.add(body)
             reason = "an unknown primitive holds these; each was counted as if it ran once"
             totals.unaccounted[unaccounted(eqn, stack, reason)] += 1

@@ -2,15 +2,32 @@
 
 n³-order counts are from Golub and Van Loan, Matrix Computations (4th ed.), and LAPACK Working Note
 41; lower orders are dropped. A library may do more or less. Counts with thirds are rounded down
-once per matrix, so that each is an int.
+once per matrix, so that each is an int. A complex matrix takes four times as many: a complex
+multiply-add is four real ones.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
-from mfu_jax.flops.traced.rules import batch_of, register_rule
+from mfu_jax.flops.traced.rules import FlopRule, batch_of, register_rule
+
+
+def _of_matrices(*primitives: str) -> Callable[[FlopRule], FlopRule]:
+    """Registers the count for a real matrix; the first operand says whether it is complex."""
+
+    def register(rule: FlopRule) -> FlopRule:
+        @register_rule(*primitives)
+        @functools.wraps(rule)
+        def of_any_matrix(eqn: Any) -> int:
+            return (4 if _is_complex(eqn.invars[0]) else 1) * rule(eqn)
+
+        return rule
+
+    return register
 
 
 def _matrices(eqn: Any) -> tuple[int, int, int]:
@@ -19,35 +36,35 @@ def _matrices(eqn: Any) -> tuple[int, int, int]:
     return batch_of(shape), max(shape[-2:]), min(shape[-2:])
 
 
-@register_rule("cholesky")
+@_of_matrices("cholesky")
 def cholesky(eqn: Any) -> int:
     """n³/3."""
     batch, n, _ = _matrices(eqn)
     return batch * (n**3 // 3)
 
 
-@register_rule("triangular_solve")
+@_of_matrices("triangular_solve")
 def triangular_solve(eqn: Any) -> int:
     """n² for each right-hand side."""
     n = eqn.invars[0].aval.shape[-1]
     return n * math.prod(eqn.invars[1].aval.shape)
 
 
-@register_rule("lu")
+@_of_matrices("lu")
 def lu(eqn: Any) -> int:
     """m·n² − n³/3, which is 2n³/3 for a square matrix."""
     batch, m, n = _matrices(eqn)
     return batch * (m * n**2 - -(-(n**3) // 3))
 
 
-@register_rule("geqrf", "geqp3")
+@_of_matrices("geqrf", "geqp3")
 def geqrf(eqn: Any) -> int:
     """2·m·n² − 2n³/3: R, and the reflectors that make up Q."""
     batch, m, n = _matrices(eqn)
     return batch * (2 * m * n**2 - -(-2 * n**3 // 3))
 
 
-@register_rule("qr")
+@_of_matrices("qr")
 def qr_with_q(eqn: Any) -> int:
     """R and the thin or full Q, counted like `householder_product`."""
     batch, _, n = _matrices(eqn)
@@ -56,7 +73,7 @@ def qr_with_q(eqn: Any) -> int:
     return geqrf(eqn) + batch * _form_q(rows, columns, n)
 
 
-@register_rule("householder_product")
+@_of_matrices("householder_product")
 def householder_product(eqn: Any) -> int:
     """4·m·n·k − 2·(m + n)·k² + 4k³/3: Q [m, n] from k reflectors."""
     shape = eqn.invars[0].aval.shape
@@ -69,7 +86,7 @@ def _form_q(m: int, n: int, k: int) -> int:
     return 4 * m * n * k - 2 * (m + n) * k**2 + 4 * k**3 // 3
 
 
-@register_rule("ormqr")
+@_of_matrices("ormqr")
 def multiply_by_q(eqn: Any) -> int:
     """4·m·n·k − 2·n·k²: k reflectors of length m applied to the n columns of a matrix."""
     k = eqn.invars[1].aval.shape[-1]
@@ -78,48 +95,48 @@ def multiply_by_q(eqn: Any) -> int:
     return batch_of(shape) * (4 * m * n * k - 2 * n * k**2)
 
 
-@register_rule("eigh")
+@_of_matrices("eigh")
 def eigh(eqn: Any) -> int:
     """9n³: the symmetric QR algorithm with eigenvectors."""
     batch, n, _ = _matrices(eqn)
     return batch * 9 * n**3
 
 
-@register_rule("eig")
+@_of_matrices("eig")
 def eig(eqn: Any) -> int:
     """25n³ with eigenvectors, 10n³ for eigenvalues only."""
     batch, n, _ = _matrices(eqn)
     return batch * (25 if len(eqn.outvars) > 1 else 10) * n**3
 
 
-@register_rule("schur")
+@_of_matrices("schur")
 def schur(eqn: Any) -> int:
     """25n³ with the Schur vectors."""
     batch, n, _ = _matrices(eqn)
     return batch * 25 * n**3
 
 
-@register_rule("hessenberg")
+@_of_matrices("hessenberg")
 def hessenberg(eqn: Any) -> int:
     """10n³/3."""
     batch, n, _ = _matrices(eqn)
     return batch * (10 * n**3 // 3)
 
 
-@register_rule("tridiagonal")
+@_of_matrices("tridiagonal")
 def tridiagonal(eqn: Any) -> int:
     """4n³/3."""
     batch, n, _ = _matrices(eqn)
     return batch * (4 * n**3 // 3)
 
 
-@register_rule("tridiagonal_solve")
+@_of_matrices("tridiagonal_solve")
 def tridiagonal_solve(eqn: Any) -> int:
     """8 per element of the right-hand sides (Thomas algorithm)."""
     return 8 * math.prod(eqn.invars[3].aval.shape)
 
 
-@register_rule("svd")
+@_of_matrices("svd")
 def svd(eqn: Any) -> int:
     """Golub and Reinsch: 4mn² − 4n³/3 for singular values only, 14mn² + 8n³ with thin factors,
     4m²n + 8mn² + 9n³ with full ones."""
@@ -131,7 +148,7 @@ def svd(eqn: Any) -> int:
     return batch * (14 * m * n**2 + 8 * n**3)
 
 
-@register_rule("symmetric_product")
+@_of_matrices("symmetric_product")
 def symmetric_product(eqn: Any) -> int:
     """alpha·A·Aᵀ + beta·C, all entries: 2·n²·k."""
     shape = eqn.invars[0].aval.shape

@@ -76,7 +76,7 @@ def ragged_dot(eqn: Any) -> int:
     (_, rhs_contracted), (_, rhs_batch) = numbers.dot_dimension_numbers
     shared = {*rhs_contracted, *rhs_batch, *numbers.rhs_group_dimensions}
     rhs_free = math.prod(size for d, size in enumerate(rhs) if d not in shared)
-    return 2 * math.prod(lhs) * rhs_free
+    return _per_pair(eqn) * math.prod(lhs) * rhs_free
 
 
 @register_rule("bcoo_dot_general")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -44,11 +45,13 @@ class WorkTotals:
     """FLOPs by kind of matmul, and how often each piece of unaccounted work runs.
 
     `kernels`: names of Pallas kernels with the FLOPs that one call executes; None if unknown.
+    `choices`: how often one of several branches runs without it being known which one.
     """
 
     flops: Counter[MatmulKind] = field(default_factory=Counter)
     unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
     kernels: set[tuple[str, int | None]] = field(default_factory=set)
+    choices: Counter[Choice] = field(default_factory=Counter)
 
     def add(self, other: WorkTotals, times: int = 1) -> None:
         if not times:
@@ -58,10 +61,70 @@ class WorkTotals:
             self.flops[matmul] += flops * times
         for item, count in other.unaccounted.items():
             self.unaccounted[item] += count * times
+        for choice, count in other.choices.items():
+            self.choices[choice] += count * times
 
     @property
     def total(self) -> int:
-        return sum(self.flops.values())
+        """All FLOPs, with the most expensive branch of each choice."""
+        chosen = (times * choice.total for choice, times in self.choices.items())
+        return sum(self.flops.values()) + sum(chosen)
+
+    def possible(self) -> Iterator[MatmulKind]:
+        """The kinds of matmuls that may run, in all branches."""
+        yield from self.flops
+        for choice in self.choices:
+            for branch in choice.branches:
+                yield from branch.possible()
+
+    def all_choices(self) -> Counter[Choice]:
+        """How often each choice may be made, including those in branches that may not run."""
+        found = self.choices.copy()
+        for choice, times in self.choices.items():
+            for branch in choice.branches:
+                for inner, inner_times in branch.all_choices().items():
+                    found[inner] = max(found[inner], times * inner_times)
+        return found
+
+    def most(self, cost: Callable[[MatmulKind, int], int]) -> int:
+        """The highest cost, given that of so many FLOPs of a kind."""
+        own = sum([cost(matmul, flops) for matmul, flops in self.flops.items()])
+        for choice, times in self.choices.items():
+            own += times * max(branch.most(cost) for branch in choice.branches)
+        return own
+
+    def settled(self, rank: Callable[[WorkTotals], Any]) -> Counter[MatmulKind]:
+        """FLOPs by kind, with the most expensive branch of each choice, of these that of most rank.
+
+        Args:
+            rank: of a branch; the first one wins a tie.
+        """
+        flops = self.flops.copy()
+        for choice, times in self.choices.items():
+            taken = max(choice.branches, key=lambda branch: (branch.total, rank(branch)))
+            for matmul, amount in taken.settled(rank).items():
+                flops[matmul] += amount * times
+        return flops
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Branches of which one runs, but which one is unknown.
+
+    Attributes:
+        branches: the work of each.
+        eqn: the ``cond``.
+        stack: the name stack around it.
+    """
+
+    branches: tuple[WorkTotals, ...]
+    eqn: Any
+    stack: str
+
+    @functools.cached_property
+    def total(self) -> int:
+        """FLOPs of the most expensive branch."""
+        return max(branch.total for branch in self.branches)
 
 
 _FORWARD = ("forward", "evaluation")

@@ -90,14 +90,14 @@ def slow_hosts(reports: Sequence[HostReport], *, compares_cpu: bool) -> list[Slo
     reports = [report for report in reports if report.steps]
     if len(reports) < 2:
         return []
-    found = _Comparison(reports).slow(compares_cpu=compares_cpu)
+    found = HostComparison(reports).slow(compares_cpu=compares_cpu)
     worst: dict[int, SlowHost] = {}
     for slow in sorted(found, key=_lag, reverse=True):
         worst.setdefault(slow.process, slow)
     return list(worst.values())
 
 
-class _Comparison:
+class HostComparison:
     """Each process beside the median of all."""
 
     def __init__(self, reports: Sequence[HostReport]) -> None:

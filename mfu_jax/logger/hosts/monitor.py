@@ -42,7 +42,7 @@ _POLL_SECONDS = 0.02  # at first, then longer and longer
 _numbers = itertools.count()
 
 
-class Job(NamedTuple):
+class JobMember(NamedTuple):
     """A process's place among those of its job.
 
     Attributes:
@@ -60,14 +60,14 @@ class Job(NamedTuple):
     folder: str
 
 
-def _job_of_jax() -> Job | None:
+def _job_of_jax() -> JobMember | None:
     """That of this process; None if it is alone or has no store."""
     number = next(_numbers)  # every process makes its loggers in the same order
     count, process = jax.process_count(), jax.process_index()
     store, _ = coordination_store()
     if count > 1 and store is not None:
         is_on_cpu = jax.default_backend() == "cpu"
-        return Job(process, count, is_on_cpu, store, f"mfu_jax/hosts/{number}")
+        return JobMember(process, count, is_on_cpu, store, f"mfu_jax/hosts/{number}")
     if count > 1 and process == 0:
         _log.warning(
             "slow and missing hosts are not named: the %d processes have no store; expected "
@@ -94,7 +94,7 @@ class HostMonitor(Monitor):
         boundary: Boundary,
         publish: Callable[[Mapping[str, Any]], None],
         *,
-        find_job: Callable[[], Job | None] = _job_of_jax,
+        find_job: Callable[[], JobMember | None] = _job_of_jax,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._period = period
@@ -168,7 +168,7 @@ class HostMonitor(Monitor):
             )
             self._thread.start()
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: JobMember) -> None:
         threads = ThreadStatistics()
         from_step, told_at = self._loop.last_step, self._monotonic()
         report = HostReport(process=job.process, host=socket.gethostname())
@@ -190,7 +190,7 @@ class HostMonitor(Monitor):
                 continue
             told_at = self._monotonic()
 
-    def _compare(self, job: Job, report: HostReport) -> None:
+    def _compare(self, job: JobMember, report: HostReport) -> None:
         """Exchanges reports of the same step; process 0 draws the conclusions."""
         self._put(job, report)
         if job.process != 0:
@@ -213,13 +213,13 @@ class HostMonitor(Monitor):
         self._notes.extend(self._view.notes)
         self._publish(self._view.to_json())
 
-    def _put(self, job: Job, report: HostReport) -> None:
+    def _put(self, job: JobMember, report: HostReport) -> None:
         """Replaces this process's report in the store."""
         text = json.dumps(dataclasses.asdict(report) | {"unix_seconds": time.time()})
         with _answering():
             job.store.key_value_set(f"{job.folder}/{job.process}", text, allow_overwrite=True)
 
-    def _hear(self, job: Job) -> list[HostReport]:
+    def _hear(self, job: JobMember) -> list[HostReport]:
         """All reports in the store; a new one is a sign of life."""
         with _answering():
             found = job.store.key_value_dir_get(job.folder)

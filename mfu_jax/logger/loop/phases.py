@@ -63,8 +63,11 @@ class Phase(Span):
 
     Attributes:
         name: shown as ``phase/<name>/…``.
+        costs: what it consists of; empty if its cost is not known.
         has_compiled: something was compiled inside it, so its time is meaningless.
     """
+
+    usually = "a phase around the whole step; use `with logger.step():` for that"
 
     def __init__(
         self, book: PhaseBook, name: str, cost: StepCost | None, clock: Callable[[], float]
@@ -73,14 +76,14 @@ class Phase(Span):
         self.has_compiled = False
         self._book = book
         self._clock = clock
-        self._given = cost
-        self._costs: list[LateCost] = []
+        self.costs: list[LateCost] = [] if cost is None else [cost]
+        self._is_given = cost is not None
         self._marker: Any = None
         self._entered = 0.0
         self._before = self._ended = _Moment()
 
     def __str__(self) -> str:
-        return f"phase {self.name}"
+        return f"phase {self.name!r}"
 
     @failsafe("the time of phase {0.name} is not known")
     def wait_for(self, outputs: Any) -> None:
@@ -92,7 +95,7 @@ class Phase(Span):
         self._marker = end_marker(outputs)
 
     def _begin(self) -> None:
-        self._book.open(self)
+        self._book.enter(self)
         self._entered = self._clock()
 
     def _end(self, *, has_failed: bool) -> None:
@@ -103,13 +106,9 @@ class Phase(Span):
 
     def add(self, cost: LateCost, marker: Any) -> None:
         """Adds a call of an instrumented function."""
-        self._costs.append(cost)
+        if not self._is_given:
+            self.costs.append(cost)
         self._marker = marker
-
-    @property
-    def costs(self) -> list[LateCost]:
-        """What it consists of; empty if its cost is not known."""
-        return self._costs if self._given is None else [self._given]
 
     def seconds(self) -> float:
         """Duration in seconds, from when the phase before it has ended; waits for the device."""
@@ -142,8 +141,7 @@ class PhaseBook:
         self.totals = PhaseTotals()
         self._clock = clock
         self._warmup_steps = warmup_steps
-        self._phase: Phase | None = None
-        self._step: StepScope | None = None
+        self._open: dict[type[Span], Any] = {}
         self._last = _Moment()
         self._closed: deque[Phase] = deque(maxlen=_MOST_PHASES)
         self._is_full = False
@@ -158,16 +156,19 @@ class PhaseBook:
             )
         return Phase(self, name, cost, self._clock)
 
-    def open(self, phase: Phase) -> None:
-        """Called when a phase is entered."""
-        # A failure may have kept one open.
-        if self._phase is not None and not self.boundary.failures:
+    def enter(self, span: Phase | StepScope) -> None:
+        """Called when a phase or step is entered."""
+        outer = self._open.get(type(span))
+        if outer is not None and not self.boundary.failures:  # a failure may have kept it open
             raise UserError(
-                f"phase {phase.name!r} was entered inside phase {self._phase.name!r}; expected one "
-                f"after the other; usually a phase around the whole step; use "
-                f"`with logger.step():` for that"
+                f"{span} was entered inside {outer}; expected one after the other; usually "
+                f"{span.usually}"
             )
-        self._phase = phase
+        self._open[type(span)] = span
+
+    def leave(self, span: Phase | StepScope) -> bool:
+        """Called when a phase or step is left; False if it could not be entered."""
+        return self._open.pop(type(span), None) is span
 
     def closed(self, phase: Phase, ended: _Moment) -> _Moment:
         """Called when a phase is left; returns when the one before it ended."""
@@ -180,32 +181,18 @@ class PhaseBook:
                 _MOST_PHASES,
                 phase.name,
             )
-        self._phase = None
+        self.leave(phase)
         self._closed.append(phase)
         self.has_phases = True
         before, self._last = self._last, ended
         return before
-
-    def open_step(self, step: StepScope) -> None:
-        """Called when a step is entered."""
-        if self._step is not None and not self.boundary.failures:
-            raise UserError(
-                f"step {step.number} was entered inside step {self._step.number}; expected one "
-                f"after the other; usually a part of the step was meant; use logger.phase(name)"
-            )
-        self._step = step
-
-    def close_step(self, step: StepScope) -> bool:
-        """Called when a step is left; False if it could not be entered."""
-        was_open, self._step = self._step is step, None
-        return was_open
 
     def add_call(self, name: str, cost: LateCost, metrics: dict[str, Any], output: Any) -> bool:
         """Adds a call of an instrumented function to what is open; False if nothing is.
 
         A step holds its own calls; their cost belongs to the phase around them, if there is one.
         """
-        phase, step = self._phase, self._step
+        phase, step = self._open.get(Phase), self._open.get(StepScope)
         if phase is not None:
             arrays = [v for v in metrics.values() if isinstance(v, jax.Array)]
             phase.add(cost, arrays[-1] if arrays else end_marker(output))
@@ -217,8 +204,8 @@ class PhaseBook:
 
     def compiling(self) -> None:
         """Called when the loop's thread compiles."""
-        if self._phase is not None:
-            self._phase.has_compiled = True
+        if (phase := self._open.get(Phase)) is not None:
+            phase.has_compiled = True
 
     def watch(self, marker: Any) -> Future[float]:
         """A future of the clock reading when `marker` is ready."""
@@ -278,6 +265,8 @@ class StepScope(Span):
         costs: of its calls outside phases.
     """
 
+    usually = "a part of the step was meant; use logger.phase(name)"
+
     def __init__(self, book: PhaseBook, record: Callable[..., None], number: int) -> None:
         super().__init__("step", book.boundary)
         self.number = number
@@ -296,10 +285,10 @@ class StepScope(Span):
         self.metrics |= {**(metrics or {}), **more}
 
     def _begin(self) -> None:
-        self._book.open_step(self)
+        self._book.enter(self)
 
     def _end(self, *, has_failed: bool) -> None:
-        was_open = self._book.close_step(self)
+        was_open = self._book.leave(self)
         metrics, of_phases = self._book.take()
         if has_failed or not was_open:  # then its calls are steps of their own
             return

@@ -224,7 +224,6 @@ class Pause(Span):
         spans.log.end(end)
         if spans.held is not None:
             spans.held.spans = _sum(spans.held.spans, timer.take_spans())
-            spans.held.waited_seconds = timer.total_seconds("data_wait")
 
 
 class Wait(Span):

@@ -1,10 +1,10 @@
 """The cost of one optimizer step on one device, and the rates that follow from its time.
 
 Adding a metric: `StepRates.at`; on the console `sinks.console.format_step`, in the rolling window
-`RecordBuilder._roll`, in totals `records.summary` (a utilisation is in `StepRates.optimal` and
-`summary._UTILIZATIONS`); read back by `_NAMES` of `runs.metrics.lines`; and a row in
-docs/metrics.md. One that does not follow from cost and time belongs in
-`run_log.record_builder.RecordBuilder.build`.
+`run_log.record_builder._WINDOW_NAMES`, in totals `records.summary` (a utilisation is in
+`StepRates.optimal` and `summary._UTILIZATIONS`); read back by `_NAMES` of `runs.metrics.lines`; and
+a row in docs/metrics.md. One that does not follow from cost and time belongs in
+`RecordBuilder.build`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StepCost:
     Attributes:
         model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation;
             None if unknown: no TFLOP/s, no MFU.
-        tokens_per_device: tokens that one device processes.
+        tokens_per_device: tokens that one device processes; 0 if unknown: no tokens/s.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None if unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
@@ -97,23 +97,19 @@ class StepCost:
             return False
         return 200 * executed < 199 * (model - self.removed_flops_per_device)  # TOLERANCE, exactly
 
-    def utilization(self, seconds: float) -> dict[str, float]:
-        """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step that takes `seconds`, if known.
-
-        Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
-
-        >>> cost = StepCost(model_flops_per_device=300, executed_flops_per_device=400,
-        ...                 peak_flops_per_sec=1000.0)
-        >>> cost.utilization(0.5)
-        {'perf/mfu': 0.6, 'perf/hfu': 0.8}
-        """
-        return {name: best / seconds for name, best in StepRates(self).optimal.items()}
-
     def rates(self, seconds: float) -> dict[str, float]:
         """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
 
+        Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
+
         Args:
             seconds: the step's time; there are no rates if it is not above 0.
+
+        >>> cost = StepCost(model_flops_per_device=300, executed_flops_per_device=400,
+        ...                 peak_flops_per_sec=1000.0)
+        >>> rates = cost.rates(0.5)
+        >>> rates["perf/mfu"], rates["perf/hfu"]
+        (0.6, 0.8)
         """
         return StepRates(self).at(seconds)
 
@@ -125,16 +121,19 @@ class StepRates:
         cost: the cost of each step.
 
     Attributes:
-        tflops: model TFLOPs (10¹²) of a step; None if unknown.
-        tokens: tokens of a step on one device.
+        amounts: ``perf/per_device_tflops`` (10¹²) and ``perf/per_device_tokens`` of a step, where
+            known.
         optimal: name of a utilisation, such as ``perf/mfu`` → shortest seconds, where known.
     """
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
         model, xla = cost.model_flops_per_device, cost.xla_reported_flops
-        self.tflops = None if model is None else float(model) / 1e12
-        self.tokens = _plain(cost.tokens_per_device)
+        self.amounts: dict[str, float] = {}
+        if model is not None:
+            self.amounts["perf/per_device_tflops"] = float(model) / 1e12
+        if cost.tokens_per_device:
+            self.amounts["perf/per_device_tokens"] = _plain(cost.tokens_per_device)
         known = {
             "perf/mfu": cost.model_seconds,
             "perf/hfu": cost.executed_seconds,
@@ -152,13 +151,11 @@ class StepRates:
     def at(self, seconds: float) -> dict[str, float]:
         """See `StepCost.rates`."""
         scalars = {"perf/step_time_seconds": seconds}
-        if self.tflops is not None:
-            scalars["perf/per_device_tflops"] = self.tflops
+        for name, amount in self.amounts.items():
+            scalars[name] = amount
             if seconds > 0:
-                scalars["perf/per_device_tflops_per_sec"] = self.tflops / seconds
-        scalars["perf/per_device_tokens"] = self.tokens
+                scalars[f"{name}_per_sec"] = amount / seconds
         if seconds > 0:
-            scalars["perf/per_device_tokens_per_sec"] = self.tokens / seconds
             for name, best in self.optimal.items():
                 scalars[name] = best / seconds
         if self._xla:

@@ -21,13 +21,12 @@ from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.records.strict_json import encodable
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event
-from mfu_jax.logger.run_log.files import LogFiles
-from mfu_jax.logger.run_log.reading import RecordReader
-from mfu_jax.logger.sinks.base import Sink, StepRecord, is_permanent
+from mfu_jax.logger.sinks.base import StepRecord, is_permanent
 from mfu_jax.util.failsafe import Boundary
 
 if TYPE_CHECKING:
     from mfu_jax.logger.records.summary import Summary
+    from mfu_jax.logger.run_log.reading import LoggedRecords
     from mfu_jax.logger.run_log.run_log import RunLog
 
 _log = logging.getLogger("mfu_jax")
@@ -44,8 +43,6 @@ LAST_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
 # A record is given up after this many attempts if the next record succeeds; at the end of the run,
 # after one.
 POISON_ATTEMPTS = 5
-# A run that cannot write at all says so itself after importing JAX, and ends.
-_PATIENCE_SECONDS = 20.0
 
 
 class Follower:
@@ -82,7 +79,7 @@ class Follower:
         periods = getattr(sink, "periods_per_write", 1)
         self._pause_seconds = periods * period_seconds if periods > 1 else 0.0
         self._monotonic = monotonic
-        self._reader: RecordReader | None = None
+        self._reader: LoggedRecords | None = None
         self._last: StepRecord | None = None  # the last one that the sink has
         self._told = self.position  # texts before this one are written
         self._wake = Alarm()
@@ -108,7 +105,7 @@ class Follower:
         with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
             self._thread.start()
 
-    def begin_behind(self, reader: RecordReader) -> None:
+    def begin_behind(self, reader: LoggedRecords) -> None:
         """Lets it read records of the file before those in memory; call it before `start`."""
         self._reader, self._is_behind = reader, True
         self._wake.set()
@@ -278,7 +275,7 @@ class Follower:
         self.lost["too far behind"] += self._log.first - self.position
         self.position = self._log.first
 
-    def _read_back(self) -> RecordReader | None:
+    def _read_back(self) -> LoggedRecords | None:
         """Reads what is no longer in memory back from the file, if there is one."""
         return self._log.reader(self._last)
 
@@ -437,98 +434,6 @@ _TEXTS = {
     events.TEXT: ("write_text", "tag", "text"),
     events.FAILURE: ("write_failure", "reason"),
 }
-
-
-class LogWriter(Follower):
-    """The log's own follower, which writes its files and shows that the process is alive.
-
-    Args:
-        log: the log.
-        files: its files.
-    """
-
-    def __init__(self, log: RunLog, files: LogFiles) -> None:
-        super().__init__(log, files, position=0)
-        self.files = files
-        self.name = "run log"
-        self._began = self._wrote_at = self._monotonic()
-        self.start()
-
-    def add_records(self, sink: Sink) -> None:
-        """From now on the records are written by this sink, beside the events."""
-        self.files.records = sink
-        self.name = type(sink).__name__
-
-    def finish(self, summary: Summary) -> threading.Event:
-        closed = threading.Event()
-
-        def last() -> None:
-            if summary.has_steps:
-                self._call("write_summary", summary)
-            self._call("close_records")
-            self._retry_seconds = 0.0  # the records that it could not write are given up
-            closed.set()
-
-        self._finish = last
-        self._wake.set()
-        return closed
-
-    def end(self, timeout: float) -> None:
-        """Writes what is left and closes the files, within `timeout` seconds."""
-        self._is_last = self._is_over = True
-        self._wake.set()
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        super()._run()
-        self._deliver()
-        self._call("close")
-
-    def _sleep(self) -> None:
-        seconds = events.alive_seconds(self._monotonic() - self._began)
-        if self._retry_seconds:
-            seconds = min(seconds, max(0.0, self._retry_at - self._monotonic()))
-        self._is_asleep = True  # set first, so that `notify` sees it
-        if self._retry_seconds or self._log.length <= self.position:
-            self._wake.wait(seconds)
-        self._is_asleep = False
-        self._log.settle_compilations()
-        self._note_wait(seconds)
-        if self._monotonic() - self._wrote_at > events.QUIET_SECONDS:
-            self._log.event(events.ALIVE)
-
-    def _note_wait(self, seconds: float) -> None:
-        """Notes a wait for data that lasts longer than the time between two signs of life."""
-        if self._log.is_waiting and (idle := self._log.idle_seconds()) > seconds:
-            self._log.begin_wait(idle)
-
-    def _work(self) -> None:
-        finish, self._finish = self._finish, None
-        before = self.position
-        super()._work()
-        if self.position == before:
-            self._call("show_life")
-        else:
-            self._wrote_at = self._monotonic()
-        if finish is not None:
-            finish()
-
-    def _read_back(self) -> RecordReader | None:
-        return None
-
-    def _tell(self, happened: Sequence[Event]) -> None:
-        try:
-            self.files.write_events([*enumerate(happened, self.position)])
-        except BaseException as error:
-            self._fail(error)
-        else:
-            self._works()
-            self._advance(len(happened))
-
-    @property
-    def _is_worth_a_line(self) -> bool:
-        waited = self._monotonic() - self._began > _PATIENCE_SECONDS
-        return self.files.is_open or self._log.has_steps or waited
 
 
 def _text(error: BaseException) -> str:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
-
-if TYPE_CHECKING:
-    from mfu_jax.logger.run_log.events import Event
 
 
 class Monitor:
     """Watches one aspect of a run; its methods are called on the recorder's thread, in sequence.
 
-    What a method raises costs the findings of that call, never a record.
+    What a method raises costs the findings of that call, never a record. No event is passed on: the
+    only monitor that pauses matter to is the watchdog, which the loop tells itself, because the
+    recorder may hang, too.
     """
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """Returns the record with this monitor's scalars and notes; unchanged if it has none."""
         return record
-
-    def on_event(self, event: Event) -> None:
-        """Called with everything that is not a step: spans, compilations, restores, failures."""
 
     def close(self) -> None:
         """Called once at the end of the run; must not take longer than a second."""

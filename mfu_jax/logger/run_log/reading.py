@@ -15,7 +15,7 @@ from mfu_jax.storage.addresses import Address
 _LONGEST_LINE = 1 << 20
 
 
-class RecordReader:
+class LoggedRecords:
     """The records of a metrics file in its order, while it may still grow.
 
     Args:

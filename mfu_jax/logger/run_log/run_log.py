@@ -1,36 +1,45 @@
 """`RunLog`: what one process writes down, in order. The log is the truth; all else follows it.
 
 In memory it keeps the newest items; with a metrics file, everything is also on disk, written by the
-log's own follower (`mfu_jax.logger.run_log.files`).
+log's own follower (`mfu_jax.logger.run_log.writer`).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mfu_jax.logger.run_log import events, process
+from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event, Moment
-from mfu_jax.logger.run_log.files import LogFiles, absolute
-from mfu_jax.logger.run_log.follower import Follower, LogWriter
-from mfu_jax.logger.run_log.reading import RecordReader, steps_behind
-from mfu_jax.logger.run_log.step_events import StepEvents
+from mfu_jax.logger.run_log.follower import Follower
 from mfu_jax.storage.addresses import path_of
 
 if TYPE_CHECKING:  # a log starts before JAX is imported
+    from mfu_jax.logger.run_log.reading import LoggedRecords
+    from mfu_jax.logger.run_log.step_events import StepEvents
+    from mfu_jax.logger.run_log.writer import LogWriter
     from mfu_jax.logger.sinks.base import Sink, StepRecord
     from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
     from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 
 _log = logging.getLogger("mfu_jax")
+
+_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)  # Linux
+_since_boot: Callable[[], float] = (
+    time.monotonic if _BOOT_CLOCK is None else functools.partial(time.clock_gettime, _BOOT_CLOCK)
+)
+"""Seconds since the machine booted, including its sleep where known; one call into C."""
 
 # Items kept in memory once they are on disk; and if they are not.
 _KEPT, MOST_KEPT = 1000, 10_000
@@ -69,7 +78,9 @@ class RunLog:
         monotonic: Callable[[], float] = time.monotonic,
         until_exit: bool = False,
     ) -> None:
-        self.metrics_file = absolute(path_of(metrics_file)) if os.fspath(metrics_file) else None
+        path = path_of(metrics_file) if os.fspath(metrics_file) else None
+        # The loop may change the working directory.
+        self.metrics_file = path.absolute() if isinstance(path, Path) else path
         self.log_period = 1
         self.has_steps = self.is_waiting = False
         self.idle_seconds: Callable[[], float] = float
@@ -87,13 +98,19 @@ class RunLog:
         self._span: tuple[str, Moment, dict[str, Any]] | None = None
         self._wait: Moment | None = None  # a long one for data
         now = self.now()
-        self._steps = StepEvents(now[1])
+        self._steps: StepEvents | None = None
         self._writer: LogWriter | None = None
         self._behind: dict[str, int] = {}
         if self.metrics_file is None:
             return
+        from mfu_jax.logger.run_log.reading import steps_behind
+        from mfu_jax.logger.run_log.step_events import StepEvents
+        from mfu_jax.logger.run_log.writer import LogFiles, LogWriter, start_values
+
         self._behind = steps_behind(self.metrics_file, index)
-        self.event(events.START, now, **self._start(now, index, processes))
+        job = {"version": events.VERSION, "process": index, "processes": processes}
+        self.event(events.START, now, **job, **start_values(now[1], is_real=self._is_real))
+        self._steps = StepEvents(now[1])
         self._writer = LogWriter(self, LogFiles(self.metrics_file, index, clock))
         self._followers.append(self._writer)
         atexit.register(self._end)
@@ -133,7 +150,7 @@ class RunLog:
             steps: in order, with their records if they could be made.
             with_records: false: the records are not finished yet, and follow in another call.
         """
-        found = () if self._writer is None else self._steps.of(steps, self._asleep_seconds())
+        found = () if self._steps is None else self._steps.of(steps, self._asleep_seconds())
         records = (record for _, record in steps if record is not None and with_records)
         self.has_steps = True
         self.append([*records, *found])
@@ -183,7 +200,8 @@ class RunLog:
 
     def went_back(self, step: int) -> None:
         """The process repeats the steps from `step` on."""
-        self._steps.went_back(step)
+        if self._steps is not None:
+            self._steps.went_back(step)
         self.event(events.BACK, step=step)
 
     def compiled(self, event: CompileEvent) -> None:
@@ -254,7 +272,7 @@ class RunLog:
         made_by = getattr(sink, "made_by", None) or ("", dict[str, Any]())
         return bool(made_by[0] == "jsonl" and made_by[1].get("path") == self.metrics_file)
 
-    def reader(self, after: StepRecord | int | None) -> RecordReader | None:
+    def reader(self, after: StepRecord | int | None) -> LoggedRecords | None:
         """Reads records back from the file; None if this log has no file of records.
 
         Args:
@@ -262,7 +280,11 @@ class RunLog:
                 of this process.
         """
         path = None if self._writer is None else getattr(self._writer.files.records, "path", None)
-        return None if path is None else RecordReader(path, self.log_period, after=after)
+        if path is None:
+            return None
+        from mfu_jax.logger.run_log.reading import LoggedRecords
+
+        return LoggedRecords(path, self.log_period, after=after)
 
     @property
     def first(self) -> int:
@@ -324,7 +346,7 @@ class RunLog:
 
     def now(self) -> Moment:
         """Wall time, and seconds since boot."""
-        return self._clock(), (process.since_boot if self._is_real else self._monotonic)()
+        return self._clock(), (_since_boot if self._is_real else self._monotonic)()
 
     def settle_compilations(self) -> None:
         """Appends the compilations that have ended since the last call."""
@@ -339,22 +361,11 @@ class RunLog:
         return at[0], at[1] + self._asleep_seconds()
 
     def _asleep_seconds(self) -> float:
-        return process.asleep_seconds() if self._is_real else 0.0
-
-    def _start(self, now: Moment, index: int, processes: int) -> Mapping[str, Any]:
-        return {
-            "version": events.VERSION,
-            "process": index,
-            "processes": processes,
-            "host": process.host(),
-            "pid": self._process_id,
-            "boot": process.boot_id() if self._is_real else "",
-            "began_m": round(process.began(now[1]) if self._is_real else now[1], 6),
-        }
+        return asleep_seconds() if self._is_real else 0.0
 
     def _end(self) -> None:
         if self._writer is not None and os.getpid() == self._process_id and not self._is_over:
-            self.stop(process.uncaught() or "clean")
+            self.stop(_uncaught() or "clean")
             atexit.unregister(self._end)
             self._is_over = True
             self._writer.end(_CLOSE_SECONDS)
@@ -368,3 +379,14 @@ def _say_what_is_missing(sink: Any, steps: range) -> None:
             steps.start - 1,
             steps.stop,
         )
+
+
+def asleep_seconds() -> float:
+    """How long the machine has slept since boot, which the monotonic clock does not count."""
+    return 0.0 if _BOOT_CLOCK is None else _since_boot() - time.monotonic()
+
+
+def _uncaught() -> str:
+    """The exception that ends this process, as ``exception: KeyError``; empty without one."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return "" if error is None or hasattr(sys, "ps1") else f"exception: {type(error).__name__}"

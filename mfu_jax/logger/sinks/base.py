@@ -48,8 +48,10 @@ class Sink:
     made_by: tuple[str, Mapping[str, Any]] | None = None
 
     def write(self, record: StepRecord) -> None:
-        """Writes one step. If it raises, it gets the same record again later."""
-        raise NotImplementedError
+        """Writes one step, by default with `write_many`; if it raises, it gets it again later."""
+        if self.write_many is None:
+            raise NotImplementedError
+        self.write_many([record])
 
     def write_text(self, tag: str, text: str) -> None:
         """Writes a text, such as the ledger, under a tag such as ``setup/ledger``."""

@@ -59,9 +59,6 @@ class CsvSink(Sink):
                 raise unwritable(path, "csv_file", error) from error
             self._file = self._open()
 
-    def write(self, record: StepRecord) -> None:
-        self.write_many([record])
-
     def write_many(self, records: Sequence[StepRecord]) -> None:
         rows = [self._row(record) for record in records]
         new = dict.fromkeys(name for row in rows for name in row if name not in self._columns)

@@ -68,9 +68,6 @@ class JsonlSink(Sink):
             )
         self.warnings = [*self._target.warnings, *warnings]
 
-    def write(self, record: StepRecord) -> None:
-        self.write_many([record])
-
     def write_many(self, records: Sequence[StepRecord]) -> None:
         self._file.append(b"".join(map(self._line, records)))
         self._target.wrote()

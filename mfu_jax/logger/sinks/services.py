@@ -200,9 +200,6 @@ class PrometheusSink(Sink):
                     f"another port"
                 ) from error
 
-    def write(self, record: StepRecord) -> None:
-        self.write_many([record])
-
     def write_many(self, records: Sequence[StepRecord]) -> None:
         last = {name: record for record in records for name in record.scalars}
         for name, record in last.items():

@@ -95,9 +95,6 @@ class TensorBoardSink(Sink):
             )
         self.warnings = [*self._target.warnings, *filter(None, [note])]
 
-    def write(self, record: StepRecord) -> None:
-        self.write_many([record])
-
     def write_many(self, records: Sequence[StepRecord]) -> None:
         events: list[Any] = []
         last = self._last

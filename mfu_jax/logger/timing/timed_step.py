@@ -70,8 +70,6 @@ class TimedStep:
         extra: scalars of the same step that came later, such as those of an eval.
         cost: the cost passed to `record`, if it differs from that of the run.
         loop: what the training thread did in its interval; None around a pause.
-        waited_seconds: how long the device had waited for data when it was dispatched, since the
-            timer was made; 0 if it did not wait since the step before.
         readings: both clocks at its start and end, and a function that returns how long the machine
             has been suspended since its last call.
         loop_readings: when the loop left `record`, came back and left it again; its waits and the
@@ -96,7 +94,6 @@ class TimedStep:
     extra: Mapping[str, Any] = NOTHING
     cost: StepCost | Callable[[], StepCost] | None = None
     loop: LoopTimes | None = None
-    waited_seconds: float = 0.0
     readings: tuple[Reading, Reading, Callable[[], float]] | None = None
     loop_readings: tuple[float, float, float, float, float | None, float, float] | None = None
 

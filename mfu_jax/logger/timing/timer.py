@@ -29,16 +29,6 @@ SHORT_WAITS = 10
 _AT_ONCE_SECONDS = 1e-3
 
 
-def suspended_seconds() -> float:
-    """How long this machine has been suspended since it booted; 0 where that cannot be read."""
-    boot_time, monotonic = (
-        getattr(time, name, None) for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC")
-    )
-    if boot_time is None or monotonic is None:
-        return 0.0
-    return time.clock_gettime(boot_time) - time.clock_gettime(monotonic)
-
-
 class DeferredInterrupt:
     """Ctrl-C, or another exception raised by a signal, while the loop waited inside the logger.
 
@@ -86,7 +76,7 @@ class StepTimer:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
-        suspended: Callable[[], float] = suspended_seconds,
+        suspended: Callable[[], float] = float,
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic
@@ -98,7 +88,6 @@ class StepTimer:
         self._last_seconds = 0.0
         self._pending: TimedStep | None = None
         self._spans: dict[str, float] = {}
-        self._totals: dict[str, float] = {}
         self._compile_events: list[CompileEvent] = []
         self._started = self._mark = self._wait_began = self.read()
         self.waited_seconds = 0.0
@@ -227,16 +216,11 @@ class StepTimer:
         # Each clock is advanced by its own difference, so that a jump inside the span stays there.
         self._mark = (self._mark[0] + end[0] - start[0], self._mark[1] + seconds)
         self._spans[name] = self._spans.get(name, 0.0) + seconds
-        self._totals[name] = self._totals.get(name, 0.0) + seconds
 
     def take_spans(self) -> dict[str, float]:
         """Returns and clears the spans not yet given to a step."""
         spans, self._spans = self._spans, {}
         return spans
-
-    def total_seconds(self, name: str) -> float:
-        """Seconds of all closed spans of that name so far."""
-        return self._totals.get(name, 0.0)
 
     def open_wait_seconds(self) -> float:
         """Device idle seconds since the last wait began; callable from any thread."""
@@ -311,7 +295,6 @@ class StepTimer:
     def _take(self, step: TimedStep) -> None:
         if self._spans:
             step.spans, self._spans = self._spans, {}
-            step.waited_seconds = self._totals.get("data_wait", 0.0)
         if self._compile_events:
             step.compile_events, self._compile_events = self._compile_events, []
             step.is_compile = any(event.stage == "compile" for event in step.compile_events)

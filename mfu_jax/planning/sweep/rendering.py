@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.planning.sweep.running import SweepResult, SweepRow, fastest_first
+from mfu_jax.planning.sweep.outcomes import SweepRow
+from mfu_jax.planning.sweep.running import SweepResult, fastest_first
 from mfu_jax.util.formatting import columns, percent
 
 _WIDTH, _HEIGHT = 64, 14
@@ -16,10 +17,9 @@ _VERDICT = {True: "fits", False: "too large", None: "?"}
 def render_sweep(result: SweepResult) -> str:
     """The sweep for the console."""
     compiled = sum(row.source == "compiled" for row in result.rows)
-    before = f" ({result.resumed} of them earlier)" if result.resumed else ""
     return "\n".join(
         [
-            f"{result.target}: {len(result.rows)} points, {compiled} compiled{before}, "
+            f"{result.target}: {len(result.rows)} points, {compiled} compiled, "
             f"{result.memory_limit_bytes / _GIB:.2f} GiB a device",
             *_table(result),
             *_plot(result.rows),

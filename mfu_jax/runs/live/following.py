@@ -110,7 +110,7 @@ class GrowingFile:
         return lines
 
 
-class Follower:
+class MetricsTail:
     """The last steps of a growing metrics file.
 
     A file that is replaced or truncated, as by a resuming run, is read anew.

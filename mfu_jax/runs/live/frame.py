@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.runs.live.following import Follower, LiveStep
+from mfu_jax.runs.live.following import LiveStep, MetricsTail
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.util.formatting import loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
@@ -23,7 +23,7 @@ _LATE_STEPS, _LATE_SECONDS = 20.0, 60.0
 _COLORS = {"train": "green", "compile": "magenta", "data": "yellow", "eval": "cyan"}
 
 
-def frame(follower: Follower, now: float) -> Any:
+def frame(follower: MetricsTail, now: float) -> Any:
     """The terminal's content, as a renderable of `rich`.
 
     Args:
@@ -86,7 +86,7 @@ def time_split(steps: Iterable[LiveStep]) -> dict[str, float]:
     return dict(split)
 
 
-def _headline(follower: Follower, steps: Sequence[LiveStep], now: float) -> Any:
+def _headline(follower: MetricsTail, steps: Sequence[LiveStep], now: float) -> Any:
     text = _rich("text").Text()
     name = follower.path.parent.name or str(follower.path)
     text.append(_plain(name), style="bold")
@@ -208,7 +208,7 @@ def _hosts(view: Mapping[str, Any], steps: Sequence[LiveStep]) -> Any:
     return text
 
 
-def _alarms(follower: Follower) -> Any:
+def _alarms(follower: MetricsTail) -> Any:
     if not follower.notes:
         return None
     text = _rich("text").Text("alarms", style="")

@@ -1,4 +1,8 @@
-"""Sinks that hang, crawl, raise or exit, beside a JSONL file that must get every step in time."""
+"""Sinks that hang, crawl, raise or exit, beside a JSONL file that must get every step in time.
+
+What such a sink lacks is still in the run's log. A sink that works again gets it in the next run
+that resumes; so does one that `mfu-jax replay` makes.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.run_log.reading import steps_behind
 from mfu_jax.sinks import JsonlSink, Sink, StepRecord
 from tests.campaigns.promises import Promise
 
 STEPS = 200
+STEPS_AFTER = 10  # of the run that resumes
 _STEP_SECONDS = 0.002
 _SPEED_BLOCKS = 5
 # Maximum total time of `close`: its documented time-out and a margin for a busy machine.
@@ -40,12 +46,12 @@ class BadSink(Sink):
     def __init__(self, fault: Callable[[int], None], where: str = "write") -> None:
         self._fault = fault
         self._where = where
-        self.written = 0
+        self.steps: list[int] = []  # that were written
         self._calls = 0
 
     def write(self, record: StepRecord) -> None:
         self._do("write")
-        self.written += 1
+        self.steps.append(record.step)
 
     def flush(self) -> None:
         self._do("flush")
@@ -103,6 +109,7 @@ def rows(folder: Path) -> list[Promise]:
     """One row per kind of sink."""
     logging.getLogger("mfu_jax").setLevel(logging.CRITICAL)
     made = [_row(kind, make(), folder / f"{i}") for i, (kind, make) in enumerate(KINDS.items())]
+    made.append(_without_file(KINDS["raises OSError always"]()))
     made.append(_speed(folder / "speed"))
     _released.set()
     return made
@@ -150,7 +157,49 @@ def _row(kind: str, bad: BadSink, folder: Path) -> Promise:
     row = Promise(f"a sink that {kind}", count=1)
     folder.mkdir(parents=True)
     path = folder / "metrics.jsonl"
-    logger = MetricLogger(sinks=[bad, JsonlSink(path)], peak_flops_per_sec=1e12, warmup_steps=0)
+    told = _run(row, [bad, JsonlSink(path)])
+    written = [*bad.steps]  # one that hung may go on
+    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    row.expect(steps == list(range(STEPS)), f"JSONL has {len(steps)} of {STEPS} steps")
+    behind = steps_behind(path, 0)
+    waiting = [*range(behind[bad.__class__.__name__] + 1, STEPS)] if behind else []
+    lost = STEPS - len(written) - len(waiting)
+    row.expect(told == lost, f"{lost} records were lost, the summary says {told}")
+    row.expect(written == [s for s in steps[: STEPS - len(waiting)] if s in written], "disorder")
+    _resume(row, path, waiting)
+    row.worst = "nothing"
+    if waiting:
+        row.worst = f"nothing; {len(waiting)} of {STEPS} records come with the next run"
+    if lost:
+        row.worst = f"{lost} of {STEPS} records, of that sink alone"
+    return row
+
+
+def _resume(row: Promise, path: Path, waiting: list[int]) -> None:
+    """A run that resumes gives a healthy sink what the bad one lacks, then its own steps."""
+    healthy, end = BadSink(lambda number: None), STEPS + STEPS_AFTER
+    sinks = [healthy, JsonlSink(path, resume_from_step=STEPS)]
+    with MetricLogger(sinks=sinks, start_step=STEPS, warmup_steps=0) as logger:
+        for step in range(STEPS, end):
+            logger.record(step, {"loss": 1.0})
+    missing = {*waiting, *range(STEPS, end)}.difference(healthy.steps)
+    row.expect(not missing, f"{len(missing)} records are missing after a resume")
+    row.expect(healthy.steps == sorted({*healthy.steps}), "a record came twice after a resume")
+    row.expect(not steps_behind(path, 0), "the log says that the healthy sink is behind")
+
+
+def _without_file(bad: BadSink) -> Promise:
+    """Nothing can be read back, so that what was not written is lost, and said to be."""
+    row = Promise("a sink that raises OSError always, without a metrics file", count=1)
+    told = _run(row, [bad])
+    row.expect(told == STEPS, f"{STEPS} records were lost, the summary says {told}")
+    row.worst = f"{told} of {STEPS} records"
+    return row
+
+
+def _run(row: Promise, sinks: list[Sink]) -> int:
+    """A loop with these sinks; how many records its summary says were lost."""
+    logger = MetricLogger(sinks=sinks, peak_flops_per_sec=1e12, warmup_steps=0)
     longest = 0.0
     for step in range(STEPS):
         time.sleep(_STEP_SECONDS)
@@ -160,12 +209,6 @@ def _row(kind: str, bad: BadSink, folder: Path) -> Promise:
     before = time.monotonic()
     summary = logger.close()
     spent = time.monotonic() - before
-    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
-    row.expect(steps == list(range(STEPS)), f"JSONL has {len(steps)} of {STEPS} steps")
     row.expect(longest < 1.0, f"a call of record took {longest:.1f} s")
     row.expect(spent < CLOSE_SECONDS, f"close took {spent:.1f} s")
-    lost = STEPS - bad.written
-    told = summary.dropped_records
-    row.expect(told == lost, f"{lost} records were lost, the summary says {told}")
-    row.worst = f"{lost} of {STEPS} records, of that sink alone" if lost else "nothing"
-    return row
+    return summary.dropped_records

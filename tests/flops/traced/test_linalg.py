@@ -36,6 +36,24 @@ def test_textbook_counts(fn, argument, expected):
     assert count.unaccounted == ()
 
 
+# A complex multiply-add is four real ones: four times the textbook's real count.
+@pytest.mark.parametrize(
+    ("fn", "argument", "real"),
+    [
+        (jnp.linalg.cholesky, (5, 12, 12), 5 * 576),
+        (jax.scipy.linalg.lu_factor, (20, 12), 20 * 144 - 576),
+        (jnp.linalg.qr, (20, 12), 5760 - 1152 + 11520 - 9216 + 2304),
+        (lambda a: jnp.linalg.eigh(a)[0], (4, 4), 9 * 64),
+        (jnp.linalg.eigvals, (4, 4), 10 * 64),
+        (lambda a: jnp.linalg.svd(a, full_matrices=False), (6, 3), 14 * 54 + 8 * 27),
+        (lambda a: jax.scipy.linalg.solve_triangular(a, a), (12, 12), 12**3),
+    ],
+)
+def test_complex_matrices_take_four_times_as_many(fn, argument, real):
+    count = count_model_flops(fn, shape(*argument, dtype=jnp.complex64))
+    assert (count.total, count.unaccounted) == (4 * real, ())
+
+
 def test_solve_is_lu_and_two_triangular_solves():
     count = count_model_flops(jnp.linalg.solve, shape(12, 12), shape(12, 5))
     assert count.by_primitive == {"lu": 2 * 12**3 // 3, "triangular_solve": 2 * 12**2 * 5}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support.small_functions import FIRST, SECOND, TWO_LAYERS, B, D, F, shape, two_layers
 
@@ -222,6 +223,27 @@ def test_moe_by_ragged_dot():
     assert count.backward == router + up + 2 * down
     assert count.by_primitive["ragged_dot_general"] == 2 * up + 3 * down
     assert count.activations == 0
+
+
+def test_a_ragged_batch_is_multiplied_whole_whatever_the_group_sizes():
+    """JAX's third mode: six products [8, 16] × [16, 4], of which the sizes choose none."""
+    numbers = jax.lax.RaggedDotDimensionNumbers((([2], [1]), ([0], [0])), [0], [])
+
+    def product(a, b, sizes):
+        return jax.lax.ragged_dot_general(a, b, sizes, numbers)
+
+    arguments = shape(6, 8, 16), shape(6, 16, 4), shape(2, dtype=jnp.int32)
+    program = jax.jit(product).lower(*arguments).compile()
+    for sizes in ((), (2, 3), (1, 2, 3)):
+        count = count_model_flops(product, *arguments, group_sizes=sizes)
+        assert (count.total, count.unaccounted) == (6 * 2 * 8 * 16 * 4, ())
+        assert executed_flops(program, group_sizes=sizes).total == count.total
+
+
+def test_a_complex_ragged_product_takes_four_real_ones():
+    arguments = shape(6, 8, dtype=jnp.complex64), shape(3, 8, 4, dtype=jnp.complex64)
+    sizes = shape(3, dtype=jnp.int32)
+    assert count_model_flops(jax.lax.ragged_dot, *arguments, sizes).total == 8 * 6 * 8 * 4
 
 
 def test_mamba2_block_in_chunks():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mfu_jax.logger.hosts.monitor import HostMonitor, Job
+from mfu_jax.logger.hosts.monitor import HostMonitor, JobMember
 from mfu_jax.logger.hosts.report import HostReport, LoopStatistics
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
@@ -60,7 +60,7 @@ def monitors(
     published: list[Mapping[str, Any]] = []
 
     def of(process: int) -> HostMonitor:
-        job = Job(process, count, False, store, "hosts/0")
+        job = JobMember(process, count, False, store, "hosts/0")
         return HostMonitor(
             period, Boundary(), published.append, find_job=lambda: job, monotonic=monotonic
         )

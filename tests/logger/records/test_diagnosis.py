@@ -87,7 +87,8 @@ def test_bytes_faster_than_the_memory_are_flagged() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_a_step_that_takes_no_time_is_flagged_and_has_no_rates(seconds: float) -> None:
     assert list(flags(seconds, model_flops_per_device=400)) == ["step_time_not_positive"]
-    rates = StepCost(model_flops_per_device=400, peak_flops_per_sec=1000.0).rates(seconds)
+    cost = StepCost(model_flops_per_device=400, tokens_per_device=5, peak_flops_per_sec=1000.0)
+    rates = cost.rates(seconds)
     assert set(rates) == {
         "perf/step_time_seconds",
         "perf/per_device_tflops",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.logger.run_log.events import BEHIND, CAUGHT_UP
-from mfu_jax.logger.run_log.reading import RecordReader, steps_behind
+from mfu_jax.logger.run_log.reading import LoggedRecords, steps_behind
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.sinks import JsonlSink, StepRecord
 
@@ -32,7 +32,7 @@ def written(folder: Path, *steps: int) -> Path:
 
 @pytest.mark.parametrize(("after", "first"), [(None, 0), (-1, 0), (0, 1), (3, 4), (9, 6)])
 def test_reading_begins_after_a_step(tmp_path: Path, after: int | None, first: int) -> None:
-    reader = RecordReader(written(tmp_path, *range(6)), 1, after=after)
+    reader = LoggedRecords(written(tmp_path, *range(6)), 1, after=after)
     found = []
     while some := reader.read(2):
         found += [record.step for record in some]
@@ -43,9 +43,9 @@ def test_reading_begins_after_a_step(tmp_path: Path, after: int | None, first: i
 def test_a_loop_that_went_back_is_read_as_it_was_written(tmp_path: Path) -> None:
     steps = (0, 1, 2, 3, 2, 3, 4)
     path = written(tmp_path, *steps)
-    assert [record.step for record in RecordReader(path, 1).read(99)] == [*steps]
+    assert [record.step for record in LoggedRecords(path, 1).read(99)] == [*steps]
     for place, record in enumerate(records(*steps)):
-        reader = RecordReader(path, 1, after=record)  # that one, not its repetition
+        reader = LoggedRecords(path, 1, after=record)  # that one, not its repetition
         assert [found.step for found in reader.read(99)] == [*steps[place + 1 :]]
 
 
@@ -53,12 +53,12 @@ def test_a_record_that_the_file_skipped_is_no_hole(tmp_path: Path) -> None:
     """The file has 0, 2, 3; the sink got to 1, which the file could not take."""
     path = written(tmp_path, 0, 2, 3)
     after = StepRecord(step=1, unix_seconds=0.5, scalars={})
-    assert [record.step for record in RecordReader(path, 1, after=after).read(99)] == [2, 3]
+    assert [record.step for record in LoggedRecords(path, 1, after=after).read(99)] == [2, 3]
 
 
 def test_what_is_passed_is_not_read_again_and_what_comes_later_is(tmp_path: Path) -> None:
     path = written(tmp_path, 0, 1, 2)
-    reader = RecordReader(path, 1)
+    reader = LoggedRecords(path, 1)
     assert [record.step for record in reader.read(2)] == [0, 1]
     reader.advance(1)
     assert [record.step for record in reader.read(9)] == [1, 2]

@@ -289,7 +289,7 @@ def test_a_full_disk_tears_no_line_and_loses_none(
 def test_a_file_that_cannot_be_written_is_one_warning_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.follower._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("mfu_jax.logger.run_log.writer._PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("mfu_jax.logger.run_log.follower.FIRST_RETRY_SECONDS", 0.01)
     (tmp_path / "file").touch()
     log = RunLog(tmp_path / "file" / "metrics.jsonl")
@@ -317,14 +317,30 @@ def test_a_fork_writes_nothing_to_its_parents_log(tmp_path: Path) -> None:
 
 def test_an_object_stores_log_goes_on_after_a_restart(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
+    closed = []
     for _ in range(2):
         log = RunLog("memory://logs/metrics.jsonl")
         log.stop("SIGTERM")
         log.close()
+        closed.append(time.time())
     from mfu_jax.storage.addresses import Address
 
     lives, notes = read_attempts_of(Address("memory://logs/metrics.jsonl"))
     assert ([life.how for life in lives], notes) == (["SIGTERM", "SIGTERM"], [])
+    assert lives[0].alive + lives[0].offset <= closed[0], "not the time of a download"
+
+
+def test_a_process_tells_when_the_one_before_it_was_last_alive(tmp_path: Path) -> None:
+    alive = []
+    for _ in range(2):
+        log = RunLog(tmp_path / "metrics.jsonl")
+        log.stop("SIGTERM")
+        log.close()
+        alive.append(time.time() + 10.0)
+        os.utime(tmp_path / NAME, (alive[-1], alive[-1]))
+    lives, notes = read_attempts_of(tmp_path / "metrics.jsonl")
+    assert ([life.how for life in lives], notes) == (["SIGTERM", "SIGTERM"], [])
+    assert [life.alive + life.offset for life in lives] == pytest.approx(alive, abs=0.01)
 
 
 def test_a_wait_that_lasts_is_told_while_it_does(tmp_path: Path) -> None:

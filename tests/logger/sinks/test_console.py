@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import termios
+from collections.abc import Sequence
 
 import pytest
 
@@ -166,6 +167,19 @@ def test_a_users_prints_reach_her_terminal_as_they_are() -> None:
     assert "3/10" in with_bar
     # The bar is erased before each of our lines.
     assert len(re.findall(r"\x1b\[2Kcompleted step: ", with_bar)) == 3
+
+
+def test_a_sink_that_writes_many_records_writes_one_and_one_of_neither_says_so() -> None:
+    class Batches(Sink):
+        def write_many(self, records: Sequence[StepRecord]) -> None:
+            written.append(list(records))
+
+    written: list[list[StepRecord]] = []
+    record = StepRecord(step=1, unix_seconds=0.0, scalars={})
+    Batches().write(record)
+    assert written == [[record]]
+    with pytest.raises(NotImplementedError):
+        Sink().write(record)
 
 
 def test_sinks_are_found_by_name_and_can_be_added() -> None:

@@ -1,4 +1,4 @@
-"""A run's wall clock divided; the truth is arithmetic on journals written by hand."""
+"""A run's wall clock divided; the truth is arithmetic on run logs written by hand."""
 
 from __future__ import annotations
 

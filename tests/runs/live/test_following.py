@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs.live.following import KEPT_STEPS, Follower, local_metrics_file
+from mfu_jax.runs.live.following import KEPT_STEPS, MetricsTail, local_metrics_file
 from mfu_jax.sinks import JsonlSink, StepRecord
 from tests.support.written_logs import WrittenLog
 
@@ -20,14 +20,14 @@ def write(path: Path, steps: range, *, notes: tuple[str, ...] = ()) -> None:
     sink.close()
 
 
-def numbers(follower: Follower) -> list[int]:
+def numbers(follower: MetricsTail) -> list[int]:
     return [step.number for step in follower.steps]
 
 
 def test_what_is_new_is_read_and_a_torn_line_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(3), notes=("recompiled",))
-    follower = Follower(path)
+    follower = MetricsTail(path)
     assert follower.update()
     assert numbers(follower) == [0, 1, 2]
     assert follower.steps[2].scalars["perf/mfu"] == 0.002
@@ -47,7 +47,7 @@ def test_what_is_new_is_read_and_a_torn_line_when_it_is_whole(tmp_path: Path) ->
 def test_a_resume_replaces_the_steps_that_are_done_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(6))
-    follower = Follower(path)
+    follower = MetricsTail(path)
     follower.update()
     write(path, range(4, 8))
     follower.update()
@@ -58,7 +58,7 @@ def test_a_resume_replaces_the_steps_that_are_done_again(tmp_path: Path) -> None
 def test_a_new_run_in_place_of_the_old_one_starts_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(6))
-    follower = Follower(path)
+    follower = MetricsTail(path)
     follower.update()
     write(path, range(2))  # the sink renames the old file
     follower.update()
@@ -74,7 +74,7 @@ def test_of_a_long_file_only_the_end_is_read(tmp_path: Path) -> None:
     with open(path, "w") as file:
         for step in range(5000):
             file.write(json.dumps({"step": step, "text": padding, "perf/mfu": 0.5}) + "\n")
-    follower = Follower(path)
+    follower = MetricsTail(path)
     follower.update()
     assert numbers(follower) == list(range(5000 - KEPT_STEPS, 5000))
 
@@ -83,7 +83,7 @@ def test_broken_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [b"\xff\xfe", b"[]", b'{"step": null}', b"{", b'{"step": 4, "a/b": true, "c/d": "x"}']
     path.write_bytes(b"\n".join(lines) + b"\n")
-    follower = Follower(path)
+    follower = MetricsTail(path)
     follower.update()
     assert numbers(follower) == [4]
     assert follower.steps[0].scalars == {}
@@ -107,7 +107,7 @@ def test_the_run_is_a_folder_or_a_file(tmp_path: Path) -> None:
 def test_the_last_exchange_of_the_hosts_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(3))
-    follower = Follower(path)
+    follower = MetricsTail(path)
     follower.update()
     assert follower.hosts == {}
     old = path.with_name("metrics.jsonl.hosts.json")

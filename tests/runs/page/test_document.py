@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -56,8 +55,7 @@ def write_job(folder: Path) -> None:
     ledger = "  FLOPs per step        FLOPs  of executed\n  model         1,000       50.00%  x\n"
     ledger += "  = executed    2,000      100.00%  what ran"
     texts = {"config": "steps=100 learning_rate=0.1", "ledger": ledger}
-    setup = {"values": values, "texts": texts}
-    (folder / "metrics.jsonl.setup.json").write_text(json.dumps(setup))
+    log.line("setup", 177.0, values=values, texts=texts)
 
 
 def read(folder: Path, **options: Any) -> RunData:
@@ -90,7 +88,7 @@ def check_numbers(text: str) -> None:
     assert total == 110
     assert shown["MFU"] == pytest.approx(100 * 0.2 / total)  # 2 TFLOP at a peak of 10
     assert shown["HFU"] == pytest.approx(0.3)
-    assert shown["step time"] == statistics.median(SECONDS)
+    assert shown["median step time"] == statistics.median(SECONDS)
     assert shown["tokens/s/device"] == pytest.approx(1024 * 100 / total)
     assert shown["steps"] == 100
     assert shown["wall clock"] == pytest.approx(140)  # 100 to 240
@@ -163,7 +161,9 @@ def test_the_cost_is_price_times_devices_times_wall_clock(tmp_path: Path) -> Non
     )
     run = read(tmp_path, price=36.0, devices=2)
     assert headlines(page([run]))["cost"] == pytest.approx(36 * 2 * 140 / 3600)
-    (tmp_path / "metrics.jsonl.setup.json").unlink()
+    log = tmp_path / "metrics.jsonl.events.0.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(text for text in lines if '"e":"setup"' not in text))
     text = page([read(tmp_path, price=36.0)])
     assert "cost" not in headlines(text)
     assert "cost not known: it needs the number of devices" in text
@@ -174,8 +174,7 @@ def test_two_runs_have_a_verdict_and_the_settings_that_differ(tmp_path: Path) ->
         seconds = [factor * (1 + 0.001 * (n % 7)) for n in range(200)]
         write_run(tmp_path / name / "metrics.jsonl", seconds)
         texts = {"config": f"steps=200 learning_rate=0.1 remat_policy={name}"}
-        setup = tmp_path / name / "metrics.jsonl.setup.json"
-        setup.write_text(json.dumps({"values": {}, "texts": texts}))
+        WrittenLog(tmp_path / name).line("setup", 1.0, values={}, texts=texts)
     runs = [read(tmp_path / name) for name in "ab"]
     found = compare_with_runs([runs[0].metrics], runs[1].metrics, warmup_steps=3)
     text = page(runs, [found])
@@ -195,8 +194,7 @@ def test_the_model_of_a_trainers_settings_is_counted(tmp_path: Path) -> None:
         "num_kv_heads=4 head_dim=16 mlp_dim=256 mlp_activations=[gelu] per_device_batch_size=2 "
         "max_target_length=128 decoder_block=gpt3"
     )
-    setup = tmp_path / "metrics.jsonl.setup.json"
-    setup.write_text(json.dumps({"values": {}, "texts": {"config": config}}))
+    WrittenLog(tmp_path).line("setup", 1.0, values={}, texts={"config": config})
     text = page([read(tmp_path)])
     start = text.index('data-by="convention"')
     rows = dict(re.findall(r'title="(\w+)">.*?data-value="(.*?)"', text[start:]))
@@ -209,8 +207,8 @@ def test_hostile_names_harm_neither_page_nor_disk(tmp_path: Path) -> None:
     names = {f"{HOSTILE}{n}": float(n) for n in range(10_000)}
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line(100, 1.0, **names, notes=[HOSTILE]))
-    setup = {"values": {HOSTILE: HOSTILE}, "texts": {"config": HOSTILE, "ledger": HOSTILE}}
-    (folder / "metrics.jsonl.setup.json").write_text(json.dumps(setup))
+    texts = {"config": HOSTILE, "ledger": HOSTILE}
+    WrittenLog(folder).line("setup", 300.0, values={HOSTILE: HOSTILE}, texts=texts)
     before = sorted(tmp_path.rglob("*"))
     text = page([read(folder)])
     assert sorted(tmp_path.rglob("*")) == before

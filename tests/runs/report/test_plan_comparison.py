@@ -11,6 +11,7 @@ import pytest
 
 from mfu_jax.cli import main
 from tests.support.metrics_lines import line
+from tests.support.written_logs import WrittenLog
 
 PLAN: dict[str, Any] = {
     "target": "8 × TPU v5p",
@@ -138,7 +139,7 @@ def test_where_the_run_is_not_what_was_planned(
 ) -> None:
     words = write(tmp_path)
     values = {"devices": devices, "model TFLOP per device per step": "2 (maxtext: …)"}
-    (tmp_path / "metrics.jsonl.setup.json").write_text(json.dumps({"values": values}))
+    WrittenLog(tmp_path).line("setup", 1.0, values=values, texts={})
     (tmp_path / "plan.json").write_text(json.dumps({**PLAN, **SAME, **change}))
     assert main([*words, "--json"]) == 0
     notes = json.loads(capsys.readouterr().out)["plan"]["notes"]

@@ -64,7 +64,9 @@ class CustomCalls:
             rematerialized=cost.rematerialized,
             kernel="" if cost.seen_by_xla == cost.flops else call.name,
             seen_by_xla=cost.seen_by_xla,
-            is_attention=is_attention(call.target) or is_attention(call.name),
+            is_attention=is_attention(call.target)
+            or is_attention(call.name)
+            or call.attention_in_scope is not None,
             padding=cost.padding,
         )
         return InstructionCost(matmul, note=cost.note)

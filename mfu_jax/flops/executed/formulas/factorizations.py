@@ -28,12 +28,15 @@ def _side(instruction: HloInstruction, shape: Shape) -> int:
 
 def _cholesky(computation: HloComputation, instruction: HloInstruction) -> int:
     shape = computation.operand(instruction, 0).shape
-    return math.prod(shape.dims[:-2]) * textbook.cholesky(_side(instruction, shape))
+    flops = math.prod(shape.dims[:-2]) * textbook.cholesky(_side(instruction, shape))
+    return textbook.real_products(shape.dtype) * flops
 
 
 def _triangular_solve(computation: HloComputation, instruction: HloInstruction) -> int:
-    n = _side(instruction, computation.operand(instruction, 0).shape)
-    return textbook.triangular_solve(n, computation.operand(instruction, 1).shape.size // max(1, n))
+    shape, sides = (computation.operand(instruction, i).shape for i in (0, 1))
+    n = _side(instruction, shape)
+    flops = textbook.triangular_solve(n, sides.size // max(1, n))
+    return textbook.real_products(shape.dtype) * flops
 
 
 def _fft(computation: HloComputation, instruction: HloInstruction) -> int:
@@ -128,7 +131,7 @@ def _eigh(matrix: Shape) -> Iterated | None:
     if rows != columns:
         return None
     flops = math.prod(batch) * textbook.symmetric_eigenvectors(rows)
-    return Iterated("eigh", flops, matrix.dtype)
+    return Iterated("eigh", textbook.real_products(matrix.dtype) * flops, matrix.dtype)
 
 
 def _svd(arrays: list[Shape], matrices: list[Shape]) -> Iterated | None:
@@ -139,5 +142,5 @@ def _svd(arrays: list[Shape], matrices: list[Shape]) -> Iterated | None:
     values = {shape.dims[-1] for shape in arrays if len(shape.dims) == len(batch) + 1}
     if n != columns or values != {n} or width not in (m, n):
         return None
-    flops = textbook.svd(m, n, values_only=False, full=width == m != n)
-    return Iterated("svd", math.prod(batch) * flops, largest.dtype)
+    flops = math.prod(batch) * textbook.svd(m, n, values_only=False, full=width == m != n)
+    return Iterated("svd", textbook.real_products(largest.dtype) * flops, largest.dtype)

@@ -4,6 +4,7 @@ Golub and Van Loan, Matrix Computations (4th ed.): LU 3.2.4, Cholesky 4.2.5, QR 
 Hessenberg 7.4.3, Schur 7.5.6, tridiagonal 8.3.1, symmetric QR 8.3.3, SVD 8.6.3. FFT: Cooley and
 Tukey's 5·N·log₂N. Lower-order terms are dropped, thirds are rounded down. This is not what a
 library runs, but how every program is counted, so that a step's counts agree on all platforms.
+The counts of matrices are of real ones: times `real_products` for a complex matrix.
 
 Adding one: here and in `traced.linalg`, which shares no code; a library call in
 `kernels.linear_algebra`, TPU blocks in `formulas.tpu_factorizations`, HLO instructions and TPU
@@ -13,6 +14,11 @@ loops in `formulas.factorizations`.
 from __future__ import annotations
 
 import math
+
+
+def real_products(dtype: str) -> int:
+    """Real multiply-adds in one of this dtype: 4 of complex numbers."""
+    return 4 if dtype.startswith("c") else 1
 
 
 def cholesky(n: int) -> int:

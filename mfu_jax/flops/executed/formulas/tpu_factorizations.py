@@ -184,6 +184,8 @@ def _counted(
         raise blocks[0].error("a factorisation's block with too few dimensions")
     matmuls = [_summed(i) for _, i in members if i.opcode != "custom-call"]
     flops = _RULES[primitive](shapes, matmuls)
+    if flops is not None:
+        flops *= textbook.real_products(shapes[0].dtype)
     counted = {id(i): FactorizationPart(primitive) for _, i in members}
     first = members[0][1] if shared else blocks[0]
     return counted | {id(first): FactorizationPart(primitive, flops, seen)}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from mfu_jax.flops.attention_kernels import kernel_in_scope, kernels_named
+from mfu_jax.flops.attention_kernels import kernels_named
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, ScalarTable, UnknownBodyError
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
 from mfu_jax.flops.executed.kernels.ragged import of_given_groups, sequence_lengths
@@ -95,8 +95,7 @@ def _share_recomputed(body: KernelBody | None, call: KernelCall) -> Fraction:
 
     Of several kernels with one name, it takes the first whose matmul count divides the body's.
     """
-    results = tuple(shape.dims for shape in call.results)
-    if in_scope := kernel_in_scope(call.instruction.op_name, results):
+    if in_scope := call.attention_in_scope:
         return in_scope.share_recomputed
     if loss := loss_kernel(call.name):
         return loss.share_recomputed

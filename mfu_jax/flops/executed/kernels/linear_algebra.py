@@ -6,8 +6,10 @@ does inside.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from collections.abc import Callable
 
 from mfu_jax.flops.executed.formulas import textbook
 from mfu_jax.flops.executed.formulas.matmuls import (
@@ -23,6 +25,8 @@ from mfu_jax.flops.executed.kernels.registry import (
     dot_dimensions,
     register_kernel,
 )
+
+_Rule = Callable[[KernelCall], int]
 
 
 @register_kernel(*LIBRARY_DOTS)
@@ -50,6 +54,20 @@ def _targets(lapack: str, *others: str) -> list[str]:
     return [*names, *others]
 
 
+def _register(*targets: str) -> Callable[[_Rule], _Rule]:
+    """Registers the count for a real matrix; the first operand says whether it is complex."""
+
+    def register(rule: _Rule) -> _Rule:
+        @register_kernel(*targets)
+        @functools.wraps(rule)
+        def of_any_matrix(call: KernelCall) -> int:
+            return textbook.real_products(call.operand(0).dtype) * rule(call)
+
+        return rule
+
+    return register
+
+
 def _matrix(call: KernelCall, operand: int = 0) -> tuple[int, int, int]:
     """How many matrices an operand holds, and their rows and columns."""
     shape = call.operand(operand)
@@ -62,37 +80,37 @@ def _batch(shape: Shape) -> int:
     return math.prod(shape.dims[:-2])
 
 
-@register_kernel(*_targets("potrf", "cusolver_potrf_ffi", "cusolver_potrf_batched_ffi"))
+@_register(*_targets("potrf", "cusolver_potrf_ffi", "cusolver_potrf_batched_ffi"))
 def _cholesky(call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
     return batch * textbook.cholesky(n)
 
 
-@register_kernel(*_targets("trsm", "__cublas$triangularSolve", "cublas_trsm_batched_ffi"))
+@_register(*_targets("trsm", "__cublas$triangularSolve", "cublas_trsm_batched_ffi"))
 def _triangular_solve(call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
     return batch * textbook.triangular_solve(n, call.operand(1).size // max(1, batch * n))
 
 
-@register_kernel(*_targets("getrf", "cusolver_getrf_ffi", "cublas_getrf_batched_ffi"))
+@_register(*_targets("getrf", "cusolver_getrf_ffi", "cublas_getrf_batched_ffi"))
 def _lu(call: KernelCall) -> int:
     batch, rows, columns = _matrix(call)
     return batch * textbook.lu(rows, columns)
 
 
-@register_kernel(*_targets("geqrf geqp3", "cusolver_geqrf_ffi", "cublas_geqrf_batched_ffi"))
+@_register(*_targets("geqrf geqp3", "cusolver_geqrf_ffi", "cublas_geqrf_batched_ffi"))
 def _qr(call: KernelCall) -> int:
     batch, rows, columns = _matrix(call)
     return batch * textbook.qr(rows, columns)
 
 
-@register_kernel(*_targets("orgqr ungqr", "cusolver_orgqr_ffi"))
+@_register(*_targets("orgqr ungqr", "cusolver_orgqr_ffi"))
 def _form_q(call: KernelCall) -> int:
     batch, rows, columns = _matrix(call)
     return batch * textbook.form_q(rows, columns, call.operand(1).dims[-1])
 
 
-@register_kernel(*_targets("ormqr unmqr", "cusolver_ormqr_ffi"))
+@_register(*_targets("ormqr unmqr", "cusolver_ormqr_ffi"))
 def _apply_q(call: KernelCall) -> int:
     _, length, reflectors = _matrix(call)  # one column per reflector
     batch, rows, columns = _matrix(call, 2)
@@ -100,7 +118,7 @@ def _apply_q(call: KernelCall) -> int:
     return batch * textbook.apply_q(length, vectors, min(reflectors, call.operand(1).dims[-1]))
 
 
-@register_kernel(
+@_register(
     *_targets(
         "syevd heevd", "cusolver_syevd_ffi", "cusolver_syevj_ffi", "cusolver_syev_batched_ffi"
     )
@@ -110,7 +128,7 @@ def _symmetric_eigenvectors(call: KernelCall) -> int:
     return batch * textbook.symmetric_eigenvectors(n)
 
 
-@register_kernel(*_targets("geev", "cusolver_geev_ffi"))
+@_register(*_targets("geev", "cusolver_geev_ffi"))
 def _eigenvectors(call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
     wanted = re.search(
@@ -119,31 +137,31 @@ def _eigenvectors(call: KernelCall) -> int:
     return batch * textbook.eigenvectors(n, values_only=wanted is None)
 
 
-@register_kernel(*_targets("gees"))
+@_register(*_targets("gees"))
 def _schur(call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
     return batch * textbook.eigenvectors(n)
 
 
-@register_kernel(*_targets("gehrd"))
+@_register(*_targets("gehrd"))
 def _hessenberg(call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
     return batch * textbook.hessenberg(n)
 
 
-@register_kernel(*_targets("sytrd hetrd", "cusolver_sytrd_ffi"))
+@_register(*_targets("sytrd hetrd", "cusolver_sytrd_ffi"))
 def _tridiagonal(call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
     return batch * textbook.tridiagonal(n)
 
 
-@register_kernel(*_targets("gtsv", "cusparse_gtsv2_ffi"))
+@_register(*_targets("gtsv", "cusparse_gtsv2_ffi"))
 def _tridiagonal_solve(call: KernelCall) -> int:
     """8 per element of the right-hand sides (Thomas algorithm)."""
     return 8 * call.operand(3).size
 
 
-@register_kernel(
+@_register(
     *_targets(
         "gesdd gesvd",
         *(f"cusolver_{name}_ffi" for name in ("gesvd", "gesvdj", "gesvdp", "gesvdj_batched")),

@@ -13,8 +13,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from mfu_jax.flops.attention_kernels import AttentionKernel, kernel_in_scope
+from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
-from mfu_jax.flops.executed.hlo.shapes import Shape, dtype_bits
+from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 
 
@@ -104,6 +106,12 @@ class KernelCall:
     def results(self) -> list[Shape]:
         """Shapes of the result's arrays."""
         return list(self.instruction.shape.leaves())
+
+    @cached_property
+    def attention_in_scope(self) -> AttentionKernel | None:
+        """The row of an attention kernel that only the names and shapes around it tell."""
+        operands, results = (tuple(s.dims for s in side) for side in (self.operands, self.results))
+        return kernel_in_scope(self.instruction.op_name, operands, results)
 
     @cached_property
     def config(self) -> dict[str, Any]:

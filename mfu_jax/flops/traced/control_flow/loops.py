@@ -13,7 +13,7 @@ from mfu_jax.flops.traced.control_flow.iterations import Decided, IterationGroup
 from mfu_jax.flops.traced.integers.evaluation import LONGEST_LOOP, chosen_branch
 from mfu_jax.flops.traced.integers.known_values import Known
 from mfu_jax.flops.traced.jaxprs import inner_jaxprs, scan_of, while_of
-from mfu_jax.flops.traced.work_totals import WorkTotals, unaccounted
+from mfu_jax.flops.traced.work_totals import Choice, WorkTotals, unaccounted
 
 if TYPE_CHECKING:
     from mfu_jax.flops.traced.control_flow.decisions import Decisions
@@ -70,7 +70,7 @@ def while_loop(
     _, test = counter.walk(loop.condition, [*fixed, *results], stack)
     totals.add(work)
     totals.add(test, 2 if trips is None else trips + 1)
-    if trips is None and (work.flops or test.flops or work.unaccounted or test.unaccounted):
+    if trips is None and (work.total or test.total or work.unaccounted or test.unaccounted):
         reason = (
             "a while loop whose trip count depends on data, or is not proved and more than "
             f"{LONGEST_LOOP:,}: its body was counted once; use scan or fori_loop with a static "
@@ -88,13 +88,18 @@ def cond(counter: Interpreter, eqn: Any, values: Values, stack: str, totals: Wor
     if chosen is not None:
         branches = (branches[chosen],)
     runs = [counter.walk(branch, operands, stack) for branch in branches]
-    flops = [body.total for _, body in runs]
-    costliest = max((body for _, body in runs), key=lambda body: body.total)
+    works = tuple(body for _, body in runs)
+    if len(works) == 1:
+        totals.add(works[0])
+        return runs[0][0]
     unknown: Counter[Unaccounted] = Counter()
-    for _, body in runs:  # any of them may have unaccounted work
+    for body in works:  # any of them may have unaccounted work
         unknown |= body.unaccounted
-    kernels = {kernel for _, body in runs for kernel in body.kernels}
-    totals.add(WorkTotals(costliest.flops, unknown, kernels))
+    kernels = {kernel for body in works for kernel in body.kernels}
+    totals.add(WorkTotals(unaccounted=unknown, kernels=kernels))
+    flops = [body.total for body in works]
+    if any(flops):
+        totals.choices[Choice(works, eqn, stack)] += 1  # settled once all masks are known
     if len(set(flops)) > 1:
         reason = (
             f"the branches cost {', '.join(map(str, flops))} FLOPs; which one runs depends on "

@@ -37,7 +37,8 @@ def mesh_attention_kernel(eqn: Any, stack: str) -> AttentionKernel | None:
     """
     if len(eqn.invars) < 3:
         return None
-    return kernel_in_scope(stack, tuple(v.aval.shape for v in eqn.outvars))
+    operands, results = (tuple(v.aval.shape for v in side) for side in (eqn.invars, eqn.outvars))
+    return kernel_in_scope(stack, operands, results)
 
 
 def sequence_sizes(eqn: Any, kernel: AttentionKernel) -> tuple[int, int]:

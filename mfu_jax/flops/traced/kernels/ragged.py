@@ -95,11 +95,16 @@ def grouped_on_gpu(eqn: Any, lengths: Lengths) -> tuple[int, str] | None:
 
 
 def share_of_ragged_dot(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
-    """The fraction of a `ragged_dot`'s rows in a group, and what is wrong with the sizes."""
-    (ragged, *_) = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+    """The fraction of a `ragged_dot`'s rows in a group, and what is wrong with the sizes.
+
+    A ragged batch dimension is multiplied whole, whatever its groups: they choose nothing.
+    """
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (ragged, *_) = numbers.lhs_ragged_dimensions
+    (_, (lhs_batch, _)) = numbers.dot_dimension_numbers
     sizes, groups = lengths.group_sizes, eqn.invars[2].aval.shape[-1]
     rows = eqn.invars[0].aval.shape[ragged]
-    if not sizes:
+    if not sizes or ragged in lhs_batch:
         return Fraction(1), ""
     if len(sizes) != groups or sum(sizes) > rows:
         return Fraction(1), (

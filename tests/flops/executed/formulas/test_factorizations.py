@@ -99,6 +99,41 @@ def test_complex_products_are_four_real_ones() -> None:
     assert executed_flops(jax.jit(jnp.matmul).lower(a, b).compile()).total == flops
 
 
+@pytest.mark.parametrize(
+    ("function", "shapes", "real"),
+    [
+        (jnp.linalg.cholesky, [(5, 12, 12)], 5 * 576),
+        (jnp.linalg.solve, [(9, 9), (9, 4)], 486 + 2 * 81 * 4),
+        (jnp.linalg.qr, [(2, 12, 6)], 2 * 2 * 720),
+        (jnp.linalg.eigh, [(4, 6, 6)], 4 * 9 * 216),
+        (lambda a: jnp.linalg.svd(a, full_matrices=False), [(8, 4)], 14 * 8 * 16 + 8 * 64),
+        (jnp.linalg.eigvals, [(6, 6)], 10 * 216),
+    ],
+)
+def test_complex_matrices_take_four_times_as_many(
+    function: Callable[..., object], shapes: list[tuple[int, ...]], real: int
+) -> None:
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.complex64) for shape in shapes]
+    executed = executed_flops(jax.jit(function).lower(*arguments).compile())
+    assert (executed.total, executed.unaccounted) == (4 * real, ())
+    assert count_model_flops(function, *arguments).total == 4 * real
+
+
+_COMPLEX = """HloModule step
+ENTRY main {
+  a = c64[5,12,12] parameter(0)
+  b = c64[5,12,7] parameter(1)
+  l = c64[5,12,12] cholesky(a), lower=true
+  ROOT x = c64[5,12,7] triangular-solve(l, b), left_side=true, lower=true
+}"""
+
+
+def test_complex_instructions_take_four_times_as_many() -> None:
+    executed = executed_flops(_COMPLEX)
+    assert (executed.total, executed.unaccounted) == (4 * 5 * (576 + 12**2 * 7), ())
+    assert executed_flops(_COMPLEX.replace("c64", "f32")).total == 5 * (576 + 12**2 * 7)
+
+
 _EIGH = """HloModule step
 region {
   s = (f32[300,300], pred[]) parameter(0)

@@ -80,6 +80,7 @@ def test_wgmma_in_causal_attention() -> None:
     blocks = programs.BATCH * programs.HEADS * 10
     executed = count("h100_wgmma_attention")
     assert executed.total == 2 * blocks * (2 * 64 * 64 * programs.HEAD_DIM)
+    assert executed.attention_kernels == executed.total
     assert executed.unaccounted == ()
 
 

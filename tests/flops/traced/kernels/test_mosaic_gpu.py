@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +65,37 @@ def test_tokamaxs_attention_needs_each_gradient_once_whatever_its_blocks_run() -
     assert count.by_dtype == {"f16": count.total}
     ran = pallas_kernel_flops(attention_backward, *arguments)
     assert set(ran.values()) == {BODIES["by_block"][1] * ONE}
+
+
+@pytest.fixture
+def attention_of_jax(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`attention_mgpu`, which asks for the version of CUDA."""
+    from jax.experimental.pallas.ops.gpu import attention_mgpu
+
+    cuda = SimpleNamespace(cuda_runtime_get_version=lambda: 13000)
+    monkeypatch.setattr(attention_mgpu, "cuda_versions", cuda)
+    return attention_mgpu
+
+
+@pytest.mark.skipif(VERSION < (0, 10), reason="kernels on a mesh had no operands")
+def test_jaxs_attention_for_hopper_needs_each_gradient_once(attention_of_jax: Any) -> None:
+    blocks = dict.fromkeys(
+        ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), 64
+    )
+    config = attention_of_jax.TuningConfig(**blocks, max_concurrent_steps=2, compute_wgs_bwd=2)
+    q, k = (shape(2, 256, heads, WIDTH, dtype=jnp.float16) for heads in (4, 2))
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attention_of_jax.attention(q, k, v, config).astype(jnp.float32).sum()
+
+    count = count_model_flops(jax.grad(loss, (0, 1, 2)), q, k, k)
+    product = 2 * 2 * 4 * 256**2 * WIDTH
+    rows = 2 * 2 * 4 * 256 * WIDTH  # o · do of every row, beside the kernels
+    assert (count.forward, count.backward) == (2 * product, 4 * product + rows)
+    causal = dataclasses.replace(config, causal=True)
+    count = count_model_flops(lambda q, k, v: attention_of_jax.attention(q, k, v, causal), q, k, k)
+    assert count.total == 2 * product  # 1 + 2 + 3 + 4 of 4 · 4 blocks run
+    assert count.skipped["exact"] == 2 * product * 6 // 16
 
 
 GROUPS, ROWS, VISITS = 4, 512, 11  # visits of eight tiles of 64 rows, at most

@@ -1,0 +1,284 @@
+"""The log's own follower, which writes its files: the records, and the events of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mfu_jax.logger.run_log import events
+from mfu_jax.logger.run_log.events import Event
+from mfu_jax.logger.run_log.follower import Follower
+from mfu_jax.storage.addresses import Address
+from mfu_jax.storage.files import AppendOnlyFile
+
+if TYPE_CHECKING:
+    from mfu_jax.logger.records.step_record import StepRecord
+    from mfu_jax.logger.records.summary import Summary
+    from mfu_jax.logger.run_log.reading import LoggedRecords
+    from mfu_jax.logger.run_log.run_log import RunLog
+    from mfu_jax.logger.sinks.base import Sink
+    from mfu_jax.storage.targets import SpooledTarget
+
+_MOST_PROCESSES = 1000
+# A run that cannot write at all says so itself after importing JAX, and ends.
+_PATIENCE_SECONDS = 20.0
+
+
+class LogWriter(Follower):
+    """The log's own follower, which writes its files and shows that the process is alive.
+
+    Args:
+        log: the log.
+        files: its files.
+    """
+
+    def __init__(self, log: RunLog, files: LogFiles) -> None:
+        super().__init__(log, files, position=0)
+        self.files = files
+        self.name = "run log"
+        self._began = self._wrote_at = self._monotonic()
+        self.start()
+
+    def add_records(self, sink: Sink) -> None:
+        """From now on the records are written by this sink, beside the events."""
+        self.files.records = sink
+        self.name = type(sink).__name__
+
+    def finish(self, summary: Summary) -> threading.Event:
+        closed = threading.Event()
+
+        def last() -> None:
+            if summary.has_steps:
+                self._call("write_summary", summary)
+            self._call("close_records")
+            self._retry_seconds = 0.0  # the records that it could not write are given up
+            closed.set()
+
+        self._finish = last
+        self._wake.set()
+        return closed
+
+    def end(self, timeout: float) -> None:
+        """Writes what is left and closes the files, within `timeout` seconds."""
+        self._is_last = self._is_over = True
+        self._wake.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        super()._run()
+        self._deliver()
+        self._call("close")
+
+    def _sleep(self) -> None:
+        seconds = events.alive_seconds(self._monotonic() - self._began)
+        if self._retry_seconds:
+            seconds = min(seconds, max(0.0, self._retry_at - self._monotonic()))
+        self._is_asleep = True  # set first, so that `notify` sees it
+        if self._retry_seconds or self._log.length <= self.position:
+            self._wake.wait(seconds)
+        self._is_asleep = False
+        self._log.settle_compilations()
+        self._note_wait(seconds)
+        if self._monotonic() - self._wrote_at > events.QUIET_SECONDS:
+            self._log.event(events.ALIVE)
+
+    def _note_wait(self, seconds: float) -> None:
+        """Notes a wait for data that lasts longer than the time between two signs of life."""
+        if self._log.is_waiting and (idle := self._log.idle_seconds()) > seconds:
+            self._log.begin_wait(idle)
+
+    def _work(self) -> None:
+        finish, self._finish = self._finish, None
+        before = self.position
+        super()._work()
+        if self.position == before:
+            self._call("show_life")
+        else:
+            self._wrote_at = self._monotonic()
+        if finish is not None:
+            finish()
+
+    def _read_back(self) -> LoggedRecords | None:
+        return None
+
+    def _tell(self, happened: Sequence[Event]) -> None:
+        try:
+            self.files.write_events([*enumerate(happened, self.position)])
+        except BaseException as error:
+            self._fail(error)
+        else:
+            self._works()
+            self._advance(len(happened))
+
+    @property
+    def _is_worth_a_line(self) -> bool:
+        waited = self._monotonic() - self._began > _PATIENCE_SECONDS
+        return self.files.is_open or self._log.has_steps or waited
+
+
+class LogFiles:
+    """What the log's own follower writes to; its methods are those of a `Sink`, and two more.
+
+    The events file is opened by the first write, and locked while its process lives: one that
+    overlaps with it writes ``….events.0.2.jsonl``.
+
+    Args:
+        metrics_file: the run's metrics file, or its address; the events are written beside it.
+        index: number of this process in the job.
+        clock: wall clock in seconds, for the sign of life.
+
+    Attributes:
+        records: writes the records, if this process has any.
+    """
+
+    keeps_every_step = True
+    periods_per_write = 1
+
+    def __init__(
+        self, metrics_file: Path | Address, index: int, clock: Callable[[], float]
+    ) -> None:
+        self.records: Sink | None = None
+        self._place = metrics_file.parent / events.events_name(metrics_file.name, index)
+        self._clock = clock
+        self._start = self._last_sign = b""
+        self._file: AppendOnlyFile | None = None
+        self._spool: SpooledTarget | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the events file could be opened."""
+        return self._file is not None
+
+    def write(self, record: StepRecord) -> None:
+        if self.records is not None:
+            self.records.write(record)
+
+    def write_many(self, records: Sequence[StepRecord]) -> None:
+        if self.records is None:
+            return
+        if self.records.write_many is not None:
+            self.records.write_many(records)
+            return
+        for record in records:
+            self.records.write(record)
+
+    def write_events(self, happened: Sequence[tuple[int, Event]]) -> None:
+        """Appends events, each with its sequence number, or raises having written none."""
+        text = b"".join(events.line(event, number) for number, event in happened)
+        self._start = self._start or text.partition(b"\n")[0] + b"\n"
+        if self._file is None:
+            self._file = self._opened()
+        self._file.append(self._last_sign + text)
+        self._last_sign = b""
+        if self._spool is not None:
+            self._spool.wrote()
+
+    def show_life(self) -> None:
+        """Sets the time of the events file to now."""
+        if self._file is not None:
+            self._file.touch(self._clock())
+        if self._spool is not None:
+            self._spool.wrote()
+
+    def write_summary(self, summary: Summary) -> None:
+        if self.records is not None:
+            self.records.write_summary(summary)
+
+    def flush(self) -> None:
+        if self.records is not None:
+            self.records.flush()
+        if self._file is not None:
+            self._file.sync()
+        if self._spool is not None:
+            self._spool.flush()
+
+    def close_records(self) -> None:
+        """Closes the records' file; events may still come."""
+        records, self.records = self.records, None
+        if records is not None:
+            records.close()
+
+    def close(self) -> None:
+        self.close_records()
+        if self._file is not None:
+            self._file.close()
+        if self._spool is not None:
+            self._spool.close()
+
+    def _opened(self) -> AppendOnlyFile:
+        path = self._local_path()
+        for number in range(1, _MOST_PROCESSES):
+            name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+            # After a move by another program, a new file begins with the start of the process.
+            file = AppendOnlyFile(name, "run log", restart=self._start)
+            if file.is_alone():
+                if self._spool is None:  # else its time is that of a download
+                    self._last_sign = _last_sign(name)
+                file.cut_torn_line()
+                return file
+            file.close()
+        raise OSError(f"{_MOST_PROCESSES} processes write to run logs beside {path}")
+
+    def _local_path(self) -> Path:
+        if isinstance(self._place, Address):
+            from mfu_jax.storage.targets import SpooledTarget
+
+            if self._spool is None:
+                self._spool = SpooledTarget(self._place, "run log", is_folder=False, keep=True)
+            return self._spool.path
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        return self._place
+
+
+def _last_sign(path: Path) -> bytes:
+    """The time of the file as a line: an earlier process set it, and it is about to change."""
+    status = path.stat()
+    return f'{{"e":"alive","t":{status.st_mtime:.6f}}}\n'.encode() if status.st_size else b""
+
+
+def start_values(now: float, *, is_real: bool) -> dict[str, Any]:
+    """What the first event says of this process.
+
+    Args:
+        now: seconds since boot.
+        is_real: false: another clock stands in for the real one.
+    """
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "boot": _boot_id() if is_real else "",
+        "began_m": round(_began(now) if is_real else now, 6),
+    }
+
+
+_has_begun = False
+
+
+def _began(now: float) -> float:
+    """When this process was started, in seconds since boot; `now` if unknown or meaningless.
+
+    It is known only on Linux. In a notebook, and for a second log of a process, the process is
+    older than the run.
+    """
+    global _has_begun
+    if _has_begun or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        return now
+    _has_begun = True
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+        ticks = int(text.rpartition(")")[2].split()[19])
+        return min(now, (ticks + 0.5) / os.sysconf("SC_CLK_TCK"))  # ticks are rounded down
+    return now
+
+
+def _boot_id() -> str:
+    """An id shared by all processes with the same monotonic clock; empty if not known."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""

@@ -371,11 +371,14 @@ def at_most(mask: Pattern) -> Pattern:
 
 
 def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """The disjunction of two masks: it drops the pairs that both drop."""
+    """The disjunction of two masks: it drops what both drop, or keeps what either keeps."""
     for mask, other in ((a, b), (b, a)):
         if mask and mask.is_mask and _number(other) == 0:
             return mask
-    return _inverted(_both(_inverted(a), _inverted(b)))
+    dropped = _both(_inverted(a), _inverted(b))
+    if dropped and not dropped.partial:
+        return _inverted(dropped)
+    return union(_as("keeps", a), _as("keeps", b)) or _inverted(dropped)
 
 
 def _product(a: Pattern | None, b: Pattern | None) -> Pattern | None:

@@ -18,9 +18,9 @@ from typing import Any
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiler_flags import compiler_flags
-from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
+from mfu_jax.planning.compilation.compiling import Limits, Request
 from mfu_jax.planning.result.plan import Plan, StepWork
-from mfu_jax.planning.result.planner import make_plan, refused
+from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import Target, parse_target
 
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
@@ -80,6 +80,8 @@ def plan(
     if not hasattr(step, "trace"):
         step, args = _of_arrays(step, args)
     text, axes, abstract, notes = _lowered(step, args, target)
+    if cache_folder == "":
+        cache_folder = cache.default_folder()
     program, compiled_notes, _ = cache.compile_cached(
         Request(
             module="mfu_jax.planning.compilation.lowered_step",
@@ -87,7 +89,7 @@ def plan(
             config={"text": text, "mesh": dict(axes)},
             flags=flags,
         ),
-        folder=cache.default_folder() if cache_folder == "" else _folder(cache_folder),
+        folder=None if cache_folder is None else Path(cache_folder),
         limits=Limits(
             seconds=compile_seconds,
             memory_bytes=round(compile_gib * 2**30),
@@ -95,18 +97,8 @@ def plan(
         ),
     )
     work, work_notes = _work(step, abstract, target, tokens_per_step)
-    work = replace(work, mesh=axes)
-    return _plan(program, target, work).with_notes(*notes, *compiled_notes, *work_notes)
-
-
-def _plan(program: Any, target: Target, work: StepWork) -> Plan:
-    if isinstance(program, TooLarge):
-        return refused(target, program, work)
-    return make_plan(program, target, work=work)
-
-
-def _folder(folder: str | Path | None) -> Path | None:
-    return None if folder is None else Path(folder)
+    plan = make_plan(program, target, work=replace(work, mesh=axes))
+    return plan.with_notes(*notes, *compiled_notes, *work_notes)
 
 
 def _lowered(

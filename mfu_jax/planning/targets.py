@@ -99,14 +99,19 @@ def parse_target(
 
 
 def generation_of(name: str) -> str:
-    """libtpu's name of a TPU generation (v6e, trillium, TPU v6e); empty if not recognised."""
+    """libtpu's name of a TPU generation (v6e, trillium, TPU v6e); empty if not known."""
     words = re.findall(r"[a-z0-9]+", name.lower().removeprefix("tpu "))
     word = "".join(words)
     if word in _GENERATIONS:
         return word
     by_alias = {alias: chip.name for chip in table() for alias in chip.aliases}
     names = {chip_name: own for own, (chip_name, _) in reversed(_GENERATIONS.items())}
-    return names.get(by_alias.get(word, ""), "")
+    return names.get(by_alias.get(word, name), "")
+
+
+def slice_name(generation: str, chips: int) -> str:
+    """The cloud's name of a slice: v5p-8 has 4 chips."""
+    return f"{generation}-{chips * _GENERATIONS[generation][1]}"
 
 
 def _tpus(topology: str, slices: int | None) -> Target:
@@ -123,8 +128,9 @@ def _tpus(topology: str, slices: int | None) -> Target:
         counts_chips = not re.match(r"\d+x", size)  # v6e-8; tpu7x-4x4x8 is a shape
     name = generation_of(name) or name
     if name not in _GENERATIONS or not separator:
+        close = "" if name in _GENERATIONS else nearest(name, _GENERATIONS)
         raise UserError(
-            f"topology={topology!r}{_nearest(name)}; expected a TPU generation "
+            f"topology={topology!r}{close}; expected a TPU generation "
             f"({', '.join(_GENERATIONS)}) and its shape, such as v5p:8x8x8, or a slice's name, "
             "such as v6e-8; for GPUs pass hardware=h100 devices=8"
         )
@@ -141,10 +147,6 @@ def _tpus(topology: str, slices: int | None) -> Target:
         devices=chips * chip.devices_per_chip * slices,
         slices=slices,
     )
-
-
-def _nearest(name: str) -> str:
-    return "" if name in _GENERATIONS else nearest(name, _GENERATIONS)
 
 
 def _shape(topology: str, size: str, axes: int) -> tuple[int, ...]:

@@ -39,9 +39,8 @@ class LogWriter(Follower):
     """
 
     def __init__(self, log: RunLog, files: LogFiles) -> None:
-        super().__init__(log, files, position=0)
+        super().__init__(log, files, position=0, name="run log")
         self.files = files
-        self.name = "run log"
         self._began = self._wrote_at = self._monotonic()
         self.start()
 
@@ -156,17 +155,17 @@ class LogFiles:
         return self._file is not None
 
     def write(self, record: StepRecord) -> None:
-        if self.records is not None:
-            self.records.write(record)
+        self.write_many([record])
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self.records is None:
             return
         if self.records.write_many is not None:
             self.records.write_many(records)
-            return
-        for record in records:
-            self.records.write(record)
+        elif len(records) == 1:
+            self.records.write(records[0])
+        else:
+            raise NotImplementedError  # none written: they come one by one
 
     def write_events(self, happened: Sequence[tuple[int, Event]]) -> None:
         """Appends events, each with its sequence number, or raises having written none."""

@@ -37,6 +37,11 @@ class SweepRow:
     pareto: bool = False
     note: str = ""
 
+    @property
+    def name(self) -> str:
+        """The values as ``key=value``."""
+        return " ".join(f"{key}={text}" for key, text in self.values.items())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:

@@ -80,6 +80,9 @@ def _pairs_up_to(bound: int, queries: int, keys: int) -> int:
     return total - (most * (most + 1) - fewest * (fewest + 1)) // 2
 
 
+_UNKNOWN = "a mask that depends on data"
+
+
 class KeptPairs(NamedTuple):
     """How many query-key pairs of a matmul a mask keeps.
 
@@ -96,6 +99,20 @@ class KeptPairs(NamedTuple):
     twice_maxtext: int
     of: int
     declared: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the mask depends on data, and all pairs are counted."""
+        return self.label == _UNKNOWN
+
+    def yields_to(self, recognised: KeptPairs) -> bool:
+        """Whether a recognised mask overrides this declared one."""
+        return not self.declared and not recognised.is_unknown
+
+
+def unknown_pairs(pairs: int) -> KeptPairs:
+    """Pairs under a mask that depends on data."""
+    return KeptPairs(_UNKNOWN, pairs, 2 * pairs, pairs)
 
 
 def kept_pairs(band: Band, queries: int, keys: int, *, is_bound: bool = False) -> KeptPairs:

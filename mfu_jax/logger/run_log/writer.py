@@ -173,6 +173,7 @@ class LogFiles:
         self._start = self._start or text.partition(b"\n")[0] + b"\n"
         if self._file is None:
             self._file = self._opened()
+        self._file.fsync_seconds = getattr(self.records, "fsync_seconds", -1.0)
         self._file.append(self._last_sign + text)
         self._last_sign = b""
         if self._spool is not None:

@@ -46,8 +46,7 @@ from pathlib import Path
 from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiler_flags import compiler_flags
-from mfu_jax.planning.compilation.compiling import Limits
+from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan

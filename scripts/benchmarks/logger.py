@@ -26,7 +26,10 @@ import jax.numpy as jnp
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.summary import percentile
-from mfu_jax.sinks import ConsoleSink, JsonlSink, Sink, TensorBoardSink
+from mfu_jax.logger.sinks.base import Sink
+from mfu_jax.logger.sinks.console import ConsoleSink
+from mfu_jax.logger.sinks.jsonl import JsonlSink
+from mfu_jax.logger.sinks.tensorboard import TensorBoardSink
 from scripts import results
 
 WARMUP = 20

@@ -189,9 +189,13 @@ def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
     model = {m: amount for m, amount in flops.items() if m.phase in MODEL_PHASES}
     by_operands = split(model, lambda matmul: work.operands[matmul])
     by_mask: Counter[str] = Counter()
+    unknown_masks = 0
     for matmul, amount in model.items():
         if kept := work.kept_pairs(matmul):
-            by_mask[kept.label] += amount
+            if kept.is_unknown:
+                unknown_masks += amount
+            else:
+                by_mask[kept.label] += amount
     unknown = totals.unaccounted + work.differing_branches()
     return TracedCount(
         forward=phases.get("forward", 0) + phases.get("evaluation", 0),
@@ -209,7 +213,7 @@ def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
         by_mask=dict(by_mask),
         skipped=work.skipped(),
         avoidable=avoidable_work(counter.jaxpr, lambda eqn: counter.purposes.get(id(eqn))),
-        unknown_masks=work.under_unknown(counter.scores.unknown),
+        unknown_masks=unknown_masks,
         unaccounted=tuple(
             dataclasses.replace(item, times=times) for item, times in unknown.items()
         ),

@@ -168,6 +168,8 @@ def compare_flops(
         is_whole = not (model.unaccounted or executed.unaccounted)
         attention = Fraction(getattr(model, "activations", 0), devices)
         complex_products = Fraction(model.complex_products, devices)
+        beyond = getattr(model, "overheads", {})
+        overheads = {k: round(Fraction(n, devices)) for k, n in beyond.items()} | (overheads or {})
         model = Fraction(model.forward + model.backward, devices)
     evidence = StepCounts(
         model=round(model),

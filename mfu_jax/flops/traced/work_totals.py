@@ -41,18 +41,21 @@ class WorkTotals:
     """FLOPs by kind of matmul, and how often each piece of unaccounted work runs.
 
     `kernels`: names of Pallas kernels with the FLOPs that one call executes; None if unknown.
+    `overhang`: FLOPs that kernels run beyond their arrays, not in `flops`.
     """
 
     flops: Counter[MatmulKind] = field(default_factory=Counter)
     unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
     kernels: set[tuple[str, int | None]] = field(default_factory=set)
+    overhang: Counter[MatmulKind] = field(default_factory=Counter)
 
     def add(self, other: WorkTotals, times: int = 1) -> None:
         if not times:
             return
         self.kernels |= other.kernels
-        for matmul, flops in other.flops.items():
-            self.flops[matmul] += flops * times
+        for total, added in ((self.flops, other.flops), (self.overhang, other.overhang)):
+            for matmul, flops in added.items():
+                total[matmul] += flops * times
         for item, count in other.unaccounted.items():
             self.unaccounted[item] += count * times
 

@@ -212,6 +212,7 @@ class _KernelPrograms:
     unknown: set[str] = field(default_factory=set)
     bounds: set[str] = field(default_factory=set)
     overhangs: bool = False  # whether any block overhangs its array
+    memory: list[Scratch] = field(default_factory=list)
 
     def attempt(self) -> _KernelPrograms:
         """A run that counts from 0."""
@@ -244,8 +245,18 @@ class _KernelPrograms:
             known = dict(zip(index_map.invars, [*positions, *refs[:first]], strict=False))
             starts = self.attempt()._walk(index_map, known, np.ones(self.grid, np.int64))
             refs[number] = block_inside(block, bare(starts), variables[number].aval.shape)
-        scratch = mapping.num_scratch_operands
-        return [*refs[: len(refs) - scratch], *(Scratch() for _ in range(scratch))]
+        inputs = len(refs) - mapping.num_scratch_operands
+        return [*refs[:inputs], *self._allocate(variables[inputs:])]
+
+    def _allocate(self, variables: Sequence[Any]) -> list[Scratch]:
+        """Memory of the kernel, one for each variable that refers to it."""
+        allocated = [Scratch() for _ in variables]
+        self.memory += allocated
+        return allocated
+
+    def _stored(self) -> list[tuple[Scratch, Known]]:
+        """The kernel's memory and what is stored there."""
+        return [(scratch, scratch.stored) for scratch in self.memory]
 
     def position(self, axis: int) -> np.ndarray:
         """Each program's position along an axis of the grid."""
@@ -320,7 +331,7 @@ class _KernelPrograms:
         for jaxpr in inner:
             if name == "run_scoped" and self.overhangs:
                 inside = dict(zip(jaxpr.constvars, known, strict=True))
-                inside |= {variable: Scratch() for variable in jaxpr.invars}
+                inside |= dict(zip(jaxpr.invars, self._allocate(jaxpr.invars), strict=True))
                 results = self._walk(jaxpr, inside, times)
                 continue
             results = self.scoped(jaxpr, known, times)
@@ -391,11 +402,13 @@ class _KernelPrograms:
         if _decides(jaxpr) and length <= _LONGEST_UNROLLED:
             return unrolled()
         if self.overhangs:
+            before = self._stored()
             attempt, carry = self._steady(
                 initial,
                 lambda run, carry: run.walk(jaxpr, [*fixed, *carry, *slices], times * length),
             )
             if attempt.bounds and length <= _LONGEST_UNROLLED:
+                _restore(before)
                 return unrolled()
             self.accept(attempt)
             return [*carry, *results[carries:]]
@@ -436,11 +449,16 @@ class _KernelPrograms:
         times = times * (1 if trips is None else trips)
         results: list[Known] = [None] * len(eqn.outvars)
         if self.overhangs:
+            at_start = self._stored()
             attempt, results = self._steady(
                 initial, lambda run, carry: run.walk(body, [*fixed, *carry], times)
             )
-            if attempt.bounds and (carried := self._iterations(loop, known, runs)) is not None:
-                return carried
+            if attempt.bounds:
+                at_end = self._stored()
+                _restore(at_start)
+                if (carried := self._iterations(loop, known, runs)) is not None:
+                    return carried
+                _restore(at_end)
             self.accept(attempt)
         else:
             self.walk(body, [*fixed, *[None] * (len(body.invars) - body_consts)], times)
@@ -466,6 +484,12 @@ class _KernelPrograms:
             after = attempt.walk(loop.body, [*consts, *carry], times * runs)
             carry = [_after(runs, *values) for values in zip(after, carry, strict=True)]
         return None
+
+
+def _restore(before: Sequence[tuple[Scratch, Known]]) -> None:
+    """Undoes the stores of an attempt that is not accepted."""
+    for scratch, stored in before:
+        scratch.stored = stored
 
 
 def _after(runs: Any, new: Known, old: Known) -> Known:

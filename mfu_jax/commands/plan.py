@@ -30,29 +30,27 @@ points, estimates the others, and prints the fastest one that fits as flags.
   tokens_per_step=N    tokens of the dumped step on one device
   budget=20min         for a sweep: starts no compile that would end later (s, min, h)
   compiles=N           for a sweep: maximum number of compiles (default: a third of the points)
-  state=FILE           for a sweep: stores what it has compiled, so that the same command resumes
-                       from there (default: in the cache)
-  --html [OUT.html]    also writes a page: a layer's timeline, or the sweep's points (plan.html)
+  --html [OUT.html]    also writes a page with a layer's timeline (plan.html); not for a sweep
   --json               one JSON object on stdout"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiler_flags import compiler_flags
+from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
-from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
+from mfu_jax.planning.step_sources import MaxTextStep, StepSource, request_for, work_of
 from mfu_jax.planning.targets import Target, check_dump, parse_target
 from mfu_jax.storage.dump_names import SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
@@ -68,7 +66,7 @@ _OWN = (
 )
 _OWN_OF_RUN = ("tokens", "price")
 _OWN_OF_DUMP = (MODEL_FLOPS, "tokens_per_step")
-_OWN_OF_SWEEP = ("budget", "compiles", "state")
+_OWN_OF_SWEEP = ("budget", "compiles")
 _FORMS = ("--run", "--maxtext", "--sweep")
 _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code_seconds")
 
@@ -114,7 +112,7 @@ def _check_keys(arguments: Arguments) -> None:
     """Refuses keys that belong to another form than the one in use."""
     sweeps = "--sweep" in arguments.flags
     others = dict.fromkeys(_OWN_OF_DUMP, "a dump")
-    others |= dict.fromkeys(_OWN_OF_RUN, "a single plan") if sweeps else {}
+    others |= dict.fromkeys((*_OWN_OF_RUN, "html"), "a single plan") if sweeps else {}
     others |= {} if sweeps else dict.fromkeys(_OWN_OF_SWEEP, "--sweep")
     if "--maxtext" not in arguments.flags:
         others["maxtext_python"] = "--maxtext or --run"
@@ -123,17 +121,7 @@ def _check_keys(arguments: Arguments) -> None:
             raise UserError(f"{key}= is a key of {others[key]}; expected none here; leave it out")
 
 
-def _write_page(arguments: Arguments, page: Callable[[], str]) -> None:
-    from mfu_jax.pages.document import write_page
-
-    if "html" in arguments.values:
-        where = write_page(arguments.values["html"] or "plan.html", page())
-        print(f"mfu-jax plan: wrote {where}", file=sys.stderr)
-
-
 def _show(arguments: Arguments, plan: Plan) -> int:
-    from mfu_jax.planning.result.page import plan_page
-
     values = arguments.values
     run = {key: _number(values, key) for key in _OWN_OF_RUN}
     plan = plan.for_run(**run)
@@ -141,7 +129,12 @@ def _show(arguments: Arguments, plan: Plan) -> int:
         print(json_text(plan.to_json()))
     else:
         print(plan)
-    _write_page(arguments, lambda: plan_page(plan))
+    if "html" in values:
+        from mfu_jax.pages.document import write_page
+        from mfu_jax.planning.result.page import plan_page
+
+        where = write_page(values["html"] or "plan.html", plan_page(plan))
+        print(f"mfu-jax plan: wrote {where}", file=sys.stderr)
     return 0 if plan.fits else 1
 
 
@@ -224,11 +217,8 @@ def _compiled(
     *,
     work: StepWork | None = None,
     flags: Sequence[str] = (),
-    seconds: float | None = None,
+    seconds: float = math.inf,
 ) -> Plan:
-    from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
-    from mfu_jax.planning.result.planner import refused
-
     values = arguments.values
     unknown: tuple[str, ...] = ()
     if work is None:
@@ -236,27 +226,16 @@ def _compiled(
     most = _number(values, "compile_seconds") or Limits.seconds
     code = 0.0 if "--sweep" in arguments.flags else Limits.code_seconds
     program, notes, _ = cache.compile_cached(
-        Request(
-            module=source.module,
-            target=target,
-            python=source.python,
-            config={"arguments": source.words(keys)},
-            flags=(*flags, *compiler_flags(values.get("xla_flags", ""))),
-            identity=source.identity(keys),
-        ),
+        request_for(source, target, keys, (*flags, *compiler_flags(values.get("xla_flags", "")))),
         folder=_cache_folder(values),
         limits=Limits(
-            seconds=most if seconds is None else min(most, seconds),
+            seconds=min(most, seconds),
             memory_bytes=round(_number(values, "compile_gib") * 2**30),
             code_seconds=_number(values, "code_seconds") if "code_seconds" in values else code,
         ),
         progress=_progress,
     )
-    if isinstance(program, TooLarge):
-        plan = refused(target, program, work)
-    else:
-        plan = make_plan(program, target, work=work)
-    return plan.with_notes(*notes, *unknown)
+    return make_plan(program, target, work=work).with_notes(*notes, *unknown)
 
 
 def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None, tuple[str, ...]]:
@@ -268,7 +247,6 @@ def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None,
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:
-    from mfu_jax.planning.sweep.page import sweep_page
     from mfu_jax.planning.sweep.rendering import render_sweep
     from mfu_jax.planning.sweep.running import Sweep, run
     from mfu_jax.planning.sweep.space import SweepPoint, seconds_of, split
@@ -280,7 +258,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     def keys(point: SweepPoint) -> dict[str, str]:
         return {**fixed, **point.values}
 
-    def compiled(point: SweepPoint, seconds: float | None) -> Plan:
+    def compiled(point: SweepPoint, seconds: float) -> Plan:
         return _compiled(arguments, target, source, keys(point), seconds=seconds)
 
     result = run(
@@ -293,44 +271,12 @@ def _sweep(arguments: Arguments, target: Target) -> int:
             analytic=lambda point: source.analytic(keys(point)),
             limit_bytes=target.chip.usable_memory_bytes,
             most_compiles=_whole(values, "compiles"),
-            budget_seconds=seconds_of(values["budget"]) if "budget" in values else None,
+            budget_seconds=seconds_of(values["budget"]) if "budget" in values else math.inf,
         ),
-        state=_state(arguments, source, target, fixed, points),
         progress=_progress,
     )
     print(json_text(result.to_json()) if "--json" in arguments.flags else render_sweep(result))
-    _write_page(arguments, lambda: sweep_page(result))
     return 0 if result.winner else 1
-
-
-def _state(
-    arguments: Arguments,
-    source: StepSource,
-    target: Target,
-    fixed: Mapping[str, str],
-    points: Sequence[Any],
-) -> Any:
-    """The sweep's state file; None if neither a file nor a cache is set."""
-    from mfu_jax.planning.compilation.compiling import Request
-    from mfu_jax.planning.sweep.outcomes import StateFile
-
-    values = arguments.values
-    first = {**fixed, **points[0].values}
-    wrong = source.invalid(first)
-    sweep = cache.key_of(
-        Request(
-            module=source.module,
-            target=target,
-            python=source.python,
-            config={"arguments": source.words(fixed), "points": [str(p) for p in points]},
-            flags=compiler_flags(values.get("xla_flags", "")),
-            identity={} if wrong else source.identity(first),
-        )
-    )
-    folder = _cache_folder(values)
-    if "state" in values:
-        return StateFile(Path(values["state"]), sweep)
-    return StateFile(folder / "sweeps" / f"{sweep}.jsonl", sweep) if folder else None
 
 
 def _cache_folder(values: Mapping[str, str]) -> Path | None:

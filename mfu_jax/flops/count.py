@@ -7,11 +7,24 @@ Counts add and scale: ``layer + layer``, ``3 * count``.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 COMPLEX_DTYPES = ("c64", "c128")
+# Bits per element. `pred` takes a whole byte; tokens and opaque handles have no size.
+_BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
+
+
+@functools.lru_cache(maxsize=256)
+def dtype_bits(dtype: str) -> int:
+    """Bits of one element: ``bf16`` → 16, ``s4`` → 4, ``f8e4m3fn`` → 8."""
+    if dtype in _BITS:
+        return _BITS[dtype]
+    match = re.match(r"[a-z]+(\d+)", dtype)
+    return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -190,10 +190,7 @@ class StepObserver:
             self._say_traced()
             return
         cost = self._cost(program, pending.packed)
-        logger = self.logger
-        if isinstance(logger, DisabledLogger):
-            return
-        is_step = logger.observe_call(self.name, metrics, cost, output)
+        is_step = self.logger.observe_call(self.name, metrics, cost, output)
         if is_step and pending.mark is not None:
             with failsafe("the device trace does not end", self._boundary):
                 self._end_trace()

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Self
 
-_NOTHING = contextlib.nullcontext()
+
+class DisabledScope:
+    """A step, phase, pause or wait of a `DisabledLogger`."""
+
+    def log(self, metrics: Any = None, /, **more: Any) -> None: ...
+
+    def wait_for(self, outputs: Any) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+DISABLED_SCOPE = DisabledScope()
 
 
 class DisabledLogger:
@@ -15,8 +28,18 @@ class DisabledLogger:
 
     def begin_call(self) -> None: ...
 
-    def own_pause(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        return _NOTHING
+    def observe_call(self, name: str, metrics: Any, cost: Any, output: Any) -> bool:
+        return False
+
+    def own_pause(self, name: str) -> DisabledScope:
+        return DISABLED_SCOPE
+
+    def add_numbers(self, numbers: Any) -> None: ...
+
+    def raise_interrupt(self) -> None: ...
+
+    def defer_interrupt(self, error: BaseException) -> bool:
+        return False
 
     def suppress_recompile_notes(self, functions: Any) -> None: ...
 
@@ -24,16 +47,16 @@ class DisabledLogger:
 
     def record_eval(self, step: int, metrics: Any) -> None: ...
 
-    def pause(self, name: str, **options: Any) -> contextlib.AbstractContextManager[Any]:
-        return _NOTHING
-
-    def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[Any]:
-        return _NOTHING
-
-    def step(self, number: int | None = None) -> contextlib.AbstractContextManager[Any]:
+    def pause(self, name: str, **options: Any) -> DisabledScope:
         return DISABLED_SCOPE
 
-    def phase(self, name: str, **options: Any) -> contextlib.AbstractContextManager[Any]:
+    def waiting(self, name: str = "data") -> DisabledScope:
+        return DISABLED_SCOPE
+
+    def step(self, number: int | None = None) -> DisabledScope:
+        return DISABLED_SCOPE
+
+    def phase(self, name: str, **options: Any) -> DisabledScope:
         return DISABLED_SCOPE
 
     def write_setup(self, values: Any = None, texts: Any = None) -> None: ...
@@ -50,19 +73,3 @@ class DisabledLogger:
         return self
 
     def __exit__(self, *error: object) -> None: ...
-
-
-class DisabledScope:
-    """A step or phase of a `DisabledLogger`."""
-
-    def log(self, metrics: Any = None, /, **more: Any) -> None: ...
-
-    def wait_for(self, outputs: Any) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-DISABLED_SCOPE = DisabledScope()

@@ -395,7 +395,7 @@ class MetricLogger:
                     self._spans.hold_last()
 
     def _close_parts(self) -> None:
-        for part in (self._watchdog, self._timer, self._phases, self._log):
+        for part in (self._timer, self._phases, self._log):
             with failsafe("the logger is not closed", self._boundary):
                 part.close()
         with failsafe("the logger is not closed", self._boundary):

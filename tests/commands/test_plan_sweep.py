@@ -66,7 +66,9 @@ def test_a_sweep_that_is_killed_goes_on_and_compiles_a_third(sweep, monkeypatch)
         answer = _answer(second)
     assert len(answer["rows"]) == 24
     assert len(compiled()) <= 8
-    assert answer["resumed"] == 2
+    assert answer["compiles"] <= 8
+    ran = compiled()
+    assert len(ran) - len(set(ran)) <= 1  # again only what was killed; the rest is in the cache
     assert answer["winner"]["values"] == {"remat_policy": "minimal", "per_device_batch_size": "4"}
     assert {"remat_policy=minimal", "per_device_batch_size=4", "fsdp=8"} <= set(
         answer["flags"].split()
@@ -120,6 +122,8 @@ def _runs(pid):
     ("words", "part"),
     [
         (("budget=soon",), "expected a time"),
+        (("state=a.jsonl",), "unknown key 'state'"),
+        (("--html", "a.html"), "html= is a key of a single plan"),
         (("fsdp=3,5",), "does not fill the 8 devices"),
         (("emb_dimm=1",), "unknown key 'emb_dimm'"),
     ],

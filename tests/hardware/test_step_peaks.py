@@ -44,7 +44,7 @@ def test_each_dtype_of_a_mixed_step_is_set_against_its_own_peak() -> None:
     peaks = find_peaks(H100, {"bfloat16": 1})
     cost = step.cost(peaks, tokens_per_device=0, hfu_source="executed")
     assert cost.executed_seconds == 3.5
-    rates = cost.utilization(7.0)
+    rates = cost.rates(7.0)
     assert rates["perf/hfu"] == 0.5
     assert rates["perf/mbu"] == pytest.approx(0.2)
     assert peaks.notes(MIXED) == ()

@@ -53,11 +53,13 @@ def test_a_ledger() -> None:
 
 
 def test_a_summary_has_the_lines_of_its_text() -> None:
-    summary = Summary(steps=2, median_seconds=0.5, p90_seconds=0.5, p99_seconds=0.5, mfu=0.41)
+    summary = Summary(
+        steps=2, mean_seconds=0.75, median_seconds=0.5, p90_seconds=1.0, p99_seconds=1.0, mfu=0.41
+    )
     assert cells(summary._repr_html_())[2:] == [
-        *("step time", "median 0.500 s, p90 0.500 s, p99 0.500 s"),
-        *("rates", "n/a TFLOP/s/device"),
-        *("utilisation", "MFU 41.0%, HFU n/a"),
+        *("step time", "mean 0.750 s, median 0.500 s, p90 1.000 s, p99 1.000 s"),
+        *("rates", "mean n/a TFLOP/s/device"),
+        *("utilisation", "mean MFU 41.0%, HFU n/a"),
     ]
 
 

@@ -136,8 +136,7 @@ class ProgramCounter:
             given_trip_count=reader.given_trip_count,
             full_module=reader.constants,
         )
-        flops = {name: sum(m.flops for m in cost.matmuls) for name, cost in self.costs.items()}
-        self.runs = ExecutionCounter(graph, self.order, flops)
+        self.runs = ExecutionCounter(graph, self.order, self.costs)
         self.runs.count()
 
     def matmuls(self) -> list[tuple[FoundMatmul, Scope]]:

@@ -15,14 +15,17 @@ from mfu_jax.flops.count import FlopCount, operation
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.avoidable import avoidable_work
+from mfu_jax.flops.traced.control_flow.branches import (
+    MODEL_PHASES,
+    MaskConvention,
+    SettledWork,
+    split,
+)
 from mfu_jax.flops.traced.interpreter import JaxprCounter
 from mfu_jax.flops.traced.masks.declared import PACKED
-from mfu_jax.flops.traced.masks.pairs import KeptPairs
-from mfu_jax.flops.traced.work_totals import MatmulKind, WorkTotals, classify_operands
+from mfu_jax.flops.traced.work_totals import WorkTotals
 
-MaskConvention = Literal["exact", "maxtext"]
 _LENGTHS = tuple(f.name for f in dataclasses.fields(Lengths))
-_MODEL = ("forward", "evaluation", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class TracedCount(FlopCount):
         by_primitive: `total` by JAX primitive (``dot_general``).
         by_mask: the part of `total` whose query-key pairs are under a mask that the trace shows
             or `attention_mask` declares, by kind of mask (``causal``).
+        unknown_masks: the part of `total` whose pairs are under a mask that depends on data, all of
+            them counted.
         skipped: FLOPs of `total` saved by these masks, by convention (``exact``, ``maxtext``).
         avoidable: the part of `by_operation` that a compiler may avoid: it equals other work, or
             only scales an operand.
@@ -54,6 +59,7 @@ class TracedCount(FlopCount):
     skipped: Mapping[MaskConvention, int] = field(default_factory=dict)
     avoidable: Mapping[str, int] = field(default_factory=dict)
     overhang: Mapping[str, int] = field(default_factory=dict)
+    unknown_masks: int = 0
 
     @property
     def total(self) -> int:
@@ -153,9 +159,10 @@ def count_with_scopes(
         with tracing.without_checkpoints():
             counter, model = _counted(fn, args, kwargs, lengths)
         extra = as_written.total - model.total
-    count = _summary(counter, model)
+    work = SettledWork(model, counter.scores.masks)
+    count = _summary(counter, work)
     by_phase_and_scope: Counter[tuple[str, str]] = Counter()
-    for matmul, flops in model.flops.items():
+    for matmul, flops in work.flops.items():
         by_phase_and_scope[matmul.phase, matmul.scope] += flops
     count = dataclasses.replace(count, rematerialized=count.rematerialized + extra)
     return count, dict(by_phase_and_scope)
@@ -189,28 +196,20 @@ def _counted(
     return counter, counter.count(*tracing.trace(fn, args, kwargs))
 
 
-def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
-    phases = _split(totals.flops, lambda matmul: matmul.phase)
-    model = {m: flops for m, flops in totals.flops.items() if m.phase in _MODEL}
-    operands = classify_operands(model)
-    by_operands = _split(model, lambda matmul: operands[matmul])
+def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
+    flops, totals = work.flops, work.totals
+    phases = split(flops, lambda matmul: matmul.phase)
+    model = {m: amount for m, amount in flops.items() if m.phase in MODEL_PHASES}
+    by_operands = split(model, lambda matmul: work.operands[matmul])
     by_mask: Counter[str] = Counter()
-    skipped: Counter[MaskConvention] = Counter()
-    made_by: dict[int, MatmulKind] = {}
-    for matmul in model:
-        for number in matmul.scores:
-            made_by.setdefault(number, matmul)
-    # A parameter's gradient is also a product of activations, but it has no pairs to mask.
-    masks = {
-        number: kept
-        for number, kept in counter.scores.masks.items()
-        if (maker := made_by.get(number)) and (maker.has_input or operands[maker] == "activations")
-    }
-    for matmul, flops in model.items():
-        if kept := _kept_pairs(masks, matmul):
-            by_mask[kept.label] += flops
-            skipped["exact"] += flops * (kept.of - kept.exact) // kept.of
-            skipped["maxtext"] += flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of)
+    unknown_masks = 0
+    for matmul, amount in model.items():
+        if kept := work.kept_pairs(matmul):
+            if kept.is_unknown:
+                unknown_masks += amount
+            else:
+                by_mask[kept.label] += amount
+    unknown = totals.unaccounted + work.differing_branches()
     return TracedCount(
         forward=phases.get("forward", 0) + phases.get("evaluation", 0),
         evaluation=phases.get("evaluation", 0),
@@ -220,33 +219,19 @@ def _summary(counter: JaxprCounter, totals: WorkTotals) -> TracedCount:
         other=phases.get("other", 0),
         weights=by_operands.get("weights", 0),
         activations=by_operands.get("activations", 0),
-        by_scope=_split(model, lambda matmul: matmul.scope),
-        by_dtype=_split(model, lambda matmul: matmul.dtype),
-        by_operation=_split(model, lambda m: operation(m.phase, m.scope, m.primitive)),
-        by_primitive=_split(model, lambda matmul: matmul.primitive),
+        by_scope=split(model, lambda matmul: matmul.scope),
+        by_dtype=split(model, lambda matmul: matmul.dtype),
+        by_operation=split(model, lambda m: operation(m.phase, m.scope, m.primitive)),
+        by_primitive=split(model, lambda matmul: matmul.primitive),
         by_mask=dict(by_mask),
-        skipped=dict(skipped),
-        overhang=_split(
-            {m: n for m, n in totals.overhang.items() if m.phase in _MODEL},
+        skipped=work.skipped(),
+        overhang=split(
+            {m: n for m, n in work.overhang.items() if m.phase in MODEL_PHASES},
             lambda m: operation(m.phase, m.scope, m.primitive),
         ),
         avoidable=avoidable_work(counter.jaxpr, lambda eqn: counter.purposes.get(id(eqn))),
+        unknown_masks=unknown_masks,
         unaccounted=tuple(
-            dataclasses.replace(item, times=times) for item, times in totals.unaccounted.items()
+            dataclasses.replace(item, times=times) for item, times in unknown.items()
         ),
     )
-
-
-def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: MatmulKind) -> KeptPairs | None:
-    """The pairs that the mask over a matmul's scores keeps; None without a mask."""
-    seen = [masks[number] for number in matmul.scores if number in masks]
-    if seen:
-        return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)
-    return None
-
-
-def _split(flops: Mapping[MatmulKind, int], key: Callable[[MatmulKind], str]) -> dict[str, int]:
-    sums: Counter[str] = Counter()
-    for matmul, amount in flops.items():
-        sums[key(matmul)] += amount
-    return dict(sums)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.scopes import FlopPhase
+from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.util.jax_internals import user_frames
 
 
@@ -24,6 +26,7 @@ class MatmulKind(NamedTuple):
         has_input: whether one operand is a parameter (or an input of the model).
         is_batched: whether both operands have a batch dimension.
         scores: numbers of the `Score`s that it computes or uses.
+        kept: the pairs that it needs of the masked scores that it uses.
     """
 
     phase: FlopPhase
@@ -34,6 +37,7 @@ class MatmulKind(NamedTuple):
     has_input: bool
     is_batched: bool
     scores: tuple[int, ...] = ()
+    kept: KeptPairs | None = None
 
 
 @dataclass
@@ -42,12 +46,14 @@ class WorkTotals:
 
     `kernels`: names of Pallas kernels with the FLOPs that one call executes; None if unknown.
     `overhang`: FLOPs that kernels run beyond their arrays, not in `flops`.
+    `choices`: how often one of several branches runs without it being known which one.
     """
 
     flops: Counter[MatmulKind] = field(default_factory=Counter)
     unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
     kernels: set[tuple[str, int | None]] = field(default_factory=set)
     overhang: Counter[MatmulKind] = field(default_factory=Counter)
+    choices: Counter[Choice] = field(default_factory=Counter)
 
     def add(self, other: WorkTotals, times: int = 1) -> None:
         if not times:
@@ -58,10 +64,85 @@ class WorkTotals:
                 total[matmul] += flops * times
         for item, count in other.unaccounted.items():
             self.unaccounted[item] += count * times
+        for choice, count in other.choices.items():
+            self.choices[choice] += count * times
 
     @property
     def total(self) -> int:
-        return sum(self.flops.values())
+        """All FLOPs, with the most expensive branch of each choice."""
+        chosen = (times * choice.total for choice, times in self.choices.items())
+        return sum(self.flops.values()) + sum(chosen)
+
+    def possible(self) -> Iterator[MatmulKind]:
+        """The kinds of matmuls that may run, in all branches."""
+        yield from self.flops
+        for choice in self.choices:
+            for branch in choice.branches:
+                yield from branch.possible()
+
+    def all_choices(self) -> Counter[Choice]:
+        """How often each choice may be made, including those in branches that may not run."""
+        found = self.choices.copy()
+        for choice, times in self.choices.items():
+            for branch in choice.branches:
+                for inner, inner_times in branch.all_choices().items():
+                    found[inner] = max(found[inner], times * inner_times)
+        return found
+
+    def most(self, cost: Callable[[MatmulKind, int], int]) -> int:
+        """The highest cost, given that of so many FLOPs of a kind."""
+        own = sum([cost(matmul, flops) for matmul, flops in self.flops.items()])
+        for choice, times in self.choices.items():
+            own += times * max(branch.most(cost) for branch in choice.branches)
+        return own
+
+    def taken(self, rank: Callable[[WorkTotals], Any]) -> Iterator[tuple[WorkTotals, int]]:
+        """This work and the most expensive branch of each choice, and how often each runs.
+
+        Args:
+            rank: of a branch, where several are the most expensive; the first one wins a tie.
+        """
+        yield self, 1
+        for choice, times in self.choices.items():
+            branch = max(choice.branches, key=lambda branch: (branch.total, rank(branch)))
+            for work, inner_times in branch.taken(rank):
+                yield work, times * inner_times
+
+    def settled(self, rank: Callable[[WorkTotals], Any]) -> Counter[MatmulKind]:
+        """FLOPs by kind of the work that is `taken`."""
+        return _summed((work.flops, times) for work, times in self.taken(rank))
+
+    def settled_overhang(self, rank: Callable[[WorkTotals], Any]) -> Counter[MatmulKind]:
+        """The same of `overhang`."""
+        return _summed((work.overhang, times) for work, times in self.taken(rank))
+
+
+def _summed(parts: Iterable[tuple[Counter[MatmulKind], int]]) -> Counter[MatmulKind]:
+    total: Counter[MatmulKind] = Counter()
+    for flops, times in parts:
+        for matmul, amount in flops.items():
+            total[matmul] += amount * times
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Branches of which one runs, but which one is unknown.
+
+    Attributes:
+        branches: the work of each.
+        eqn: the ``cond``.
+        stack: the name stack around it.
+    """
+
+    branches: tuple[WorkTotals, ...]
+    eqn: Any
+    stack: str
+
+    @functools.cached_property
+    def total(self) -> int:
+        """FLOPs of the most expensive branch."""
+        return max(branch.total for branch in self.branches)
 
 
 _FORWARD = ("forward", "evaluation")

@@ -27,7 +27,7 @@ class StepCost:
     Attributes:
         model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation;
             None if unknown: no TFLOP/s, no MFU.
-        tokens_per_device: tokens that one device processes.
+        tokens_per_device: tokens that one device processes; 0 if unknown: no tokens/s.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None if unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
@@ -97,23 +97,19 @@ class StepCost:
             return False
         return 200 * executed < 199 * (model - self.removed_flops_per_device)  # TOLERANCE, exactly
 
-    def utilization(self, seconds: float) -> dict[str, float]:
-        """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step that takes `seconds`, if known.
-
-        Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
-
-        >>> cost = StepCost(model_flops_per_device=300, executed_flops_per_device=400,
-        ...                 peak_flops_per_sec=1000.0)
-        >>> cost.utilization(0.5)
-        {'perf/mfu': 0.6, 'perf/hfu': 0.8}
-        """
-        return {name: best / seconds for name, best in StepRates(self).optimal.items()}
-
     def rates(self, seconds: float) -> dict[str, float]:
         """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
 
+        Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
+
         Args:
             seconds: the step's time; there are no rates if it is not above 0.
+
+        >>> cost = StepCost(model_flops_per_device=300, executed_flops_per_device=400,
+        ...                 peak_flops_per_sec=1000.0)
+        >>> rates = cost.rates(0.5)
+        >>> rates["perf/mfu"], rates["perf/hfu"]
+        (0.6, 0.8)
         """
         return StepRates(self).at(seconds)
 
@@ -125,16 +121,20 @@ class StepRates:
         cost: the cost of each step.
 
     Attributes:
-        tflops: model TFLOPs (10¹²) of a step; None if unknown.
-        tokens: tokens of a step on one device.
+        amounts: ``perf/per_device_tflops`` (10¹²) and ``perf/per_device_tokens`` of a step, where
+            known.
         optimal: name of a utilisation, such as ``perf/mfu`` → shortest seconds, where known.
+        note: why MFU is above HFU, if the compiler's savings explain it; else empty.
     """
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
         model, xla = cost.model_flops_per_device, cost.xla_reported_flops
-        self.tflops = None if model is None else float(model) / 1e12
-        self.tokens = _plain(cost.tokens_per_device)
+        self.amounts: dict[str, float] = {}
+        if model is not None:
+            self.amounts["perf/per_device_tflops"] = float(model) / 1e12
+        if cost.tokens_per_device:
+            self.amounts["perf/per_device_tokens"] = _plain(cost.tokens_per_device)
         known = {
             "perf/mfu": cost.model_seconds,
             "perf/hfu": cost.executed_seconds,
@@ -142,6 +142,7 @@ class StepRates:
         }
         self.optimal = optimal = {name: best for name, best in known.items() if best is not None}
         self._xla = {} if xla is None else {"perf/xla_reported_tflops": float(xla) / 1e12}
+        self.note = "" if cost.runs_too_little else _note_on_savings(cost)
         # A step that took longer is possible, as most are.
         self._plenty_seconds = math.inf if cost.runs_too_little else max([0.0, *optimal.values()])
 
@@ -152,18 +153,30 @@ class StepRates:
     def at(self, seconds: float) -> dict[str, float]:
         """See `StepCost.rates`."""
         scalars = {"perf/step_time_seconds": seconds}
-        if self.tflops is not None:
-            scalars["perf/per_device_tflops"] = self.tflops
+        for name, amount in self.amounts.items():
+            scalars[name] = amount
             if seconds > 0:
-                scalars["perf/per_device_tflops_per_sec"] = self.tflops / seconds
-        scalars["perf/per_device_tokens"] = self.tokens
+                scalars[f"{name}_per_sec"] = amount / seconds
         if seconds > 0:
-            scalars["perf/per_device_tokens_per_sec"] = self.tokens / seconds
             for name, best in self.optimal.items():
                 scalars[name] = best / seconds
         if self._xla:
             scalars.update(self._xla)
         return scalars
+
+
+def _note_on_savings(cost: StepCost) -> str:
+    executed, model = cost.executed_flops_per_device, cost.model_flops_per_device
+    if executed is None or not model or not cost.removed_flops_per_device:
+        return ""
+    runs, saved = float(executed / Fraction(model)), cost.removed_flops_per_device / Fraction(model)
+    if runs > 1 - TOLERANCE:
+        return ""
+    return (
+        f"MFU is above HFU: the program runs {runs:.1%} of the model's FLOPs, because the compiler "
+        f"saves {float(saved):.1%}; usually shards or processes do the same work on the same data, "
+        f"which it merges; the FLOPs ledger names that work"
+    )
 
 
 def _shortest(work: int | Fraction | None, peak: float | None) -> float | None:

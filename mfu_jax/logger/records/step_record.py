@@ -82,7 +82,7 @@ def as_json(
 
 
 def record_of(values: Mapping[str, Any], log_period: int = 1) -> StepRecord:
-    """The record of a line of JSON that `as_json` made.
+    """The record of a line of JSON that `as_json` made; of another one's, what is a number.
 
     Args:
         values: the parsed line.
@@ -94,15 +94,16 @@ def record_of(values: Mapping[str, Any], log_period: int = 1) -> StepRecord:
     >>> record_of({"step": 7, "unix_seconds": 1.0, "learning/loss": "NaN"}).scalars
     {'learning/loss': nan}
     """
+    numbers = {
+        name: _NON_FINITE.get(value) if isinstance(value, str) else value
+        for name, value in values.items()
+        if name not in RECORD_FIELDS
+    }
     return StepRecord(
         step=values["step"],
         kind=values.get("kind", "step"),
         unix_seconds=values["unix_seconds"],
-        scalars={
-            name: _NON_FINITE[value] if isinstance(value, str) else value
-            for name, value in values.items()
-            if name not in RECORD_FIELDS
-        },
+        scalars={name: n for name, n in numbers.items() if isinstance(n, int | float)},
         flags=tuple(values.get("flags", ())),
         notes=tuple(values.get("notes", ())),
         log_period=log_period,

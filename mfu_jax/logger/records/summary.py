@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import itertools
 import math
 import operator
 import threading
@@ -43,7 +44,8 @@ class Summary:
         p90_seconds: step time that one step in ten exceeds.
         p99_seconds: step time that one step in a hundred exceeds.
         mean_seconds: total time / steps.
-        tokens_per_sec_per_device: tokens of all measured steps / their time.
+        tokens_per_sec_per_device: tokens of all measured steps / their time: a mean, like all rates
+            and utilisations below, of the steps for which it is known.
         tflops_per_sec_per_device: model TFLOPs (10¹²) of all measured steps / their time.
         mfu: optimal time of the model FLOPs of all measured steps / their time.
         hfu: likewise for the executed FLOPs.
@@ -51,7 +53,7 @@ class Summary:
         last_loss: loss of the last step.
         compile_seconds: time that JAX spent tracing, lowering or compiling.
         compile_count: executables compiled.
-        total_seconds: all wall time, including compilations before the first step.
+        total_seconds: all wall time of this process, including compilations before the first step.
         seconds_by_use: `total_seconds` by use: ``train``, ``compile``, ``eval``, ….
         clock_jumps: steps in which the wall clock jumped.
         dropped_records: records that were not delivered, summed over all sinks.
@@ -90,19 +92,23 @@ class Summary:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Fraction of all wall time by use; they add up to 1."""
+        """Fraction of the process's wall time by use; they add up to 1."""
         if self.total_seconds <= 0:
             return {}
         return {use: spent / self.total_seconds for use, spent in self.seconds_by_use.items()}
 
     @property
-    def goodput(self) -> float | None:
-        """Fraction of all wall time spent in training steps."""
+    def train_fraction(self) -> float | None:
+        """Fraction of the process's wall time spent in training steps.
+
+        A run's goodput (`mfu_jax.runs.goodput`) also has the time before and between processes.
+        """
         return self.shares.get("train")
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, shares and goodput as plain values that `json.dump` accepts."""
-        values = dataclasses.asdict(self) | {"shares": self.shares, "goodput": self.goodput}
+        """All fields, and what derives from them, as plain values that `json.dump` accepts."""
+        values = dataclasses.asdict(self)
+        values |= {"shares": self.shares, "train_fraction": self.train_fraction}
         if values["last_loss"] is not None and not math.isfinite(values["last_loss"]):
             values["last_loss"] = str(values["last_loss"])
         return dict(strict(values))
@@ -133,14 +139,15 @@ class Summary:
     def _rows(self) -> Iterator[tuple[str, str]]:
         """The lines of the text: label, value; a phase has no label."""
         if self.steps:
-            times = (self.median_seconds, self.p90_seconds, self.p99_seconds)
-            median, p90, p99 = (_readable(seconds, " s") for seconds in times)
-            yield "step time", f"median {median}, p90 {p90}, p99 {p99}"
+            names = ("mean", "median", "p90", "p99")
+            times = (getattr(self, f"{name}_seconds") for name in names)
+            shown = zip(names, times, strict=True)
+            yield "step time", ", ".join(f"{name} {_readable(time, ' s')}" for name, time in shown)
             tokens = self.tokens_per_sec_per_device
-            rate = f"{_readable(self.tflops_per_sec_per_device)} TFLOP/s/device"
+            rate = f"mean {_readable(self.tflops_per_sec_per_device)} TFLOP/s/device"
             yield "rates", rate + (f", {tokens:.1f} tokens/s/device" if tokens else "")
             mbu = "" if self.mbu is None else f", MBU {percent(self.mbu)}"
-            yield "utilisation", f"MFU {percent(self.mfu)}, HFU {percent(self.hfu)}{mbu}"
+            yield "utilisation", f"mean MFU {percent(self.mfu)}, HFU {percent(self.hfu)}{mbu}"
         for name, values in self.phases.items():
             yield "", _phase_line(name, values)
         if self.last_loss is not None:
@@ -150,7 +157,7 @@ class Summary:
             yield "compiling", f"{spent} s for {self.compile_count} executables"
         if self.total_seconds > 0:
             shares = ", ".join(f"{use} {percent(share)}" for use, share in self.shares.items())
-            yield "wall time", f"{readable(self.total_seconds)} s: {shares}"
+            yield "wall time", f"{readable(self.total_seconds)} s of this process: {shares}"
         if self.clock_jumps:
             yield "clock jumps", f"{self.clock_jumps} (the monotonic clock is used)"
         for name, count in self.dropped_by_sink.items():
@@ -172,6 +179,7 @@ def _phase_line(name: str, values: Mapping[str, float]) -> str:
     return f"{text}, {readable(rate)} TFLOP/s/device, {utilisation}"
 
 
+_AMOUNTS = ("tokens", "tflops")
 _UTILIZATIONS = ("mfu", "hfu", "mbu")
 
 
@@ -180,9 +188,8 @@ class StepStatistics:
 
     def __init__(self) -> None:
         self._seconds = array.array("d")
-        self._tokens = 0.0
-        self._tflops = 0.0
-        # Optimal seconds, and the measured seconds of the steps for which they are known.
+        # Amounts and optimal seconds, each with the measured seconds of the steps that have it.
+        self._amounts = {f"perf/per_device_{name}": [0.0, 0.0] for name in _AMOUNTS}
         self._optimal = {f"perf/{name}": [0.0, 0.0] for name in _UTILIZATIONS}
         self._rates: StepRates | None = None  # of the steps not yet in the sums
         self._settled = 0  # number of steps before those
@@ -205,21 +212,27 @@ class StepStatistics:
             self._settled += len(times)
             if rates is None or not times:
                 return
-            self._tokens += len(times) * rates.tokens
-            self._tflops += len(times) * (math.nan if rates.tflops is None else rates.tflops)
             spent = sum(times)
+            for name, amount in rates.amounts.items():
+                self._amounts[name][0] += len(times) * amount
+                self._amounts[name][1] += spent
             for name, best in rates.optimal.items():
                 self._optimal[name][0] += len(times) * best
                 self._optimal[name][1] += spent
 
     def add_many(self, columns: Mapping[str, Sequence[float]]) -> None:
-        """Adds steps with the same ``perf/`` scalars, as metric name → its value in each step."""
+        """Adds steps with the same ``perf/`` scalars, as metric name → its value in each step.
+
+        An amount of 0 is not known.
+        """
         self._settle()
         seconds = columns["perf/step_time_seconds"]
         self._seconds.extend(seconds)
         self._settled = len(self._seconds)
-        self._tokens = sum(columns["perf/per_device_tokens"], self._tokens)
-        self._tflops = sum(columns.get("perf/per_device_tflops", (math.nan,)), self._tflops)
+        for name, sums in self._amounts.items():
+            amounts = columns.get(name, ())
+            sums[0] = sum(amounts, sums[0])
+            sums[1] = sum(itertools.compress(seconds, amounts), sums[1])
         for name, sums in self._optimal.items():
             if (values := columns.get(name)) is not None:
                 sums[0] = sum(map(operator.mul, values, seconds), sums[0])
@@ -232,18 +245,17 @@ class StepStatistics:
         self._settle()
         ordered = sorted(self._seconds)
         total = math.fsum(ordered)
-        rates = {}
-        if total > 0:
-            rates = {"tokens_per_sec_per_device": self._tokens / total}
-            if not math.isnan(self._tflops):  # known for every step
-                rates["tflops_per_sec_per_device"] = self._tflops / total
         return {
             "steps": len(ordered),
             "median_seconds": percentile(ordered, 0.5),
             "p90_seconds": percentile(ordered, 0.9),
             "p99_seconds": percentile(ordered, 0.99),
             "mean_seconds": total / len(ordered),
-            **rates,
+            **{
+                f"{name}_per_sec_per_device": amount / spent
+                for name, (amount, spent) in zip(_AMOUNTS, self._amounts.values(), strict=True)
+                if spent
+            },
             **{
                 name.removeprefix("perf/"): optimal / spent
                 for name, (optimal, spent) in self._optimal.items()

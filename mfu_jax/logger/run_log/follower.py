@@ -53,9 +53,10 @@ class Follower:
         sink: the sink.
         period_seconds: how often records come; the sink writes every `periods_per_write` periods.
         position: sequence number of the first item for it; by default of the next one.
+        name: for messages; by default the sink's class name.
 
     Attributes:
-        name: the sink's class name.
+        name: of the sink, for messages.
         position: sequence number of the next item for it.
         lost: number of records that the sink will never get, by reason.
         has_hung: the sink did not finish in the time allowed for its last `settle`.
@@ -68,9 +69,10 @@ class Follower:
         *,
         period_seconds: float = 0.0,
         position: int | None = None,
+        name: str = "",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name = type(sink).__name__
+        self.name = name or type(sink).__name__
         self.position = log.length if position is None else position
         self.lost: Counter[str] = Counter()
         self.has_hung = False
@@ -90,6 +92,7 @@ class Follower:
         self._retry_seconds = self._retry_at = 0.0
         self._attempts = 0
         self._reported: set[str] = set()
+        self._has_said = False  # that it fails
         self._closed = threading.Event()
         self._thread = Boundary().thread(
             f"mfu_jax {self.name}", f"{self.name} gets no more records", self._run
@@ -379,7 +382,8 @@ class Follower:
             )
 
     def _fail(self, error: BaseException, record: StepRecord | None = None) -> None:
-        if not self._retry_seconds and self._is_worth_a_line:
+        if not self._has_said and self._is_worth_a_line:
+            self._has_said = True
             where = "" if record is None else f" at step {record.step}"
             _log.warning(
                 "%s failed%s: %s; training goes on, the log keeps its records and it is tried "
@@ -409,9 +413,9 @@ class Follower:
             self._log.event(events.BEHIND, sink=self.name, step=step)
 
     def _works(self) -> None:
-        self._attempts = 0
-        if self._retry_seconds:
-            self._retry_seconds = 0.0
+        self._attempts, self._retry_seconds = 0, 0.0
+        if self._has_said:
+            self._has_said = False
             _log.warning("%s works again; %d records were lost", self.name, self.lost.total())
         self._catch_up()
 

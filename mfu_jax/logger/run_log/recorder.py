@@ -146,9 +146,6 @@ class Recorder:
     def _end(self, end: float, summarize: Callable[[], Summary]) -> Summary:
         """Ends the threads; what a sink lacks is said."""
         self._thread.close(HUNG_DRAIN_SECONDS)
-        for monitor in self._monitors:
-            with failsafe("monitoring may not stop", self._boundary):
-                monitor.close()
         for follower in self._followers:  # a failure in one does not affect the others
             with failsafe(f"{follower.name} may have lost its last records", self._boundary):
                 if follower.has_hung:
@@ -160,6 +157,9 @@ class Recorder:
         for event in closed:
             event.wait(max(0.0, end - time.monotonic()))
         self._log.leave(self._followers)
+        for monitor in self._monitors:
+            with failsafe("monitoring may not stop", self._boundary):
+                monitor.close()
         return summarize()
 
     def _settle(self, deadline: float, *, is_last: bool = False) -> None:

@@ -39,9 +39,8 @@ class LogWriter(Follower):
     """
 
     def __init__(self, log: RunLog, files: LogFiles) -> None:
-        super().__init__(log, files, position=0)
+        super().__init__(log, files, position=0, name="run log")
         self.files = files
-        self.name = "run log"
         self._began = self._wrote_at = self._monotonic()
         self.start()
 
@@ -156,17 +155,17 @@ class LogFiles:
         return self._file is not None
 
     def write(self, record: StepRecord) -> None:
-        if self.records is not None:
-            self.records.write(record)
+        self.write_many([record])
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self.records is None:
             return
         if self.records.write_many is not None:
             self.records.write_many(records)
-            return
-        for record in records:
-            self.records.write(record)
+        elif len(records) == 1:
+            self.records.write(records[0])
+        else:
+            raise NotImplementedError  # none written: they come one by one
 
     def write_events(self, happened: Sequence[tuple[int, Event]]) -> None:
         """Appends events, each with its sequence number, or raises having written none."""
@@ -174,8 +173,9 @@ class LogFiles:
         self._start = self._start or text.partition(b"\n")[0] + b"\n"
         if self._file is None:
             self._file = self._opened()
-            text = self._last_sign + text
-        self._file.append(text)
+        self._file.fsync_seconds = getattr(self.records, "fsync_seconds", -1.0)
+        self._file.append(self._last_sign + text)
+        self._last_sign = b""
         if self._spool is not None:
             self._spool.wrote()
 
@@ -218,7 +218,8 @@ class LogFiles:
             # After a move by another program, a new file begins with the start of the process.
             file = AppendOnlyFile(name, "run log", restart=self._start)
             if file.is_alone():
-                self._last_sign = _last_sign(name)
+                if self._spool is None:  # else its time is that of a download
+                    self._last_sign = _last_sign(name)
                 file.cut_torn_line()
                 return file
             file.close()

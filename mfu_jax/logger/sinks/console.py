@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,7 +155,7 @@ def format_window(scalars: Mapping[str, float]) -> str:
         for name in ("median", "p90", "p99")
     )
     return (
-        f"last {scalars['rolling/steps']} measured steps: {seconds}, "
+        f"last {scalars['rolling/steps']} measured steps: {seconds}; means: "
         f"TFLOP/s/device: {readable(scalars.get('rolling/per_device_tflops_per_sec', 0.0))}, "
         f"MFU: {percent(scalars.get('rolling/mfu'))}, HFU: {percent(scalars.get('rolling/hfu'))}"
     )
@@ -170,6 +171,13 @@ _NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 """Label of each number at the start of a line, its metric, and how it is written."""
 
 
+@functools.lru_cache(maxsize=32)  # usually the names of the last step
+def _spans_and_evals(*names: str) -> tuple[list[str], list[str]]:
+    """From a record's scalars: times outside the step, and the results of an eval."""
+    spans = [name for name in names if name.startswith("goodput/") and name.endswith("_seconds")]
+    return spans, [name for name in names if name.startswith("eval/")]
+
+
 def format_step(record: StepRecord) -> str:
     """The line of one step.
 
@@ -182,17 +190,17 @@ def format_step(record: StepRecord) -> str:
     scalars = record.scalars
     parts = [f"completed step: {record.step}"]
     for label, name, text in _NUMBERS:
-        is_unknown = label == "Tokens/s/device" and not scalars.get(name)
-        if name in scalars and not is_unknown:
+        if name in scalars:
             parts.append(f"{label}: {text(scalars[name])}")
     parts.append(f"MFU: {percent(scalars.get('perf/mfu'))}")
     parts.append(f"HFU: {percent(scalars.get('perf/hfu'))}")
+    spans, evals = _spans_and_evals(*scalars)
     parts += [
-        f"{name.removeprefix('goodput/')}: {readable(value)}"
-        for name, value in scalars.items()
-        if name.startswith("goodput/") and name.endswith("_seconds") and value >= 0.001
+        f"{name.removeprefix('goodput/')}: {readable(scalars[name])}"
+        for name in spans
+        if scalars[name] >= 0.001
     ]
-    parts += [f"{name}: {value:.4g}" for name, value in scalars.items() if name[:5] == "eval/"]
+    parts += [f"{name}: {scalars[name]:.4g}" for name in evals]
     if record.kind != "step":
         parts.append(f"[{record.kind}]")
     parts += [f"[! {flag}]" for flag in record.flags]

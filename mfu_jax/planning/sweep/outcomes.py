@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from mfu_jax.errors import UserError
 from mfu_jax.planning.result.plan import Plan
-from mfu_jax.planning.sweep.space import SweepPoint
-from mfu_jax.storage.files import unwritable
-from mfu_jax.util.user_files import read_text
+
+Source = Literal["compiled", "estimated", "ruled out", "invalid", "failed", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """One point of a finished sweep. Unknown numbers are None.
+
+    Attributes:
+        values: swept key → its value as text.
+        source: where the numbers come from. ``estimated``: from compiled neighbours.
+        fits: whether it fits.
+        memory_peak_bytes: per device.
+        step_time_seconds: predicted.
+        tokens_per_sec_per_chip: predicted.
+        mfu: predicted.
+        pareto: Pareto-optimal: no other point that fits needs less memory and is faster.
+        note: why it is invalid, failed or ruled out.
+    """
+
+    values: Mapping[str, str]
+    source: Source
+    fits: bool | None = None
+    memory_peak_bytes: int | None = None
+    step_time_seconds: float | None = None
+    tokens_per_sec_per_chip: float | None = None
+    mfu: float | None = None
+    pareto: bool = False
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The values as ``key=value``."""
+        return " ".join(f"{key}={text}" for key, text in self.values.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +57,6 @@ class Outcome:
         tokens_per_sec_per_chip: predicted; None if refused or not known.
         mfu: predicted.
         hfu: predicted: the share of the step that its matmuls would take at their peak.
-        executed_flops: per device.
     """
 
     fits: bool
@@ -43,7 +68,6 @@ class Outcome:
     tokens_per_sec_per_chip: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-    executed_flops: int | None = None
 
 
 def outcome_of(plan: Plan, batch: float) -> Outcome:
@@ -58,7 +82,6 @@ def outcome_of(plan: Plan, batch: float) -> Outcome:
         tokens_per_sec_per_chip=plan.tokens_per_sec_per_chip,
         mfu=plan.mfu,
         hfu=plan.hfu,
-        executed_flops=plan.executed_flops,
     )
 
 
@@ -109,15 +132,18 @@ def estimate(
     if len(fitting) > 1:
         low, high = _around(fitting, batch)
         seconds = max(_on_line(low, high, "step_time_seconds", batch), min(best, seconds))
+    best = min(best, seconds)
+
+    def scaled(rate: float | None, seconds: float) -> float | None:
+        return None if rate is None else rate * batch / nearest.batch * base / seconds
+
     return EstimatedOutcome(
         peak_bytes=max(round(_peak(batch, fitting, known, alike)), nearest.resident_bytes),
         step_time_seconds=seconds,
-        step_time_at_best=min(best, seconds),
-        tokens_per_sec_per_chip=_scaled(
-            nearest.tokens_per_sec_per_chip, nearest, batch, base, seconds
-        ),
-        at_best=_scaled(nearest.tokens_per_sec_per_chip, nearest, batch, base, min(best, seconds)),
-        mfu=_scaled(nearest.mfu, nearest, batch, base, seconds),
+        step_time_at_best=best,
+        tokens_per_sec_per_chip=scaled(nearest.tokens_per_sec_per_chip, seconds),
+        at_best=scaled(nearest.tokens_per_sec_per_chip, best),
+        mfu=scaled(nearest.mfu, seconds),
     )
 
 
@@ -155,75 +181,8 @@ def _on_line(low: Outcome, high: Outcome, name: str, batch: float) -> float:
     return float(first + (second - first) * (batch - low.batch) / (high.batch - low.batch))
 
 
-def _scaled(
-    rate: float | None, nearest: Outcome, batch: float, base: float, seconds: float
-) -> float | None:
-    return None if rate is None else rate * batch / nearest.batch * base / seconds
-
-
-_MOST_BYTES = 2**26
-_EXPECTED = "the state of a sweep; usually another file; pass another state=FILE"
-
-
-class StateFile:
-    """Reads and appends outcomes.
-
-    Args:
-        path: path of the file, which need not exist.
-        identity: identifies the sweep. A file of another sweep is an error.
-
-    Raises:
-        UserError: the file belongs to another sweep, is not a state file, or is not writable.
-    """
-
-    def __init__(self, path: Path, identity: str) -> None:
-        self.path = path
-        self.identity = identity
-        self.outcomes = self._read()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(path, "state", error) from None
-
-    def add(self, point: SweepPoint, outcome: Outcome) -> None:
-        """Appends a point, which is on disk when this returns.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
-        held = {"point": point.pairs, "outcome": dataclasses.asdict(outcome)}
-        start = b"" if self.path.exists() else json.dumps({"sweep": self.identity}).encode()
-        try:
-            with open(self.path, "ab") as file:
-                # Newline first, because a killed process may have left half a line.
-                file.write(start + b"\n" + json.dumps(held).encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise unwritable(self.path, "state", error) from None
-
-    def _read(self) -> dict[SweepPoint, Outcome]:
-        if not self.path.exists():
-            return {}
-        lines = read_text(str(self.path), _EXPECTED, _MOST_BYTES).splitlines()
-        if not lines:
-            return {}
-        if _parsed(lines[0]).get("sweep") != self.identity:
-            raise UserError(
-                f"state {str(self.path)!r} is of another sweep: its keys, chips, flags or versions "
-                "differ; pass another state=FILE, or delete it"
-            )
-        return dict(_outcome(_parsed(line)) for line in lines[1:] if _parsed(line))
-
-
-def _parsed(line: str) -> Mapping[str, Any]:
-    """A parsed line; empty if broken: a killed process may leave half a line."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _outcome(line: Mapping[str, Any]) -> tuple[SweepPoint, Outcome]:
-    return SweepPoint(tuple((key, text) for key, text in line["point"])), Outcome(**line["outcome"])
+def speed(point: Outcome | SweepRow) -> float:
+    """Tokens per second, or steps per second if the tokens are not known."""
+    if point.tokens_per_sec_per_chip:
+        return point.tokens_per_sec_per_chip
+    return 1 / point.step_time_seconds if point.step_time_seconds else 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mfu_jax.planning.sweep.running import SweepResult, SweepRow, fastest_first
+from mfu_jax.planning.sweep.outcomes import SweepRow
+from mfu_jax.planning.sweep.running import SweepResult, fastest_first
 from mfu_jax.util.formatting import columns, percent
 
 _WIDTH, _HEIGHT = 64, 14
@@ -16,10 +17,9 @@ _VERDICT = {True: "fits", False: "too large", None: "?"}
 def render_sweep(result: SweepResult) -> str:
     """The sweep for the console."""
     compiled = sum(row.source == "compiled" for row in result.rows)
-    before = f" ({result.resumed} of them earlier)" if result.resumed else ""
     return "\n".join(
         [
-            f"{result.target}: {len(result.rows)} points, {compiled} compiled{before}, "
+            f"{result.target}: {len(result.rows)} points, {compiled} compiled, "
             f"{result.memory_limit_bytes / _GIB:.2f} GiB a device",
             *_table(result),
             *_plot(result.rows),
@@ -38,7 +38,7 @@ def _table(result: SweepResult) -> list[str]:
     rest = len(result.rows) - len(shown)
     why = {row.note: row for row in result.rows if row.source in ("failed", "invalid") and row.note}
     lines += [f"  … and {rest} more; --json has all"] * bool(rest)
-    return lines + [f"  {_named(row)}: {note}" for note, row in why.items()]
+    return lines + [f"  {row.name}: {note}" for note, row in why.items()]
 
 
 def _cells(row: SweepRow) -> tuple[str, ...]:
@@ -50,10 +50,6 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
     )
     star = " *" if row.pareto else ""
     return (_VERDICT[row.fits], *numbers, f"{row.source}{star}")
-
-
-def _named(row: SweepRow) -> str:
-    return " ".join(f"{key}={text}" for key, text in row.values.items())
 
 
 def _plot(rows: Sequence[SweepRow]) -> list[str]:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mfu_jax.planning.sweep.outcomes import EstimatedOutcome, Outcome, estimate
+from mfu_jax.planning.sweep.outcomes import EstimatedOutcome, Outcome, estimate, speed
 from mfu_jax.planning.sweep.space import SweepPoint
 
 REMAT = "remat_policy"
@@ -81,7 +81,7 @@ class Search:
     def best(self) -> SweepPoint | None:
         """The fastest compiled point that fits."""
         fitting = [point for point, outcome in self.outcomes.items() if outcome.fits]
-        return max(fitting, key=lambda p: _speed(self.outcomes[p]), default=None)
+        return max(fitting, key=lambda p: speed(self.outcomes[p]), default=None)
 
     def estimate(self, point: SweepPoint) -> EstimatedOutcome | None:
         """The estimate for a point that was not compiled."""
@@ -159,7 +159,7 @@ class Search:
         reached = self.outcomes[best]
         found = self.estimate(self._farthest(point))
         if found is not None:
-            return (found.at_best or 1 / found.step_time_at_best) > _speed(reached)
+            return (found.at_best or 1 / found.step_time_at_best) > speed(reached)
         mine, theirs = self.analytic[point].executed_flops, self.analytic[best].executed_flops
         if mine is None or theirs is None or not same_but_remat(point, best):
             return True
@@ -205,10 +205,3 @@ def _needs_more(one: SweepPoint, other: SweepPoint) -> bool:
 def _rank(values: Mapping[str, str]) -> int | None:
     policy = values.get(REMAT, "")
     return _THRIFT.index(policy) if policy in _THRIFT else None
-
-
-def _speed(outcome: Outcome) -> float:
-    """Tokens per second, or steps per second if the tokens are not known."""
-    if outcome.tokens_per_sec_per_chip:
-        return outcome.tokens_per_sec_per_chip
-    return 1 / outcome.step_time_seconds if outcome.step_time_seconds else 0.0

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Sequence
 from statistics import median
 
-from mfu_jax.flops.executed.hlo.shapes import dtype_bits
+from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.executed.records import ArrayShape
 from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.advice.stats import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.hlo.shapes import dtype_bits
+from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord
 from mfu_jax.profiling.advice.stats import (
     ProfileStats,

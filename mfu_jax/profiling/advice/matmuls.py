@@ -7,7 +7,7 @@ from collections.abc import Set
 from statistics import median
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.hlo.shapes import dtype_bits
+from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.executed.records import InstructionRecord, MatmulShape
 from mfu_jax.flops.names import MASKED_PAIRS
 from mfu_jax.profiling.advice.stats import (

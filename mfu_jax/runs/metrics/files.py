@@ -10,7 +10,7 @@ import itertools
 import operator
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +82,15 @@ class MetricsRun:
             warmup_steps: steps to exclude after each start, unless the file marks them.
         """
         statistics, left_out, loss = StepStatistics(), Counter[str](), None
-        measured = []
         for kind, segment in self.segments(warmup_steps=warmup_steps):
             if losses := segment.columns.get("learning/loss"):
                 loss = losses[-1]
             if kind == "step":
                 statistics.add_many(segment.columns)
-                measured.append(segment.columns)
             else:
                 left_out[kind] += len(segment.numbers)
         return Summary(
-            **statistics.fields() | _rates(measured),
+            **statistics.fields(),
             warmup_steps=left_out["warmup"],
             compile_steps=left_out["compile"],
             last_loss=loss,
@@ -126,23 +124,6 @@ class MetricsRun:
     ) -> MetricsRun:
         """The same run with `change` applied to the scalars of every step."""
         return dataclasses.replace(self, steps=self.steps.changed(change))
-
-
-def _rates(measured: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float | None]:
-    """Rates of the steps with known amounts: a file may lack them while the batch grows.
-
-    Args:
-        measured: steps, by metric; an amount of 0 means unknown.
-    """
-    rates: dict[str, float | None] = {}
-    for amount in ("tokens", "tflops"):
-        total = seconds = 0.0
-        for columns in measured:
-            known = columns.get(f"perf/per_device_{amount}", ())
-            total += sum(known)
-            seconds += sum(itertools.compress(columns[STEP_SECONDS], known))
-        rates[f"{amount}_per_sec_per_device"] = total / seconds if seconds else None
-    return rates
 
 
 def read_metrics(path: str | Path) -> MetricsRun:

@@ -96,7 +96,7 @@ def _numbers(run: RunData) -> list[tuple[str, str, float | None]]:
         ("HFU", percent(summary.hfu), summary.hfu),
         ("goodput", percent(time.goodput), time.goodput),
         ("effective MFU", percent(time.effective_mfu), time.effective_mfu),
-        ("step time", _seconds(summary.median_seconds), summary.median_seconds),
+        ("median step time", _seconds(summary.median_seconds), summary.median_seconds),
         ("tokens/s/device", f"{tokens:,.1f}" if tokens else "n/a", tokens or None),
         ("steps", f"{run.answer['steps']:,}", run.answer["steps"]),
         ("wall clock", _span(time.wall_seconds), time.wall_seconds),
@@ -118,7 +118,7 @@ def _span(seconds: float | None) -> str:
 def _about(run: RunData) -> str:
     """Where the numbers come from, and what they refer to."""
     values = run.setup.values
-    peak = run.answer["peak"] or values.get("peak of one device") or "peak not logged"
+    peak = run.answer["peak"] or "peak not logged"
     tflops = run.answer["reported_tflops"]
     model = f"model {readable(tflops)} TFLOP per step and device" if tflops else "model not logged"
     if run.setup.convention:

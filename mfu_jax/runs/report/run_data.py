@@ -227,8 +227,8 @@ def read_run_data(run: str, options: Options) -> RunData:
             f"has 0.000 for its times; pass warmup_steps=0, or the metrics file instead of the log"
         )
     time = time.with_utilization(summary.mfu, summary.hfu)
-    answer = _answer(metrics, summary, options.peak, reported, model.conventions)
     setup, processes = read_setup(metrics.path), read_processes(metrics.path)
+    answer = _answer(metrics, summary, reported, model.conventions)
     return RunData(
         metrics=metrics,
         time=time,
@@ -237,6 +237,8 @@ def read_run_data(run: str, options: Options) -> RunData:
         processes=processes,
         counted=model,
         answer=answer
+        | _peak(options.peak, setup)
+        | _process_totals(metrics, time)
         | _time(time, summary)
         | {"hosts": processes.answer if processes else None, "collective_waits": None},
         options=options,
@@ -267,7 +269,6 @@ def _recounted(run: MetricsRun, options: Options) -> tuple[MetricsRun, float, Mo
 def _answer(
     run: MetricsRun,
     summary: Summary,
-    peak: hardware.Peak | None,
     reported: float,
     conventions: Mapping[str, float],
 ) -> dict[str, Any]:
@@ -283,8 +284,6 @@ def _answer(
         "restarts": run.restarts,
         "unreadable_lines": run.unreadable,
         "repeated_lines": run.repeated,
-        "peak_tflops_per_device": None if peak is None else peak.tflops_per_sec,
-        "peak": None if peak is None else str(peak),
         **summary.to_json(),
         "reported_tflops": reported,
         "gpu": dict(run.gpu) or None,
@@ -292,6 +291,30 @@ def _answer(
             name: {"tflops": tflops, "mfu": mfu(tflops)} for name, tflops in conventions.items()
         },
     }
+
+
+def _peak(given: hardware.Peak | None, setup: Setup) -> dict[str, Any]:
+    """The peak that MFU refers to: the options', else the run's own."""
+    if given is not None:
+        return {"peak_tflops_per_device": given.tflops_per_sec, "peak": str(given)}
+    return {"peak_tflops_per_device": setup.peak_tflops, "peak": setup.peak}
+
+
+_OF_A_PROCESS = (
+    *("compile_seconds", "compile_count", "total_seconds", "seconds_by_use", "shares"),
+    *("train_fraction", "clock_jumps", "dropped_records", "dropped_by_sink", "flags", "phases"),
+)
+"""Fields of a `Summary` that metrics files do not have."""
+
+
+def _process_totals(run: MetricsRun, time: RunTime) -> dict[str, Any]:
+    """What process 0 logged at its end; None if it was restarted, or logged nothing."""
+    is_one = run.path != "-" and len(time.attempts) == 1
+    logged = logged_summary(run.path) if is_one else {}
+    totals = {name: logged.get(name) for name in _OF_A_PROCESS}
+    if totals["compile_seconds"] is None:
+        totals["compile_seconds"] = time.time.get("compile")
+    return totals
 
 
 def _time(run: RunTime, summary: Summary) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from mfu_jax.logger.run_log.events import SETUP
 from mfu_jax.runs.metrics.run_files import read_beside
 
 _DEVICES = re.compile(r"(\d+) × (.*)")
+_PEAK = re.compile(r"([\d.e+-]+) TFLOP/s")
 _CONVENTION = re.compile(r"\((\w+)[:;)]")
 
 
@@ -37,6 +38,17 @@ class Setup:
         """The job's number of JAX devices, if logged."""
         found = _DEVICES.match(str(self.values.get("devices", "")))
         return int(found[1]) if found else None
+
+    @property
+    def peak(self) -> str | None:
+        """The peak of one device, with its dtype and source; None if not known."""
+        return str(self.values["peak of one device"]) if self.peak_tflops else None
+
+    @property
+    def peak_tflops(self) -> float | None:
+        """The same in TFLOP/s."""
+        found = _PEAK.match(str(self.values.get("peak of one device", "")))
+        return float(found[1]) if found else None
 
     @property
     def convention(self) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.runs.goodput.run_time import CATEGORIES
+from mfu_jax.runs.goodput.run_time import CATEGORIES, Attempt
 from mfu_jax.runs.goodput.wall_clock import read_run
 from tests.campaigns.kills.truth import Seen, truth_of
 
@@ -18,7 +18,6 @@ _MOST_SECONDS, _MOST_SHARE = 0.2, 0.01
 # A kill takes the numbers, not the time, of the steps that were not yet written together, and of
 # those that ended while the last batch was on its way to the file.
 _UNSEEN_SECONDS = LoggerConfig().write_period_seconds + 0.1
-
 # A process that lived for longer has a run log; one that was killed before has been down time.
 _NOTED_SECONDS = 1.0
 
@@ -49,12 +48,15 @@ class Errors:
         starts: of processes.
         signals: how many of each hit a living process.
         categories: of all processes, by name.
+        unseen: for each kill of a process 0, seconds since the end of the first step that has no
+            number, and how many there are.
         wrong: broken promises, a line each.
     """
 
     starts: int
     signals: Counter[str]
     categories: dict[str, list[Category]]
+    unseen: list[tuple[float, int]]
     wrong: list[str]
 
     @classmethod
@@ -68,6 +70,7 @@ class Errors:
                 name: [one for job in found for one in job.categories[name]]
                 for name in found[0].categories
             },
+            unseen=[one for job in found for one in job.unseen],
             wrong=[line for job in found for line in job.wrong],
         )
 
@@ -106,8 +109,27 @@ def compare(run_folder: Path, seen: list[list[Seen]]) -> Errors:
         starts=sum(map(len, seen)),
         signals=Counter(one.told for attempts in seen for one in attempts if one.told),
         categories=categories,
+        unseen=_unseen(run.attempts, seen[0]),
         wrong=[f"{name}: {line}" for line in wrong],
     )
+
+
+def _unseen(attempts: Iterable[Attempt], seen: list[Seen]) -> list[tuple[float, int]]:
+    """What each kill left without a number; see `Errors`."""
+    last = {
+        number: attempt.last_step
+        for attempt in attempts
+        for number, one in enumerate(seen)
+        if attempt.last_step is not None and one.start < attempt.end <= one.end + _MOST_SECONDS
+    }
+    found = []
+    for number, one in enumerate(seen):
+        ends = [
+            at for at, event, step in one.marks if event == "-step" and step > last.get(number, -1)
+        ]
+        if one.killed is not None and ends:
+            found.append((one.killed - ends[0], len(ends)))
+    return found
 
 
 def _last_steps(seen: Seen) -> int:
@@ -134,5 +156,11 @@ def table(found: Errors) -> str:
         worst = max(all_of_it, key=lambda one: one.of_allowed)
         truth = sum(one.truth for one in all_of_it)
         lines.append(f"{name:<12}{truth:10.1f} s{worst.error:12.3f} s{worst.of_allowed:12.0%}")
+    if found.unseen:
+        age, count = max(found.unseen)
+        lines.append(
+            f"{sum(n for _, n in found.unseen)} steps without a number after "
+            f"{len(found.unseen)} kills; {count} after one, the first of them {age:.3f} s before it"
+        )
     allowed = f"{_MOST_SHARE:.0%} or {_MOST_SECONDS} s"
     return "\n".join([*lines, *(found.wrong or [f"every category within {allowed}"])])

@@ -114,12 +114,14 @@ def test_costs_add_and_what_is_unknown_stays_unknown() -> None:
     one = StepCost(model_flops_per_device=3, executed_flops_per_device=4, peak_flops_per_sec=10.0)
     both = add_costs([one, one])
     assert (both.model_flops_per_device, both.executed_flops_per_device) == (6, 8)
-    assert both.utilization(1.0) == {"perf/mfu": 0.6, "perf/hfu": 0.8}
+    rates = both.rates(1.0)
+    assert (rates["perf/mfu"], rates["perf/hfu"]) == (0.6, 0.8)
+    assert "perf/mbu" not in rates
     faster = StepCost(
         model_flops_per_device=30, executed_flops_per_device=40, peak_flops_per_sec=100.0
     )
     # 3 FLOPs at 10 a second and 30 at 100 a second take 0.6 seconds at best.
-    assert add_costs([one, faster]).utilization(1.0)["perf/mfu"] == pytest.approx(0.6)
+    assert add_costs([one, faster]).rates(1.0)["perf/mfu"] == pytest.approx(0.6)
     unknown = StepCost(model_flops_per_device=3, peak_flops_per_sec=10.0)
     assert add_costs([one, unknown]).executed_flops_per_device is None
 

@@ -72,7 +72,7 @@ def test_an_eval_is_part_of_its_steps_record_and_of_no_steps_time() -> None:
     assert run.sink.scalar("eval/avg_loss") == [None, 2.5, None]
     assert run.sink.scalar("goodput/eval_seconds") == [None, 30.0, None]
     assert summary.seconds_by_use == {"train": 3.0, "eval": 30.0, "other": 0.0}
-    assert summary.goodput == 3.0 / 33.0
+    assert summary.train_fraction == 3.0 / 33.0
 
 
 def test_an_eval_that_comes_late_tells_of_which_step_it_is() -> None:

@@ -105,6 +105,8 @@ def test_a_line_of_another_writer_needs_only_a_step_and_a_time() -> None:
     assert record_of({"step": 1, "unix_seconds": 2.0}) == StepRecord(
         step=1, unix_seconds=2.0, scalars={}
     )
+    values = {"step": 1, "unix_seconds": 2.0, "x": 1, "run": "a", "y": None, "z": [1]}
+    assert record_of(values).scalars == {"x": 1}
     with pytest.raises(KeyError):
         record_of({"unix_seconds": 2.0})
 

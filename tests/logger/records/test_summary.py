@@ -54,7 +54,8 @@ def test_steps_of_several_costs_add_up() -> None:
     assert fields["mfu"] == (0.5 + 0.5 + 1.5) / 8.0
     assert "hfu" not in fields
     added.add(2.0, StepRates(StepCost(model_flops_per_device=None)))
-    assert "tflops_per_sec_per_device" not in added.fields()  # not known of every step
+    assert added.fields()["tflops_per_sec_per_device"] == 7.0 / 8.0  # of the steps that tell it
+    assert added.fields()["tokens_per_sec_per_device"] == 250 / 8.0
     assert added.fields()["mfu"] == (0.5 + 0.5 + 1.5) / 8.0
 
 
@@ -69,11 +70,33 @@ def test_rates_are_totals_over_total_time_not_means_of_rates() -> None:
     assert fields["median_seconds"] == fields["mean_seconds"] == 2.0
 
 
+def test_a_logger_and_a_reader_of_its_file_have_the_same_rates() -> None:
+    """The batch grows, and one step's tokens are not told."""
+    costs = [
+        StepCost(model_flops_per_device=flops, tokens_per_device=tokens, peak_flops_per_sec=4e12)
+        for flops, tokens in ((2 * 10**12, 100), (None, 0), (3 * 10**12, 150))
+    ]
+    added, lines = StepStatistics(), []
+    for seconds, cost in zip((1.0, 2.0, 4.0), costs, strict=True):
+        added.add(seconds, StepRates(cost))
+        lines.append(StepRates(cost).at(seconds))
+    assert "perf/per_device_tokens" not in lines[1]
+    assert "perf/per_device_tokens_per_sec" not in lines[1]
+    assert statistics(*lines) == added.fields()
+    assert added.fields()["tokens_per_sec_per_device"] == 250 / 5.0
+
+
+def test_without_tokens_there_is_no_rate_of_tokens() -> None:
+    added = StepStatistics()
+    added.add(1.0, StepRates(StepCost(model_flops_per_device=10**12)))
+    assert "tokens_per_sec_per_device" not in added.fields()
+
+
 def test_shares_add_up_to_one() -> None:
     uses = {"train": 6.0, "eval": 1.0, "data_wait": 0.5, "other": 0.5}
     summary = Summary(steps=1, total_seconds=8.0, seconds_by_use=uses)
     assert summary.shares == {"train": 0.75, "eval": 0.125, "data_wait": 0.0625, "other": 0.0625}
-    assert summary.goodput == 0.75
+    assert summary.train_fraction == 0.75
 
 
 def test_the_text_tells_what_was_measured_and_what_was_left_out() -> None:
@@ -89,12 +112,12 @@ def test_the_text_tells_what_was_measured_and_what_was_left_out() -> None:
         flags={"mfu_over_1": 1},
     ).render()
     assert "2 measured steps (2 compile and 1 warm-up steps kept out)" in text
-    assert "median 0.500 s, p90 0.500 s, p99 0.500 s" in text
-    assert "6.000 TFLOP/s/device, 200.0 tokens/s/device" in text
-    assert "MFU 40.0%, HFU 50.0%" in text
+    assert "mean 0.500 s, median 0.500 s, p90 0.500 s, p99 0.500 s" in text
+    assert "mean 6.000 TFLOP/s/device, 200.0 tokens/s/device" in text
+    assert "mean MFU 40.0%, HFU 50.0%" in text
     assert "2.5000" in text
     assert "4.000 s for 3 executables" in text
-    assert "8.000 s: train 75.0%, compile 25.0%" in text
+    assert "8.000 s of this process: train 75.0%, compile 25.0%" in text
     assert "mfu_over_1 in 1 steps" in text
 
 
@@ -108,7 +131,7 @@ def test_a_run_without_a_measured_step_has_a_summary_too() -> None:
     summary = Summary(steps=0, warmup_steps=2)
     assert summary.render() == "summary: 0 measured steps (2 warm-up steps kept out)"
     assert summary.shares == {}
-    assert summary.goodput is None
+    assert summary.train_fraction is None
 
 
 def test_json_has_every_field_and_is_valid_with_a_nan_loss() -> None:
@@ -124,7 +147,7 @@ def test_json_has_every_field_and_is_valid_with_a_nan_loss() -> None:
     assert values["hfu"] is None
     assert values["last_loss"] == "nan"
     assert values["shares"] == {"train": 0.5, "other": 0.5}
-    assert values["goodput"] == 0.5
+    assert values["train_fraction"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -317,14 +317,30 @@ def test_a_fork_writes_nothing_to_its_parents_log(tmp_path: Path) -> None:
 
 def test_an_object_stores_log_goes_on_after_a_restart(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
+    closed = []
     for _ in range(2):
         log = RunLog("memory://logs/metrics.jsonl")
         log.stop("SIGTERM")
         log.close()
+        closed.append(time.time())
     from mfu_jax.storage.addresses import Address
 
     lives, notes = read_attempts_of(Address("memory://logs/metrics.jsonl"))
     assert ([life.how for life in lives], notes) == (["SIGTERM", "SIGTERM"], [])
+    assert lives[0].alive + lives[0].offset <= closed[0], "not the time of a download"
+
+
+def test_a_process_tells_when_the_one_before_it_was_last_alive(tmp_path: Path) -> None:
+    alive = []
+    for _ in range(2):
+        log = RunLog(tmp_path / "metrics.jsonl")
+        log.stop("SIGTERM")
+        log.close()
+        alive.append(time.time() + 10.0)
+        os.utime(tmp_path / NAME, (alive[-1], alive[-1]))
+    lives, notes = read_attempts_of(tmp_path / "metrics.jsonl")
+    assert ([life.how for life in lives], notes) == (["SIGTERM", "SIGTERM"], [])
+    assert [life.alive + life.offset for life in lives] == pytest.approx(alive, abs=0.01)
 
 
 def test_a_wait_that_lasts_is_told_while_it_does(tmp_path: Path) -> None:
@@ -361,3 +377,26 @@ def test_a_loop_that_goes_back_loses_the_steps_that_it_does_again(tmp_path: Path
     run = read_run(tmp_path)
     assert (run.steps, run.lost_steps, run.restarts) == (5, 2, 0)
     assert run.time["lost_steps"] == pytest.approx(lost, abs=1e-5)
+
+
+def test_the_setting_for_power_cuts_holds_for_events_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: set[str] = set()
+    flush = os.fsync
+
+    def note(descriptor: int) -> None:
+        flushed.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flush(descriptor)
+
+    path = tmp_path / "metrics.jsonl"
+    logger = MetricLogger(sinks=[JsonlSink(path, fsync_seconds=0.0)], write_period_seconds=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", note)
+        logger.record(0, {"loss": 1.0}, step_time_seconds=1.0)
+        logger.record(1, {"loss": 1.0}, step_time_seconds=1.0)
+        deadline = time.monotonic() + 30
+        while not {str(path), str(tmp_path / NAME)} <= flushed:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    logger.close()

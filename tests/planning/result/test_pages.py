@@ -9,8 +9,6 @@ from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.result.page import plan_page
 from mfu_jax.planning.result.plan import StepWork
 from mfu_jax.planning.result.planner import make_plan
-from mfu_jax.planning.sweep.page import sweep_page
-from mfu_jax.planning.sweep.running import SweepResult, SweepRow
 from mfu_jax.planning.targets import parse_target
 from tests.support.paths import RECORDED
 
@@ -59,34 +57,3 @@ def test_a_plan_that_does_not_fit_has_a_page():
     page = plan_page(Plan(target="<b>8 chips</b>", chips=8, fits=False, notes=("a <note>",)))
     assert "does not fit" in page
     assert "<b>8 chips" not in page
-
-
-def _result(*rows):
-    return SweepResult(
-        target="8 chips", memory_limit_bytes=2**35, rows=rows, winner=rows[0], flags="a=<b>",
-        compiles=1, resumed=0,
-    )  # fmt: skip
-
-
-def _row(**changes):
-    known = {"memory_peak_bytes": 2**30, "tokens_per_sec_per_chip": 100.0, "fits": True}
-    return SweepRow(values={"a": "<i>", "b": "2"}, **{"source": "compiled", **known, **changes})
-
-
-def test_points_that_fit_are_drawn():
-    rows = (
-        _row(pareto=True),
-        _row(source="estimated", memory_peak_bytes=2**31),
-        _row(fits=False),
-        _row(source="unknown", fits=None, memory_peak_bytes=None, tokens_per_sec_per_chip=None),
-    )
-    page = sweep_page(_result(*rows))
-    assert len(re.findall(r'<circle[^>]*class="compiled"', page)) == 1
-    assert len(re.findall(r'<circle[^>]*class="estimated"', page)) == 1
-    assert page.count("<tr>") == 1 + len(rows)
-    assert "<i>" not in page
-    assert "a=&lt;b&gt;" in page
-
-
-def test_a_sweep_without_a_time_has_a_page():
-    assert "No point that fits has a time" in sweep_page(_result(_row(fits=False)))

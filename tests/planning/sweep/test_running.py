@@ -7,7 +7,6 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation.compiling import NoCompilerError
-from mfu_jax.planning.sweep.outcomes import StateFile
 from mfu_jax.planning.sweep.running import Sweep, run
 from mfu_jax.planning.sweep.space import SweepPoint, split
 from tests.support.planned_models import GIB, LIMIT, Model
@@ -97,28 +96,6 @@ def test_estimates_on_a_line_are_exact():
     assert row.source == "estimated"
     assert row.memory_peak_bytes == (8 + 4 + 3 * 5) * GIB
     assert row.step_time_seconds == pytest.approx(0.2 + 3 * 0.74)
-
-
-def test_a_killed_sweep_goes_on(tmp_path):
-    path = tmp_path / "state.jsonl"
-    first = Compiler(at=4, error=KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        run(_sweep(first), StateFile(path, "this"))
-    with open(path, "a") as file:
-        file.write('\n{"point": [["remat_po')  # a line of a killed process
-    second = Compiler()
-    result = run(_sweep(second), StateFile(path, "this"))
-    assert result.resumed == 3
-    assert not set(first.points) & set(second.points)
-    assert len(first.points) + len(second.points) == run(_sweep(Compiler())).compiles
-    assert result.winner.values == {"remat_policy": "minimal", "per_device_batch_size": "4"}
-
-
-def test_a_state_of_another_sweep_is_refused(tmp_path):
-    path = tmp_path / "state.jsonl"
-    run(_sweep(Compiler()), StateFile(path, "this"))
-    with pytest.raises(UserError, match="of another sweep"):
-        StateFile(path, "that")
 
 
 def test_the_budget_ends_a_sweep():

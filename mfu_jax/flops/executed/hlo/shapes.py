@@ -8,18 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mfu_jax.flops.count import dtype_bits
+
 _FAST_MEMORY = re.compile(r"S\([1-9]\d*\)")
-# Bits per element. `pred` takes a whole byte; tokens and opaque handles have no size.
-_BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
-
-
-@functools.lru_cache(maxsize=256)
-def dtype_bits(dtype: str) -> int:
-    """Bits of one element: ``bf16`` → 16, ``s4`` → 4, ``f8e4m3fn`` → 8."""
-    if dtype in _BITS:
-        return _BITS[dtype]
-    match = re.match(r"[a-z]+(\d+)", dtype)
-    return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,8 @@ def compare_flops(
         attention = Fraction(getattr(model, "activations", 0), devices)
         complex_products = Fraction(model.complex_products, devices)
         beyond = getattr(model, "overheads", {})
-        overheads = {k: round(Fraction(n, devices)) for k, n in beyond.items()} | (overheads or {})
+        ours = {label: round(Fraction(flops, devices)) for label, flops in beyond.items()}
+        overheads = {**ours, **(overheads or {})}
         model = Fraction(model.forward + model.backward, devices)
     evidence = StepCounts(
         model=round(model),

@@ -186,8 +186,6 @@ class _ReplicaWalk:
         computation = self.module[name]
         if list in map(type, operands):
             return self.run(computation, operands)
-        if computation.mixes:
-            return self._whole(operands)
         key = (name, tuple(map(id, operands)))
         if key not in self.called:
             self.called[key] = self.run(computation, operands)

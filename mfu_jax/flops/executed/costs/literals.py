@@ -96,6 +96,8 @@ class Literals:
         if source.opcode == "constant":
             text = self._constant(frame, source)
             return constant_value(text, source.shape) if text else None
+        if source.opcode == "iota":  # its error comes before that of a damaged text's operands
+            source.one_integer("iota_dimension", below=len(source.shape.dims))
         compute = compile_instruction(
             self.dataflow.module,
             frame.computation,

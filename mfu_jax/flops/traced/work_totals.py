@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.scopes import FlopPhase
+from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.util.jax_internals import user_frames
 
 
@@ -25,6 +26,7 @@ class MatmulKind(NamedTuple):
         has_input: whether one operand is a parameter (or an input of the model).
         is_batched: whether both operands have a batch dimension.
         scores: numbers of the `Score`s that it computes or uses.
+        kept: the pairs that it needs of the masked scores that it uses.
     """
 
     phase: FlopPhase
@@ -35,6 +37,7 @@ class MatmulKind(NamedTuple):
     has_input: bool
     is_batched: bool
     scores: tuple[int, ...] = ()
+    kept: KeptPairs | None = None
 
 
 @dataclass

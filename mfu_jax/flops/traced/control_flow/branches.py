@@ -44,11 +44,11 @@ class SettledWork:
             for number in matmul.scores:
                 made_by.setdefault(number, matmul)
         # A parameter's gradient is also a product of activations, but it has no pairs to mask.
-        self._masks = {
-            number: kept
-            for number, kept in masks.items()
-            if (maker := made_by.get(number))
-            and (maker.has_input or self.operands[maker] == "activations")
+        self._masks = masks
+        self._real_scores = {
+            number
+            for number, maker in made_by.items()
+            if maker.has_input or self.operands[maker] == "activations"
         }
         self.flops = totals.settled(self._rank)
 
@@ -58,9 +58,9 @@ class SettledWork:
 
     def kept_pairs(self, matmul: MatmulKind) -> KeptPairs | None:
         """The pairs that the mask over a matmul's scores keeps; None without a mask."""
-        seen = [self._masks[number] for number in matmul.scores if number in self._masks]
-        if seen and matmul.phase in MODEL_PHASES:
-            return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)
+        real = self._real_scores.intersection(matmul.scores)
+        if real and matmul.phase in MODEL_PHASES:
+            return matmul.kept or next((self._masks[n] for n in real if n in self._masks), None)
         return None
 
     def _exact(self, matmul: MatmulKind, flops: int) -> int:

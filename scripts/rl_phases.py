@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 import mfu_jax
-from mfu_jax.flags import add_arguments, from_mapping
+from mfu_jax.flags import add_arguments, from_arguments
 from mfu_jax.instrumentation.assembly import logger_of
 from mfu_jax.settings import Settings, parse_steps
 
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--iterations", type=int, default=60)
     add_arguments(parser)
     options = parser.parse_args(arguments)
-    settings = from_mapping(vars(options), strict=False)
+    settings = from_arguments(options)
 
     params = make_params(jax.random.key(0))
     learner = Learner(params, optimizer.init(params))

@@ -17,8 +17,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiler_flags import compiler_flags
-from mfu_jax.planning.compilation.compiling import Limits, Request
+from mfu_jax.planning.compilation.compiling import Limits, Request, compiler_flags
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import Target, parse_target
@@ -117,20 +116,19 @@ def _lowered(
             abstract = _split(abstract, target.devices)
             notes = (f"no argument has a sharding: each is split over {target.devices} devices",)
     if math.prod(axes.values()) != target.devices:
-        raise UserError(
-            f"the mesh of the step's arguments, {dict(axes)}, has {math.prod(axes.values())} "
-            f"devices; expected {target.devices}, those of {target}; usually the mesh of this "
-            "machine; pass shardings on a jax.sharding.AbstractMesh of that size"
-        )
+        raise _wrong_mesh(f"the mesh of its arguments has {math.prod(axes.values())}", target)
     text = _text(jitted, abstract, target)
     found = _PARTITIONS.search(text)
     if found and int(found[1]) != target.devices:
-        raise UserError(
-            f"the step is lowered for {found[1]} devices; expected {target.devices}, those of "
-            f"{target}; usually in_shardings of the jit, or a mesh inside the step, of this "
-            "machine; build them on a jax.sharding.AbstractMesh of that size"
-        )
+        raise _wrong_mesh(f"it is lowered for {found[1]}", target)
     return text, axes, abstract, notes
+
+
+def _wrong_mesh(seen: str, target: Target) -> UserError:
+    return UserError(
+        f"the step: {seen} devices; expected {target.devices}, those of {target}; usually a mesh "
+        "of this machine; build its shardings on a jax.sharding.AbstractMesh of that size"
+    )
 
 
 def _of_arrays(
@@ -168,8 +166,7 @@ def _text(jitted: Any, abstract: tuple[Any, ...], target: Target) -> str:
     except Exception as error:  # whatever the step raises when it is traced
         raise UserError(
             f"the step cannot be lowered for {target.platform}: {type(error).__name__}: "
-            f"{first_line(error)}; expected one that jax.jit traces on abstract arrays; usually "
-            "wrong arguments, or a kernel of another platform"
+            f"{first_line(error)}; usually wrong arguments, or a kernel of another platform"
         ) from error
     return str(lowered.as_text(debug_info=True))
 

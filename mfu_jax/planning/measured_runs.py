@@ -262,13 +262,8 @@ def judged(plan: Plan, run: MeasuredRun) -> Plan:
     verdict = " and may then not fit" if is_over else ""
     if is_over and plan.is_short_of_memory:
         plan = replace(plan, fits=False)
-        verdict = (
-            " and is taken not to fit, as the reference model's fits only because the compiler "
-            "recomputes matmuls"
-        )
+        verdict = " and is taken not to fit, as the compiler already recomputes matmuls"
     return plan.with_notes(
-        "the memory is that of the reference model's step; MaxText's may need up to "
-        f"{more / 2**30:,.3g} GiB more{verdict}: its loss has logits, exponentials, one-hot "
-        "targets and gradients in float32, of which XLA may keep none or all; "
-        "maxtext_python=FILE plans it"
+        "the memory is that of the reference model's step; the loss of MaxText's may need up to "
+        f"{more / 2**30:,.3g} GiB more{verdict}; maxtext_python=FILE plans it"
     )

@@ -19,10 +19,12 @@ from mfu_jax.flops.analytic.totals import (
     flops_breakdown,
     model_flops_per_device,
 )
+from mfu_jax.planning.compilation.compiling import Request
 from mfu_jax.planning.measured_runs import DEFAULT_STEP, FIXED, model_of
 from mfu_jax.planning.result.plan import StepWork
 from mfu_jax.planning.step_time.schedule import PipelineTicks
 from mfu_jax.planning.sweep.search import REMAT, Analytic
+from mfu_jax.planning.targets import Target
 
 # What each policy recomputes of the forward pass: everything in the layers, or attention only.
 _RECOMPUTED = {"none": (), "minimal": ("attention",), "full": ("attention", "weight")}
@@ -66,6 +68,20 @@ class StepSource(Protocol):
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs and memory that follow from the config."""
+
+
+def request_for(
+    source: StepSource, target: Target, values: Mapping[str, str], flags: Sequence[str] = ()
+) -> Request:
+    """The step of these values as a program to compile, with compiler flags."""
+    return Request(
+        module=source.module,
+        target=target,
+        python=source.python,
+        config={"arguments": source.words(values)},
+        flags=tuple(flags),
+        identity=source.identity(values),
+    )
 
 
 class MaxTextStep(StepSource):

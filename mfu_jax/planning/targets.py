@@ -82,8 +82,7 @@ def parse_target(
         raise UserError(f"slices={slices}; expected 1 or more")
     if topology and hardware:
         raise UserError(
-            f"topology={topology!r} and hardware={hardware!r}; expected topology= for TPUs, or "
-            "hardware= and devices= for GPUs"
+            f"topology={topology!r} and hardware={hardware!r}; expected one: TPUs have a topology"
         )
     if topology:
         return _tpus(topology, slices)
@@ -245,8 +244,7 @@ def target_config(chip: Chip) -> str:
     known = read_mapping(_GPU_TARGETS)
     if chip.name not in known["gpus"]:
         raise UserError(
-            f"{chip.name}: XLA's description of it is not known here; expected one of "
-            f"{', '.join(known['gpus'])}; pick the nearest"
+            f"XLA's description of {chip.name} is not known; pass one of {', '.join(known['gpus'])}"
         )
     row = {**known["common"], **known["gpus"][chip.name]}
     description = row.pop("description")
@@ -279,16 +277,15 @@ def check_dump(name: str, program: ProgramDump, target: Target) -> tuple[str, ..
     topology = program.topology
     if _OWN_NAMES.get(topology.platform, topology.platform) not in ("", target.platform):
         raise UserError(
-            f"{name} is a program for {topology.platform}; expected one for {target.platform}, as "
-            f"{target} needs; usually a step compiled where no such chip is attached; plan the "
-            "step itself, or pass the chips of the dump"
+            f"{name} is a program for {topology.platform}; expected one for {target.platform}; "
+            "plan the step itself, or pass the chips of the dump"
         )
     head = program.text.partition("\n")[0]
     devices = math.prod(int(count) for count in _DEVICES.findall(head))
     if devices != target.devices:
         raise UserError(
             f"{name} is a program of {devices} devices; expected {target.devices}, those of "
-            f"{target}; usually other chips than it was compiled for; pass theirs"
+            f"{target}; pass the chips that it was compiled for"
         )
     if not topology.device_kind or target.chip in find(topology.device_kind):
         return ()

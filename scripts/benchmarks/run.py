@@ -122,12 +122,18 @@ def run_benchmark(
         }
         command = [*trainer, *(f"{key}={value}" for key, value in keys.items())]
         status = _train(command, environment_of(device), log, timeout)
-        if status == "ok":
-            return _result_of(name, settings, metrics_file, log)
         if status != _TOO_LARGE:
-            return BenchmarkResult(name=name, status=status, settings=settings, log=str(log))
-    status = f"{_TOO_LARGE} even with batch {attempts[-1]['per_device_batch_size']}"
-    return BenchmarkResult(name=name, status=status, settings=attempts[-1], log=str(log))
+            break
+    else:
+        status = f"{_TOO_LARGE} even with batch {settings['per_device_batch_size']}"
+    result = BenchmarkResult(name=name, status=status, settings=settings, log=str(log))
+    if status != "ok":
+        return result
+    try:
+        metrics = summarize(metrics_file)
+    except UserError as error:
+        return dataclasses.replace(result, status=f"failed: {error}")
+    return dataclasses.replace(result, metrics=metrics, peak=_peak_of(metrics_file))
 
 
 def with_baselines(result: BenchmarkResult, device: Device, timeout: float) -> BenchmarkResult:
@@ -162,25 +168,6 @@ def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeo
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return _TOO_LARGE
     return f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
-
-
-def _result_of(
-    name: str, settings: Mapping[str, Any], metrics_file: Path, log: Path
-) -> BenchmarkResult:
-    try:
-        metrics = summarize(metrics_file)
-    except UserError as error:
-        return BenchmarkResult(
-            name=name, status=f"failed: {error}", settings=settings, log=str(log)
-        )
-    return BenchmarkResult(
-        name=name,
-        status="ok",
-        settings=settings,
-        metrics=metrics,
-        peak=_peak_of(metrics_file),
-        log=str(log),
-    )
 
 
 def summarize(path: Path) -> dict[str, float]:
@@ -219,16 +206,16 @@ _COLUMNS: Mapping[str, Callable[[BenchmarkResult], str]] = {
     "tokens": lambda r: str(r.settings.get("max_target_length", "")),
     "weights": lambda r: str(r.settings.get("weight_dtype", "")),
     "remat": lambda r: str(r.settings.get("remat_policy", "")),
-    "step s": lambda r: _number(r, "median_seconds", ".4f"),
-    "p90 s": lambda r: _number(r, "p90_seconds", ".4f"),
-    "TFLOP/s/device": lambda r: _number(r, "tflops_per_sec_per_device", ".4g"),
-    "tokens/s/device": lambda r: _number(r, "tokens_per_sec_per_device", ".1f"),
-    "MFU": lambda r: _number(r, "mfu", ".2%"),
-    "HFU": lambda r: _number(r, "hfu", ".2%"),
-    "peak GiB": lambda r: _number(r, "peak_memory_bytes", ".1f", 1 / GIB),
-    "planned s": lambda r: _beside(r.plan, "step_time_seconds", ".4f"),
-    "planned GiB": lambda r: _beside(r.plan, "memory_peak_bytes", ".1f", 1 / GIB),
-    "PyTorch s": lambda r: _beside(r.pytorch, "median_seconds", ".4f"),
+    "step s": lambda r: _number(r.metrics, "median_seconds", ".4f"),
+    "p90 s": lambda r: _number(r.metrics, "p90_seconds", ".4f"),
+    "TFLOP/s/device": lambda r: _number(r.metrics, "tflops_per_sec_per_device", ".4g"),
+    "tokens/s/device": lambda r: _number(r.metrics, "tokens_per_sec_per_device", ".1f"),
+    "MFU": lambda r: _number(r.metrics, "mfu", ".2%"),
+    "HFU": lambda r: _number(r.metrics, "hfu", ".2%"),
+    "peak GiB": lambda r: _number(r.metrics, "peak_memory_bytes", ".1f", 1 / GIB),
+    "planned s": lambda r: _number(r.plan.values, "step_time_seconds", ".4f"),
+    "planned GiB": lambda r: _number(r.plan.values, "memory_peak_bytes", ".1f", 1 / GIB),
+    "PyTorch s": lambda r: _number(r.pytorch.values, "median_seconds", ".4f"),
     "PyTorch MFU": lambda r: _pytorch_mfu(r),
 }
 
@@ -240,13 +227,8 @@ def _pytorch_mfu(result: BenchmarkResult) -> str:
     return format(result.metrics["mfu"] * ours / seconds, ".2%") if seconds and ours else "-"
 
 
-def _beside(baseline: Baseline, name: str, form: str, scale: float = 1.0) -> str:
-    value = baseline.values.get(name)
-    return format(value * scale, form) if value else "-"
-
-
-def _number(result: BenchmarkResult, name: str, form: str, scale: float = 1.0) -> str:
-    value = result.metrics.get(name)
+def _number(values: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
+    value = values.get(name)
     return format(value * scale, form) if value else "-"
 
 

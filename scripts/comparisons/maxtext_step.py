@@ -32,10 +32,10 @@ from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.compilation.cache import compile_cached, installed_versions
-from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
+from mfu_jax.planning.compilation.compiling import Limits, TooLarge
 from mfu_jax.planning.measured_runs import read_run
 from mfu_jax.planning.result.planner import make_plan
-from mfu_jax.planning.step_sources import MaxTextStep, StepSource
+from mfu_jax.planning.step_sources import MaxTextStep, StepSource, request_for
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.planned.planned_run import reference_keys
 from mfu_jax.trainer.planned.planned_step import TrainerStep
@@ -227,13 +227,7 @@ def compare(
 def _compiled(
     source: StepSource, keys: Mapping[str, str], target: Target, arguments: argparse.Namespace
 ) -> Figures | None:
-    request = Request(
-        module=source.module,
-        target=target,
-        python=source.python,
-        config={"arguments": source.words(keys)},
-        identity=source.identity(keys),
-    )
+    request = request_for(source, target, keys)
     limits = Limits(seconds=2 * _CODE_SECONDS, code_seconds=arguments.code_seconds)
     program, notes, _ = compile_cached(request, folder=arguments.cache, limits=limits)
     for note in notes:

@@ -32,10 +32,11 @@ from mfu_jax.profiling.join.programs import ProgramLibrary
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, attribute_time
+from mfu_jax.profiling.trace.wire import fields
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.formatting import columns
-from tests.support.xspace import Plane, space
+from tests.support.xspace import Plane, chunk, space
 
 _WITHIN = 0.01
 _PICOSECONDS = 1e12
@@ -136,8 +137,7 @@ def with_accelerators(file: Path, folder: Path) -> Path:
         plane.line(f"Stream #{number}(Compute)", events, timestamp_ns=0)
     out = folder / "plugins" / "profile" / "2026_01_01_00_00_00" / "relabelled.xplane.pb"
     out.parent.mkdir(parents=True)
-    programs = [part for part in _planes(file.read_bytes()) if b"/host:metadata" in part[:64]]
-    out.write_bytes(space(plane) + b"".join(programs))
+    out.write_bytes(space(plane) + _programs(file.read_bytes()))
     return out
 
 
@@ -149,18 +149,10 @@ def _thunks(line: Any) -> Iterator[tuple[Any, ...]]:
             yield event.name, round(event.start_ns * 1000), round(event.duration_ns * 1000), kept
 
 
-def _planes(content: bytes) -> Iterator[bytes]:
-    """The encoded planes of a file, each with its tag and length."""
-    at = 0
-    while at < len(content):
-        begin, size, shift, more = at, 0, 0, True
-        at += 1
-        while more:
-            byte = content[at]
-            size |= (byte & 127) << shift
-            at, shift, more = at + 1, shift + 7, byte > 127
-        at += size
-        yield content[begin:at]
+def _programs(content: bytes) -> bytes:
+    """The encoded plane of a file that holds its programs."""
+    planes = (content[f.start : f.end] for f in fields(content, 0, len(content)) if f.number == 1)
+    return b"".join(chunk(1, plane) for plane in planes if b"/host:metadata" in plane[:64])
 
 
 def our_table(file: Path) -> dict[str, OpRow]:

@@ -41,6 +41,8 @@ class TracedCount(FlopCount):
         by_primitive: `total` by JAX primitive (``dot_general``).
         by_mask: the part of `total` whose query-key pairs are under a mask that the trace shows
             or `attention_mask` declares, by kind of mask (``causal``).
+        unknown_masks: the part of `total` whose pairs are under a mask that depends on data, all of
+            them counted.
         skipped: FLOPs of `total` saved by these masks, by convention (``exact``, ``maxtext``).
         avoidable: the part of `by_operation` that a compiler may avoid: it equals other work, or
             only scales an operand.
@@ -52,6 +54,7 @@ class TracedCount(FlopCount):
     by_mask: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[MaskConvention, int] = field(default_factory=dict)
     avoidable: Mapping[str, int] = field(default_factory=dict)
+    unknown_masks: int = 0
 
     @property
     def total(self) -> int:
@@ -186,9 +189,13 @@ def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
     model = {m: amount for m, amount in flops.items() if m.phase in MODEL_PHASES}
     by_operands = split(model, lambda matmul: work.operands[matmul])
     by_mask: Counter[str] = Counter()
+    unknown_masks = 0
     for matmul, amount in model.items():
         if kept := work.kept_pairs(matmul):
-            by_mask[kept.label] += amount
+            if kept.is_unknown:
+                unknown_masks += amount
+            else:
+                by_mask[kept.label] += amount
     unknown = totals.unaccounted + work.differing_branches()
     return TracedCount(
         forward=phases.get("forward", 0) + phases.get("evaluation", 0),
@@ -206,6 +213,7 @@ def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
         by_mask=dict(by_mask),
         skipped=work.skipped(),
         avoidable=avoidable_work(counter.jaxpr, lambda eqn: counter.purposes.get(id(eqn))),
+        unknown_masks=unknown_masks,
         unaccounted=tuple(
             dataclasses.replace(item, times=times) for item, times in unknown.items()
         ),

@@ -6,13 +6,14 @@ reads masked scores or their probabilities needs the pairs where that operand is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mfu_jax.flops.traced.abstract_values import AbstractValue, Origin, Score, merged
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.declared import declared_around, declared_mask
-from mfu_jax.flops.traced.masks.pairs import KeptPairs, kept_pairs
+from mfu_jax.flops.traced.masks.pairs import KeptPairs, kept_pairs, unknown_pairs
 from mfu_jax.flops.traced.masks.patterns import Pattern
 
 # Possible origins of operands of a score matmul; the cotangent of a plain sum is a constant.
@@ -48,9 +49,8 @@ class ScoreMasks:
         """The pairs kept by a recognised or declared mask."""
         found = dict(self._masks)
         for number, needs in self._needs.items():
-            declared = number in found and found[number].declared
-            kept = None if declared else _kept(needs, self._shapes[number])
-            if kept:
+            kept = _kept(needs, self._shapes[number])
+            if kept and (number not in found or found[number].yields_to(kept)):
                 found[number] = kept
         return found
 
@@ -88,11 +88,12 @@ class ScoreMasks:
         """The pairs that a matmul needs of an operand; None without scores or a mask."""
         if not value.scores:
             return None
-        declared = [self._masks[s.number] for s in value.scores if s.number in self._masks]
-        for kept in declared:
-            if kept.declared:
-                return kept
-        return _kept(mask_patterns.nonzero(value.pattern), shape) or next(iter(declared), None)
+        kept = _kept(mask_patterns.nonzero(value.pattern), shape)
+        for score in value.scores:
+            declared = self._masks.get(score.number)
+            if declared and not (kept and declared.yields_to(kept)):
+                kept = declared
+        return kept
 
     def new(self, stack: str, sizes: tuple[int, int] | None, kept: KeptPairs | None = None) -> int:
         """Numbers a new matmul.
@@ -115,7 +116,7 @@ class ScoreMasks:
 
     def mask(self, number: int, kept: KeptPairs) -> None:
         """Records the pairs that a kernel's own mask keeps."""
-        if number not in self._masks or not self._masks[number].declared:
+        if number not in self._masks or self._masks[number].yields_to(kept):
             self._masks[number] = kept
 
     def share(self, results: Iterable[AbstractValue], operands: Iterable[AbstractValue]) -> None:
@@ -160,7 +161,7 @@ class ScoreMasks:
 def _limit(name: str, index: int, patterns: Sequence[Pattern | None]) -> Pattern | None:
     """A mask that keeps where a result depends on an operand; None for everywhere."""
     if name == "select_n" and len(patterns) == 3 and index:
-        return mask_patterns.kept_where(patterns[0], index == 2)
+        return mask_patterns.chosen_where(patterns[0], index == 2, patterns[3 - index])
     if name == "mul":  # the cotangent of a probability of 0 is not needed
         return mask_patterns.nonzero(patterns[1 - index])
     if name == "div" and index:
@@ -172,8 +173,10 @@ def _limit(name: str, index: int, patterns: Sequence[Pattern | None]) -> Pattern
 
 def _kept(mask: Pattern | None, shape: Sequence[int]) -> KeptPairs | None:
     """The pairs that a mask over an array keeps; None if it keeps all."""
-    if mask is None or not mask.terms:
+    if mask is None:
         return None
+    if not mask.terms:
+        return unknown_pairs(math.prod(shape)) if mask.partial else None
     (a, _), (b, _) = mask.terms
     return kept_pairs(mask.band, shape[a], shape[b], is_bound=mask.partial)
 

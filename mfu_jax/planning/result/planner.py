@@ -198,15 +198,15 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     ]
     if any(half_of_all_pairs(record) for record in costs.records.values() if record.runs):
         notes.append(
-            "attention kernels that are not counted are taken for half of all pairs of query and "
-            "key, as causal masks keep, in executed FLOPs and in time"
+            "attention kernels that are not counted are taken for half of all pairs, as causal "
+            "masks keep"
         )
     again, runs = costs.executed.xla_rematerialized, costs.executed.total
     if is_much_recomputed(again, runs):
         notes.append(
             f"memory is short: this compiler recomputes {again / 1e12:,.3g} TFLOP of matmuls a "
-            f"step ({percent(again / runs)} of what runs); another version may not make it fit; "
-            "a smaller batch, or a remat policy that keeps less, may be faster"
+            f"step ({percent(again / runs)} of what runs); a smaller batch, or a remat policy that "
+            "keeps less, may be faster"
         )
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):

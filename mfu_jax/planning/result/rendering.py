@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.util.formatting import columns, percent
 
@@ -12,9 +14,9 @@ _LETTERS = {"matmul": "M", "kernel": "K", "vector": "v", "copy": "c", "host": "h
 
 def render(plan: Plan) -> str:
     """The plan for the console."""
-    return "\n".join(
-        [*_head(plan), *_times(plan), *_layer(plan), *_changes(plan), *_run(plan), *_notes(plan)]
-    )
+    notes = [f"note: {note}" for note in plan.notes]
+    parts = (_head(plan), _times(plan), _layer(plan), _changes(plan), _run(plan), notes)
+    return "\n".join(itertools.chain(*parts))
 
 
 def _head(plan: Plan) -> list[str]:
@@ -120,10 +122,6 @@ def _run(plan: Plan) -> list[str]:
     if plan.cost is not None:
         lines.append(f"cost         {plan.cost:,.0f} at {plan.price:g} a chip-hour")
     return lines
-
-
-def _notes(plan: Plan) -> list[str]:
-    return [f"note: {note}" for note in plan.notes]
 
 
 def _gib(size: int) -> str:

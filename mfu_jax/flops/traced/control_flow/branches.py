@@ -43,9 +43,9 @@ class SettledWork:
         for matmul in possible:
             for number in matmul.scores:
                 made_by.setdefault(number, matmul)
-        # A parameter's gradient is also a product of activations, but it has no pairs to mask.
         self._masks = masks
-        self._real_scores = {
+        # A parameter's gradient is also a product of activations, but it has no pairs to mask.
+        self._has_pairs = {
             number
             for number, maker in made_by.items()
             if maker.has_input or self.operands[maker] == "activations"
@@ -58,9 +58,9 @@ class SettledWork:
 
     def kept_pairs(self, matmul: MatmulKind) -> KeptPairs | None:
         """The pairs that the mask over a matmul's scores keeps; None without a mask."""
-        real = self._real_scores.intersection(matmul.scores)
-        if real and matmul.phase in MODEL_PHASES:
-            return matmul.kept or next((self._masks[n] for n in real if n in self._masks), None)
+        numbers = self._has_pairs.intersection(matmul.scores)
+        if numbers and matmul.phase in MODEL_PHASES:
+            return matmul.kept or next((self._masks[n] for n in numbers if n in self._masks), None)
         return None
 
     def _exact(self, matmul: MatmulKind, flops: int) -> int:
@@ -75,7 +75,7 @@ class SettledWork:
 
     def skipped(self) -> dict[MaskConvention, int]:
         """FLOPs saved by masks. Each convention counts its own most expensive branches."""
-        if not any(map(self.kept_pairs, self.flops)):
+        if all(kept is None or kept.is_unknown for kept in map(self.kept_pairs, self.flops)):
             return {}
         dense = self.flops.total()
         return {

@@ -147,6 +147,8 @@ class Band(NamedTuple):
             return "causal"
         if 0 in (low, high) and low is not None and high is not None:
             return f"window {max(abs(low), abs(high)) + 1}"
+        if low is high is None:
+            return "all pairs"
         return f"{low} ≤ query − key ≤ {high}"
 
     def without_idle_bounds(self, queries: int, keys: int) -> Band:
@@ -179,6 +181,9 @@ def _pairs_up_to(bound: int, queries: int, keys: int) -> int:
     return total - (most * (most + 1) - fewest * (fewest + 1)) // 2
 
 
+_UNKNOWN = "a mask that depends on data"
+
+
 class KeptPairs(NamedTuple):
     """How many query-key pairs of a matmul a mask keeps.
 
@@ -195,6 +200,20 @@ class KeptPairs(NamedTuple):
     twice_maxtext: int
     of: int
     declared: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the mask depends on data, and all pairs are counted."""
+        return self.label == _UNKNOWN
+
+    def yields_to(self, recognised: KeptPairs) -> bool:
+        """Whether a recognised mask overrides this declared one."""
+        return not self.declared and not recognised.is_unknown
+
+
+def unknown_pairs(pairs: int) -> KeptPairs:
+    """Pairs under a mask that depends on data."""
+    return KeptPairs(_UNKNOWN, pairs, 2 * pairs, pairs)
 
 
 def kept_pairs(band: Band, queries: int, keys: int, *, is_bound: bool = False) -> KeptPairs:

@@ -80,6 +80,8 @@ _VERY_NEGATIVE = -1e4
 _LONGEST_TABLE = 256
 
 EVERYWHERE = Pattern("keeps")
+UNKNOWN = Pattern("keeps", partial=True)
+"""A mask that depends on data."""
 
 
 def _with_first_positive(pattern: Pattern) -> Pattern:
@@ -130,7 +132,7 @@ def of_constant(value: Known) -> Pattern | None:
     if values.dtype == bool:
         return _triangle(values) or _inverted(_triangle(~values)) or _bound(values)
     if values.dtype.kind == "f" and np.all((values == 0) | (values <= _VERY_NEGATIVE)):
-        return _as_fill("negative", _triangle(values == 0) or _bound(values == 0))
+        return _as_fill("negative", _triangle(values == 0) or _bound(values == 0) or UNKNOWN)
     return None
 
 
@@ -312,7 +314,7 @@ _DIVISIONS: dict[str, PatternKind] = {"div": "quotient", "rem": "remainder"}
 def _divided(kind: PatternKind, a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """A position divided by a number."""
     size = _number(b)
-    if a is None or size is None or size < 1 or not _is_place(a):
+    if a is None or size is None or size < 1 or size != int(size) or not _is_place(a):
         return None
     return dataclasses.replace(a, kind=kind, size=int(size))
 
@@ -325,9 +327,9 @@ def _sign(pattern: Pattern | None) -> Pattern | None:
 
 
 def _is_place(pattern: Pattern) -> bool:
-    """Whether it is a position along one dimension that is never negative."""
-    signs = [sign for _, sign in pattern.terms]
-    return pattern.kind == "positions" and signs == [1] and pattern.offset >= 0
+    """Whether it is a whole position along one dimension that is never negative."""
+    signs, offset = [sign for _, sign in pattern.terms], pattern.offset
+    return pattern.kind == "positions" and signs == [1] and offset >= 0 and offset == int(offset)
 
 
 def _compare_division(name: str, a: Pattern, b: Pattern) -> Pattern | None:
@@ -412,48 +414,43 @@ def _compare_mask(name: str, mask: Pattern, number: float | None) -> Pattern | N
 
 def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """The conjunction of two masks; an unknown one can only exclude more pairs."""
-    if (
-        a
-        and b
-        and {a.kind, b.kind} == {"at_zero", "inexact"}
-        and (a.terms, a.offset)
-        == (
-            b.terms,
-            b.offset,
-        )
-    ):
-        return of_constant(False)  # 0 is divided without a remainder
+    if a and b and {a.kind, b.kind} == {"at_zero", "inexact"}:
+        is_same = (a.terms, a.offset) == (b.terms, b.offset)
+        return of_constant(False) if is_same else None  # 0 is divided without a remainder
     masks = [mask for mask in (_as("keeps", a), _as("keeps", b)) if mask]
-    bounded = [mask for mask in masks if mask.terms]
-    if not bounded:
-        return EVERYWHERE if len(masks) == 2 else None
-    both = meet(bounded[0], bounded[-1])
-    return both if len(masks) == 2 else both and at_most(both)
+    both = meet(masks[0], masks[-1]) if masks else None
+    if len(masks) == 2:
+        return both
+    return at_most(both) if both and both.terms else None
 
 
 def meet(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """The pairs kept by two masks that keep something; None keeps everything."""
-    if not a or not b or not a.terms or not b.terms:
-        return (b or a) if not a or not a.terms else a
+    if a is None or b is None:
+        return a or b
+    partial = a.partial or b.partial
+    if not a.terms or not b.terms:
+        return dataclasses.replace(a if a.terms else b, partial=partial)
     if a.terms != b.terms:
-        return dataclasses.replace(a, partial=True)
-    partial = a.partial or b.partial or not a.band.meets(b.band)
+        return at_most(a)
+    partial = partial or not a.band.meets(b.band)
     return dataclasses.replace(a, band=a.band & b.band, partial=partial)
 
 
 def union(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """The pairs kept by at least one of two masks that keep something, or more pairs.
 
-    None keeps everything, as does the result of masks over different dimensions.
+    None keeps everything.
     """
-    if a is None or b is None or a.kind != b.kind or a.terms != b.terms:
+    if a is None or b is None or a.kind != b.kind or not (a.terms or a.partial):
         return None
+    if a.terms != b.terms:
+        return at_most(dataclasses.replace(a, terms=(), band=_NO_BOUNDS)) if b.terms else b
     band = a.band | b.band
-    if band == _NO_BOUNDS:
-        return None
     is_exact = any(mask.band == band and not mask.partial for mask in (a, b))
     touch = a.band.touches(b.band) and not (a.partial or b.partial)
-    return dataclasses.replace(a, band=band, partial=not (is_exact or touch))
+    terms = () if band == _NO_BOUNDS else a.terms
+    return dataclasses.replace(a, terms=terms, band=band, partial=not (is_exact or touch))
 
 
 def one_of(a: Pattern | None, b: Pattern | None) -> Pattern | None:
@@ -474,11 +471,14 @@ def at_most(mask: Pattern) -> Pattern:
 
 
 def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """The disjunction of two masks: it drops the pairs that both drop."""
+    """The disjunction of two masks: it drops what both drop, or keeps what either keeps."""
     for mask, other in ((a, b), (b, a)):
         if mask and mask.is_mask and _number(other) == 0:
             return mask
-    return _inverted(_both(_inverted(a), _inverted(b)))
+    dropped = _both(_inverted(a), _inverted(b))
+    if dropped and not dropped.partial:
+        return _inverted(dropped)
+    return union(_as("keeps", a), _as("keeps", b)) or _inverted(dropped)
 
 
 def _product(a: Pattern | None, b: Pattern | None) -> Pattern | None:
@@ -487,8 +487,8 @@ def _product(a: Pattern | None, b: Pattern | None) -> Pattern | None:
         return _both(a, b)
     for mask, other in ((a, b), (b, a)):
         number = _number(other)
-        if mask and mask.is_mask and number is not None and number <= _VERY_NEGATIVE:
-            return _as_fill("negative", kept_where(mask, False))
+        if number is not None and number <= _VERY_NEGATIVE:
+            return _as_fill("negative", kept_where(mask, False) or UNKNOWN)
     if zeros := _as_fill("zeros", meet(nonzero(a), nonzero(b))):
         return zeros
     for fill, other in ((a, b), (b, a)):
@@ -511,8 +511,9 @@ def _is(pattern: Pattern | None, *kinds: PatternKind) -> bool:
 
 def _as_fill(kind: Fill, region: Pattern | None = None) -> Pattern | None:
     """The value that is filled outside the pairs kept; None if all are."""
-    bounded = region is not None and region.terms
-    return dataclasses.replace(region, kind=kind) if region is not None and bounded else None
+    if region is None or not (region.terms or region.partial):
+        return None
+    return dataclasses.replace(region, kind=kind)
 
 
 def _region(pattern: Pattern | None, *kinds: PatternKind) -> Pattern | None:
@@ -541,21 +542,30 @@ def _added(a: Pattern | None, b: Pattern | None, sign: int) -> Pattern | None:
     return _as_fill("zeros", union(nonzero(a), nonzero(b)))
 
 
+def chosen_where(mask: Pattern | None, value: bool, other: Pattern | None) -> Pattern | None:
+    """Where a select with this predicate chooses the operand for `value`; None for everywhere.
+
+    An unknown mask is one only if the other operand is very negative.
+    """
+    return kept_where(mask, value) or (UNKNOWN if _is_fill("negative", other) else None)
+
+
 def _filled(
     mask: Pattern | None, if_false: Pattern | None, if_true: Pattern | None
 ) -> Pattern | None:
     """A select where one value is 0 or very negative, or both are outside some pairs."""
-    if mask is not None and not mask.is_mask:
-        mask = None
-    values = ((False, if_false), (True, if_true))
+    is_known = mask is not None and mask.is_mask
     for kind, left in _LEFT.items():
         regions = [
-            meet(kept_where(mask, chosen), left(value))
-            for chosen, value in values
-            if not _is_fill(kind, _number(value))
+            meet(chosen_where(mask, chosen, other), left(value))
+            for chosen, value, other in (
+                (False, if_false, if_true),
+                (True, if_true, if_false),
+            )
+            if not _is_fill(kind, value)
         ]
         if len(regions) == 2:
-            regions = [union(*regions) if mask else one_of(*regions)]
+            regions = [union(*regions) if is_known else one_of(*regions)]
         if filled := _as_fill(kind, *regions):
             return filled
     return None
@@ -567,7 +577,8 @@ _LEFT: dict[Fill, Callable[[Pattern | None], Pattern | None]] = {
 }
 
 
-def _is_fill(kind: Fill, number: float | None) -> bool:
+def _is_fill(kind: Fill, pattern: Pattern | None) -> bool:
+    number = _number(pattern)
     if number is None:
         return False
     return number == 0 if kind == "zeros" else number <= _VERY_NEGATIVE

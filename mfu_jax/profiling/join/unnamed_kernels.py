@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp, work_by_name
-from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable, Program
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable, Program, spans
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.join.programs import KnownProgram
@@ -70,8 +70,7 @@ def named_in_buffers(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
             buffers[name.program, name.buffer].append(number)
     if not buffers:
         return timeline
-    first = np.full(len(timeline.names), np.iinfo(np.int64).max)
-    np.minimum.at(first, timeline.ops, timeline.starts)
+    first, _ = spans(timeline.ops, len(timeline.names), timeline.starts, timeline.ends)
     found: dict[int, OpName] = {}
     programs = _Schedules(join)
     for (program, buffer), numbers in sorted(

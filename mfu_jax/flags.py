@@ -10,7 +10,8 @@ or, for a loop that calls ``logger.record(step, metrics)`` itself::
 
     logger = mfu_jax.MetricLogger.from_flags(train_step, state, batch)
 
-For argparse use `add_arguments`; for ml_collections and any other mapping, `from_mapping`.
+For argparse use `add_arguments` and `from_arguments`; for any config object, `from_mapping`. All of
+them, and `settings`, take a ``prefix="mfu_"`` for a trainer that has such names itself.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ from mfu_jax.util.failsafe import failsafe
 from mfu_jax.util.values import field_types, given_kind
 
 from_mapping = Settings.of
+_NAMES = tuple(field.name for field in dataclasses.fields(Settings))
 
 
-def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
+def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS, *, prefix: str = "") -> None:
     """Defines an absl flag for every key of `Settings`; call it before ``app.run``.
 
     A wrong value ends the program with one line when the flags are parsed.
 
     Args:
         flag_values: where to define them; by default, the program's flags.
+        prefix: of every name, such as ``mfu_``; then the same for `settings`.
 
     Raises:
         UserError: the trainer already has a flag with one of these names.
@@ -56,24 +59,32 @@ def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
         kind = given_kind(field_types(Settings)[field.name])
         choices = typing.get_args(kind)
         options: dict[str, Any] = {"help": field.metadata["help"], "flag_values": flag_values}
+        name = f"{prefix}{field.name}"
         try:
             if choices:
-                absl_flags.DEFINE_enum(field.name, str(field.default), choices, **options)
+                absl_flags.DEFINE_enum(name, str(field.default), choices, **options)
             else:
-                _DEFINE[kind](field.name, field.default, **options)
+                _DEFINE[kind](name, field.default, **options)
         except absl_flags.DuplicateFlagError as error:
-            raise UserError(
-                f"flag --{field.name} is defined twice ({error}); expected one definition; usually "
-                f"the trainer has a flag of that name; pass the values as a mapping instead: "
-                f"instrument(step, {field.name}=…)"
-            ) from error
-    names = [field.name for field in dataclasses.fields(Settings)]
-    absl_flags.register_multi_flags_validator(names, _check, flag_values=flag_values)
+            raise _defined_twice(field.name, prefix, error) from error
+    absl_flags.register_multi_flags_validator(
+        [f"{prefix}{name}" for name in _NAMES],
+        functools.partial(_check, prefix=prefix),
+        flag_values=flag_values,
+    )
 
 
-def _check(values: Mapping[str, Any]) -> bool:
+def _defined_twice(name: str, prefix: str, error: Exception) -> UserError:
+    return UserError(
+        f"flag --{prefix}{name} is defined twice ({error}); expected one definition; usually the "
+        f"trainer has a flag of that name; pass another prefix, as prefix='mfu_', or the values "
+        f"themselves: instrument(step, {name}=…)"
+    )
+
+
+def _check(values: Mapping[str, Any], prefix: str) -> bool:
     try:
-        chosen = Settings.of(values)
+        chosen = Settings.of(values, prefix=prefix)
         if chosen.flops_source == "analytic":
             chosen.parsed_model_config()
     except UserError as error:  # absl would print the values of all flags before a ValidationError
@@ -89,20 +100,26 @@ _DEFINE: Mapping[type, Callable[..., Any]] = {
 }
 
 
-def settings(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> Settings:
+def settings(
+    flag_values: absl_flags.FlagValues = absl_flags.FLAGS, *, prefix: str = ""
+) -> Settings:
     """The settings from the parsed flags.
+
+    Args:
+        flag_values: the program's flags.
+        prefix: as given to `define`.
 
     Raises:
         UserError: a value is wrong, `define` was not called, or the flags are not parsed yet.
     """
-    names = [field.name for field in dataclasses.fields(Settings)]
-    if missing := [name for name in names if name not in flag_values]:
+    if missing := [name for name in _NAMES if f"{prefix}{name}" not in flag_values]:
         raise UserError(
-            f"there is no flag --{missing[0]}; expected mfu_jax.flags.define() before app.run; "
-            f"usually that line is missing, or is under `if __name__`; call it at import"
+            f"there is no flag --{prefix}{missing[0]}; expected mfu_jax.flags.define() before "
+            f"app.run; usually that line is missing, is under `if __name__`, or has another "
+            f"prefix; call it at import"
         )
     try:
-        return Settings.of({name: getattr(flag_values, name) for name in names})
+        return Settings.of({name: getattr(flag_values, f"{prefix}{name}") for name in _NAMES})
     except absl_flags.UnparsedFlagAccessError as error:
         raise UserError(
             f"the flags are not parsed yet ({error}); expected a call from main(); usually "
@@ -110,21 +127,61 @@ def settings(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> Settings:
         ) from error
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, prefix: str = "") -> None:
     """Adds ``--metrics_file`` and all other keys of `Settings` to an argparse parser.
 
-    Read their values with ``from_mapping(vars(args), strict=False)``.
+    A switch is written as with absl: ``--enable_mfu=false`` or ``--noenable_mfu``.
+
+    Args:
+        parser: the trainer's.
+        prefix: of every name, such as ``mfu_``; then the same for `from_arguments`.
+
+    Raises:
+        UserError: the trainer already has an argument with one of these names.
     """
     group = parser.add_argument_group("metrics (mfu_jax)")
     for field in dataclasses.fields(Settings):
         kind = given_kind(field_types(Settings)[field.name])
         choices = typing.get_args(kind)
-        group.add_argument(
-            f"--{field.name}",
-            help=field.metadata["help"].replace("%", "%%"),
-            choices=choices or None,
-            metavar=None if choices else kind.__name__.upper(),
+        name = f"{prefix}{field.name}"
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+        try:
+            group.add_argument(
+                f"--{name}",
+                help=field.metadata["help"].replace("%", "%%"),
+                choices=choices or None,
+                metavar=None if choices else kind.__name__.upper(),
+                **switch,
+            )
+            if kind is bool:
+                off: dict[str, Any] = {"action": "store_const", "const": "false", "dest": name}
+                group.add_argument(f"--no{name}", help=argparse.SUPPRESS, **off)
+        except argparse.ArgumentError as error:
+            raise _defined_twice(field.name, prefix, error) from error
+
+
+def from_arguments(args: argparse.Namespace, *, prefix: str = "") -> Settings:
+    """The settings from the arguments that `add_arguments` added.
+
+    Args:
+        args: from ``parser.parse_args()``.
+        prefix: as given to `add_arguments`.
+
+    Raises:
+        UserError: a value is wrong, or `add_arguments` was not called.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_arguments(parser, prefix="mfu_")
+    >>> from_arguments(parser.parse_args(["--mfu_log_period=10"]), prefix="mfu_").log_period
+    10
+    """
+    given = vars(args)
+    if missing := [name for name in _NAMES if f"{prefix}{name}" not in given]:
+        raise UserError(
+            f"there is no argument --{prefix}{missing[0]}; expected add_arguments(parser) before "
+            f"parse_args; usually that line is missing, or has another prefix; add it"
         )
+    return Settings.of({name: given[f"{prefix}{name}"] for name in _NAMES})
 
 
 def make_logger(
@@ -135,7 +192,7 @@ def make_logger(
     The step is compiled here; the loop then gets the same executable from JAX's cache.
 
     Args:
-        settings: from `settings` or `from_mapping`.
+        settings: from `settings`, `from_arguments` or `from_mapping`.
         step: the jitted step; a plain function is jitted in order to count it.
         *args: arguments like the loop's; `jax.ShapeDtypeStruct`s are enough.
         config: model config to count FLOPs from, as ``flops_source=analytic`` does with
@@ -186,11 +243,13 @@ def logger_from_flags(
     step: Callable[..., Any],
     *args: Any,
     flag_values: absl_flags.FlagValues = absl_flags.FLAGS,
+    prefix: str = "",
     config: Any = None,
     **kwargs: Any,
 ) -> MetricLogger | DisabledLogger:
     """`make_logger` with the settings from the parsed flags."""
-    return make_logger(settings(flag_values), step, *args, config=config, **kwargs)
+    chosen = settings(flag_values, prefix=prefix)
+    return make_logger(chosen, step, *args, config=config, **kwargs)
 
 
 def _lowered(

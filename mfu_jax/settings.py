@@ -8,8 +8,12 @@ also joins `_PATHS`; one that a given logger decides, `_OF_SHARED` of
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import logging
 import re
+import sys
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,7 @@ from mfu_jax.storage.dump_names import check_name
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.values import field_types, typed
 
+_log = logging.getLogger("mfu_jax")
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
 _PATHS = (
     "metrics_file",
@@ -154,34 +159,41 @@ class Settings(MetricsKeys):
         return self.tensorboard_dir if is_local else ""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], *, strict: bool = True) -> Settings:
-        """Settings from a mapping, such as ``vars(args)`` of argparse or an ml_collections dict.
+    def of(cls, config: Any, *, prefix: str = "", strict: bool = True) -> Settings:
+        """Settings from a mapping or a config object.
 
         Args:
-            values: key → value; text is converted, None means the default.
-            strict: unknown keys are errors; otherwise they belong to the trainer and are ignored.
+            config: a mapping from key to value, an OmegaConf or ml_collections config, a dataclass
+                (as draccus makes), a fiddle config, or a namespace. Text is converted, None means
+                the default.
+            prefix: of our keys, such as ``mfu_``; keys without it are the trainer's.
+            strict: unknown keys are errors; otherwise they belong to the trainer and are ignored,
+                and so are keys that mean something else to many trainers, such as `warmup_steps`
+                of a learning rate, unless `prefix` marks them as ours. A warning names those.
 
         Raises:
             UserError: an unknown key or value.
 
         >>> Settings.of({"log_period": "10", "learning_rate": 0.1}, strict=False).log_period
         10
+        >>> config = {"warmup_steps": 2000, "mfu_warmup_steps": 5}
+        >>> Settings.of(config, prefix="mfu_").warmup_steps
+        5
         """
-        if not hasattr(values, "keys"):  # ml_collections' mappings are not `Mapping`s
-            raise UserError(
-                f"settings of metrics logging are {values!r}; expected a mapping from key to "
-                f"value; usually an empty section of a config, or an argparse namespace; pass "
-                f"{{}}, or vars(args)"
-            )
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = [key for key in values if key not in known]
+        values = _values_of(config)
+        known = {f"{prefix}{field.name}": field.name for field in dataclasses.fields(cls)}
+        ours = [key for key in values if not prefix or str(key).startswith(prefix)]
+        unknown = [key for key in ours if key not in known]
         if unknown and strict:
             raise UserError(
                 f"{unknown[0]!r} is not a setting of metrics logging{nearest(unknown[0], known)}; "
                 f"expected {', '.join(sorted(known))}; usually a misspelling, or a key of the "
                 f"trainer; pass strict=False where one mapping holds both"
             )
-        return cls(**{k: values[k] for k in values if k in known and values[k] is not None})
+        given = {known[key]: values[key] for key in ours if key in known}
+        if not strict and not prefix:
+            _leave_to_the_trainer(given)
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
     def parsed_model_config(self) -> Any:
         """`model_config` in the form that `calculate_tflops_per_device` takes.
@@ -201,6 +213,43 @@ class Settings(MetricsKeys):
             )
         overrides = {key: parse_override(key, text) for key, text in words.pairs}
         return load_model_config(words.names[0], overrides)
+
+
+def _values_of(config: Any) -> Mapping[str, Any]:
+    """The keys and values of a config.
+
+    Raises:
+        UserError: it has none.
+    """
+    if callable(getattr(config, "keys", None)):  # those of ml_collections are no `Mapping`s
+        values: Mapping[str, Any] = config
+        return values
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    fiddle = sys.modules.get("fiddle")  # a config of it means that it is imported
+    if fiddle is not None and isinstance(config, fiddle.Buildable):
+        return dict(fiddle.ordered_arguments(config, include_defaults=True))
+    if isinstance(config, argparse.Namespace | types.SimpleNamespace):
+        return vars(config)
+    raise UserError(
+        f"settings of metrics logging are {config!r}; expected a mapping from key to value, or a "
+        f"config object; usually an empty section of a config; pass {{}}, or the section itself"
+    )
+
+
+# Many trainers have these: of the learning rate, of the platform, of the model's sizes.
+_OTHERS_USE = ("warmup_steps", "hardware", "model_config")
+
+
+def _leave_to_the_trainer(given: dict[str, Any]) -> None:
+    """Removes values that are more likely the trainer's own, and says so."""
+    for name in _OTHERS_USE:
+        if (value := given.pop(name, None)) is not None:
+            _log.warning(
+                "%s=%r is left to the trainer, not taken as a setting of metrics logging; expected "
+                "prefix='mfu_' and the key mfu_%s where it is meant",
+                *(name, value, name),
+            )
 
 
 # The settings that are fields of `LoggerConfig`.

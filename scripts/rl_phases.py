@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 import mfu_jax
-from mfu_jax.flags import add_arguments, from_mapping
+from mfu_jax.flags import add_arguments, from_arguments
 from mfu_jax.instrumentation.assembly import logger_of
 from mfu_jax.settings import Settings, parse_steps
 
@@ -144,17 +144,14 @@ def update(learner: Learner, played: Played) -> tuple[Learner, dict[str, jax.Arr
 
 
 def steps_of(settings: Settings, iterations: int) -> Iterator[int]:
-    """Iteration numbers; those in ``profile_steps`` are marked in their trace."""
+    """Iteration numbers, marked in the trace of those in ``profile_steps``."""
     chosen = settings.profile_steps
     first, last = parse_steps(chosen) if chosen else (iterations, iterations)
     with contextlib.ExitStack() as trace:
         for number in range(iterations):
             if number == first:
                 trace.enter_context(mfu_jax.profile(settings.trace_folder))
-            if first <= number <= last:
-                with jax.profiler.StepTraceAnnotation("train", step_num=number):
-                    yield number
-            else:
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
                 yield number
             if number == last:
                 trace.close()
@@ -166,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--iterations", type=int, default=60)
     add_arguments(parser)
     options = parser.parse_args(arguments)
-    settings = from_mapping(vars(options), strict=False)
+    settings = from_arguments(options)
 
     params = make_params(jax.random.key(0))
     learner = Learner(params, optimizer.init(params))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +157,128 @@ def test_argparse_and_mappings_give_the_same() -> None:
     args = parser.parse_args(["--log_period", "10", "--enable_mfu=false"])
     expected = Settings(log_period=10, enable_mfu=False)
     assert flags.from_mapping(vars(args), strict=False) == expected
+    assert flags.from_mapping(args, strict=False) == expected
+    assert flags.from_arguments(args) == expected
     assert flags.from_mapping({"log_period": 10, "enable_mfu": False}) == expected
     assert flags.settings(parsed("--log_period=10", "--noenable_mfu")) == expected
+
+
+def test_names_with_a_prefix_fit_beside_a_trainers_own() -> None:
+    expected = Settings(warmup_steps=5, log_period=10, enable_mfu=False)
+    given = ["--mfu_warmup_steps=5", "--mfu_log_period=10", "--nomfu_enable_mfu"]
+
+    values = absl_flags.FlagValues()
+    absl_flags.DEFINE_integer("warmup_steps", 2000, "of the learning rate", flag_values=values)
+    flags.define(values, prefix="mfu_")
+    values(["trainer", *given])
+    assert flags.settings(values, prefix="mfu_") == expected
+    assert values.warmup_steps == 2000
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--warmup_steps", type=int, default=2000)
+    flags.add_arguments(parser, prefix="mfu_")
+    args = parser.parse_args(given)
+    assert flags.from_arguments(args, prefix="mfu_") == expected
+    assert flags.from_mapping(args, prefix="mfu_") == expected
+    assert args.warmup_steps == 2000
+
+    config = {"warmup_steps": 2000, "mfu_warmup_steps": 5, "mfu_log_period": 10}
+    assert flags.from_mapping({**config, "mfu_enable_mfu": False}, prefix="mfu_") == expected
+
+
+def test_the_logger_of_prefixed_flags_is_that_of_the_flags() -> None:
+    values = absl_flags.FlagValues()
+    flags.define(values, prefix="mfu_")
+    values(["trainer", "--nomfu_enable_mfu"])
+    logger = mfu_jax.MetricLogger.from_flags(train_step, W, X, flag_values=values, prefix="mfu_")
+    assert isinstance(logger, DisabledLogger)
+
+
+def test_wrong_values_of_prefixed_flags_fail_when_they_are_parsed() -> None:
+    values = absl_flags.FlagValues()
+    flags.define(values, prefix="mfu_")
+    with pytest.raises(absl_flags.IllegalFlagValueError, match=r"^hardware 'h1000' is not known"):
+        values(["trainer", "--mfu_hardware=h1000"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "on"),
+    [
+        ([], True),
+        (["--enable_mfu"], True),
+        (["--enable_mfu=true"], True),
+        (["--enable_mfu", "false"], False),
+        (["--noenable_mfu"], False),
+    ],
+)
+def test_a_switch_of_argparse_is_written_as_absls(arguments: list[str], on: bool) -> None:
+    parser = argparse.ArgumentParser()
+    flags.add_arguments(parser)
+    assert flags.from_arguments(parser.parse_args(arguments)).enable_mfu is on
+
+
+def test_a_trainers_own_names_are_not_taken_for_ours(caplog: pytest.LogCaptureFixture) -> None:
+    config = {"warmup_steps": 2000, "hardware": "tpu", "model_config": {"width": 8}}
+    both = {**config, "log_period": 10, "learning_rate": 0.1}
+    assert flags.from_mapping(both, strict=False) == Settings(log_period=10)
+    assert [line.partition("=")[0] for line in caplog.messages] == list(config)
+    assert "warmup_steps=2000 is left to the trainer" in caplog.text
+    assert "prefix='mfu_'" in caplog.text
+    caplog.clear()
+    assert flags.from_mapping({"warmup_steps": 5}) == Settings(warmup_steps=5)  # all are ours
+    assert flags.from_mapping({"mfu_x": 1}, prefix="mfu_", strict=False) == Settings()
+    with pytest.raises(UserError, match=r"'mfu_log_perod'.*did you mean 'mfu_log_period'"):
+        flags.from_mapping({"mfu_log_perod": 1}, prefix="mfu_")
+    assert not caplog.messages
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerConfig:
+    learning_rate: float = 0.1
+    log_period: int = 10
+    metrics_file: str = "run.jsonl"
+    enable_mfu: bool = False
+
+
+def _omegaconf() -> Any:
+    return pytest.importorskip("omegaconf").OmegaConf.structured(TrainerConfig)
+
+
+def _ml_collections() -> Any:
+    collections = pytest.importorskip("ml_collections")
+    return collections.ConfigDict(dataclasses.asdict(TrainerConfig()))
+
+
+def _draccus() -> Any:
+    return pytest.importorskip("draccus").parse(TrainerConfig, args=["--log_period=10"])
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "dataclass": TrainerConfig,
+    "namespace": lambda: argparse.Namespace(**vars(TrainerConfig())),
+    "omegaconf": _omegaconf,
+    "ml_collections": _ml_collections,
+    "ml_collections, frozen": lambda: pytest.importorskip("ml_collections").FrozenConfigDict(
+        _ml_collections()
+    ),
+    "fiddle": lambda: pytest.importorskip("fiddle").Config(TrainerConfig, learning_rate=0.2),
+    "draccus": _draccus,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_objects_of_many_libraries_are_read(name: str) -> None:
+    expected = Settings(log_period=10, metrics_file="run.jsonl", enable_mfu=False)
+    config = CONFIGS[name]()
+    assert flags.from_mapping(config, strict=False) == expected
+    with pytest.raises(UserError, match=r"'learning_rate' is not a setting.*strict=False"):
+        flags.from_mapping(config)
+
+
+@pytest.mark.parametrize("config", [None, 3, "metrics", TrainerConfig])
+def test_what_is_no_config_is_refused(config: Any) -> None:
+    with pytest.raises(UserError, match=r"expected a mapping.*usually an empty section"):
+        flags.from_mapping(config)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +338,12 @@ def test_wrong_use_of_flags_says_what_to_do() -> None:
         flags.settings(unparsed)
     with pytest.raises(UserError, match=r"defined twice.*instrument\(step, "):
         flags.define(unparsed)
+    parser = argparse.ArgumentParser()
+    with pytest.raises(UserError, match=r"no argument --mfu_log_period.*add_arguments\(parser\)"):
+        flags.from_arguments(parser.parse_args([]), prefix="mfu_")
+    parser.add_argument("--warmup_steps", type=int)
+    with pytest.raises(UserError, match=r"--warmup_steps is defined twice.*prefix='mfu_'"):
+        flags.add_arguments(parser)
 
 
 @pytest.mark.parametrize("arguments", [(W,), (W, jnp.ones((4, 9))), (W, "text")])

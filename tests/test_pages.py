@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pydoc
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 
 import mfu_jax
 from scripts import make_pages, results
-from scripts.api_page import make_api_page
 from tests.support.paths import DOCS, ROOT
 from tests.support.sinks import ListSink
 
@@ -30,10 +30,10 @@ def test_the_pages_are_up_to_date() -> None:
     assert not stale, "run python -m scripts.make_pages"
 
 
-def test_every_public_name_has_a_docstring_on_the_page() -> None:
-    page = make_api_page()
+def test_every_public_name_has_a_docstring_in_the_help() -> None:
+    page = pydoc.plain(pydoc.render_doc(mfu_jax))
     for name in mfu_jax.__all__:
-        assert f"`mfu_jax.{name}`" in page
+        assert re.search(rf"\b{name}\b", page)
         assert getattr(mfu_jax, name).__doc__
 
 

@@ -46,11 +46,11 @@ from pathlib import Path
 from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiler_flags import compiler_flags
+from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
-from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
+from mfu_jax.planning.step_sources import MaxTextStep, StepSource, request_for, work_of
 from mfu_jax.planning.targets import Target, check_dump, parse_target
 from mfu_jax.storage.dump_names import SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
@@ -219,9 +219,6 @@ def _compiled(
     flags: Sequence[str] = (),
     seconds: float = math.inf,
 ) -> Plan:
-    from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
-    from mfu_jax.planning.result.planner import refused
-
     values = arguments.values
     unknown: tuple[str, ...] = ()
     if work is None:
@@ -229,14 +226,7 @@ def _compiled(
     most = _number(values, "compile_seconds") or Limits.seconds
     code = 0.0 if "--sweep" in arguments.flags else Limits.code_seconds
     program, notes, _ = cache.compile_cached(
-        Request(
-            module=source.module,
-            target=target,
-            python=source.python,
-            config={"arguments": source.words(keys)},
-            flags=(*flags, *compiler_flags(values.get("xla_flags", ""))),
-            identity=source.identity(keys),
-        ),
+        request_for(source, target, keys, (*flags, *compiler_flags(values.get("xla_flags", "")))),
         folder=_cache_folder(values),
         limits=Limits(
             seconds=min(most, seconds),
@@ -245,11 +235,7 @@ def _compiled(
         ),
         progress=_progress,
     )
-    if isinstance(program, TooLarge):
-        plan = refused(target, program, work)
-    else:
-        plan = make_plan(program, target, work=work)
-    return plan.with_notes(*notes, *unknown)
+    return make_plan(program, target, work=work).with_notes(*notes, *unknown)
 
 
 def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None, tuple[str, ...]]:

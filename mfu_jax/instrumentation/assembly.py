@@ -124,6 +124,8 @@ def setup_table(
     }
     unaccounted = () if model is None else model.unaccounted
     values |= {f"not counted ({i})": text for i, text in enumerate(unaccounted, 1)}
+    if model is not None and model.note:
+        values["note on masks"] = model.note
     notes = () if peaks is None else peaks.notes(flops_by_dtype)
     values |= {f"note on peaks ({i})": text for i, text in enumerate(notes, 1)}
     return {name: value for name, value in values.items() if value is not None}

@@ -16,7 +16,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.names import LORA_A, LORA_B
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
-from mfu_jax.flops.traced.counting import count_with_scopes, pallas_kernel_flops
+from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes, pallas_kernel_flops
 from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
@@ -75,6 +75,7 @@ class ModelCount:
         checkpointed: FLOPs that `jax.checkpoint` adds to it in a traced step.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
         unaccounted: work that could not be counted, in words.
+        note: what the user should know of a number that may be too high; empty: nothing.
         overheads: other known work of the program, by label; see `compare_flops`.
         how: the number's derivation in words, for the log.
     """
@@ -92,6 +93,7 @@ class ModelCount:
     checkpointed: Exact = 0
     flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unaccounted: tuple[str, ...] = ()
+    note: str = ""
     overheads: Mapping[str, int] = dataclasses.field(default_factory=dict)
     how: str = ""
 
@@ -133,10 +135,22 @@ def traced_model(
         complex_products=_share(count.complex_products, devices),
         checkpointed=_share(count.rematerialized, devices),
         flops_by_dtype=count.by_dtype,
+        overheads={label: round(_share(n, devices)) for label, n in count.overheads.items()},
         unaccounted=tuple(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
         ),
+        note="" if convention == "dense" else _note_on_masks(count),
         how=f"traced: {total:,} FLOPs over {devices} device{'s' * (devices > 1)}",
+    )
+
+
+def _note_on_masks(count: TracedCount) -> str:
+    if not count.unknown_masks:
+        return ""
+    return (
+        f"{count.unknown_masks / count.total:.1%} of the model FLOPs are attention under a mask "
+        f"that depends on data, with every pair counted: if it drops pairs, MFU is too high; with "
+        f'mfu_jax.attention_mask("causal"): around that attention declares it (docs/masks.md)'
     )
 
 

@@ -17,10 +17,9 @@ from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiler_flags import compiler_flags
-from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
+from mfu_jax.planning.compilation.compiling import Limits, Request, compiler_flags
 from mfu_jax.planning.result.plan import Plan, StepWork
-from mfu_jax.planning.result.planner import make_plan, refused
+from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import Target, parse_target
 
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
@@ -80,6 +79,8 @@ def plan(
     if not hasattr(step, "trace"):
         step, args = _of_arrays(step, args)
     text, axes, abstract, notes = _lowered(step, args, target)
+    if cache_folder == "":
+        cache_folder = cache.default_folder()
     program, compiled_notes, _ = cache.compile_cached(
         Request(
             module="mfu_jax.planning.compilation.lowered_step",
@@ -87,7 +88,7 @@ def plan(
             config={"text": text, "mesh": dict(axes)},
             flags=flags,
         ),
-        folder=cache.default_folder() if cache_folder == "" else _folder(cache_folder),
+        folder=None if cache_folder is None else Path(cache_folder),
         limits=Limits(
             seconds=compile_seconds,
             memory_bytes=round(compile_gib * 2**30),
@@ -95,18 +96,8 @@ def plan(
         ),
     )
     work, work_notes = _work(step, abstract, target, tokens_per_step)
-    work = replace(work, mesh=axes)
-    return _plan(program, target, work).with_notes(*notes, *compiled_notes, *work_notes)
-
-
-def _plan(program: Any, target: Target, work: StepWork) -> Plan:
-    if isinstance(program, TooLarge):
-        return refused(target, program, work)
-    return make_plan(program, target, work=work)
-
-
-def _folder(folder: str | Path | None) -> Path | None:
-    return None if folder is None else Path(folder)
+    plan = make_plan(program, target, work=replace(work, mesh=axes))
+    return plan.with_notes(*notes, *compiled_notes, *work_notes)
 
 
 def _lowered(
@@ -125,20 +116,19 @@ def _lowered(
             abstract = _split(abstract, target.devices)
             notes = (f"no argument has a sharding: each is split over {target.devices} devices",)
     if math.prod(axes.values()) != target.devices:
-        raise UserError(
-            f"the mesh of the step's arguments, {dict(axes)}, has {math.prod(axes.values())} "
-            f"devices; expected {target.devices}, those of {target}; usually the mesh of this "
-            "machine; pass shardings on a jax.sharding.AbstractMesh of that size"
-        )
+        raise _wrong_mesh(f"the mesh of its arguments has {math.prod(axes.values())}", target)
     text = _text(jitted, abstract, target)
     found = _PARTITIONS.search(text)
     if found and int(found[1]) != target.devices:
-        raise UserError(
-            f"the step is lowered for {found[1]} devices; expected {target.devices}, those of "
-            f"{target}; usually in_shardings of the jit, or a mesh inside the step, of this "
-            "machine; build them on a jax.sharding.AbstractMesh of that size"
-        )
+        raise _wrong_mesh(f"it is lowered for {found[1]}", target)
     return text, axes, abstract, notes
+
+
+def _wrong_mesh(seen: str, target: Target) -> UserError:
+    return UserError(
+        f"the step: {seen} devices; expected {target.devices}, those of {target}; usually a mesh "
+        "of this machine; build its shardings on a jax.sharding.AbstractMesh of that size"
+    )
 
 
 def _of_arrays(
@@ -176,8 +166,7 @@ def _text(jitted: Any, abstract: tuple[Any, ...], target: Target) -> str:
     except Exception as error:  # whatever the step raises when it is traced
         raise UserError(
             f"the step cannot be lowered for {target.platform}: {type(error).__name__}: "
-            f"{first_line(error)}; expected one that jax.jit traces on abstract arrays; usually "
-            "wrong arguments, or a kernel of another platform"
+            f"{first_line(error)}; usually wrong arguments, or a kernel of another platform"
         ) from error
     return str(lowered.as_text(debug_info=True))
 

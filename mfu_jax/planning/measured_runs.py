@@ -19,7 +19,7 @@ from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, tiles_of_run
-from mfu_jax.planning.targets import Target, generation_of, parse_target
+from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
 from mfu_jax.util.values import typed
 
 _GROUPS = ("mesh", "remat_tensors", "splash", "optimizer", "other_flags")
@@ -65,7 +65,6 @@ DEFAULT_STEP: Mapping[str, str] = {
     "max_target_length": str(_DEFAULT_LENGTH),
 }
 _ALSO_SETTINGS = ("num_vocab_tiling",)  # beside sizes and the mesh
-_TWO_CORES = ("v4", "v5p", "tpu7x")  # per chip; slices are named after cores
 # Per logit: MaxText's cross_entropy_with_logits passes the logits, their exponentials and the
 # targets' one-hot rows to its backward pass in float32, and gets the logits' gradient in float32.
 # XLA keeps between none and all of them: 3.5 and 3.7 times 4 bytes more than in the reference step
@@ -176,15 +175,11 @@ def model_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if sizes["model_name"] != "default":
         return {"override_model_config": True, **sizes}
     del sizes["model_name"]
-    return _with_experts_width({**DEFAULT_MODEL, **sizes})
-
-
-def _with_experts_width(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Gives Mixtral's experts the MLP's width unless they have their own, as MaxText does."""
-    own = any(key in sizes for key in ("moe_mlp_dim", "base_moe_mlp_dim"))
-    if own or sizes["decoder_block"] != "mixtral":
-        return sizes
-    return {**sizes, "base_moe_mlp_dim": sizes["base_mlp_dim"]}
+    sizes = {**DEFAULT_MODEL, **sizes}
+    if sizes["decoder_block"] == "mixtral" and "moe_mlp_dim" not in sizes:
+        # Mixtral's experts have the MLP's width unless they have their own.
+        sizes.setdefault("base_moe_mlp_dim", sizes["base_mlp_dim"])
+    return sizes
 
 
 def _flags(flags: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -211,8 +206,7 @@ def _target(run: Mapping[str, Any]) -> Target:
     chips = _whole(run, "chips")
     if not chips:
         raise UserError("the run has neither topology, device_type nor chips; expected one of them")
-    cores = 2 if generation in _TWO_CORES else 1
-    return parse_target(topology=f"{generation}-{chips // (slices or 1) * cores}", slices=slices)
+    return parse_target(topology=slice_name(generation, chips // (slices or 1)), slices=slices)
 
 
 def _whole(run: Mapping[str, Any], key: str) -> int | None:
@@ -264,13 +258,8 @@ def judged(plan: Plan, run: MeasuredRun) -> Plan:
     verdict = " and may then not fit" if is_over else ""
     if is_over and plan.is_short_of_memory:
         plan = replace(plan, fits=False)
-        verdict = (
-            " and is taken not to fit, as the reference model's fits only because the compiler "
-            "recomputes matmuls"
-        )
+        verdict = " and is taken not to fit, as the compiler already recomputes matmuls"
     return plan.with_notes(
-        "the memory is that of the reference model's step; MaxText's may need up to "
-        f"{more / 2**30:,.3g} GiB more{verdict}: its loss has logits, exponentials, one-hot "
-        "targets and gradients in float32, of which XLA may keep none or all; "
-        "maxtext_python=FILE plans it"
+        "the memory is that of the reference model's step; the loss of MaxText's may need up to "
+        f"{more / 2**30:,.3g} GiB more{verdict}; maxtext_python=FILE plans it"
     )

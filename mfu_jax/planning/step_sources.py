@@ -15,22 +15,23 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.names import LOGITS
 from mfu_jax.flops.analytic.totals import (
-    FlopsRow,
     calculate_tokens_per_device,
     flops_breakdown,
     model_flops_per_device,
 )
+from mfu_jax.planning.compilation.compiling import Request
 from mfu_jax.planning.measured_runs import DEFAULT_STEP, FIXED, model_of
 from mfu_jax.planning.result.plan import StepWork
 from mfu_jax.planning.step_time.schedule import PipelineTicks
 from mfu_jax.planning.sweep.search import REMAT, Analytic
+from mfu_jax.planning.targets import Target
 
 # What each policy recomputes of the forward pass: everything in the layers, or attention only.
 _RECOMPUTED = {"none": (), "minimal": ("attention",), "full": ("attention", "weight")}
 
 
 class StepSource(Protocol):
-    """Makes a step's program from ``key=value``.
+    """Makes a step's program from ``key=value``. What has a body here is for steps that cannot say.
 
     Attributes:
         module: compiles the step in a child process.
@@ -55,19 +56,36 @@ class StepSource(Protocol):
 
     def placed(self, work: StepWork, values: Mapping[str, str]) -> StepWork:
         """The work, with what the step's mesh decides: `own_rows`, `mesh` and `pipeline`."""
+        return work
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
         """What else determines the program: files named by the arguments, our own source."""
+        return {}
 
     def invalid(self, values: Mapping[str, str]) -> str:
         """Why the step cannot be compiled, as far as the config says; empty if it can."""
+        return ""
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs and memory that follow from the config."""
 
 
-class MaxTextStep:
-    """MaxText's own step.
+def request_for(
+    source: StepSource, target: Target, values: Mapping[str, str], flags: Sequence[str] = ()
+) -> Request:
+    """The step of these values as a program to compile, with compiler flags."""
+    return Request(
+        module=source.module,
+        target=target,
+        python=source.python,
+        config={"arguments": source.words(values)},
+        flags=tuple(flags),
+        identity=source.identity(values),
+    )
+
+
+class MaxTextStep(StepSource):
+    """MaxText's own step: only MaxText knows its mesh, what its kernels skip, and what is invalid.
 
     Args:
         python: the interpreter that has MaxText; empty: this one.
@@ -89,18 +107,6 @@ class MaxTextStep:
     def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work, from the model's bundled config, MaxText's keys and its defaults."""
         return work_of(_maxtext_model(values))
-
-    def placed(self, work: StepWork, values: Mapping[str, str]) -> StepWork:
-        """The same work: only MaxText knows its mesh, and what its kernels skip."""
-        return work
-
-    def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
-        """Nothing: the key already has MaxText's version."""
-        return {}
-
-    def invalid(self, values: Mapping[str, str]) -> str:
-        """Always empty: only MaxText knows."""
-        return ""
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs only: MaxText's rules decide how the state is split."""
@@ -145,14 +151,11 @@ def pipeline_ticks(
     """
     if stages <= 1:
         return None
-    layers = {row.layer: row.repeats for row in flops_breakdown(config) if _is_layer(row)}
+    rows = flops_breakdown(config)
+    layers = {row.layer: row.repeats for row in rows if row.component != LOGITS}
     passes = sum(layers.values()) // (stages * layers_per_stage)
     parts = stages if microbatches == -1 else microbatches
     return PipelineTicks(total=parts * passes + stages - 1, idle=stages - 1)
-
-
-def _is_layer(row: FlopsRow) -> bool:
-    return row.component != LOGITS
 
 
 def executed_flops_of(config: Any, policy: str) -> float | None:

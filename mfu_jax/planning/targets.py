@@ -82,8 +82,7 @@ def parse_target(
         raise UserError(f"slices={slices}; expected 1 or more")
     if topology and hardware:
         raise UserError(
-            f"topology={topology!r} and hardware={hardware!r}; expected topology= for TPUs, or "
-            "hardware= and devices= for GPUs"
+            f"topology={topology!r} and hardware={hardware!r}; expected one: TPUs have a topology"
         )
     if topology:
         return _tpus(topology, slices)
@@ -99,14 +98,19 @@ def parse_target(
 
 
 def generation_of(name: str) -> str:
-    """libtpu's name of a TPU generation (v6e, trillium, TPU v6e); empty if not recognised."""
+    """libtpu's name of a TPU generation (v6e, trillium, TPU v6e); empty if not known."""
     words = re.findall(r"[a-z0-9]+", name.lower().removeprefix("tpu "))
     word = "".join(words)
     if word in _GENERATIONS:
         return word
     by_alias = {alias: chip.name for chip in table() for alias in chip.aliases}
     names = {chip_name: own for own, (chip_name, _) in reversed(_GENERATIONS.items())}
-    return names.get(by_alias.get(word, ""), "")
+    return names.get(by_alias.get(word, name), "")
+
+
+def slice_name(generation: str, chips: int) -> str:
+    """The cloud's name of a slice: v5p-8 has 4 chips."""
+    return f"{generation}-{chips * _GENERATIONS[generation][1]}"
 
 
 def _tpus(topology: str, slices: int | None) -> Target:
@@ -123,8 +127,9 @@ def _tpus(topology: str, slices: int | None) -> Target:
         counts_chips = not re.match(r"\d+x", size)  # v6e-8; tpu7x-4x4x8 is a shape
     name = generation_of(name) or name
     if name not in _GENERATIONS or not separator:
+        close = "" if name in _GENERATIONS else nearest(name, _GENERATIONS)
         raise UserError(
-            f"topology={topology!r}{_nearest(name)}; expected a TPU generation "
+            f"topology={topology!r}{close}; expected a TPU generation "
             f"({', '.join(_GENERATIONS)}) and its shape, such as v5p:8x8x8, or a slice's name, "
             "such as v6e-8; for GPUs pass hardware=h100 devices=8"
         )
@@ -141,10 +146,6 @@ def _tpus(topology: str, slices: int | None) -> Target:
         devices=chips * chip.devices_per_chip * slices,
         slices=slices,
     )
-
-
-def _nearest(name: str) -> str:
-    return "" if name in _GENERATIONS else nearest(name, _GENERATIONS)
 
 
 def _shape(topology: str, size: str, axes: int) -> tuple[int, ...]:
@@ -243,8 +244,7 @@ def target_config(chip: Chip) -> str:
     known = read_mapping(_GPU_TARGETS)
     if chip.name not in known["gpus"]:
         raise UserError(
-            f"{chip.name}: XLA's description of it is not known here; expected one of "
-            f"{', '.join(known['gpus'])}; pick the nearest"
+            f"XLA's description of {chip.name} is not known; pass one of {', '.join(known['gpus'])}"
         )
     row = {**known["common"], **known["gpus"][chip.name]}
     description = row.pop("description")
@@ -277,16 +277,15 @@ def check_dump(name: str, program: ProgramDump, target: Target) -> tuple[str, ..
     topology = program.topology
     if _OWN_NAMES.get(topology.platform, topology.platform) not in ("", target.platform):
         raise UserError(
-            f"{name} is a program for {topology.platform}; expected one for {target.platform}, as "
-            f"{target} needs; usually a step compiled where no such chip is attached; plan the "
-            "step itself, or pass the chips of the dump"
+            f"{name} is a program for {topology.platform}; expected one for {target.platform}; "
+            "plan the step itself, or pass the chips of the dump"
         )
     head = program.text.partition("\n")[0]
     devices = math.prod(int(count) for count in _DEVICES.findall(head))
     if devices != target.devices:
         raise UserError(
             f"{name} is a program of {devices} devices; expected {target.devices}, those of "
-            f"{target}; usually other chips than it was compiled for; pass theirs"
+            f"{target}; pass the chips that it was compiled for"
         )
     if not topology.device_kind or target.chip in find(topology.device_kind):
         return ()

@@ -43,6 +43,9 @@ class AppendOnlyFile:
             a power cut may lose. 0: after every piece; negative: only in `sync`.
         monotonic: clock in seconds.
 
+    Attributes:
+        fsync_seconds: as given; may be set.
+
     Raises:
         UserError: the path cannot be written to.
     """
@@ -63,7 +66,7 @@ class AppendOnlyFile:
         self._header = header
         self._restart = restart
         self._lock = lock
-        self._fsync_seconds = fsync_seconds
+        self.fsync_seconds = fsync_seconds
         self._monotonic = monotonic
         self._synced_at = monotonic()
         self._fsync_fails = False
@@ -81,7 +84,7 @@ class AppendOnlyFile:
         """Appends `piece`, or raises `OSError` and leaves the file unchanged."""
         self.find_again()
         self._write(piece if self._size else self._header + piece)
-        if 0 <= self._fsync_seconds <= self._monotonic() - self._synced_at:
+        if 0 <= self.fsync_seconds <= self._monotonic() - self._synced_at:
             self._sync_quietly()
 
     def find_again(self) -> None:

@@ -15,19 +15,12 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import lookup
+from mfu_jax.planning.targets import generation_of, slice_name
 from scripts.benchmarks.platforms import Device, performance_flags
 
 _PLANNER = (sys.executable, "-m", "mfu_jax.cli", "plan")
 _PYTORCH = (sys.executable, "-m", "scripts.comparisons.pytorch_step")
 _PLANNED = ("step_time_seconds", "mfu", "hfu", "memory_peak_bytes", "fits")
-# Chip → the prefix of its slice names, and what the name counts per JAX device.
-_SLICES = {
-    "TPU v4": ("v4", 2),
-    "TPU v5e": ("v5e", 1),
-    "TPU v5p": ("v5p", 2),
-    "TPU v6e (Trillium)": ("v6e", 1),
-    "TPU7x (Ironwood)": ("tpu7x", 1),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +73,10 @@ def _target(device: Device) -> list[str]:
         return [f"hardware={device.kind}", f"devices={device.count}"]
     if device.platform == "cpu":
         raise UserError("no plans are made for CPUs")
-    name, each = _SLICES.get(lookup(device.kind).name, ("", 0))
-    if not name:
+    chip = lookup(device.kind)
+    if not (generation := generation_of(chip.name)):
         raise UserError(f"no plans are made for {device.kind}")
-    return [f"topology={name}-{device.count * each}"]
+    return [f"topology={slice_name(generation, device.count // chip.devices_per_chip)}"]
 
 
 def beside_pytorch(

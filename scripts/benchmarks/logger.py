@@ -1,11 +1,11 @@
 """The logger's cost: on the training thread, in the whole process, and in loop speed.
 
-    python -m scripts.benchmarks.logger [--steps 400] [--no-demo] [--write]
+    python -m scripts.benchmarks.logger [--steps 400] [--write]
 
 Run it from the repository root. Console (to a file), JSONL and TensorBoard are on unless a row
 says otherwise. Waiting for the device is not counted as a cost: without a logger, the loop would
 wait for the same step where it next needs the outputs. Every number is shown beside that of the
-bare loop, or of MaxText's logger where installed, from the same run.
+bare loop from the same run.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.summary import percentile
-from mfu_jax.logger.run_log import events
-from mfu_jax.sinks import ConsoleSink, JsonlSink, Sink, TensorBoardSink
+from mfu_jax.logger.sinks.base import Sink
+from mfu_jax.logger.sinks.console import ConsoleSink
+from mfu_jax.logger.sinks.jsonl import JsonlSink
+from mfu_jax.logger.sinks.tensorboard import TensorBoardSink
 from scripts import results
-from scripts.benchmarks.maxtext_logger import MaxTextLogger
 
 WARMUP = 20
 STEP_SECONDS, PAUSE_SECONDS = 0.005, 0.01
@@ -42,8 +42,6 @@ COST: dict[str, Any] = {
     "peak_flops_per_sec": 1e15,
 }
 _NOTE = "Console, JSONL and TensorBoard are on; waiting for the device is excluded."
-_YOUNG = "console, JSONL, TensorBoard"
-_OLD = "the same, from the seventh minute on"
 
 
 def make_logger(folder: Path, console: Any) -> MetricLogger:
@@ -61,17 +59,22 @@ def three_sinks(folder: Path, console: Any) -> list[Sink]:
 
 
 @jax.jit
-def busy_step(x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """About ten milliseconds of matmuls on two cores, and a training step's metrics."""
-    for _ in range(4):
-        x = x @ x * 1e-3
-    metrics = {
+def tiny_step(x: jax.Array) -> dict[str, jax.Array]:
+    """A training step's metrics."""
+    return {
         "loss": x.mean(),
         "grad_norm": jnp.abs(x).max(),
         "current_learning_rate": x[0, 0],
         "total_weights": jnp.int32(2048),
     }
-    return x, metrics
+
+
+@jax.jit
+def busy_step(x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """About ten milliseconds of matmuls on two cores, and a training step's metrics."""
+    for _ in range(4):
+        x = x @ x * 1e-3
+    return x, tiny_step(x)
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -98,25 +101,19 @@ def record_costs(steps: int) -> dict[str, list[float]]:
         ]
         costs["`waiting()`, device busy"] = waits
         with make_logger(folder / "idle", console) as logger:
-            costs |= costs_after_pauses(steps, {"`record()`": logger.record})
-        if maxtext := MaxTextLogger.of(folder / "maxtext"):
-            costs |= costs_after_pauses(steps, {"MaxText's logger": maxtext.record})
-            maxtext.close()
+            costs |= costs_after_pauses(steps, logger)
     return {situation: values[WARMUP:] for situation, values in costs.items()}
 
 
-def costs_after_pauses(
-    steps: int, calls: dict[str, Callable[[int, Any], object]]
-) -> dict[str, list[float]]:
-    """Costs of calls after 10 ms of idling, and of an empty ``with`` block beside them.
-
-    Args:
-        steps: number of calls of each.
-        calls: name → function of step and metrics.
-    """
+def costs_after_pauses(steps: int, logger: MetricLogger) -> dict[str, list[float]]:
+    """Costs of calls after 10 ms of idling, and of an empty ``with`` block beside them."""
     costs: dict[str, list[float]] = {}
     small = jnp.ones((8, 8))
-    for name, call in {"an empty `with`": lambda *_: do_nothing(), **calls}.items():
+    calls: dict[str, Callable[[int, Any], object]] = {
+        "an empty `with`": lambda *_: do_nothing(),
+        "`record()`": logger.record,
+    }
+    for name, call in calls.items():
         values = costs.setdefault(f"{name}, after a pause of 10 ms", [])
         for step in range(steps):
             time.sleep(PAUSE_SECONDS)
@@ -128,16 +125,6 @@ def costs_after_pauses(
 def do_nothing() -> None:
     with contextlib.nullcontext():
         pass
-
-
-@jax.jit
-def tiny_step(x: jax.Array) -> dict[str, jax.Array]:
-    return {
-        "loss": x.mean(),
-        "grad_norm": jnp.abs(x).max(),
-        "current_learning_rate": x[0, 0],
-        "total_weights": jnp.int32(2048),
-    }
 
 
 def cpu_costs(steps: int, blocks: int) -> dict[tuple[str, float], float]:
@@ -157,25 +144,16 @@ def cpu_costs(steps: int, blocks: int) -> dict[tuple[str, float], float]:
             with tempfile.TemporaryDirectory() as name, open(Path(name) / "log", "w") as console:
                 makers: dict[str, Callable[[], MetricLogger]] = {
                     "`sinks=[]`": lambda: MetricLogger(sinks=[], **COST),
-                    _YOUNG: lambda: make_logger(Path(name) / "young", console),
-                    _OLD: lambda: make_logger(Path(name) / "old", console),
+                    "console, JSONL, TensorBoard": lambda: make_logger(Path(name), console),
                 }
                 for sinks, make in makers.items():
                     bare = cpu_milliseconds(steps, pause, None)  # before a logger starts any thread
-                    with _aged(sinks == _OLD), make() as logger:
+                    with make() as logger:
                         time.sleep(START_SECONDS)
                         ours = cpu_milliseconds(steps, pause, logger)
                     found.setdefault(sinks, []).append(ours - bare)
         result |= {(sinks, pause): statistics.median(values) for sinks, values in found.items()}
     return result
-
-
-@contextlib.contextmanager
-def _aged(is_old: bool) -> Iterator[None]:
-    """Signs of life are as infrequent as in a process of 400 s and more."""
-    shortest = events._LONGEST_SECONDS if is_old else events._SHORTEST_SECONDS
-    with mock.patch.object(events, "_SHORTEST_SECONDS", shortest):
-        yield
 
 
 def cpu_milliseconds(steps: int, pause: float, logger: MetricLogger | None) -> float:
@@ -245,63 +223,6 @@ def wait_for_nothing(logger: MetricLogger) -> None:
         pass
 
 
-def seconds_a_step(steps: int, run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return (time.perf_counter() - begin) / steps
-
-
-def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
-    """Seconds per step of the demo without and with the logger, in alternating blocks."""
-    from mfu_jax.trainer.config.pyconfig import load
-    from mfu_jax.trainer.data.batches import make_iterator
-    from mfu_jax.trainer.step.mesh import make_mesh, put_batch, rows_per_process
-    from mfu_jax.trainer.step.state import abstract_state, create_state
-    from mfu_jax.trainer.step.train_step import compile_train_step
-
-    config = load(["enable_checkpointing=false", "attention=dot_product"])
-    mesh = make_mesh(config)
-    train_step = compile_train_step(config, mesh, abstract_state(config, mesh))
-    state = create_state(config, mesh)
-    data = make_iterator(
-        config,
-        split="train",
-        rows_per_process=rows_per_process(config, mesh),
-        accumulation=1,
-        share=0,
-        shares=1,
-    )
-
-    def plain() -> None:
-        nonlocal state
-        for _ in range(block):
-            state, metrics = train_step(state, put_batch(next(data), mesh))
-        jax.block_until_ready(metrics)
-
-    def logged(logger: MetricLogger) -> None:
-        nonlocal state
-        for step in range(block):
-            with logger.waiting("data"):
-                batch = put_batch(next(data), mesh)
-            state, metrics = train_step(state, batch)
-            logger.record(step, metrics)
-        logger.close()
-
-    plain()
-    while True:
-        with tempfile.TemporaryDirectory() as name, open(os.path.join(name, "log"), "w") as console:
-            before = seconds_a_step(block, plain)
-            logger = make_logger(Path(name), console)
-            between = seconds_a_step(block, lambda: logged(logger))  # noqa: B023
-            after = seconds_a_step(block, plain)  # a machine that slows down biases neither
-            yield (before + after) / 2, between
-
-
-def cost_rows(costs: dict[str, list[float]]) -> Iterator[results.Row]:
-    for situation, values in costs.items():
-        yield {"call": situation, **quantiles(values, "median µs", "p90 µs", "p99 µs")}
-
-
 def quantiles(values: Iterable[float], *columns: str) -> results.Row:
     """Median, p90 and p99 in three columns."""
     ordered = sorted(values)
@@ -309,57 +230,37 @@ def quantiles(values: Iterable[float], *columns: str) -> results.Row:
     return dict(zip(columns, shown, strict=True))
 
 
-def cpu_rows(costs: dict[tuple[str, float], float]) -> Iterator[results.Row]:
-    for (sinks, pause), spent in costs.items():
-        yield {
-            "sinks": sinks,
-            "seconds between steps": pause,
-            "CPU ms a step, whole process": round(spent, 3),
-        }
-
-
-def speed_rows(speeds: dict[str, list[float]]) -> Iterator[results.Row]:
-    for situation, ratios in speeds.items():
-        low, median, high = (f"{percentile(ratios, q):.2%}" for q in (0.25, 0.5, 0.75))
-        yield {
-            "5 ms steps": situation,
-            "speed with the logger, median": median,
-            "quartiles": f"{low} to {high}",
-        }
-
-
-def demo_row(blocks: Sequence[tuple[float, float]], block: int) -> results.Row:
-    ratios = [with_logger / without for without, with_logger in blocks]
-    low, ratio, high = (f"{quartile:.1%}" for quartile in statistics.quantiles(ratios, n=4))
-    return {
-        "step ms": round(1e3 * statistics.median(without for without, _ in blocks), 1),
-        "time with the logger, median": ratio,
-        "quartiles": f"{low} to {high}",
-        "blocks": len(blocks),
-        "steps of each": block,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--blocks", type=int, default=7)
-    parser.add_argument("--demo-pairs", type=int, default=16)
-    parser.add_argument("--no-demo", action="store_true")
     results.add_write(parser)
     options = parser.parse_args()
 
     measured: dict[str, list[results.Row]] = {
-        "cost of one call on the training thread": list(cost_rows(record_costs(options.steps))),
-        "CPU time of the whole process": list(cpu_rows(cpu_costs(options.steps, options.blocks))),
-        "speed of a loop with the logger": list(
-            speed_rows(loop_speeds(options.steps // 2, options.blocks))
-        ),
+        "cost of one call on the training thread": [
+            {"call": situation, **quantiles(costs, "median µs", "p90 µs", "p99 µs")}
+            for situation, costs in record_costs(options.steps).items()
+        ],
+        "CPU time of the whole process": [
+            {
+                "sinks": sinks,
+                "seconds between steps": pause,
+                "CPU ms a step, whole process": round(spent, 3),
+            }
+            for (sinks, pause), spent in cpu_costs(options.steps, options.blocks).items()
+        ],
+        "speed of a loop with the logger": [],
     }
-    if not options.no_demo:
-        block = 5
-        blocks = [pair for pair, _ in zip(demo_blocks(block), range(options.demo_pairs))]  # noqa: B905
-        measured["speed of the demo with the logger"] = [demo_row(blocks, block)]
+    for situation, ratios in loop_speeds(options.steps // 2, options.blocks).items():
+        low, median, high = (f"{percentile(ratios, q):.2%}" for q in (0.25, 0.5, 0.75))
+        measured["speed of a loop with the logger"].append(
+            {
+                "5 ms steps": situation,
+                "speed with the logger, median": median,
+                "quartiles": f"{low} to {high}",
+            }
+        )
     results.publish("logger_cost", measured, is_written=options.write, notes=[_NOTE])
 
 

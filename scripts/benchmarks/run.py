@@ -122,23 +122,19 @@ def run_benchmark(
         }
         command = [*trainer, *(f"{key}={value}" for key, value in keys.items())]
         status = _train(command, environment_of(device), log, timeout)
-        if status == "ok":
-            return _result_of(name, settings, metrics_file, log)
         if status != _TOO_LARGE:
-            return BenchmarkResult(name=name, status=status, settings=settings, log=str(log))
-    status = f"{_TOO_LARGE} even with batch {attempts[-1]['per_device_batch_size']}"
-    return BenchmarkResult(name=name, status=status, settings=attempts[-1], log=str(log))
-
-
-def with_baselines(result: BenchmarkResult, device: Device, timeout: float) -> BenchmarkResult:
-    """A run's result with a plan's prediction and PyTorch's time added."""
-    if result.status != "ok":
+            break
+    else:
+        status = f"{_TOO_LARGE} even with batch {settings['per_device_batch_size']}"
+    result = BenchmarkResult(name=name, status=status, settings=settings, log=str(log))
+    if status != "ok":
         return result
-    return dataclasses.replace(
-        result,
-        plan=predicted(result.settings, device, timeout=timeout),
-        pytorch=beside_pytorch(result.settings, device, timeout=timeout),
-    )
+    try:
+        metrics = summarize(metrics_file)
+    except UserError as error:
+        return dataclasses.replace(result, status=f"failed: {error}")
+    peak = read_setup(str(metrics_file)).values.get("peak of one device", "")
+    return dataclasses.replace(result, metrics=metrics, peak=str(peak))
 
 
 def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeout: float) -> str:
@@ -164,25 +160,6 @@ def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeo
     return f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
 
 
-def _result_of(
-    name: str, settings: Mapping[str, Any], metrics_file: Path, log: Path
-) -> BenchmarkResult:
-    try:
-        metrics = summarize(metrics_file)
-    except UserError as error:
-        return BenchmarkResult(
-            name=name, status=f"failed: {error}", settings=settings, log=str(log)
-        )
-    return BenchmarkResult(
-        name=name,
-        status="ok",
-        settings=settings,
-        metrics=metrics,
-        peak=_peak_of(metrics_file),
-        log=str(log),
-    )
-
-
 def summarize(path: Path) -> dict[str, float]:
     """Statistics of a metrics file: compile and warm-up steps excluded, rates over the total time.
 
@@ -196,8 +173,8 @@ def summarize(path: Path) -> dict[str, float]:
             statistics.add_many({name: (value,) for name, value in step.scalars.items()})
     if not len(statistics):
         raise UserError(
-            f"{path} has no measured step; expected some after compilation and warm-up; usually "
-            f"too few steps; pass a larger --steps"
+            f"{path} has no measured step; expected some after compilation and warm-up; pass a "
+            "larger --steps"
         )
     return {
         **statistics.fields(),
@@ -208,27 +185,22 @@ def summarize(path: Path) -> dict[str, float]:
     }
 
 
-def _peak_of(path: Path) -> str:
-    """The peak that MFU and HFU refer to, from the run's set-up; empty without one."""
-    return str(read_setup(str(path)).values.get("peak of one device", ""))
-
-
 _COLUMNS: Mapping[str, Callable[[BenchmarkResult], str]] = {
     "config": lambda r: r.name,
     "batch": lambda r: str(r.settings.get("per_device_batch_size", "")),
     "tokens": lambda r: str(r.settings.get("max_target_length", "")),
     "weights": lambda r: str(r.settings.get("weight_dtype", "")),
     "remat": lambda r: str(r.settings.get("remat_policy", "")),
-    "step s": lambda r: _number(r, "median_seconds", ".4f"),
-    "p90 s": lambda r: _number(r, "p90_seconds", ".4f"),
-    "TFLOP/s/device": lambda r: _number(r, "tflops_per_sec_per_device", ".4g"),
-    "tokens/s/device": lambda r: _number(r, "tokens_per_sec_per_device", ".1f"),
-    "MFU": lambda r: _number(r, "mfu", ".2%"),
-    "HFU": lambda r: _number(r, "hfu", ".2%"),
-    "peak GiB": lambda r: _number(r, "peak_memory_bytes", ".1f", 1 / GIB),
-    "planned s": lambda r: _beside(r.plan, "step_time_seconds", ".4f"),
-    "planned GiB": lambda r: _beside(r.plan, "memory_peak_bytes", ".1f", 1 / GIB),
-    "PyTorch s": lambda r: _beside(r.pytorch, "median_seconds", ".4f"),
+    "step s": lambda r: _number(r.metrics, "median_seconds", ".4f"),
+    "p90 s": lambda r: _number(r.metrics, "p90_seconds", ".4f"),
+    "TFLOP/s/device": lambda r: _number(r.metrics, "tflops_per_sec_per_device", ".4g"),
+    "tokens/s/device": lambda r: _number(r.metrics, "tokens_per_sec_per_device", ".1f"),
+    "MFU": lambda r: _number(r.metrics, "mfu", ".2%"),
+    "HFU": lambda r: _number(r.metrics, "hfu", ".2%"),
+    "peak GiB": lambda r: _number(r.metrics, "peak_memory_bytes", ".1f", 1 / GIB),
+    "planned s": lambda r: _number(r.plan.values, "step_time_seconds", ".4f"),
+    "planned GiB": lambda r: _number(r.plan.values, "memory_peak_bytes", ".1f", 1 / GIB),
+    "PyTorch s": lambda r: _number(r.pytorch.values, "median_seconds", ".4f"),
     "PyTorch MFU": lambda r: _pytorch_mfu(r),
 }
 
@@ -240,13 +212,8 @@ def _pytorch_mfu(result: BenchmarkResult) -> str:
     return format(result.metrics["mfu"] * ours / seconds, ".2%") if seconds and ours else "-"
 
 
-def _beside(baseline: Baseline, name: str, form: str, scale: float = 1.0) -> str:
-    value = baseline.values.get(name)
-    return format(value * scale, form) if value else "-"
-
-
-def _number(result: BenchmarkResult, name: str, form: str, scale: float = 1.0) -> str:
-    value = result.metrics.get(name)
+def _number(values: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
+    value = values.get(name)
     return format(value * scale, form) if value else "-"
 
 
@@ -293,12 +260,12 @@ def _main(options: argparse.Namespace) -> int:
         if name not in BENCHMARKS:
             raise UserError(
                 f"unknown config {name!r}{nearest(name, BENCHMARKS)}; expected some of "
-                f"{', '.join(BENCHMARKS)}; usually a misspelling; pass --configs=gpt2-124m"
+                f"{', '.join(BENCHMARKS)}"
             )
     if options.steps < 1 or not options.timeout > 0:
         raise UserError(
             f"--steps={options.steps} --timeout={options.timeout:g}: expected at least one step "
-            f"and a time above 0; leave them out for 30 steps and half an hour"
+            "and a time above 0"
         )
     device = probe(options.platform)
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -307,15 +274,20 @@ def _main(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"--output={str(folder)!r} cannot be created ({error.strerror}); expected a folder "
-            f"that this user may write to; pass another"
+            f"--output={str(folder)!r} cannot be created ({error.strerror}); pass another"
         ) from None
     print(f"{device.count} × {device.kind}, jax {device.jax_version}", flush=True)
     results = []
     for name in names:
         print(f"{name} …", flush=True)
         result = run_benchmark(name, device, folder, steps=options.steps, timeout=options.timeout)
-        results.append(with_baselines(result, device, options.timeout))
+        if result.status == "ok":
+            result = dataclasses.replace(
+                result,
+                plan=predicted(result.settings, device, timeout=options.timeout),
+                pytorch=beside_pytorch(result.settings, device, timeout=options.timeout),
+            )
+        results.append(result)
     report = {
         "device": dataclasses.asdict(device),
         "environment": performance_flags(device.platform, device.kind, device.count),

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.compilation.cache import compile_cached
-from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
+from mfu_jax.planning.compilation.compiling import Limits, TooLarge
 from mfu_jax.planning.measured_runs import read_run
+from mfu_jax.planning.step_sources import request_for
 from mfu_jax.planning.step_time.compared_runs import compared_runs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.schedule import predicted_time
@@ -91,13 +92,7 @@ def _compiled(run: Mapping[str, Any], folder: Path) -> tuple[ProgramCosts, Targe
     source = TrainerStep(measured.target)
     keys, _ = reference_keys(measured)
     program = compile_cached(
-        Request(
-            module=source.module,
-            target=measured.target,
-            config={"arguments": source.words(keys)},
-            flags=measured.flags,
-            identity=source.identity(keys),
-        ),
+        request_for(source, measured.target, keys, measured.flags),
         folder=folder,
         limits=Limits(code_seconds=0),
         progress=lambda word: print(f"{run['id']}: {word} …", file=sys.stderr),

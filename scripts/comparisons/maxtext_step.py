@@ -32,10 +32,10 @@ from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.compilation.cache import compile_cached, installed_versions
-from mfu_jax.planning.compilation.compiling import Limits, Request, TooLarge
+from mfu_jax.planning.compilation.compiling import Limits, TooLarge
 from mfu_jax.planning.measured_runs import read_run
 from mfu_jax.planning.result.planner import make_plan
-from mfu_jax.planning.step_sources import MaxTextStep, StepSource
+from mfu_jax.planning.step_sources import MaxTextStep, StepSource, request_for
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.planned.planned_run import reference_keys
 from mfu_jax.trainer.planned.planned_step import TrainerStep
@@ -122,24 +122,17 @@ _UNITS = {
 def figures(program: ProgramDump, target: Target) -> Figures:
     """The figures of a program, compiled or only scheduled."""
     costs = instruction_costs(program)
-    plan = make_plan(program, target)
-    memory = program.memory or {}
+    plan, memory = make_plan(program, target), program.memory or {}
+    records = costs.records.values()
+    exchanges = [(r.runs, r.collective) for r in records if r.collective]
     return Figures(
         temporaries=memory.get("temp_size_in_bytes"),
         peak=plan.memory_peak_bytes,
         cycles=_cycles(costs),
-        hbm_bytes=sum(record.runs * record.hbm_bytes for record in costs.records.values()),
-        collective_bytes=sum(
-            record.runs * record.collective.bytes
-            for record in costs.records.values()
-            if record.collective
-        ),
+        hbm_bytes=sum(record.runs * record.hbm_bytes for record in records),
+        collective_bytes=sum(runs * collective.bytes for runs, collective in exchanges),
         executed_flops=plan.executed_flops or 0,
-        all_gathers=sum(
-            record.runs
-            for record in costs.records.values()
-            if record.collective and record.collective.kind == "all-gather"
-        ),
+        all_gathers=sum(runs for runs, one in exchanges if one.kind == "all-gather"),
         seconds=plan.step_time_seconds or 0.0,
     )
 
@@ -227,13 +220,7 @@ def compare(
 def _compiled(
     source: StepSource, keys: Mapping[str, str], target: Target, arguments: argparse.Namespace
 ) -> Figures | None:
-    request = Request(
-        module=source.module,
-        target=target,
-        python=source.python,
-        config={"arguments": source.words(keys)},
-        identity=source.identity(keys),
-    )
+    request = request_for(source, target, keys)
     limits = Limits(seconds=2 * _CODE_SECONDS, code_seconds=arguments.code_seconds)
     program, notes, _ = compile_cached(request, folder=arguments.cache, limits=limits)
     for note in notes:

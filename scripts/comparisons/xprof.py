@@ -29,13 +29,14 @@ from mfu_jax.errors import UserError
 from mfu_jax.profiling.attribution.step_times import measure
 from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
 from mfu_jax.profiling.join.programs import ProgramLibrary
-from mfu_jax.profiling.timeline.devices import Program
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, Program
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, attribute_time
+from mfu_jax.profiling.trace.wire import fields
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.formatting import columns
-from tests.support.xspace import Plane, space
+from tests.support.xspace import Plane, chunk, space
 
 _WITHIN = 0.01
 _PICOSECONDS = 1e12
@@ -136,8 +137,7 @@ def with_accelerators(file: Path, folder: Path) -> Path:
         plane.line(f"Stream #{number}(Compute)", events, timestamp_ns=0)
     out = folder / "plugins" / "profile" / "2026_01_01_00_00_00" / "relabelled.xplane.pb"
     out.parent.mkdir(parents=True)
-    programs = [part for part in _planes(file.read_bytes()) if b"/host:metadata" in part[:64]]
-    out.write_bytes(space(plane) + b"".join(programs))
+    out.write_bytes(space(plane) + _programs(file.read_bytes()))
     return out
 
 
@@ -149,18 +149,10 @@ def _thunks(line: Any) -> Iterator[tuple[Any, ...]]:
             yield event.name, round(event.start_ns * 1000), round(event.duration_ns * 1000), kept
 
 
-def _planes(content: bytes) -> Iterator[bytes]:
-    """The encoded planes of a file, each with its tag and length."""
-    at = 0
-    while at < len(content):
-        begin, size, shift, more = at, 0, 0, True
-        at += 1
-        while more:
-            byte = content[at]
-            size |= (byte & 127) << shift
-            at, shift, more = at + 1, shift + 7, byte > 127
-        at += size
-        yield content[begin:at]
+def _programs(content: bytes) -> bytes:
+    """The encoded plane of a file that holds its programs."""
+    planes = (content[f.start : f.end] for f in fields(content, 0, len(content)) if f.number == 1)
+    return b"".join(chunk(1, plane) for plane in planes if b"/host:metadata" in plane[:64])
 
 
 def our_table(file: Path) -> dict[str, OpRow]:
@@ -175,11 +167,7 @@ def our_table(file: Path) -> dict[str, OpRow]:
     for timeline in timelines:
         joined = Join(ProgramLibrary([trace], [], timeline.names)).ops(timeline.names)
         counted = ~np.isin(timeline.lanes, list(timeline.beside))
-        ops = timeline.ops[counted]
-        lengths = (timeline.ends - timeline.starts)[counted] / _PICOSECONDS
-        seconds = np.bincount(ops, lengths, len(joined)).tolist()
-        runs = np.bincount(ops, minlength=len(joined)).tolist()
-        for op, often, total in zip(joined, runs, seconds, strict=True):
+        for op, (often, total) in zip(joined, _sums(timeline, counted), strict=True):
             before = rows.get(op.name.name, OpRow(0, 0.0, 0))
             rows[op.name.name] = OpRow(
                 before.runs + often,
@@ -191,14 +179,20 @@ def our_table(file: Path) -> dict[str, OpRow]:
     return {name: row for name, row in rows.items() if len(programs[name]) == 1}
 
 
+def _sums(timeline: DeviceTimeline, counted: Any) -> Iterator[tuple[int, float]]:
+    """Runs and seconds of every op of a timeline, in the events that are counted."""
+    ops, count = timeline.ops[counted], len(timeline.names)
+    lengths = (timeline.ends - timeline.starts)[counted] / _PICOSECONDS
+    seconds = np.bincount(ops, lengths, count).tolist()
+    return zip(np.bincount(ops, minlength=count).tolist(), seconds, strict=True)
+
+
 def our_kernels(file: Path) -> dict[str, OpRow]:
     """All kernels in command buffers, by their own names."""
     rows: dict[str, OpRow] = {}
     for timeline, _ in read_devices([Trace(file)]):
-        lengths = (timeline.ends - timeline.starts) / _PICOSECONDS
-        seconds = np.bincount(timeline.ops, lengths, len(timeline.names)).tolist()
-        runs = np.bincount(timeline.ops, minlength=len(timeline.names)).tolist()
-        for name, often, total in zip(timeline.names, runs, seconds, strict=True):
+        everything = np.ones(len(timeline.ops), bool)
+        for name, (often, total) in zip(timeline.names, _sums(timeline, everything), strict=True):
             if name.buffer and not name.name.startswith("Mem"):  # xprof lists no copies
                 before = rows.get(name.name, OpRow(0, 0.0, 0))
                 rows[name.name] = OpRow(before.runs + often, before.seconds + total, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 
 import jax
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from tests.support.client import Bare, Client, Observed, run_loop
 from tests.support.client_loops import CLIENTS
-from tests.support.paths import DATA
 
 
 @pytest.mark.full
@@ -44,13 +42,6 @@ def test_a_loop_is_observed_and_stays_as_it_was(
     assert {flag for record in records for flag in record.flags} == set()
     assert [note for record in records if record.kind == "step" for note in record.notes] == []
     assert [record.getMessage() for record in caplog.records] == []
-
-
-def test_the_page_shows_every_kind_with_its_flops() -> None:
-    page = (DATA / "client_logs.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^## (.+)\n\n.+\n\nModel FLOPs of one step: ([\d,]+)$", page, re.M)
-    expected = {client.name: client.flops for client in CLIENTS}
-    assert {name: int(flops.replace(",", "")) for name, flops in shown} == expected
 
 
 def test_the_list_names_at_least_twenty_two_kinds() -> None:

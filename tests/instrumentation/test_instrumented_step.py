@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -234,6 +235,45 @@ def test_an_unknown_chip_costs_mfu_and_a_line(
     assert memory.scalar("perf/mfu") == memory.scalar("perf/hfu") == [None] * 4
     assert memory.scalar("perf/per_device_tflops") == [STEP_FLOPS / 1e12] * 4
     assert None not in memory.scalar("learning/loss")
+
+
+def test_equal_work_that_xla_merges_is_told_once() -> None:
+    def twice(w: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def gradient() -> jax.Array:
+            return jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+        return w - 0.1 * (gradient() + gradient()), {"loss": jnp.sum(w)}
+
+    memory, w = ListSink(), jnp.ones((64, 64))
+    step = mfu_jax.instrument(twice, jit={}, sinks=[memory], warmup_steps=0, **PEAK)
+    for _ in range(4):
+        w, _ = step(w, jnp.ones((64, 64)))
+    step.close()
+    assert step.ledger.removed == step.flops.model.per_device // 2
+    notes = [note for record in memory.records for note in record.notes]
+    (note,) = [note for note in notes if "MFU is above HFU" in note]
+    assert "the program runs 50.0% of the model's FLOPs" in note
+    assert not [
+        flag for record in memory.records for flag in record.flags if flag == "hfu_below_mfu"
+    ]
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_the_set_up_says_if_attention_is_counted_in_full(declared: bool) -> None:
+    def attend(x: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        x = jnp.tanh(x @ jnp.ones((8, 8)))
+        weights = jax.nn.softmax(jnp.where(mask, x @ x.T, -jnp.inf))
+        return {"loss": jnp.sum(weights @ x)}
+
+    memory = ListSink()
+    step = mfu_jax.instrument(attend, jit={}, sinks=[memory], **PEAK)
+    with mfu_jax.attention_mask("causal") if declared else contextlib.nullcontext():
+        step(jnp.ones((4, 8)), jnp.ones((4, 4), bool))
+    step.close()
+    shown = "\n".join(text for tag, text in memory.texts if tag.startswith("setup"))
+    assert "model TFLOP per device per step: " in shown
+    told = "50.0% of the model FLOPs are attention under a mask that depends on data"
+    assert (told in shown) == ('mfu_jax.attention_mask("causal")' in shown) == (not declared)
 
 
 @pytest.mark.usefixtures("compilations")

@@ -139,7 +139,7 @@ GIB = 2**30
         # the compiler recomputes matmuls.
         ({}, 29.1, 2, False, "up to 11.1 GiB more and is taken not to fit"),
         ({}, 29.1, 0, True, "up to 11.1 GiB more and may then not fit"),
-        ({}, 15.0, 2, True, "up to 11.1 GiB more:"),
+        ({}, 15.0, 2, True, "up to 11.1 GiB more;"),
         ({"num_vocab_tiling": 8}, 29.3, 2, True, ""),  # compiles
         ({"num_vocab_tiling": 6}, 29.3, 0, True, "up to 1.85 GiB more and may then not fit"),
     ],

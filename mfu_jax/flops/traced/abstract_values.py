@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from mfu_jax.flops.traced.integers.known_values import Known
@@ -20,10 +20,29 @@ class Origin(enum.IntEnum):
 
 
 class Score(NamedTuple):
-    """A product of two activations, whose elements may be query-key pairs under a mask."""
+    """A product of two activations in an array whose elements depend on it one by one.
+
+    Attributes:
+        number: identifies the product.
+        axes: where each of its dimensions lies in the array; None if that is not known.
+        needs: a mask over its dimensions that keeps what the array depends on; None for all.
+    """
 
     number: int
-    size: int
+    axes: tuple[int | None, ...]
+    needs: Pattern | None = None
+
+    def moved(self, where: Callable[[int], int | None]) -> Score:
+        """The score in an array to which every dimension is mapped by `where`."""
+        return self._replace(
+            axes=tuple(None if axis is None else where(axis) for axis in self.axes)
+        )
+
+    def limited(self, mask: Pattern | None) -> Score:
+        """The score in an array that depends only on the pairs that a mask over it keeps."""
+        dims = {axis: dim for dim, axis in enumerate(self.axes) if axis is not None}
+        own = mask and mask.moved(dims.get)
+        return self._replace(needs=mask_patterns.meet(self.needs, own)) if own else self
 
 
 class AbstractValue(NamedTuple):
@@ -34,7 +53,7 @@ class AbstractValue(NamedTuple):
         known: its value, if known while tracing (see `known_values`) and it decides how often
             something runs.
         pattern: its elements as a function of their position (see `masks.patterns`).
-        scores: the scores that its elements correspond to one to one.
+        scores: the scores that its elements depend on one to one.
     """
 
     origin: Origin = Origin.CONSTANT
@@ -50,16 +69,19 @@ class AbstractValue(NamedTuple):
         """The same value with this `known`."""
         return self if self.known is known else self._replace(known=known)
 
-    def stacked(self, times: int, dims: int) -> AbstractValue:
-        """`times` such values stacked (`dims` = 1), or of one slice of a stack (−1)."""
-        pattern = self.pattern and self.pattern.moved(
-            lambda dim: dim + dims if dim + dims >= 0 else None
-        )
-        scores = (
-            Score(score.number, score.size * times if dims > 0 else score.size // times)
-            for score in self.scores
-        )
-        return self._replace(known=None, pattern=pattern, scores=frozenset(scores))
+    def without_scores(self) -> AbstractValue:
+        """The same value, whose elements correspond to no score."""
+        return self._replace(scores=frozenset()) if self.scores else self
+
+    def stacked(self, dims: int) -> AbstractValue:
+        """A stack of such values (`dims` = 1), or one slice of a stack (−1)."""
+
+        def where(dim: int) -> int | None:
+            return dim + dims if dim + dims >= 0 else None
+
+        pattern = self.pattern and self.pattern.moved(where)
+        scores = frozenset(score.moved(where) for score in self.scores)
+        return self._replace(known=None, pattern=pattern, scores=scores)
 
 
 INPUT = AbstractValue(Origin.INPUT)
@@ -71,17 +93,26 @@ def of_constant(value: Known, origin: Origin = Origin.CONSTANT) -> AbstractValue
     return AbstractValue(origin, known=value, pattern=mask_patterns.of_constant(value))
 
 
-def join(values: Iterable[AbstractValue], size: int | None = None) -> AbstractValue:
-    """What is known about a value of `size` elements computed from these values."""
-    values = tuple(values)
-    return AbstractValue(
-        origin=max((value.origin for value in values), default=Origin.CONSTANT),
-        scores=frozenset(s for value in values for s in value.scores if s.size == size),
-    )
+def join(values: Iterable[AbstractValue]) -> AbstractValue:
+    """What is known about a value computed from these values."""
+    return AbstractValue(max((value.origin for value in values), default=Origin.CONSTANT))
 
 
 def either(a: AbstractValue, b: AbstractValue) -> AbstractValue:
     """What is known about a value that is one of two."""
     if a == b:
         return a
-    return join((a, b))
+    pattern = mask_patterns.one_of(a.pattern, b.pattern)
+    return join((a, b))._replace(pattern=pattern, scores=merged((*a.scores, *b.scores)))
+
+
+def merged(scores: Iterable[Score]) -> frozenset[Score]:
+    """Scores with each product once, as all of them are needed; None as axes where they differ."""
+    found: dict[int, Score] = {}
+    for score in scores:
+        if before := found.get(score.number):
+            pairs = zip(before.axes, score.axes, strict=True)
+            axes = tuple(a if a == b else None for a, b in pairs)
+            score = Score(score.number, axes, mask_patterns.union(before.needs, score.needs))
+        found[score.number] = score
+    return frozenset(found.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.flops import undifferentiated
@@ -37,7 +37,7 @@ from mfu_jax.flops.traced.kernels.attention import fused_attention
 from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.kernels.work import kernel_work
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
-from mfu_jax.flops.traced.masks.pairs import Band
+from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs, kept_pairs
 from mfu_jax.flops.traced.primitive_kinds import FREE
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.scores import ScoreMasks, is_batched
@@ -68,7 +68,9 @@ class JaxprCounter:
             self.constants[variable] = value._replace(known=typed(value.known, variable.aval))
         self.decisions = Decisions({v: value.known for v, value in self.constants.items()})
         self.jaxpr = jaxpr
-        return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
+        results, totals = self.walk(jaxpr, [INPUT] * len(jaxpr.invars))
+        self.use_scores(results)
+        return totals
 
     @functools.cached_property
     def purposes(self) -> Mapping[int, Purpose]:
@@ -101,19 +103,27 @@ class JaxprCounter:
         values = [value.without_value() for value in values]
         device = self.decisions.device
         key = (id(jaxpr), tuple(values), stack, decided.key, self.takes_decisions, device)
-        if key not in self._seen:
+        is_repeated = key in self._seen
+        if not is_repeated:
             self._seen[key] = (jaxpr, decided, *self._walk(jaxpr, values, stack, decided))
         _, _, results, totals = self._seen[key]
+        if is_repeated:
+            self.scores.share(results, values)
         return results, totals
+
+    def use_scores(self, values: Iterable[AbstractValue]) -> None:
+        """Records that everything that these values depend on is needed."""
+        self.scores.use(values)
 
     @contextlib.contextmanager
     def without_decisions(self) -> Iterator[None]:
         """Follows values through all branches and loops; the work counted meanwhile is not used."""
-        before, self.takes_decisions = self.takes_decisions, False
+        before = self.takes_decisions
+        self.takes_decisions = self.scores.is_recording = False
         try:
             yield
         finally:
-            self.takes_decisions = before
+            self.takes_decisions = self.scores.is_recording = before
 
     def _walk(
         self, jaxpr: Any, inputs: Sequence[AbstractValue], stack: str, decided: Decided
@@ -156,6 +166,7 @@ class JaxprCounter:
             totals.add(body)
             if len(results) == len(eqn.outvars):
                 return results
+            self.use_scores(values)
             return [join(values)] * len(eqn.outvars)  # run_state returns its references' values
         everything = join(values)
         if inner:
@@ -167,6 +178,7 @@ class JaxprCounter:
             ] += 1  # fmt: skip
         elif len(eqn.outvars) == 1:
             return [self._elementwise(eqn, values)]
+        self.use_scores(values)
         return [everything] * len(eqn.outvars)
 
     def _of_device(self, eqn: Any, values: Values) -> Values:
@@ -177,10 +189,8 @@ class JaxprCounter:
 
     def _elementwise(self, eqn: Any, values: Values) -> AbstractValue:
         """An elementwise equation's result."""
-        result = join(values, eqn.outvars[0].aval.size)
-        self.scores.follow(eqn, values, result)
         pattern = mask_patterns.follow(eqn, [value.pattern for value in values])
-        return result._replace(pattern=pattern)
+        return join(values)._replace(pattern=pattern, scores=self.scores.follow(eqn, values))
 
     def _matmul(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         flops = RULES[eqn.primitive.name](eqn)
@@ -200,13 +210,13 @@ class JaxprCounter:
             totals.unaccounted[unaccounted(eqn, stack, f"{work.name}: {reason}")] += 1
         scores = () if work.sizes is None else (self.scores.new(stack, work.sizes, work.kept),)
         arrays = values[work.first_array :]
-        return self._add_work(eqn, work.flops, arrays, stack, totals, scores)
+        return self._add_work(eqn, work.flops, arrays, stack, totals, scores, work.overhang)
 
     def _fused_attention(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         attention = fused_attention(eqn)
         number = self.scores.new(stack, attention.sizes)
         if attention.band != Band():
-            self.scores.mask(number, attention.band, *attention.sizes)
+            self.scores.mask(number, kept_pairs(attention.band, *attention.sizes))
         flops = {operand_dtype(eqn): attention.flops}
         return self._add_work(eqn, flops, values, stack, totals, scores=(number,))
 
@@ -218,17 +228,21 @@ class JaxprCounter:
         stack: str,
         totals: WorkTotals,
         scores: tuple[int, ...] = (),
+        overhang: int = 0,
     ) -> Values:
         """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results.
 
-        `scores` are an attention kernel's, whose operands are never parameters.
+        `scores` are an attention kernel's, whose operands are never parameters; `overhang` is what
+        a kernel runs beyond its arrays.
         """
         phase, scope = read_scope(stack, drop_last=False)
         operands, is_attention = values[:2], bool(scores)
         has_input = not is_attention and any(value.origin == Origin.INPUT for value in operands)
+        kept: KeptPairs | None = None
         made: frozenset[Score] = frozenset()
         if not is_attention and eqn.outvars:  # a kernel may write only to references
-            scores, made = self.scores.of_matmul(eqn, operands, stack)
+            scores, kept, made = self.scores.of_matmul(eqn, operands, stack)
+        self.use_scores(values)
         if phase == "forward" and "jvp(" not in stack:
             phase = self.purposes.get(id(eqn), phase)
         for dtype, amount in flops.items():
@@ -241,13 +255,18 @@ class JaxprCounter:
                 has_input=has_input,
                 is_batched=is_attention or is_batched(eqn),
                 scores=scores,
+                kept=kept,
             )
             if amount:
                 totals.flops[matmul] += amount
+            if overhang:
+                totals.overhang[matmul] += overhang
+                overhang = 0
         return [AbstractValue(Origin.ACTIVATION, scores=made)] * len(eqn.outvars)
 
     def _linear_solve(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         """`jax.lax.custom_linear_solve` runs its solver; its other functions are for gradients."""
+        self.use_scores(values)
         solve = open_jaxpr(eqn.params["jaxprs"].solve)
         lengths = eqn.params["const_lengths"]
         start = lengths.matvec + lengths.vecmat

@@ -1,54 +1,99 @@
-"""Follows query-key products through a jaxpr, and the masks applied to them."""
+"""Follows query-key products through a jaxpr, and the masks applied to them.
+
+A product needs the pairs on which anything depends: the union over its consumers. A matmul that
+reads masked scores or their probabilities needs the pairs where that operand is not 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mfu_jax.flops.traced.abstract_values import AbstractValue, Origin, Score
+from mfu_jax.flops.traced.abstract_values import AbstractValue, Origin, Score, merged
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.declared import declared_around, declared_mask
-from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs, kept_pairs
+from mfu_jax.flops.traced.masks.pairs import KeptPairs, kept_pairs, unknown_pairs
 from mfu_jax.flops.traced.masks.patterns import Pattern
 
 # Possible origins of operands of a score matmul; the cotangent of a plain sum is a constant.
 _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
 # Primitives that make or use scores. A factorisation's triangle is not a mask over its work.
 _PRODUCTS = {"dot_general", "scaled_dot", "scaled_matmul", "scaled_matmul_wrapper"}
+# Primitives of which an element depends only on the operands' elements at the same position.
+_ELEMENTWISE = frozenset(
+    "abs add add_any and atan2 cbrt ceil clamp convert_element_type cos cosh div eq erf erf_inv "
+    "erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max "
+    "min mul ne neg nextafter not or pow pvary real rem round rsqrt select_n sign sin sinh "
+    "sqrt square sub tan tanh xor".split()
+)
 
 
 class ScoreMasks:
     """The matmuls that may be attention scores, by number, and their masks.
 
     Attributes:
-        masks: the pairs kept by a recognised or declared mask.
+        is_recording: whether what is followed now is counted.
     """
 
     def __init__(self) -> None:
-        self.masks: dict[int, KeptPairs] = {}
-        self._bands: dict[int, tuple[Band, int, int]] = {}
+        self.is_recording = True
+        self._masks: dict[int, KeptPairs] = {}  # declared, or a kernel's
+        self._shapes: dict[int, tuple[int, ...]] = {}
+        self._needs: dict[int, Pattern | None] = {}
+        self._shared: set[int] = set()
         self._made = 0
+
+    @property
+    def masks(self) -> dict[int, KeptPairs]:
+        """The pairs kept by a recognised or declared mask."""
+        found = dict(self._masks)
+        for number, needs in self._needs.items():
+            kept = _kept(needs, self._shapes[number])
+            if kept and (number not in found or found[number].yields_to(kept)):
+                found[number] = kept
+        return found
 
     def of_matmul(
         self, eqn: Any, operands: Sequence[AbstractValue], stack: str
-    ) -> tuple[tuple[int, ...], frozenset[Score]]:
-        """Numbers of the masked scores that a matmul uses or, if none, of those that it makes."""
+    ) -> tuple[tuple[int, ...], KeptPairs | None, frozenset[Score]]:
+        """What a matmul does with scores.
+
+        Returns:
+            Numbers of the masked scores that it uses, and the pairs that it needs; or the number of
+            those that it makes, and the scores.
+        """
         if eqn.primitive.name not in _PRODUCTS:
-            return (), frozenset()
-        numbers = {s.number for value in operands for s in value.scores}
-        used = tuple(sorted(numbers & self.masks.keys()))
+            return (), None, frozenset()
+        used = [
+            (tuple(sorted(score.number for score in value.scores)), kept)
+            for value, variable in zip(operands, eqn.invars, strict=False)
+            if (kept := self._used(value, variable.aval.shape))
+        ]
         if used:
-            return used, frozenset()
+            return *min(used, key=lambda each: each[1].exact / each[1].of), frozenset()
         origins = {value.origin for value in operands}
         # Queries, keys and values are activations, or arguments of a function that computes only
         # attention. A declared mask applies only to these: projections share its scope.
         is_activations = origins <= _NO_PARAMETERS
         is_arguments = origins == {Origin.INPUT}
         if not (is_activations or is_arguments or is_batched(eqn)):
-            return (), frozenset()
+            return (), None, frozenset()
         is_attention = is_activations or (is_arguments and is_batched(eqn))
         number = self.new(stack, _pair_sizes(eqn) if is_attention else None)
-        return (number,), frozenset({Score(number, eqn.outvars[0].aval.size)})
+        self._shapes[number] = shape = eqn.outvars[0].aval.shape
+        return (number,), None, frozenset({Score(number, tuple(range(len(shape))))})
+
+    def _used(self, value: AbstractValue, shape: tuple[int, ...]) -> KeptPairs | None:
+        """The pairs that a matmul needs of an operand; None without scores or a mask."""
+        if not value.scores:
+            return None
+        kept = _kept(mask_patterns.nonzero(value.pattern), shape)
+        for score in value.scores:
+            declared = self._masks.get(score.number)
+            if declared and not (kept and declared.yields_to(kept)):
+                kept = declared
+        return kept
 
     def new(self, stack: str, sizes: tuple[int, int] | None, kept: KeptPairs | None = None) -> int:
         """Numbers a new matmul.
@@ -62,61 +107,78 @@ class ScoreMasks:
         self._made += 1
         if sizes is not None:
             if declared := declared_mask(stack):
-                self.masks[number] = declared.kept(*sizes)
+                self._masks[number] = declared.kept(*sizes)
             elif declared := declared_around():  # masks recognised in the function override it
-                self.masks[number] = declared.kept(*sizes)._replace(declared=False)
+                self._masks[number] = declared.kept(*sizes)._replace(declared=False)
         if kept is not None:
-            self.masks.setdefault(number, kept)
+            self._masks.setdefault(number, kept)
         return number
 
-    def mask(self, number: int, band: Band, queries: int, keys: int) -> None:
-        """Removes the pairs that a band drops from a score matmul."""
-        if number in self.masks and self.masks[number].declared:
-            return
-        before, *_ = self._bands.get(number, (Band(),))
-        self._bands[number] = (before & band, queries, keys)
-        self.masks[number] = kept_pairs(before & band, queries, keys)
+    def mask(self, number: int, kept: KeptPairs) -> None:
+        """Records the pairs that a kernel's own mask keeps."""
+        if number not in self._masks or self._masks[number].yields_to(kept):
+            self._masks[number] = kept
 
-    def follow(self, eqn: Any, values: Sequence[AbstractValue], result: AbstractValue) -> None:
-        """Records the masks that an elementwise equation applies to the scores in its result."""
-        if not result.scores:
-            return
-        for value, variable in zip(values, eqn.invars, strict=True):
-            mask = value.pattern and _kept(eqn, value.pattern, values, result)
-            if mask and mask.terms:
-                (a, _), (b, _) = mask.terms
-                shape = variable.aval.shape
-                for score in result.scores:
-                    self.mask(score.number, mask.band, shape[a], shape[b])
-        if eqn.primitive.name == "mul" and len(result.scores) > 1:
-            # In the softmax's gradient, the cotangent of a probability of 0 is not needed.
-            numbers = [score.number for score in result.scores]
-            for band in [self._bands[n] for n in numbers if n in self._bands]:
-                for number in numbers:
-                    self.mask(number, *band)
-            known = [self.masks[n] for n in numbers if n in self.masks]
-            for number in numbers if known else ():
-                self.masks.setdefault(number, known[0])
+    def share(self, results: Iterable[AbstractValue], operands: Iterable[AbstractValue]) -> None:
+        """Records that another call makes the scores in these results under the same numbers."""
+        given = {score.number for value in operands for score in value.scores}
+        made = {score.number for value in results for score in value.scores}
+        self._shared |= made - given
+
+    def use(self, values: Iterable[AbstractValue]) -> None:
+        """Records that everything that these values depend on is needed."""
+        for score in (s for value in values if self.is_recording for s in value.scores):
+            needs = score.needs
+            if score.number in self._needs and (before := self._needs[score.number]) != needs:
+                needs = mask_patterns.union(before, needs)
+                if needs and score.number in self._shared:
+                    needs = mask_patterns.at_most(needs)
+            self._needs[score.number] = needs
+
+    def follow(self, eqn: Any, values: Sequence[AbstractValue]) -> frozenset[Score]:
+        """The scores in the result of an equation that does no work; records what it uses."""
+        if not any(value.scores for value in values):
+            return frozenset()
+        name, (result,) = eqn.primitive.name, eqn.outvars
+        if name in mask_patterns.MOVES and eqn.invars[0].aval.size == result.aval.size:
+            where = mask_patterns.MOVES[name](eqn)
+            return frozenset(score.moved(where) for score in values[0].scores)
+        found: list[Score] = []
+        for index, (value, variable) in enumerate(zip(values, eqn.invars, strict=True)):
+            if name in _ELEMENTWISE and variable.aval.shape == result.aval.shape:
+                limit = _limit(name, index, [value.pattern for value in values])
+                found += [score.limited(limit) for score in value.scores]
+            else:
+                self.use([value])
+        scores = merged(found)
+        if name == "mul":  # in the softmax's gradient, with a cotangent
+            known = [self._masks[s.number] for s in scores if s.number in self._masks]
+            for score in scores if known else ():
+                self._masks.setdefault(score.number, known[0])
+        return scores
 
 
-def _kept(
-    eqn: Any, pattern: Pattern, values: Sequence[AbstractValue], result: AbstractValue
-) -> Pattern | None:
-    """The pairs that remain scores under this operand pattern; None if it removes none."""
-    name = eqn.primitive.name
-    if name == "add":
-        return pattern if pattern.kind == "bias" else None
-    if name == "mul":
-        return mask_patterns.kept_where(pattern, True)
-    if name == "select_n" and len(values) == 3 and pattern is values[0].pattern:
-        with_scores = [bool(value.scores & result.scores) for value in values[1:]]
-        if with_scores.count(True) != 1:
-            return None  # a choice between scores that are all needed
-        value = with_scores.index(True) == 1
-        other = values[1 if value else 2]
-        is_filled = other.origin != Origin.ACTIVATION
-        return mask_patterns.kept_where(pattern, value) if is_filled else None
+def _limit(name: str, index: int, patterns: Sequence[Pattern | None]) -> Pattern | None:
+    """A mask that keeps where a result depends on an operand; None for everywhere."""
+    if name == "select_n" and len(patterns) == 3 and index:
+        return mask_patterns.chosen_where(patterns[0], index == 2, patterns[3 - index])
+    if name == "mul":  # the cotangent of a probability of 0 is not needed
+        return mask_patterns.nonzero(patterns[1 - index])
+    if name == "div" and index:
+        return mask_patterns.nonzero(patterns[0])
+    if name in ("add", "add_any") or (name == "sub" and index):
+        return mask_patterns.not_negative(patterns[1 - index])
     return None
+
+
+def _kept(mask: Pattern | None, shape: Sequence[int]) -> KeptPairs | None:
+    """The pairs that a mask over an array keeps; None if it keeps all."""
+    if mask is None:
+        return None
+    if not mask.terms:
+        return unknown_pairs(math.prod(shape)) if mask.partial else None
+    (a, _), (b, _) = mask.terms
+    return kept_pairs(mask.band, shape[a], shape[b], is_bound=mask.partial)
 
 
 def _pair_sizes(eqn: Any) -> tuple[int, int]:

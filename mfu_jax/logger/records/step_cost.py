@@ -124,6 +124,7 @@ class StepRates:
         amounts: ``perf/per_device_tflops`` (10¹²) and ``perf/per_device_tokens`` of a step, where
             known.
         optimal: name of a utilisation, such as ``perf/mfu`` → shortest seconds, where known.
+        note: why MFU is above HFU, if the compiler's savings explain it; else empty.
     """
 
     def __init__(self, cost: StepCost) -> None:
@@ -141,6 +142,7 @@ class StepRates:
         }
         self.optimal = optimal = {name: best for name, best in known.items() if best is not None}
         self._xla = {} if xla is None else {"perf/xla_reported_tflops": float(xla) / 1e12}
+        self.note = "" if cost.runs_too_little else _note_on_savings(cost)
         # A step that took longer is possible, as most are.
         self._plenty_seconds = math.inf if cost.runs_too_little else max([0.0, *optimal.values()])
 
@@ -161,6 +163,20 @@ class StepRates:
         if self._xla:
             scalars.update(self._xla)
         return scalars
+
+
+def _note_on_savings(cost: StepCost) -> str:
+    executed, model = cost.executed_flops_per_device, cost.model_flops_per_device
+    if executed is None or not model or not cost.removed_flops_per_device:
+        return ""
+    runs, saved = float(executed / Fraction(model)), cost.removed_flops_per_device / Fraction(model)
+    if runs > 1 - TOLERANCE:
+        return ""
+    return (
+        f"MFU is above HFU: the program runs {runs:.1%} of the model's FLOPs, because the compiler "
+        f"saves {float(saved):.1%}; usually shards or processes do the same work on the same data, "
+        f"which it merges; the FLOPs ledger names that work"
+    )
 
 
 def _shortest(work: int | Fraction | None, peak: float | None) -> float | None:

@@ -85,6 +85,8 @@ class RecordBuilder:
             findings = diagnose(rates.cost, scalars)
             notes += [text for flag, text in findings.items() if not self._flags[flag]]
             self._flags.update(findings.keys())
+        if kind == "step" and rates.note and self._is_first("savings"):
+            notes.append(rates.note)
         if step.compile_events:
             notes += self._happened(step)
         if step.clock_jump_seconds is not None or step.refused_seconds is not None:

@@ -162,9 +162,10 @@ class LogFiles:
             return
         if self.records.write_many is not None:
             self.records.write_many(records)
-            return
-        for record in records:
-            self.records.write(record)
+        elif len(records) == 1:
+            self.records.write(records[0])
+        else:
+            raise NotImplementedError  # none written: they come one by one
 
     def write_events(self, happened: Sequence[tuple[int, Event]]) -> None:
         """Appends events, each with its sequence number, or raises having written none."""
@@ -172,6 +173,7 @@ class LogFiles:
         self._start = self._start or text.partition(b"\n")[0] + b"\n"
         if self._file is None:
             self._file = self._opened()
+        self._file.fsync_seconds = getattr(self.records, "fsync_seconds", -1.0)
         self._file.append(self._last_sign + text)
         self._last_sign = b""
         if self._spool is not None:

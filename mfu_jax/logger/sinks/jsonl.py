@@ -56,6 +56,7 @@ class JsonlSink(Sink):
         self._target = file_target(path, "metrics_file", keep=resume_from_step > 0)
         self.path = self._target.path
         self.made_by = ("jsonl", {"path": self._target.place})
+        self.fsync_seconds = fsync_seconds
         self._names = UniqueNames("metrics_file", reserved=RECORD_FIELDS)
         self._form: tuple[tuple[str, ...], list[str]] = (), []
         with self._target.opening():

@@ -7,7 +7,6 @@ the dump or the compiler's refusal, and what was left out of the compile.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -15,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from mfu_jax.dumps.files import load, write
 from mfu_jax.dumps.program import ProgramDump
@@ -69,12 +67,11 @@ def compile_cached(
     limits = limits or Limits()
     entry = _CacheEntry(folder, key_of(request))
     damage: tuple[str, ...] = ()
-    if entry.exists():
-        try:
-            if entry.suffices(limits):
-                return entry.read()
-        except (UserError, ValueError, KeyError, TypeError, OSError) as error:
-            damage = (f"{entry.path} was damaged ({first_line(error)}): compiled again",)
+    try:
+        if kept := entry.read(limits):
+            return kept
+    except (UserError, ValueError, KeyError, TypeError, OSError) as error:
+        damage = (f"{entry.path} was damaged ({first_line(error)}): compiled again",)
     found = compile_known_flags(request, limits=limits, progress=progress)
     try:
         entry.write(found, limits)
@@ -138,39 +135,33 @@ class _CacheEntry:
         self.path = folder / f"{key}.json"
         self.dump = folder / f"{key}.mfu"
 
-    def exists(self) -> bool:
-        return self.path.exists()
-
-    def suffices(self, limits: Limits) -> bool:
-        """Whether compiling with these limits adds nothing: an entry may lack machine code."""
-        waited = self._held().get("waited_for_code")
-        return waited is None or limits.code_seconds <= float(waited)
-
-    def read(self) -> Compiled:
-        held = self._held()
-        refusal = held["refusal"]
+    def read(self, limits: Limits) -> Compiled | None:
+        """What was compiled; None if compiling with these limits may add machine code to it."""
+        if not self.path.exists():
+            return None
+        held = json.loads(self.path.read_text(encoding="utf-8"))
+        waited, refusal = held["waited_for_code"], held["refusal"]
+        if waited is not None and limits.code_seconds > float(waited):
+            return None
         if refusal is None:
             program: ProgramDump | TooLarge = load(self.dump)
         else:
             scheduled = load(self.dump) if self.dump.exists() else None
             program = TooLarge(**refusal, program=scheduled)
         notes = (*held["left_out"], f"compiled earlier: {self.path.with_suffix('')}")
-        return Compiled(program, notes, held.get("waited_for_code") is None)
-
-    def _held(self) -> dict[str, Any]:
-        return dict(json.loads(self.path.read_text(encoding="utf-8")))
+        return Compiled(program, notes, waited is None)
 
     def write(self, found: Compiled, limits: Limits) -> None:
         """Writes the JSON last, so that an entry exists only once it is complete."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         program, left_out, has_code = found
-        refusal: dict[str, Any] | None = None
-        scheduled: ProgramDump | TooLarge | None = program
+        refusal = None
         if isinstance(program, TooLarge):
-            refusal = dataclasses.asdict(dataclasses.replace(program, program=None))
-            del refusal["program"]
-            scheduled = program.program
-        if isinstance(scheduled, ProgramDump):
+            refusal = {
+                key: getattr(program, key) for key in ("used_bytes", "limit_bytes", "message")
+            }
+        scheduled = program.program if isinstance(program, TooLarge) else program
+        if scheduled:
             write(scheduled, self.dump)
         held = {
             "refusal": refusal,

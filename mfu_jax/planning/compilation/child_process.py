@@ -23,7 +23,6 @@ _PACKAGES = (
     *("mfu_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "maxtext", "tokamax"),
     *("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
 )
-_CHECKOUTS = ("maxtext",)  # often run from a checkout, where the version says little
 _INSTALLED = {"site-packages", "dist-packages"}
 _SOURCES = {".py", ".yml"}
 
@@ -42,24 +41,16 @@ def obey_parent() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Package → version; for a checkout also ``"NAME source"`` → a hash of its files."""
+    """Package → version; MaxText's checkouts, whose version says little, also by their files."""
     found = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    for name in _CHECKOUTS:
-        if folder := _checkout(name):
-            found[f"{name} source"] = _hash_of(folder)
+    spec = importlib.util.find_spec("maxtext")
+    for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+        if not _INSTALLED & set(folder.parts):  # pip did not copy it there
+            found["maxtext source"] = _hash_of(folder)
     return found
-
-
-def _checkout(name: str) -> Path | None:
-    """The package's folder, unless pip copied it there."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    return None if _INSTALLED & set(folder.parts) else folder
 
 
 def _hash_of(folder: Path) -> str:

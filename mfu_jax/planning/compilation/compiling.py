@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,8 +146,7 @@ def compile_program(
     limits = limits or Limits()
     if 0 < limits.memory_bytes < _LEAST_BYTES:
         raise UserError(
-            f"{_allowed(limits)} is out of host memory before any compile; expected 0.4 or more, "
-            "which a tiny step takes; pass a larger compile_gib=…, or none for no limit"
+            f"{_allowed(limits)} is out of host memory before any compile; expected 0.4 or more"
         )
     with tempfile.TemporaryDirectory(prefix="mfu-jax-plan-") as folder:
         out, dumps = Path(folder, "program.mfu"), Path(folder, "xla")
@@ -181,10 +180,7 @@ def _why_no_code(code: int | None, log: str, limits: Limits) -> str:
         why = "the compiler was killed at the machine code, usually for want of host memory"
     else:
         why = f"the compiler failed at the machine code: {_last_line(log)}"
-    return (
-        f"{why}: schedule and memory are the compiler's, but without XLA's cycles; instructions "
-        "take the shares of the chip's peaks that they take in other programs"
-    )
+    return f"{why}: without XLA's cycles, instructions take the shares of peaks of other programs"
 
 
 def compile_known_flags(
@@ -242,6 +238,25 @@ class UnknownOptionError(UserError):
         return word.partition("=")[0].lstrip("-") in self.options
 
 
+def compiler_flags(flags: str | Sequence[str]) -> tuple[str, ...]:
+    """Splits flags into words; compilers silently ignore words that are not flags.
+
+    Args:
+        flags: ``--name=value`` words, in one string or as a sequence.
+
+    Raises:
+        UserError: a word is not a flag.
+
+    >>> compiler_flags("--xla_a=1 --xla_b=true")
+    ('--xla_a=1', '--xla_b=true')
+    """
+    words = flags.split() if isinstance(flags, str) else tuple(flags)
+    for word in words:
+        if not word.startswith("--"):
+            raise UserError(f"xla_flags has {word!r}; expected flags as --name=value")
+    return tuple(words)
+
+
 def request_json(request: Request) -> dict[str, Any]:
     """The compiling module's input, as JSON values."""
     target = request.target
@@ -266,14 +281,14 @@ def _environment(request: Request, limits: Limits, dumps: Path) -> dict[str, str
 
 
 def _refusal(log: str) -> TooLarge | None:
-    for match in _DOES_NOT_FIT.finditer(log):
-        a, a_unit, b, b_unit = [part for part in match.groups() if part is not None]
-        return TooLarge(
-            used_bytes=int(float(a) * _UNITS[a_unit]),
-            limit_bytes=int(float(b) * _UNITS[b_unit]),
-            message=match[0],
-        )
-    return None
+    if not (match := _DOES_NOT_FIT.search(log)):
+        return None
+    a, a_unit, b, b_unit = [part for part in match.groups() if part is not None]
+    return TooLarge(
+        used_bytes=int(float(a) * _UNITS[a_unit]),
+        limit_bytes=int(float(b) * _UNITS[b_unit]),
+        message=match[0],
+    )
 
 
 def _kept(log: str) -> str:
@@ -310,8 +325,8 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
     chip = request.target.chip.name
     if code is None:
         raise UserError(
-            f"compiling for {chip} took over {limits.seconds:.0f} s; expected less; usually a "
-            "large program on few cores; pass compile_seconds=… or plan fewer layers"
+            f"compiling for {chip} took over {limits.seconds:.0f} s; usually a large program on "
+            "few cores; pass compile_seconds=… or plan fewer layers"
         )
     last = _last_line(log)
     if flags := _unknown_flags(log):
@@ -330,16 +345,14 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
     for missing, extra in _NO_COMPILER:
         if missing.search(log):
             raise NoCompilerError(
-                f"{request.python} has no compiler for {chip}; expected it beside JAX; usually "
-                f"because the default install leaves it out; pip install 'mfu_jax[{extra}]'"
+                f"{request.python} has no compiler for {chip}; pip install 'mfu_jax[{extra}]'"
             )
     has_no_stack = limits.memory_bytes > 0 and _NO_THREAD.search(log)  # thread stacks count
     if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL or has_no_stack:
         how = "was killed, probably as it " if code == -signal.SIGKILL else ""
         raise UserError(
-            f"compiling for {chip} {how}ran out of host memory ({_allowed(limits)}); expected "
-            "less; usually a large program that is not scanned, or other work on this machine; "
-            "pass a larger compile_gib=…, or plan fewer layers"
+            f"compiling for {chip} {how}ran out of host memory ({_allowed(limits)}); usually a "
+            "program that is not scanned; pass a larger compile_gib=…, or plan fewer layers"
         )
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
     if code < 0 and limits.memory_bytes:  # often a null pointer

@@ -47,28 +47,8 @@ class ProposedChange:
     gain: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryHeadroom:
-    """Memory of a device.
-
-    Attributes:
-        peak_bytes: bytes that the step needs at its peak.
-        resident_bytes: the part that does not grow with the batch.
-        limit_bytes: bytes available.
-    """
-
-    peak_bytes: int
-    resident_bytes: int
-    limit_bytes: int
-
-    @property
-    def for_twice_the_batch(self) -> bool:
-        """Whether twice the batch fits even if all but the resident state doubles."""
-        return 0 < 2 * self.peak_bytes - self.resident_bytes <= self.limit_bytes
-
-
 def changes(
-    costs: ProgramCosts, durations: Durations, line: PredictedTime, room: MemoryHeadroom
+    costs: ProgramCosts, durations: Durations, line: PredictedTime, *, is_roomy: bool
 ) -> tuple[ProposedChange, ...]:
     """At most three changes, largest first; those that save under 0.5% are left out.
 
@@ -76,14 +56,14 @@ def changes(
         costs: the program's costs.
         durations: durations of its instructions.
         line: the program's timeline.
-        room: the device's memory.
+        is_roomy: whether the memory holds twice the batch.
     """
     saved = [
         *_hidden(line, durations.target),
         *_without_recomputing(costs, durations),
         *_narrower(costs, durations),
         *_on_gpus(costs, durations),
-        *_larger_batch(costs, durations, line, room),
+        *(_larger_batch(costs, durations, line) if is_roomy else ()),
     ]
     total = line.seconds
     found = [
@@ -153,11 +133,9 @@ def _on_gpus(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, f
 
 
 def _larger_batch(
-    costs: ProgramCosts, durations: Durations, line: PredictedTime, room: MemoryHeadroom
+    costs: ProgramCosts, durations: Durations, line: PredictedTime
 ) -> Iterator[tuple[str, float]]:
     """Half the time independent of the batch: the optimizer, and moving weights."""
-    if not room.for_twice_the_batch:
-        return
     fixed = sum(
         _seconds(record, durations)
         for record in costs.records.values()

@@ -162,18 +162,15 @@ def _carried(
             yield value.shape, scope
 
 
-def _reaches_from(user: HloInstruction, phases: tuple[str, ...]) -> bool:
-    return user.opcode not in _HANDED_ON and _phase(user) in phases
-
-
 def _reaches(
     computation: HloComputation, value: HloInstruction, phases: tuple[str, ...], depth: int = 6
 ) -> bool:
     """Whether a value is read in one of the phases, directly or passed on."""
     for user in computation.users.get(value.name, ()):
-        if _reaches_from(user, phases):
-            return True
-        if depth and user.opcode in _HANDED_ON and _reaches(computation, user, phases, depth - 1):
+        if user.opcode not in _HANDED_ON:
+            if _phase(user) in phases:
+                return True
+        elif depth and _reaches(computation, user, phases, depth - 1):
             return True
     return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
@@ -43,22 +43,18 @@ def plan_page(plan: Plan) -> str:
 
 
 def _numbers(plan: Plan) -> Iterator[tuple[str, str, float | None]]:
-    if plan.step_time_seconds is not None:
-        yield "predicted step", seconds_text(plan.step_time_seconds), plan.step_time_seconds
-    if plan.step_time_bound_seconds is not None:
-        bound = plan.step_time_bound_seconds
-        yield "no run is faster than", seconds_text(bound), bound
-    if plan.mfu is not None:
-        yield "MFU", percent(plan.mfu), plan.mfu
-    if plan.tokens_per_sec_per_chip:
-        rate = plan.tokens_per_sec_per_chip
-        yield "tokens/s/chip", f"{rate:,.0f}", rate
-    if plan.memory_peak_bytes:
-        yield "memory", f"{plan.memory_peak_bytes / _GIB:.2f} GiB", plan.memory_peak_bytes
-    if plan.days is not None:
-        yield "days", f"{plan.days:,.1f}", plan.days
-    if plan.cost is not None:
-        yield "cost", f"{plan.cost:,.0f}", plan.cost
+    known: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
+        ("predicted step", plan.step_time_seconds, seconds_text),
+        ("no run is faster than", plan.step_time_bound_seconds, seconds_text),
+        ("MFU", plan.mfu, percent),
+        ("tokens/s/chip", plan.tokens_per_sec_per_chip, "{:,.0f}".format),
+        ("memory", plan.memory_peak_bytes, lambda size: f"{size / _GIB:.2f} GiB"),
+        ("days", plan.days, "{:,.1f}".format),
+        ("cost", plan.cost, "{:,.0f}".format),
+    )
+    for name, value, shown in known:
+        if value is not None:
+            yield name, shown(value), value
 
 
 def _sections(plan: Plan) -> Iterator[Markup]:

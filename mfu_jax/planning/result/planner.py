@@ -10,7 +10,7 @@ from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.compilation.compiling import TooLarge
-from mfu_jax.planning.result.changes import MemoryHeadroom, changes
+from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
 from mfu_jax.planning.result.plan import Plan, StepWork, is_much_recomputed
 from mfu_jax.planning.step_time import compared_runs
@@ -29,7 +29,7 @@ _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a f
 _UNITS = ("matmul", "vector", "kernel", "copy", "host")  # not transfers between devices
 
 
-def refused(target: Target, refusal: TooLarge, work: StepWork | None = None) -> Plan:
+def _refused(target: Target, refusal: TooLarge, work: StepWork | None) -> Plan:
     """The plan of a program that the compiler refused, with its times if it was scheduled."""
     if refusal.program is not None:
         plan = make_plan(refusal.program, target, work=work).with_notes(
@@ -55,7 +55,7 @@ def refused(target: Target, refusal: TooLarge, work: StepWork | None = None) -> 
 
 
 def make_plan(
-    program: ProgramDump,
+    program: ProgramDump | TooLarge,
     target: Target,
     *,
     work: StepWork | None = None,
@@ -65,7 +65,7 @@ def make_plan(
     """Plans a compiled program.
 
     Args:
-        program: compiled for `target`.
+        program: compiled for `target`, or the compiler's refusal.
         target: the chips.
         work: the step's work; without it there is no MFU.
         efficiencies: shares of the chip's peaks; defaults to `Efficiencies()`.
@@ -75,6 +75,8 @@ def make_plan(
     Raises:
         HloParseError: the program's text is not optimised HLO.
     """
+    if isinstance(program, TooLarge):
+        return _refused(target, program, work)
     costs = instruction_costs(
         program,
         kernel_flops=program.kernel_flops,
@@ -119,7 +121,7 @@ def make_plan(
         bound_by_resource=resources,
         collectives=_collectives(line),
         layer=largest_layer(costs, durations),
-        changes=changes(costs, durations, line, _room(memory, target)),
+        changes=changes(costs, durations, line, is_roomy=_is_roomy(memory, target)),
         notes=(*_notes(costs, memory), *host_notes(costs, target), *_gpu_memory(memory, target)),
         **_rates(costs, target, work, bound, seconds),
     )
@@ -172,12 +174,10 @@ def _rates(
     return rates
 
 
-def _room(memory: Mapping[str, int], target: Target) -> MemoryHeadroom:
-    return MemoryHeadroom(
-        peak_bytes=memory.get("peak_memory_in_bytes", 0),
-        resident_bytes=memory.get("argument_size_in_bytes", 0),
-        limit_bytes=target.chip.usable_memory_bytes,
-    )
+def _is_roomy(memory: Mapping[str, int], target: Target) -> bool:
+    """Whether twice the batch fits even if all but the resident state doubles."""
+    more = 2 * memory.get("peak_memory_in_bytes", 0) - memory.get("argument_size_in_bytes", 0)
+    return 0 < more <= target.chip.usable_memory_bytes
 
 
 def _collectives(line: PredictedTime) -> tuple[dict[str, Any], ...]:
@@ -198,15 +198,15 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     ]
     if any(half_of_all_pairs(record) for record in costs.records.values() if record.runs):
         notes.append(
-            "attention kernels that are not counted are taken for half of all pairs of query and "
-            "key, as causal masks keep, in executed FLOPs and in time"
+            "attention kernels that are not counted are taken for half of all pairs, as causal "
+            "masks keep"
         )
     again, runs = costs.executed.xla_rematerialized, costs.executed.total
     if is_much_recomputed(again, runs):
         notes.append(
             f"memory is short: this compiler recomputes {again / 1e12:,.3g} TFLOP of matmuls a "
-            f"step ({percent(again / runs)} of what runs); another version may not make it fit; "
-            "a smaller batch, or a remat policy that keeps less, may be faster"
+            f"step ({percent(again / runs)} of what runs), and another version may not; a smaller "
+            "batch, or a remat policy that keeps less, may be faster"
         )
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.util.formatting import columns, percent
 
@@ -12,9 +14,9 @@ _LETTERS = {"matmul": "M", "kernel": "K", "vector": "v", "copy": "c", "host": "h
 
 def render(plan: Plan) -> str:
     """The plan for the console."""
-    return "\n".join(
-        [*_head(plan), *_times(plan), *_layer(plan), *_changes(plan), *_run(plan), *_notes(plan)]
-    )
+    notes = [f"note: {note}" for note in plan.notes]
+    parts = (_head(plan), _times(plan), _layer(plan), _changes(plan), _run(plan), notes)
+    return "\n".join(itertools.chain(*parts))
 
 
 def _head(plan: Plan) -> list[str]:
@@ -49,6 +51,8 @@ def _times(plan: Plan) -> list[str]:
     limit = max(plan.bound_by_resource.items(), key=lambda pair: pair[1], default=("nothing", 0))
     mfu = f", MFU {percent(plan.mfu)}" if plan.mfu is not None else ""
     ceiling = f", MFU {percent(plan.mfu_ceiling)}" if plan.mfu_ceiling is not None else ""
+    low_high = plan.step_time_range
+    between = f" ({low_high[0]:.4g} to {low_high[1]:.4g})" if low_high else ""
     tokens = plan.tokens_per_sec_per_chip
     rate = f", {tokens:,.0f} tokens/s/chip" if tokens else ""
     rows = [("  seconds of a step", "s", "share")]
@@ -59,8 +63,7 @@ def _times(plan: Plan) -> list[str]:
     ]
     return [
         f"bound        {plan.step_time_bound_seconds:.4g} s by {limit[0]}{ceiling}",
-        f"predicted    {plan.step_time_seconds:.4g} s{_range(plan)}{mfu}, "
-        f"HFU {percent(plan.hfu)}{rate}",
+        f"predicted    {plan.step_time_seconds:.4g} s{between}{mfu}, HFU {percent(plan.hfu)}{rate}",
         *columns(rows, "<>>"),
         *_transfers(plan, plan.step_time_seconds),
     ]
@@ -79,13 +82,6 @@ def _transfers(plan: Plan, step_seconds: float) -> list[str]:
     return (
         columns([("  transfers, s", "total", "hidden", "exposed"), *rows], "<>>>") if rows else []
     )
-
-
-def _range(plan: Plan) -> str:
-    if plan.step_time_range is None:
-        return ""
-    low, high = plan.step_time_range
-    return f" ({low:.4g} to {high:.4g})"
 
 
 def _layer(plan: Plan) -> list[str]:
@@ -120,10 +116,6 @@ def _run(plan: Plan) -> list[str]:
     if plan.cost is not None:
         lines.append(f"cost         {plan.cost:,.0f} at {plan.price:g} a chip-hour")
     return lines
-
-
-def _notes(plan: Plan) -> list[str]:
-    return [f"note: {note}" for note in plan.notes]
 
 
 def _gib(size: int) -> str:

@@ -164,9 +164,8 @@ class Durations:
             yield Duration(f"{record.opcode} on dcn", alone / self.efficiencies.link, (lane,))
         elif record.host_bytes:
             rate = host_gbps(self.target.chip) * 1e9
-            yield Duration(
-                "host", record.host_bytes / rate / self.efficiencies.host, (_host_lane(record),)
-            )
+            lane = HOST_LANES[0 if record.to_host else 1]
+            yield Duration("host", record.host_bytes / rate / self.efficiencies.host, (lane,))
         elif self.target.platform == "cuda" and not half_of_all_pairs(record):
             yield self._on_gpu(record)
         elif record.opcode.endswith("-start"):
@@ -179,7 +178,7 @@ class Durations:
             seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
             # No matmul is faster than its peak, whatever XLA estimates; its cycles are too few
             # where float32 runs in six passes.
-            seconds = max(seconds, record.shape.passes * self._matmul_seconds(record, 1.0))
+            seconds = max(seconds, record.shape.passes * self._seconds(record.flops_by_dtype, 1.0))
             yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
         else:
             yield self._roofline(record)
@@ -205,8 +204,8 @@ class Durations:
         """A kernel's time; grouped kernels multiply whole tiles, as XLA's own matmuls do."""
         visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
         if visited is None:
-            return self._matmul_seconds(record, self._kernel_share(record))
-        matmul = visited * self._matmul_seconds(record, self.efficiencies.tpu_matmul)
+            return self._seconds(record.flops_by_dtype, self._kernel_share(record))
+        matmul = visited * self._seconds(record.flops_by_dtype, self.efficiencies.tpu_matmul)
         return max(matmul, self._hbm_seconds(record))
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
@@ -226,14 +225,11 @@ class Durations:
     def _roofline(self, record: InstructionRecord) -> Duration:
         shares, memory = self.efficiencies, self._hbm_seconds(record)
         if record.flops:
-            matmul = self._matmul_seconds(record, shares.tpu_matmul)
+            matmul = self._seconds(record.flops_by_dtype, shares.tpu_matmul)
             return Duration("matmul", max(matmul, memory))
         own = {"fusion": shares.tpu_fusion, "copy": shares.tpu_copy}
         memory *= shares.hbm / own.get(record.opcode, shares.hbm)
         return Duration(_vector_cause(record), memory)
-
-    def _matmul_seconds(self, record: InstructionRecord, efficiency: float) -> float:
-        return self._seconds(record.flops_by_dtype, efficiency)
 
     def _seconds(
         self, flops_by_dtype: Mapping[str, int], efficiency: float, precision: str | None = None
@@ -264,10 +260,6 @@ def _has_cycles(record: InstructionRecord) -> bool:
     """
     is_bare = not record.flops and record.opcode not in ("fusion", "copy", "custom-call")
     return record.estimated_cycles is not None and not is_bare
-
-
-def _host_lane(record: InstructionRecord) -> str:
-    return HOST_LANES[0 if record.to_host else 1]
 
 
 def _vector_cause(record: InstructionRecord) -> str:

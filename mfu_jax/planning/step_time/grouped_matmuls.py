@@ -29,12 +29,6 @@ def visited_share(record: InstructionRecord) -> float | None:
     return found.visited / found.filled if found else None
 
 
-def grouped_rows(record: InstructionRecord) -> int | None:
-    """Rows of a grouped kernel; None for other kernels."""
-    found = _tiles(record)
-    return found.rows if found else None
-
-
 class _Tiles(NamedTuple):
     rows: int
     filled: int
@@ -105,15 +99,17 @@ class KernelTiles:
 
     def visited_share(self, record: InstructionRecord) -> float | None:
         """Multiplied elements over useful ones in a grouped kernel; None for other kernels."""
-        found = grouped_rows(record)
-        matrices = next((a for a in _arrays(record) if len(a) == _OF_MATRICES), None)
+        found = _tiles(record)
+        arrays = (*record.shape.operand_arrays, *record.shape.results)
+        matrices = next((a.dims for a in arrays if len(a.dims) == _OF_MATRICES), None)
         if found is None or matrices is None:
             return None
-        tile = self.tiles[f"{_matrix(record)}_{_pass(record)}"]
+        matrix = "wo" if "/wo/" in record.op_name else "wi"
+        tile = self.tiles[f"{matrix}_{_pass(record)}"]
         groups, *widths = matrices
-        rows = math.ceil(found / tile.rows)
+        rows = math.ceil(found.rows / tile.rows)
         wasted = math.prod(self._padded(width, tile) for width in widths)
-        return (rows + groups - 1) * tile.rows / found * wasted
+        return (rows + groups - 1) * tile.rows / found.rows * wasted
 
     def _padded(self, width: int, tile: Tile) -> float:
         size = min(width, tile.embed if width == self.emb_dim else tile.mlp)
@@ -143,15 +139,6 @@ def _tile(keys: Mapping[str, str], name: str) -> Tile:
         if key := next(given, ""):
             sizes[field] = max(1, typed(key, keys[key], int))
     return Tile(**sizes)
-
-
-def _arrays(record: InstructionRecord) -> list[tuple[int, ...]]:
-    shape = record.shape
-    return [array.dims for array in (*shape.operand_arrays, *shape.results)]
-
-
-def _matrix(record: InstructionRecord) -> str:
-    return "wo" if "/wo/" in record.op_name else "wi"
 
 
 def _pass(record: InstructionRecord) -> str:

@@ -7,6 +7,7 @@ what takes most of it.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -99,19 +100,12 @@ def _drawable(spans: Sequence[LaneInterval], seconds: float) -> Iterator[LaneInt
             share = min(span.end, (slot + 1) * width) - max(span.start, slot * width)
             slots[span.lane, slot][span.cause] += max(share, 0.0)
     for lane in dict.fromkeys([UNITS, *sorted(span.lane for span in spans)]):
-        yield from _joined(lane, [slots.get((lane, slot), {}) for slot in range(_SLOTS)], width)
-
-
-def _joined(lane: str, slots: Sequence[dict[str, float]], width: float) -> Iterator[LaneInterval]:
-    causes = [_main_cause(slot, width) for slot in slots]
-    start = 0
-    for slot in range(1, _SLOTS + 1):
-        if slot == _SLOTS or causes[slot] != causes[start]:
-            if causes[start]:
-                yield LaneInterval(
-                    lane=lane, cause=causes[start], start=start * width, end=slot * width
-                )
-            start = slot
+        causes = (_main_cause(slots.get((lane, slot), {}), width) for slot in range(_SLOTS))
+        end = 0
+        for cause, equal in itertools.groupby(causes):
+            start, end = end, end + len(list(equal))
+            if cause:
+                yield LaneInterval(lane=lane, cause=cause, start=start * width, end=end * width)
 
 
 def _main_cause(slot: dict[str, float], width: float) -> str:

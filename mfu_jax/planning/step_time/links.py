@@ -20,15 +20,6 @@ from mfu_jax.planning.targets import Target
 
 _MESSAGES = {"send": "dcn up", "recv": "dcn down"}  # both directions work at once
 _HOP_SECONDS = 1e-6  # latency of a link (scaling book: about 1 µs)
-# How many times one device's buffer crosses its links.
-_CROSSINGS = {
-    "all-gather": 1.0,
-    "reduce-scatter": 1.0,
-    "all-reduce": 2.0,
-    "all-to-all": 1.0,
-    "ragged-all-to-all": 1.0,
-    "collective-broadcast": 1.0,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +103,20 @@ def seconds(collective: Collective, group: Sequence[int], target: Target) -> flo
     if way.ring > 1 and collective.kind.endswith("all-to-all"):
         one_link = target.chip.interconnect["ici_gbps_per_link"] * 1e9
         return collective.bytes * way.ring / 8 / one_link + way.hops * _HOP_SECONDS
-    moved = collective.bytes * _CROSSINGS[collective.kind] * (size - 1) / size
+    moved = collective.bytes * _crossings(collective) * (size - 1) / size
     return moved / way.bytes_per_sec + way.hops * _HOP_SECONDS
+
+
+def _crossings(collective: Collective) -> float:
+    """How many times one device's buffer crosses its links."""
+    return 2.0 if collective.kind == "all-reduce" else 1.0
 
 
 def _over_network(collective: Collective, parts: int, way: Route, target: Target) -> float:
     """Time within each slice or host plus between them: each device sends only its share."""
     inside = max(1, (collective.group_size or target.devices) // parts)
     within = dataclasses.replace(collective, group_size=inside)
-    between = collective.bytes / inside * _CROSSINGS[collective.kind] * (parts - 1) / parts
+    between = collective.bytes / inside * _crossings(collective) * (parts - 1) / parts
     return seconds(within, (), target) + between / way.bytes_per_sec + way.hops * _HOP_SECONDS
 
 

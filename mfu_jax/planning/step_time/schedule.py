@@ -193,6 +193,20 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
         str, tuple[Interval, list[Interval]]
     ] = {}  # a start → its transfer, and those before it
     carried: dict[str, list[Interval]] = defaultdict(list)  # what each lane carries, in order
+
+    def wait_for(name: str) -> Iterator[Interval]:
+        """The units wait until what an instruction started is done."""
+        nonlocal now
+        for bus in buses.values():
+            if name in bus.left:
+                yield from bus.serve(now)
+                yield from _waits(bus, name, now)
+                now = max(now, bus.now)
+        if name in under_way:
+            own, ahead = under_way.pop(name)
+            yield from _waits_for(own, ahead, now)
+            now = max(now, own.end)
+
     for record in records:
         only_waits = record.opcode.endswith(("-done", "-update"))
         for part in () if only_waits else durations.of(record):
@@ -201,8 +215,7 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
                 place = places.get(record.name, len(records)) if record.is_start else -1
                 bus.begin(record.name, part.cause, part.seconds, place)
                 if not record.is_start:
-                    yield from _waits(bus, record.name, now)
-                    now = bus.now
+                    yield from wait_for(record.name)
                 continue
             before = max((carried[lane] for lane in part.lanes), key=_ends, default=[])
             start = max(now, _ends(before))
@@ -217,25 +230,10 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
             if part.lanes:
                 yield from _waits_for(own, ahead, now)
             now = own.end
-        if record.opcode.endswith("-update"):
-            continue
-        for bus in buses.values():
-            if record.started_by in bus.left:
-                yield from bus.serve(now)
-                yield from _waits(bus, record.started_by, now)
-                now = max(now, bus.now)
-        if record.started_by in under_way:
-            own, ahead = under_way.pop(record.started_by)
-            yield from _waits_for(own, ahead, now)
-            now = max(now, own.end)
-    for bus in buses.values():
-        yield from bus.serve(now)
-        for name in list(bus.left):
-            yield from _waits(bus, name, now)
-            now = max(now, bus.now)
-    for own, ahead in under_way.values():
-        yield from _waits_for(own, ahead, now)
-        now = max(now, own.end)
+        if not record.opcode.endswith("-update"):
+            yield from wait_for(record.started_by)
+    for name in [*(name for bus in buses.values() for name in bus.left), *under_way]:
+        yield from wait_for(name)
 
 
 def _ends(works: list[Interval]) -> float:

@@ -37,6 +37,11 @@ class SweepRow:
     pareto: bool = False
     note: str = ""
 
+    @property
+    def name(self) -> str:
+        """The values as ``key=value``."""
+        return " ".join(f"{key}={text}" for key, text in self.values.items())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -52,7 +57,6 @@ class Outcome:
         tokens_per_sec_per_chip: predicted; None if refused or not known.
         mfu: predicted.
         hfu: predicted: the share of the step that its matmuls would take at their peak.
-        executed_flops: per device.
     """
 
     fits: bool
@@ -64,7 +68,6 @@ class Outcome:
     tokens_per_sec_per_chip: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-    executed_flops: int | None = None
 
 
 def outcome_of(plan: Plan, batch: float) -> Outcome:
@@ -79,7 +82,6 @@ def outcome_of(plan: Plan, batch: float) -> Outcome:
         tokens_per_sec_per_chip=plan.tokens_per_sec_per_chip,
         mfu=plan.mfu,
         hfu=plan.hfu,
-        executed_flops=plan.executed_flops,
     )
 
 

@@ -38,7 +38,7 @@ def _table(result: SweepResult) -> list[str]:
     rest = len(result.rows) - len(shown)
     why = {row.note: row for row in result.rows if row.source in ("failed", "invalid") and row.note}
     lines += [f"  … and {rest} more; --json has all"] * bool(rest)
-    return lines + [f"  {_named(row)}: {note}" for note, row in why.items()]
+    return lines + [f"  {row.name}: {note}" for note, row in why.items()]
 
 
 def _cells(row: SweepRow) -> tuple[str, ...]:
@@ -50,10 +50,6 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
     )
     star = " *" if row.pareto else ""
     return (_VERDICT[row.fits], *numbers, f"{row.source}{star}")
-
-
-def _named(row: SweepRow) -> str:
-    return " ".join(f"{key}={text}" for key, text in row.values.items())
 
 
 def _plot(rows: Sequence[SweepRow]) -> list[str]:

@@ -219,8 +219,7 @@ def _faster(rows: Sequence[SweepRow], winner: SweepRow | None) -> list[str]:
     first = fastest_first([row for row in rows if row.fits and row.source == "estimated"])[:1]
     if not first or winner is None or speed(first[0]) <= speed(winner):
         return []
-    named = " ".join(f"{key}={text}" for key, text in first[0].values.items())
-    return [f"{named} may be faster, by its estimate; it was not compiled"]
+    return [f"{first[0].name} may be faster, by its estimate; it was not compiled"]
 
 
 def fastest_first(rows: Sequence[SweepRow]) -> list[SweepRow]:

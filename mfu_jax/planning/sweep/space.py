@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,9 +66,7 @@ def split(values: Mapping[str, str]) -> tuple[dict[str, str], list[SweepPoint]]:
             "nothing to sweep; expected a list or a range, such as remat_policy=none,minimal,full "
             "per_device_batch_size=1..16"
         )
-    count = 1
-    for texts in swept.values():
-        count *= len(texts)
+    count = math.prod(map(len, swept.values()))
     if count > _MOST_POINTS:
         raise UserError(f"the sweep has {count:,} points; expected at most {_MOST_POINTS:,}")
     points = [

@@ -79,6 +79,25 @@ def test_work_that_the_compiler_removed_is_no_alarm() -> None:
     assert list(flags(1.0, **cost, removed_flops_per_device=100)) == ["hfu_below_mfu"]
 
 
+def test_an_mfu_above_hfu_by_the_compilers_savings_is_explained_once() -> None:
+    sink = ListSink()
+    cost = StepCost(
+        model_flops_per_device=600,
+        executed_flops_per_device=400,
+        removed_flops_per_device=200,
+        peak_flops_per_sec=1000.0,
+    )
+    logger = MetricLogger(cost=cost, warmup_steps=1, sinks=[sink])
+    for step in range(4):
+        logger.record(step, {"loss": 1.0}, step_time_seconds=1.0)
+    logger.close()
+    (note,) = [note for record in sink.records for note in record.notes]
+    assert "MFU is above HFU: the program runs 66.7% of the model's FLOPs" in note
+    assert "saves 33.3%" in note
+    assert sink.records[1].notes == (note,)
+    assert [record.flags for record in sink.records] == [()] * 4
+
+
 def test_bytes_faster_than_the_memory_are_flagged() -> None:
     found = flags(1.0, model_flops_per_device=1, bytes_per_device=200, peak_bytes_per_sec=100.0)
     assert list(found) == ["mbu_over_1"]

@@ -377,3 +377,26 @@ def test_a_loop_that_goes_back_loses_the_steps_that_it_does_again(tmp_path: Path
     run = read_run(tmp_path)
     assert (run.steps, run.lost_steps, run.restarts) == (5, 2, 0)
     assert run.time["lost_steps"] == pytest.approx(lost, abs=1e-5)
+
+
+def test_the_setting_for_power_cuts_holds_for_events_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: set[str] = set()
+    flush = os.fsync
+
+    def note(descriptor: int) -> None:
+        flushed.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flush(descriptor)
+
+    path = tmp_path / "metrics.jsonl"
+    logger = MetricLogger(sinks=[JsonlSink(path, fsync_seconds=0.0)], write_period_seconds=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", note)
+        logger.record(0, {"loss": 1.0}, step_time_seconds=1.0)
+        logger.record(1, {"loss": 1.0}, step_time_seconds=1.0)
+        deadline = time.monotonic() + 30
+        while not {str(path), str(tmp_path / NAME)} <= flushed:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    logger.close()

@@ -9,7 +9,7 @@ import pytest
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.plan import StepWork
-from mfu_jax.planning.result.planner import make_plan, refused
+from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.step_time.compared_runs import residuals
 from mfu_jax.planning.step_time.durations import Efficiencies
 from mfu_jax.planning.targets import parse_target
@@ -152,12 +152,12 @@ def test_what_compilers_do_not_refuse(chips, gib, fits, note):
 
 def test_a_refused_program_does_not_fit():
     refusal = TooLarge(used_bytes=38 * 2**30, limit_bytes=31 * 2**30, message="38G exceeds 31G")
-    plan = refused(TARGET, refusal)
+    plan = make_plan(refusal, TARGET)
     assert not plan.fits
     assert (plan.memory_peak_bytes, plan.memory_limit_bytes) == (38 * 2**30, 31 * 2**30)
     assert plan.step_time_seconds is None
     scheduled = dataclasses.replace(refusal, program=ProgramDump(text=TEXT))
-    plan = refused(TARGET, scheduled)
+    plan = make_plan(scheduled, TARGET)
     assert (plan.fits, plan.memory_peak_bytes) == (False, 38 * 2**30)
     assert plan.step_time_seconds == make_plan(scheduled.program, TARGET).step_time_seconds
     assert "had it fitted" in plan.notes[-2]

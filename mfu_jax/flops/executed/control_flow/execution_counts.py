@@ -14,7 +14,9 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import NamedTuple, Self
 
+from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.executed.control_flow.call_graph import (
     NO_CALLS,
@@ -23,7 +25,25 @@ from mfu_jax.flops.executed.control_flow.call_graph import (
     ResolvedCall,
     name_of,
 )
+from mfu_jax.flops.executed.costs.types import ComputationCost, MatmulCost
 from mfu_jax.flops.executed.hlo.module import HloInstruction
+from mfu_jax.flops.scopes import read_scope
+
+
+class WorkKind(NamedTuple):
+    """What matmuls with equal FLOPs may differ in, in words."""
+
+    dtype: str
+    phase: str
+    unit: str
+    kernel: str
+
+    @classmethod
+    def of(cls, matmul: MatmulCost) -> Self:
+        """The kind of a matmul."""
+        phase = read_scope(matmul.instruction.op_name).phase
+        unit = "on vector units" if matmul.is_vector else "on matrix units"
+        return cls(matmul.dtype, phase, unit, matmul.kernel or "by XLA")
 
 
 class ExecutionCounter:
@@ -32,28 +52,29 @@ class ExecutionCounter:
     Args:
         graph: the calls of the program.
         order: names of its computations, callees before callers; the last one is the entry.
-        flops: FLOPs of one run of each computation, without its callees.
+        costs: cost of one run of each computation, without its callees.
 
     Attributes:
         times: runs of each computation in one step; a fraction if devices differ.
         once: the same with every loop body counted once.
         untaken: upper bound of the runs in branches that are not counted.
         unknown_loops: loops whose trip count is unknown, with the reason and their runs.
-        choices: texts about branches of different cost, and how often each choice was made.
+        choices: texts about branches of different cost or kind, and how often each choice was made.
     """
 
     def __init__(
         self,
         graph: CallGraph,
         order: Sequence[str],
-        flops: Mapping[str, int],
+        costs: Mapping[str, ComputationCost],
     ) -> None:
         self.graph = graph
         self.sites = graph.sites
         self.calls = graph.calls
         self.order = order
         self.entry = order[-1]
-        self.flops = flops
+        self.costs = costs
+        self.flops = {name: sum(m.flops for m in cost.matmuls) for name, cost in costs.items()}
         # For computations that are reached and call others.
         self.resolved: dict[str, dict[Node, Sequence[ResolvedCall]]] = {}
         self.entries: Counter[Node] = Counter()
@@ -64,6 +85,7 @@ class ExecutionCounter:
         self.untaken: dict[str, int] = defaultdict(int)
         self.unknown_loops: dict[int, tuple[HloInstruction, str, int]] = {}
         self.choices: Counter[str] = Counter()
+        self.kinds: dict[Node, Counter[WorkKind]] = {}  # where branches cost the same
 
     def count(self) -> None:
         """Fills the attributes."""
@@ -183,10 +205,35 @@ class ExecutionCounter:
             self.choices[text] += 1
 
     def _taken(self, call: ResolvedCall) -> Node | None:
-        """The most expensive branch, if it is unknown which one runs; else None."""
+        """The most expensive branch, if it is unknown which one runs; else None.
+
+        Of branches with equal FLOPs, it is the one of the widest dtypes.
+        """
         if not call.is_choice:
             return None
-        return max(call.callees, key=lambda callee: self.totals[callee[0]])[0]
+        most = max(self.totals[callee] for callee, _ in call.callees)
+        dearest = [callee for callee, _ in call.callees if self.totals[callee] == most]
+        return dearest[0] if len(dearest) == 1 or not most else max(dearest, key=self._bits)
+
+    def _bits(self, node: Node) -> int:
+        return sum(flops * dtype_bits(kind.dtype) for kind, flops in self._kinds(node).items())
+
+    def _kinds(self, node: Node) -> Counter[WorkKind]:
+        """FLOPs by kind of one run of a computation, callees included."""
+        if node in self.kinds:
+            return self.kinds[node]
+        name = name_of(node)
+        kinds = self.kinds[node] = Counter[WorkKind]()
+        for matmul in self.costs[name].matmuls:
+            kinds[WorkKind.of(matmul)] += matmul.flops
+        callees = [(callee, 1) for callee in self.sites[name].fixed]
+        for call in self.resolved.get(name, {}).get(node, ()):
+            taken = self._taken(call)
+            callees += [each for each in call.callees if taken in (None, each[0])]
+        for callee, times in callees:
+            for kind, flops in self._kinds(callee).items() if times else ():
+                kinds[kind] += flops * times
+        return kinds
 
     def _note(self, call: ResolvedCall, runs: int, not_run: int) -> None:
         instruction = call.instruction
@@ -194,13 +241,36 @@ class ExecutionCounter:
             _, _, before = self.unknown_loops.get(id(instruction), (instruction, "", 0))
             reason = call.reason + self.graph.evaluation.doubts()
             self.unknown_loops[id(instruction)] = (instruction, reason, before + runs + not_run)
+        if not call.is_choice or not runs + not_run:
+            return
         flops = [(self.least[callee], self.totals[callee]) for callee, _ in call.callees]
-        if call.is_choice and runs and len({n for both in flops for n in both}) > 1:
+        where = instruction.op_name or instruction.name
+        on = f"which one runs depends on data{self.graph.evaluation.doubts()}"
+        if len({n for both in flops for n in both}) > 1:
             shown = ", ".join(_shown(*both) for both in flops)
-            where = instruction.op_name or instruction.name
-            on = f"which one runs depends on data{self.graph.evaluation.doubts()}"
-            text = f"conditional {where}: branches of {shown} FLOPs; "
-            self.choices[f"{text}the most expensive one is counted; {on}"] += runs
+            text = f"conditional {where}: branches of {shown} FLOPs; the most expensive one"
+            if runs:
+                self.choices[f"{text} is counted; {on}"] += runs
+        elif flops[0][1] and (differences := self._differences(call)):
+            text = f"conditional {where}: branches of {flops[0][1]:,} FLOPs each, but not of the "
+            text += f"same {differences}; the one of the widest dtypes is counted; {on}"
+            self.choices[text] += runs + not_run
+
+    def _differences(self, call: ResolvedCall) -> str:
+        """In what branches with equal FLOPs differ; empty if they are the same work."""
+        branches = [self._kinds(callee) for callee, _ in call.callees]
+        if all(kinds == branches[0] for kinds in branches):
+            return ""
+        found = []
+        for index, aspect in enumerate(WorkKind._fields):
+            parts: list[Counter[str]] = [Counter() for _ in branches]
+            for part, kinds in zip(parts, branches, strict=True):
+                for kind, flops in kinds.items():
+                    part[kind[index]] += flops
+            if any(part != parts[0] for part in parts):
+                shown = (" and ".join(f"{n:,} {kind}" for kind, n in p.items()) for p in parts)
+                found.append(f"{aspect} ({', or '.join(shown)})")
+        return ", ".join(found) or "combination of them"
 
     def _run_once(self) -> None:
         """Runs as XLA's own report counts them, with the most expensive branch of each choice."""

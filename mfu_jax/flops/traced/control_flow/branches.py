@@ -33,6 +33,7 @@ class SettledWork:
     Attributes:
         operands: what the model's matmuls multiply by, in all branches.
         flops: FLOPs by kind of matmul.
+        overhang: FLOPs that kernels run beyond their arrays, by kind of matmul.
     """
 
     def __init__(self, totals: WorkTotals, masks: Mapping[int, KeptPairs]) -> None:
@@ -43,14 +44,15 @@ class SettledWork:
         for matmul in possible:
             for number in matmul.scores:
                 made_by.setdefault(number, matmul)
+        self._masks = masks
         # A parameter's gradient is also a product of activations, but it has no pairs to mask.
-        self._masks = {
-            number: kept
-            for number, kept in masks.items()
-            if (maker := made_by.get(number))
-            and (maker.has_input or self.operands[maker] == "activations")
+        self._has_pairs = {
+            number
+            for number, maker in made_by.items()
+            if maker.has_input or self.operands[maker] == "activations"
         }
         self.flops = totals.settled(self._rank)
+        self.overhang = totals.settled_overhang(self._rank)
 
     def _rank(self, branch: WorkTotals) -> tuple[int, int]:
         bits = branch.most(lambda matmul, flops: flops * dtype_bits(matmul.dtype))
@@ -58,9 +60,9 @@ class SettledWork:
 
     def kept_pairs(self, matmul: MatmulKind) -> KeptPairs | None:
         """The pairs that the mask over a matmul's scores keeps; None without a mask."""
-        seen = [self._masks[number] for number in matmul.scores if number in self._masks]
-        if seen and matmul.phase in MODEL_PHASES:
-            return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)
+        numbers = self._has_pairs.intersection(matmul.scores)
+        if numbers and matmul.phase in MODEL_PHASES:
+            return matmul.kept or next((self._masks[n] for n in numbers if n in self._masks), None)
         return None
 
     def _exact(self, matmul: MatmulKind, flops: int) -> int:
@@ -75,7 +77,7 @@ class SettledWork:
 
     def skipped(self) -> dict[MaskConvention, int]:
         """FLOPs saved by masks. Each convention counts its own most expensive branches."""
-        if not any(map(self.kept_pairs, self.flops)):
+        if all(kept is None or kept.is_unknown for kept in map(self.kept_pairs, self.flops)):
             return {}
         dense = self.flops.total()
         return {

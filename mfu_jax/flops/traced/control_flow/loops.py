@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mfu_jax.flops.count import Unaccounted
-from mfu_jax.flops.traced.abstract_values import AbstractValue, Values, either
+from mfu_jax.flops.traced.abstract_values import AbstractValue, Values, either, join
 from mfu_jax.flops.traced.control_flow.iterations import Decided, IterationGroup
 from mfu_jax.flops.traced.integers.evaluation import LONGEST_LOOP, chosen_branch
 from mfu_jax.flops.traced.integers.known_values import Known
@@ -33,6 +33,8 @@ class Interpreter(Protocol):
         decided: Decided | None = None,
     ) -> tuple[Values, WorkTotals]: ...
 
+    def use_scores(self, values: Iterable[AbstractValue]) -> None: ...
+
     def without_decisions(self) -> contextlib.AbstractContextManager[None]: ...
 
 
@@ -44,11 +46,11 @@ def scan(counter: Interpreter, eqn: Any, values: Values, stack: str, totals: Wor
     else:
         groups = [IterationGroup(Decided(), loop.length)]
     start = loop.consts + loop.carries
-    slices = [value.stacked(loop.length, -1) for value in values[start:]]
+    slices = [value.stacked(-1) for value in values[start:]]
     values = [*values[:start], *slices]
     body = _Body(loop.body, loop.consts, loop.carries, stack)
     results = _loop_work(counter, body, values, groups, totals)
-    stacked = (value.stacked(loop.length, 1) for value in results[loop.carries :])
+    stacked = (value.stacked(1) for value in results[loop.carries :])
     return [*results[: loop.carries], *stacked]
 
 
@@ -176,7 +178,9 @@ def _loop_work(
     with counter.without_decisions():
         results, inputs, _ = _settle(counter, body, inputs, Decided())
     for decided, times, _ in groups:
-        totals.add(counter.walk(body.jaxpr, inputs.all, body.stack, decided)[1], times)
+        found, work = counter.walk(body.jaxpr, inputs.all, body.stack, decided)
+        counter.use_scores(found)  # `results` has these scores under other numbers
+        totals.add(work, times)
     return results
 
 
@@ -200,11 +204,22 @@ def _settle(
     Returns:
         The body's results, its inputs, and the work of one run.
     """
+    passes = 0
     while True:
         results, work = counter.walk(body.jaxpr, inputs.all, body.stack, decided)
-        widened = [
-            either(before, after) for before, after in zip(inputs.carry, results, strict=False)
-        ]
+        pairs = list(zip(inputs.carry, results, strict=False))
+        changed = [value for pair in pairs if pair[0] != pair[1] for value in pair]
+        counter.use_scores(changed)  # each walk numbers its scores anew, so none is carried
+        widened = [_carried(*pair, keeps_pattern=not passes) for pair in pairs]
         if widened == inputs.carry:
             return results, inputs, work
         inputs = inputs._replace(carry=widened)
+        passes += 1
+
+
+def _carried(before: AbstractValue, after: AbstractValue, *, keeps_pattern: bool) -> AbstractValue:
+    """A carry that is one of two; its pattern could move on with every iteration."""
+    if before == after:
+        return before
+    carried = either(before.without_scores(), after.without_scores())
+    return carried if keeps_pattern else join([carried])

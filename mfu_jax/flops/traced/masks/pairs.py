@@ -28,6 +28,21 @@ class Band(NamedTuple):
         highs = [b for b in (self.high, other.high) if b is not None]
         return Band(max(lows, default=None), min(highs, default=None))
 
+    def __or__(self, other: Band) -> Band:
+        """The smallest band with the pairs of both."""
+        lows, highs = (self.low, other.low), (self.high, other.high)
+        return Band(
+            None if None in lows else min(b for b in lows if b is not None),
+            None if None in highs else max(b for b in highs if b is not None),
+        )
+
+    def touches(self, other: Band) -> bool:
+        """Whether no diagonal lies between the two, so that `|` has only pairs of them."""
+        return all(
+            a.low is None or b.high is None or a.low <= b.high + 1
+            for a, b in ((self, other), (other, self))
+        )
+
     def pairs(self, queries: int, keys: int) -> int:
         """The exact number of pairs kept."""
         low = 1 - keys if self.low is None else max(self.low, 1 - keys)
@@ -65,6 +80,9 @@ def _pairs_up_to(bound: int, queries: int, keys: int) -> int:
     return total - (most * (most + 1) - fewest * (fewest + 1)) // 2
 
 
+_UNKNOWN = "a mask that depends on data"
+
+
 class KeptPairs(NamedTuple):
     """How many query-key pairs of a matmul a mask keeps.
 
@@ -82,16 +100,38 @@ class KeptPairs(NamedTuple):
     of: int
     declared: bool = False
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the mask depends on data, and all pairs are counted."""
+        return self.label == _UNKNOWN
 
-def kept_pairs(band: Band, queries: int, keys: int) -> KeptPairs:
-    """What a mask keeps of queries × keys; bounds that exclude no pair are dropped."""
+    def yields_to(self, recognised: KeptPairs) -> bool:
+        """Whether a recognised mask overrides this declared one."""
+        return not self.declared and not recognised.is_unknown
+
+
+def unknown_pairs(pairs: int) -> KeptPairs:
+    """Pairs under a mask that depends on data."""
+    return KeptPairs(_UNKNOWN, pairs, 2 * pairs, pairs)
+
+
+def kept_pairs(band: Band, queries: int, keys: int, *, is_bound: bool = False) -> KeptPairs:
+    """What a mask keeps of queries × keys; bounds that exclude no pair are dropped.
+
+    Args:
+        band: the pairs that it keeps.
+        queries: number of queries.
+        keys: number of keys.
+        is_bound: whether it may keep fewer pairs, which its label says.
+    """
     low, high = band
     band = Band(
         low if low is not None and low > 1 - keys else None,
         high if high is not None and high < queries - 1 else None,
     )
     twice_maxtext = band.twice_maxtext_pairs(queries, keys)
-    return KeptPairs(band.label(), band.pairs(queries, keys), twice_maxtext, queries * keys)
+    label = f"at most {band.label()}" if is_bound else band.label()
+    return KeptPairs(label, band.pairs(queries, keys), twice_maxtext, queries * keys)
 
 
 _LIMB = 4096

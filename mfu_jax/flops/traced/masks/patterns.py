@@ -19,8 +19,13 @@ from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
 from mfu_jax.flops.traced.masks.pairs import Band
 
 _NO_BOUNDS = Band()
+_EXPONENTIALS = {"exp", "exp2", "logistic"}  # 0 of a very negative number
+_ZERO_AT_ZERO = {"abs", "integer_pow", "neg", "real", "sign", "sqrt", "square", "tanh"}
 
-PatternKind = Literal["positions", "distance", "keeps", "drops", "bias"]
+DimMap = Callable[[int], int | None]
+
+PatternKind = Literal["positions", "distance", "keeps", "drops", "zeros", "negative"]
+Fill = Literal["zeros", "negative"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,8 @@ class Pattern:
             ``keeps``: true (or 1) where band.low ≤ index along dim a − along dim b ≤ band.high, for
             `terms` ((a, 1), (b, −1)); everywhere if there are no terms.
             ``drops``: true (or 1) where that does not hold.
-            ``bias``: 0 where such a mask keeps a pair, very negative elsewhere.
+            ``zeros``: 0 where such a mask drops a pair, unknown elsewhere.
+            ``negative``: very negative where such a mask drops a pair, unknown elsewhere.
         terms: (dim, sign) pairs in order of dim.
         partial: whether the mask keeps only an unknown subset of the pairs in the band.
     """
@@ -62,6 +68,8 @@ class Pattern:
 _VERY_NEGATIVE = -1e4
 
 EVERYWHERE = Pattern("keeps")
+UNKNOWN = Pattern("keeps", partial=True)
+"""A mask that depends on data."""
 
 
 def _with_first_positive(pattern: Pattern) -> Pattern:
@@ -118,8 +126,7 @@ def of_constant(value: Known) -> Pattern | None:
     if values.dtype == bool:
         return _triangle(values) or _inverted(_triangle(~values))
     if values.dtype.kind == "f" and np.all((values == 0) | (values <= _VERY_NEGATIVE)):
-        triangle = _triangle(values == 0)
-        return triangle and dataclasses.replace(triangle, kind="bias")
+        return _as_fill("negative", _triangle(values == 0) or UNKNOWN)
     return None
 
 
@@ -144,14 +151,24 @@ def follow(eqn: Any, patterns: Sequence[Pattern | None]) -> Pattern | None:
     name = eqn.primitive.name
     if name == "iota":
         return Pattern("positions", ((int(eqn.params["dimension"]), 1),))
-    if name in _MOVES:
-        return patterns[0] and _MOVES[name](eqn, patterns[0])
+    if name in MOVES:
+        return patterns[0] and _moved(eqn, patterns[0])
     if name == "convert_element_type":
+        is_lost = _is(patterns[0], "negative") and eqn.outvars[0].aval.dtype == bool
+        return None if is_lost else patterns[0]
+    if name in _EXPONENTIALS:
+        return _as_fill("zeros", patterns[0]) if _is(patterns[0], "negative") else None
+    if name in _ZERO_AT_ZERO and _is(patterns[0], "zeros") and eqn.params.get("y", 1) > 0:
         return patterns[0]
+    if name == "max":
+        return _maximum(*patterns)
     if name == "sub" and _number(patterns[0]) == 1 and patterns[1] and patterns[1].is_mask:
         return _inverted(patterns[1])  # 1 − mask
-    if name in ("add", "sub"):
-        return _sum(patterns[0], patterns[1], 1 if name == "add" else -1)
+    if name in ("add", "add_any", "sub"):
+        sign = -1 if name == "sub" else 1
+        return _sum(patterns[0], patterns[1], sign) or _added(patterns[0], patterns[1], sign)
+    if name == "div":
+        return patterns[0] if _is(patterns[0], "zeros", "negative") else None
     if name == "abs":
         return _absolute(patterns[0])
     if name in _COMPARISONS:
@@ -165,62 +182,72 @@ def follow(eqn: Any, patterns: Sequence[Pattern | None]) -> Pattern | None:
     if name == "not" and eqn.outvars[0].aval.dtype == bool:
         return _inverted(patterns[0])
     if name == "select_n" and len(patterns) == 3:
-        return _select(eqn, patterns[0], patterns[1], patterns[2])
+        return _select(eqn, patterns[0], patterns[1], patterns[2]) or _filled(*patterns)
     return None
 
 
-def _broadcast(eqn: Any, pattern: Pattern) -> Pattern | None:
+def _broadcast(eqn: Any) -> DimMap:
     shape = eqn.invars[0].aval.shape
     dims = eqn.params["broadcast_dimensions"]
     sizes = eqn.outvars[0].aval.shape
     # A dimension of size 1 that is broadcast has no positions along the result's dimension.
-    return pattern.moved(lambda d: dims[d] if shape[d] == sizes[dims[d]] else None)
+    return lambda d: dims[d] if shape[d] == sizes[dims[d]] else None
 
 
-def _reshape(eqn: Any, pattern: Pattern) -> Pattern | None:
-    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    kept_before = [d for d, size in enumerate(before) if size != 1]
-    kept_after = [d for d, size in enumerate(after) if size != 1]
-    if [before[d] for d in kept_before] != [after[d] for d in kept_after]:
-        return pattern if not pattern.terms else None
-    new = dict(zip(kept_before, kept_after, strict=True))
-    return pattern.moved(new.get)
+def _reshape(eqn: Any) -> DimMap:
+    """Dimensions that keep their size and stride, whatever is split or joined beside them."""
+    before, after = (
+        {(size, math.prod(shape[d + 1 :])): d for d, size in enumerate(shape) if size != 1}
+        for shape in (eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)
+    )
+    return {d: after.get(key) for key, d in before.items()}.get
 
 
-def _squeeze(eqn: Any, pattern: Pattern) -> Pattern | None:
+def _squeeze(eqn: Any) -> DimMap:
     gone = eqn.params["dimensions"]
-    return pattern.moved(lambda d: None if d in gone else d - sum(g < d for g in gone))
+    return lambda d: None if d in gone else d - sum(g < d for g in gone)
 
 
-def _transpose(eqn: Any, pattern: Pattern) -> Pattern | None:
-    order = list(eqn.params["permutation"])
-    return pattern.moved(order.index)
+def _transpose(eqn: Any) -> DimMap:
+    return list(eqn.params["permutation"]).index
 
 
-def _slice(eqn: Any, pattern: Pattern) -> Pattern | None:
-    starts, strides = eqn.params["start_indices"], eqn.params["strides"]
-    if strides is not None and any(stride != 1 for stride in strides):
-        return None
-    shift = sum(sign * starts[dim] for dim, sign in pattern.terms)
-    if pattern.kind in ("positions", "distance"):
-        return dataclasses.replace(pattern, offset=pattern.offset + shift)
-    low, high = pattern.band
-    band = Band(None if low is None else low - shift, None if high is None else high - shift)
-    return dataclasses.replace(pattern, band=band)
+def _slice(eqn: Any) -> DimMap:
+    strides = eqn.params["strides"]
+    return lambda d: d if strides is None or strides[d] == 1 else None
 
 
-_MOVES: dict[str, Callable[[Any, Pattern], Pattern | None]] = {
+def _unmoved(eqn: Any) -> DimMap:
+    return lambda d: d
+
+
+# Where the dimensions of an operand lie in the result.
+MOVES: dict[str, Callable[[Any], DimMap]] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": _squeeze,
     "transpose": _transpose,
     "slice": _slice,
-    "copy": lambda eqn, pattern: pattern,
-    "stop_gradient": lambda eqn, pattern: pattern,
-    "reduce_precision": lambda eqn, pattern: pattern,
-    "sharding_constraint": lambda eqn, pattern: pattern,
-    "optimization_barrier": lambda eqn, pattern: pattern,
+    "copy": _unmoved,
+    "name": _unmoved,
+    "optimization_barrier": _unmoved,
+    "reduce_precision": _unmoved,
+    "sharding_constraint": _unmoved,
+    "stop_gradient": _unmoved,
 }
+
+
+def _moved(eqn: Any, pattern: Pattern) -> Pattern | None:
+    moved = pattern.moved(MOVES[eqn.primitive.name](eqn))
+    if moved is None or eqn.primitive.name != "slice":
+        return moved
+    starts = eqn.params["start_indices"]
+    shift = sum(sign * starts[dim] for dim, sign in pattern.terms)
+    if pattern.kind in ("positions", "distance"):
+        return dataclasses.replace(moved, offset=moved.offset + shift)
+    low, high = moved.band
+    band = Band(None if low is None else low - shift, None if high is None else high - shift)
+    return dataclasses.replace(moved, band=band)
 
 
 def _sum(a: Pattern | None, b: Pattern | None, sign: int) -> Pattern | None:
@@ -297,47 +324,177 @@ def _compare_mask(name: str, mask: Pattern, number: float | None) -> Pattern | N
 def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """The conjunction of two masks; an unknown one can only exclude more pairs."""
     masks = [mask for mask in (_as("keeps", a), _as("keeps", b)) if mask]
-    bounded = [mask for mask in masks if mask.terms]
-    if not bounded:
-        return EVERYWHERE if len(masks) == 2 else None
-    if len(bounded) == 2 and bounded[0].terms == bounded[1].terms:
-        partial = bounded[0].partial or bounded[1].partial
-        band = bounded[0].band & bounded[1].band
-        return dataclasses.replace(bounded[0], band=band, partial=partial)
-    one_is_all = len(masks) == 2 and len(bounded) == 1
-    return bounded[0] if one_is_all else dataclasses.replace(bounded[0], partial=True)
+    both = meet(masks[0], masks[-1]) if masks else None
+    if len(masks) == 2:
+        return both
+    return at_most(both) if both and both.terms else None
+
+
+def meet(a: Pattern | None, b: Pattern | None) -> Pattern | None:
+    """The pairs kept by two masks that keep something; None keeps everything."""
+    if a is None or b is None:
+        return a or b
+    partial = a.partial or b.partial
+    if not a.terms or not b.terms:
+        return dataclasses.replace(a if a.terms else b, partial=partial)
+    if a.terms != b.terms:
+        return at_most(a)
+    return dataclasses.replace(a, band=a.band & b.band, partial=partial)
+
+
+def union(a: Pattern | None, b: Pattern | None) -> Pattern | None:
+    """The pairs kept by at least one of two masks that keep something, or more pairs.
+
+    None keeps everything.
+    """
+    if a is None or b is None or a.kind != b.kind or not (a.terms or a.partial):
+        return None
+    if a.terms != b.terms:
+        return at_most(dataclasses.replace(a, terms=(), band=_NO_BOUNDS)) if b.terms else b
+    band = a.band | b.band
+    is_exact = any(mask.band == band and not mask.partial for mask in (a, b))
+    touch = a.band.touches(b.band) and not (a.partial or b.partial)
+    terms = () if band == _NO_BOUNDS else a.terms
+    return dataclasses.replace(a, terms=terms, band=band, partial=not (is_exact or touch))
+
+
+def one_of(a: Pattern | None, b: Pattern | None) -> Pattern | None:
+    """The pattern of a value that is one of two: the pairs that either keeps."""
+    if a == b or a is None or b is None:
+        return a if a == b else None
+    if a.is_mask and b.is_mask:
+        a, b = _as("keeps", a), _as("keeps", b)
+    elif a.kind in ("positions", "distance"):
+        return None
+    either = union(a, b)
+    return either and at_most(either)
+
+
+def at_most(mask: Pattern) -> Pattern:
+    """The mask, which may keep fewer pairs."""
+    return dataclasses.replace(mask, partial=True)
 
 
 def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """The disjunction of two masks: it drops the pairs that both drop."""
+    """The disjunction of two masks: it drops what both drop, or keeps what either keeps."""
     for mask, other in ((a, b), (b, a)):
         if mask and mask.is_mask and _number(other) == 0:
             return mask
-    return _inverted(_both(_inverted(a), _inverted(b)))
+    dropped = _both(_inverted(a), _inverted(b))
+    if dropped and not dropped.partial:
+        return _inverted(dropped)
+    return union(_as("keeps", a), _as("keeps", b)) or _inverted(dropped)
 
 
 def _product(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """The product of two masks of zeros and ones, or of a mask and a very negative number."""
-    if a is None or b is None:
-        return None
-    if a.is_mask and b.is_mask:
+    if a and b and a.is_mask and b.is_mask:
         return _both(a, b)
-    mask, number = (a, _number(b)) if a.is_mask else (b, _number(a))
-    if number is not None and number <= _VERY_NEGATIVE:
-        return _as_bias(kept_where(mask, False))
+    for mask, other in ((a, b), (b, a)):
+        number = _number(other)
+        if number is not None and number <= _VERY_NEGATIVE:
+            return _as_fill("negative", kept_where(mask, False) or UNKNOWN)
+    if zeros := _as_fill("zeros", meet(nonzero(a), nonzero(b))):
+        return zeros
+    for fill, other in ((a, b), (b, a)):
+        number = _number(other)
+        if _is(fill, "negative") and (number is None or number > 0):
+            return fill
     return None
 
 
-def _as_bias(mask: Pattern | None) -> Pattern | None:
-    return mask and dataclasses.replace(mask, kind="bias")
+def _maximum(a: Pattern | None, b: Pattern | None) -> Pattern | None:
+    """A rectifier: 0 of what is 0 or very negative."""
+    values = [pattern for pattern in (a, b) if _number(pattern) != 0]
+    is_filled = len(values) == 1 and _is(values[0], "zeros", "negative")
+    return _as_fill("zeros", values[0]) if is_filled else None
+
+
+def _is(pattern: Pattern | None, *kinds: PatternKind) -> bool:
+    return pattern is not None and pattern.kind in kinds
+
+
+def _as_fill(kind: Fill, region: Pattern | None = None) -> Pattern | None:
+    """The value that is filled outside the pairs kept; None if all are."""
+    if region is None or not (region.terms or region.partial):
+        return None
+    return dataclasses.replace(region, kind=kind)
+
+
+def _region(pattern: Pattern | None, *kinds: PatternKind) -> Pattern | None:
+    """As a mask, the pairs that a fill of one of these kinds leaves; None for all."""
+    if pattern is None or pattern.kind not in kinds:
+        return None
+    return dataclasses.replace(pattern, kind="keeps")
+
+
+def nonzero(pattern: Pattern | None) -> Pattern | None:
+    """As a mask, the pairs outside which a value is 0; None for all."""
+    if pattern is not None and pattern.is_mask:
+        return kept_where(pattern, True)
+    return _region(pattern, "zeros")
+
+
+def not_negative(pattern: Pattern | None) -> Pattern | None:
+    """As a mask, the pairs outside which a value is very negative; None for all."""
+    return _region(pattern, "negative")
+
+
+def _added(a: Pattern | None, b: Pattern | None, sign: int) -> Pattern | None:
+    """A sum with a very negative operand, or of values that are 0 at the same pairs."""
+    if negative := meet(not_negative(a), not_negative(b) if sign > 0 else None):
+        return _as_fill("negative", negative)
+    return _as_fill("zeros", union(nonzero(a), nonzero(b)))
+
+
+def chosen_where(mask: Pattern | None, value: bool, other: Pattern | None) -> Pattern | None:
+    """Where a select with this predicate chooses the operand for `value`; None for everywhere.
+
+    An unknown mask is one only if the other operand is very negative.
+    """
+    return kept_where(mask, value) or (UNKNOWN if _is_fill("negative", other) else None)
+
+
+def _filled(
+    mask: Pattern | None, if_false: Pattern | None, if_true: Pattern | None
+) -> Pattern | None:
+    """A select where one value is 0 or very negative, or both are outside some pairs."""
+    is_known = mask is not None and mask.is_mask
+    for kind, left in _LEFT.items():
+        regions = [
+            meet(chosen_where(mask, chosen, other), left(value))
+            for chosen, value, other in (
+                (False, if_false, if_true),
+                (True, if_true, if_false),
+            )
+            if not _is_fill(kind, value)
+        ]
+        if len(regions) == 2:
+            regions = [union(*regions) if is_known else one_of(*regions)]
+        if filled := _as_fill(kind, *regions):
+            return filled
+    return None
+
+
+_LEFT: dict[Fill, Callable[[Pattern | None], Pattern | None]] = {
+    "negative": not_negative,
+    "zeros": nonzero,
+}
+
+
+def _is_fill(kind: Fill, pattern: Pattern | None) -> bool:
+    number = _number(pattern)
+    if number is None:
+        return False
+    return number == 0 if kind == "zeros" else number <= _VERY_NEGATIVE
 
 
 def _select(
     eqn: Any, mask: Pattern | None, if_false: Pattern | None, if_true: Pattern | None
 ) -> Pattern | None:
-    """A select by a mask: between masks, or between 0 and a very negative number."""
+    """A select between masks."""
     if mask is None or not mask.is_mask:
-        return None
+        return one_of(if_false, if_true)
     zero, one = _number(if_false), _number(if_true)
     is_bool = eqn.outvars[0].aval.dtype == bool
     if zero == 0 and (is_bool or (if_true and if_true.is_mask) or one == 1):
@@ -348,10 +505,6 @@ def _select(
         return _either(mask, if_false)
     if is_bool and zero == 1:
         return _either(_inverted(mask), if_true)
-    if one == 0 and zero is not None and zero <= _VERY_NEGATIVE:
-        return _as_bias(kept_where(mask, True))
-    if zero == 0 and one is not None and one <= _VERY_NEGATIVE:
-        return _as_bias(kept_where(mask, False))
     return None
 
 

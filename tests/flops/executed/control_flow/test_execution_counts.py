@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -186,3 +187,62 @@ ENTRY %main (x: f32[4,4]) -> f32[4,4] {
 """
     (item,) = executed_flops(text).unaccounted
     assert (item.name, item.where, item.times) == ("block-dot", "y", 1)
+
+
+BRANCH = """
+%NAME (t: (f32[8,16], f32[16,4])) -> f32[8,4] {
+  %t = (f32[8,16], f32[16,4]) parameter(0)
+  %x = f32[8,16] get-tuple-element(%t), index=0
+  %y = f32[16,4] get-tuple-element(%t), index=1
+  %a = DTYPE[8,16] convert(%x)
+  %b = DTYPE[16,4] convert(%y)
+  ROOT %d = f32[8,4] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, METADATA
+}"""
+CONDITIONAL = """HloModule m
+BRANCHES
+ENTRY %main (i: s32[], x: f32[8,16], y: f32[16,4]) -> f32[8,4] {
+  %i = s32[] parameter(0)
+  %x = f32[8,16] parameter(1)
+  %y = f32[16,4] parameter(2)
+  %t = (f32[8,16], f32[16,4]) tuple(%x, %y)
+  ROOT %c = f32[8,4] conditional(%i, OPERANDS), branch_computations={NAMES}, metadata={op_name="c"}
+}
+"""
+FORWARD, BACKWARD = (f"jit(f)/{name}/dot_general" for name in ("jvp()", "transpose(jvp())"))
+
+
+def conditional(*branches: tuple[str, str]) -> str:
+    """A program with a conditional between products, each of a dtype and an op_name."""
+    names = [f"%branch_{i}" for i in range(len(branches))]
+    texts = [
+        BRANCH.replace("%NAME", name)
+        .replace("DTYPE", dtype)
+        .replace("METADATA", f'metadata={{op_name="{op_name}"}}')
+        for name, (dtype, op_name) in zip(names, branches, strict=True)
+    ]
+    text = CONDITIONAL.replace("BRANCHES", "".join(texts))
+    return text.replace("OPERANDS", ", ".join(["%t"] * len(names))).replace(
+        "NAMES", ", ".join(names)
+    )
+
+
+@pytest.mark.parametrize("order", [("f32", "bf16"), ("bf16", "f32")])
+def test_of_two_dtypes_the_wider_is_counted_and_said(order: tuple[str, str]) -> None:
+    count = executed_flops(conditional(*((dtype, FORWARD) for dtype in order)))
+    flops = 2 * 8 * 16 * 4
+    assert +Counter(count.by_dtype) == {"f32": flops}
+    (flag,) = count.flags
+    assert flag.times == 1
+    assert f"({flops:,} {order[0]}, or {flops:,} {order[1]})" in flag.text
+
+
+def test_of_two_phases_the_first_is_counted_and_said() -> None:
+    count = executed_flops(conditional(("f32", FORWARD), ("f32", BACKWARD)))
+    assert (count.forward, count.backward) == (2 * 8 * 16 * 4, 0)
+    (flag,) = count.flags
+    assert "forward" in flag.text
+    assert "backward" in flag.text
+
+
+def test_branches_of_the_same_work_need_no_word() -> None:
+    assert executed_flops(conditional(*[("bf16", FORWARD)] * 3)).flags == ()

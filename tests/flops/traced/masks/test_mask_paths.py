@@ -1,0 +1,133 @@
+"""Scores on several paths: each matmul needs the pairs of its own path, a product those of all.
+
+One layer has H heads of width D over S tokens, so a pair costs 2·H·D in each of its two products.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support.small_functions import shape
+
+LAYERS, S, H, D, WINDOW = 4, 24, 2, 8, 4
+NEVER = -1e30
+PRODUCT = 2 * LAYERS * H * D  # of one pair, in all layers
+ALL = S * S
+CAUSAL = S * (S + 1) // 2
+LOCAL = S * WINDOW - WINDOW * (WINDOW - 1) // 2
+
+
+def causal():
+    return jnp.arange(S)[:, None] >= jnp.arange(S)
+
+
+def local():
+    return causal() & (jnp.arange(S)[:, None] - jnp.arange(S) < WINDOW)
+
+
+def softmax(mask, s):
+    return jax.nn.softmax(jnp.where(mask, s, NEVER))
+
+
+def layers(probabilities):
+    """Scanned layers with a flag each."""
+
+    def fn(weights, flags, x):
+        def layer(x, given):
+            w, flag = given
+            heads = jnp.tanh(x @ w).reshape(1, S, H, D)
+            s = jnp.einsum("bqhd,bkhd->bhqk", heads, heads)
+            y = jnp.einsum("bhqk,bkhd->bqhd", probabilities(s, flag), heads)
+            return y.reshape(1, S, H * D), None
+
+        return jax.lax.scan(layer, x, (weights, flags))[0]
+
+    return fn
+
+
+def counted(probabilities):
+    """Exact attention FLOPs forward and of a whole step, and the step's labels."""
+    fn = layers(probabilities)
+    arguments = shape(LAYERS, H * D, H * D), shape(LAYERS, dtype=jnp.bool_), shape(1, S, H * D)
+    forward = count_model_flops(fn, *arguments)
+    step = count_model_flops(jax.value_and_grad(lambda *given: fn(*given).sum()), *arguments)
+    exact = (each.activations - each.skipped.get("exact", 0) for each in (forward, step))
+    return *exact, set(step.by_mask)
+
+
+# What a flag may choose needs at most the causal pairs: scores, values, and both twice backward.
+FLAGS = {
+    "where between scores": lambda s, flag: jax.nn.softmax(
+        jnp.where(flag, jnp.where(local(), s, NEVER), jnp.where(causal(), s, NEVER))
+    ),
+    "where between masks": lambda s, flag: softmax(jnp.where(flag, local(), causal()), s),
+    "cond between probabilities": lambda s, flag: jax.lax.cond(
+        flag, lambda: softmax(local(), s), lambda: softmax(causal(), s)
+    ),
+    "cond between masks": lambda s, flag: softmax(jax.lax.cond(flag, local, causal), s),
+    "a flag in the mask": lambda s, flag: softmax(local() | (causal() & flag), s),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_layers_that_choose_a_mask_by_a_flag_need_the_pairs_of_either(name):
+    forward, step, labels = counted(FLAGS[name])
+    assert (forward, step) == (2 * PRODUCT * CAUSAL, 6 * PRODUCT * CAUSAL)
+    assert "at most causal" in labels
+
+
+def test_scores_that_are_used_without_a_mask_too_are_all_needed():
+    forward, step, _ = counted(lambda s, flag: softmax(causal(), s) + s)
+    assert (forward, step) == (2 * PRODUCT * ALL, 6 * PRODUCT * ALL)
+
+
+def test_scores_under_two_masks_need_the_wider_and_each_value_product_its_own():
+    def both(s, flag):
+        return softmax(local(), s), softmax(causal(), s)
+
+    def fn(q, k, v):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+        return [jnp.einsum("bhqk,bkhd->bqhd", p, v) for p in both(s, None)]
+
+    count = count_model_flops(fn, *[shape(1, S, H, D)] * 3)
+    pair = 2 * H * D
+    assert count.total_in("exact") == pair * (CAUSAL + LOCAL + CAUSAL)
+    assert count.by_mask == {"causal": 2 * pair * ALL, f"window {WINDOW}": pair * ALL}
+
+
+@pytest.mark.parametrize("fill", [0, -1])
+def test_a_fill_that_does_not_mask_leaves_every_pair_to_the_values(fill):
+    forward, step, _ = counted(lambda s, flag: jax.nn.softmax(jnp.where(causal(), s, fill)))
+    # Backward: the cotangent of the probabilities and that of the values need all pairs, those of
+    # the queries and the keys the causal ones.
+    assert forward == PRODUCT * (CAUSAL + ALL)
+    assert step == forward + 2 * PRODUCT * (CAUSAL + ALL)
+
+
+def test_a_learned_fill_leaves_every_pair_to_the_values():
+    def fn(q, k, v, fill):
+        s = jnp.where(causal(), jnp.einsum("bqhd,bkhd->bhqk", q, k), fill)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    count = count_model_flops(fn, *[shape(1, S, H, D)] * 3, shape())
+    assert count.total_in("exact") == 2 * H * D * (CAUSAL + ALL)
+
+
+def test_zeros_after_the_softmax_mask_the_values_and_not_the_scores():
+    for after in (lambda p: jnp.where(causal(), p, 0), lambda p: p * causal()):
+        forward, step, _ = counted(lambda s, flag, after=after: after(jax.nn.softmax(s)))
+        assert forward == PRODUCT * (ALL + CAUSAL)
+        assert step == forward + 2 * PRODUCT * (ALL + CAUSAL)
+
+
+def test_masked_scores_of_transposed_and_split_heads():
+    def fn(q, k, v):
+        s = jnp.where(causal(), jnp.einsum("bqhd,bkhd->bhqk", q, k), NEVER)
+        p = jax.nn.softmax(s.reshape(H // 2, 2, S, S).transpose(3, 0, 1, 2), axis=0)
+        return jnp.einsum("kghq,kghd->qghd", p, v.reshape(S, H // 2, 2, D))
+
+    count = count_model_flops(fn, *[shape(1, S, H, D)] * 3)
+    assert count.total_in("exact") == 2 * 2 * H * D * CAUSAL

@@ -91,16 +91,8 @@ def callback(stats: ProfileStats) -> tuple[float, str] | None:
     beside, threads = sum(op.self_seconds for op in ops) - waiting, stats.measured.threads
     slowed = beside / threads if stats.is_cpu and threads else 0.0
     runs = sum(op.runs for op in ops)
-    then = (
-        f", and {milliseconds(late)} more until the next call, which comes after them"
-        if late
-        else ""
-    )
-    also = (
-        f"; they keep one of {threads} threads for {milliseconds(beside)} more, beside other ops"
-        if slowed
-        else ""
-    )
+    then = f", and {milliseconds(late)} more until the next call" if late else ""
+    also = f"; they keep one of {threads} threads for {milliseconds(beside)} more" if slowed else ""
     return stats.step - max(stats.step - waiting - late - slowed, late), (
         f"callbacks to the host ({largest_names(ops)}) run {runs:.3g} × a step; the device waits "
         f"{milliseconds(waiting)} for them{then}{also}; return the values instead, and use them "

@@ -16,7 +16,7 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,16 +146,12 @@ class TrainerStep:
 
 def _digest() -> str:
     found = hashlib.sha256()
-    for path in _files():
-        found.update(path.read_bytes())
-    return found.hexdigest()
-
-
-def _files() -> Iterator[Path]:
     for name in _SOURCES:
         spec = importlib.util.find_spec(name)
         for folder in (spec.submodule_search_locations if spec else None) or ():
-            yield from sorted(Path(folder).rglob("*.py"))
+            for path in sorted(Path(folder).rglob("*.py")):
+                found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def main(argv: list[str]) -> None:

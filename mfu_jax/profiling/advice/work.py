@@ -193,7 +193,6 @@ def all_gather(stats: ProfileStats) -> tuple[float, str] | None:
     gain = min(exposed, seconds_of(stats.compute()))
     names = ", ".join(sorted({communication_of(op) for op in ops}))
     return gain, (
-        f"{milliseconds(exposed)} of a step go to {names}, with nothing beside it; let XLA overlap "
-        f"it (latency-hiding scheduler, asynchronous collective fusion), gather a layer ahead, or "
-        f"shard weights over fewer devices"
+        f"{milliseconds(exposed)} of a step go to {names}, with nothing beside it; let XLA's "
+        f"scheduler overlap it, gather a layer ahead, or shard weights over fewer devices"
     )

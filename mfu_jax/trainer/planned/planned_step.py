@@ -114,16 +114,9 @@ class TrainerStep:
         return {"config": {key: str(value) for key, value in config.items()}, "source": _digest()}
 
     def invalid(self, values: Mapping[str, str]) -> str:
-        """What is wrong with the config, or with its mesh on these chips."""
+        """The trainer's own error about the config, or its mesh on these chips."""
         try:
             config = load(self.words(values))
-        except UserError as error:
-            return str(error)
-        return self._wrong_mesh(config)
-
-    def _wrong_mesh(self, config: Config) -> str:
-        """The trainer's own error, before a minute of tracing."""
-        try:
             shape = mesh_shape(config, self.target.devices, self.target.slices)
             check_shape(config, shape)
             check_batch(config, shape, self.target.devices)

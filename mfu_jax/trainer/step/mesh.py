@@ -112,8 +112,7 @@ def _grid(shape: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
         return jax.make_mesh(tuple(shape), _AXES, devices=devices, axis_types=types).devices
     except NotImplementedError:  # no axis of the TPU's torus has the size of one of ours
         _log.warning(
-            "the mesh %s splits axes of the TPU's torus: some collectives take longer paths than "
-            "with sizes that are products of whole axes",
+            "the mesh %s splits axes of the TPU's torus: some collectives take longer paths",
             " ".join(f"{axis}={size}" for axis, size in zip(_AXES, shape, strict=True)),
         )
         return np.asarray(split_torus(shape, devices))
@@ -169,9 +168,8 @@ def own_share(mesh: Mesh) -> BatchShare:
     shares = sorted({tuple(sorted(held)) for held in of_process.values()})
     if sum(map(len, shares)) != rows or len(set(map(len, shares))) > 1:
         raise UserError(
-            f"the mesh {dict(mesh.shape)} gives the {len(of_process)} processes overlapping parts "
-            "of a batch; choose sizes of context_parallelism, tensor and pipeline that divide, or "
-            "are divided by, the devices of a process"
+            f"the mesh {dict(mesh.shape)} gives processes overlapping parts of a batch; choose "
+            "context_parallelism, tensor and pipeline by the devices of a process"
         )
     return BatchShare(shares.index(tuple(sorted(of_process[jax.process_index()]))), len(shares))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
@@ -63,40 +65,31 @@ def find_peaks(
         UserError: the dtype with the most FLOPs has no known peak.
     """
     counted = {dtype: n for dtype, n in flops_by_dtype.items() if n} or {"f32": 0}
-    main = _peak(
-        kind, max(counted, key=lambda d: counted[d]), peak_tflops_per_device, hardware_name
+    most = max(counted, key=lambda dtype: counted[dtype])
+    peak_of = functools.partial(
+        hardware.resolve_peak,
+        kind or None,
+        peak_tflops_per_device=peak_tflops_per_device,
+        hardware=hardware_name or None,
     )
+    main = peak_of(most)
     by_dtype: dict[str, float] = {}
     for dtype in counted:
-        try:
-            peak = _peak(kind, dtype, peak_tflops_per_device, hardware_name)
-        except UserError:  # falls back to the main peak
-            continue
-        by_dtype[dtype] = peak.flops_per_sec
+        with contextlib.suppress(UserError):  # falls back to the main peak
+            by_dtype[dtype] = peak_of(dtype).flops_per_sec
+    bfloat16 = None
+    # Not worth calibrating: CPUs are no faster in bf16.
+    if main.kind not in ("flag", "calibrated"):
+        with contextlib.suppress(UserError):
+            bfloat16 = peak_of("bf16").flops_per_sec
     peaks = Peaks(
         main=main,
         by_dtype=by_dtype,
         bytes_per_second=memory_bandwidth(kind, hardware_name),
-        bfloat16=_bfloat16(kind, peak_tflops_per_device, hardware_name),
+        bfloat16=bfloat16,
     )
-    return (
-        _shared(peaks, devices_per_host) if main.kind == "calibrated" and kind == "cpu" else peaks
-    )
-
-
-def _peak(kind: str, dtype: str, tflops: float | None, name: str) -> Peak:
-    return hardware.resolve_peak(
-        kind or None, dtype, peak_tflops_per_device=tflops, hardware=name or None
-    )
-
-
-def _bfloat16(kind: str, tflops: float | None, name: str) -> float | None:
-    if tflops is not None or name == hardware.CALIBRATE or (kind == "cpu" and not name):
-        return None  # not worth calibrating: CPUs are no faster in bf16
-    try:
-        return _peak(kind, "bf16", None, name).flops_per_sec
-    except UserError:
-        return None
+    is_share = main.kind == "calibrated" and kind == "cpu"
+    return _shared(peaks, devices_per_host) if is_share else peaks
 
 
 def _shared(peaks: Peaks, devices: int) -> Peaks:
@@ -104,11 +97,7 @@ def _shared(peaks: Peaks, devices: int) -> Peaks:
     import jax
 
     share = len(jax.local_devices()) / devices
-    main = Peak(
-        flops_per_sec=peaks.main.flops_per_sec * share,
-        dtype=peaks.main.dtype,
-        kind=peaks.main.kind,
-        source=f"{peaks.main.source}; shared by the {devices} devices of the trace",
-    )
+    source = f"{peaks.main.source}; shared by the {devices} devices of the trace"
+    main = replace(peaks.main, flops_per_sec=peaks.main.flops_per_sec * share, source=source)
     by_dtype = {dtype: flops * share for dtype, flops in peaks.by_dtype.items()}
-    return Peaks(main=main, by_dtype=by_dtype, bytes_per_second=peaks.bytes_per_second)
+    return replace(peaks, main=main, by_dtype=by_dtype)

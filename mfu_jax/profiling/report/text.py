@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Sequence
 
 from mfu_jax.profiling.breakdown.program_times import ProgramTime
-from mfu_jax.profiling.breakdown.tables import TableRow
+from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.util.formatting import columns, percent, printable, readable, seconds_text, short
+from mfu_jax.util.formatting import columns, percent, printable, seconds_text, short
 
 _WIDTH = 100
 
@@ -57,50 +57,27 @@ def _waterfall(bars: Sequence[Bar]) -> list[str]:
     rows.append(("peak", "", f"{left:.2f}", ""))
     names = [*(f"- {printable(bar.name)}" for bar in bars[:-1]), f"= {bars[-1].name}"]
     for name, bar in zip(names, bars, strict=True):
-        rows.append((name, seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", _most(bar)))
+        rows.append((name, seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", bar.largest))
     return columns(rows, "<>><")
 
 
 def _program(program: ProgramTime) -> list[str]:
     """The waterfall of one program."""
-    head = (
-        f"{short(program.name)}: {seconds_text(program.seconds)} of a step in "
-        f"{program.executions:g} executions; points are of this time"
-    )
-    return [head, *_waterfall(program.waterfall)]
+    return [f"{program}; points are of this time", *_waterfall(program.waterfall)]
 
 
 def _advice(profile: Profile) -> list[str]:
     lines = ["advice, the largest gain first; gains do not add up"]
     for advice in profile.advice:
-        share = percent(advice.gain_seconds / profile.measured.step_seconds)
-        gain = f"{seconds_text(advice.gain_seconds)} of a step ({share})"
-        lines += [f"{advice.cause}: {gain}", *_indented(printable(advice.evidence))]
+        lines.append(f"{advice.cause}: {profile.gain_of(advice)}")
+        text = printable(advice.evidence)
+        lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
     return lines
-
-
-def _indented(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
-
-
-def _most(bar: Bar) -> str:
-    return ", ".join(f"{short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
 
 
 def _table(kind: str, rows: Sequence[TableRow], top: int) -> list[str]:
     shown = rows[:top] if top else rows
-    head = (
-        "by " + kind,
-        "time",
-        "of step",
-        "runs",
-        "GFLOP",
-        "MFU",
-        "HFU",
-        "MB",
-        "bandwidth",
-        "bound",
-    )
+    head = (f"by {kind}", *(column.title for column in COLUMNS), "bound")
     cells = [head, *(_cells(row) for row in shown)]
     lines = columns(cells, "<>>>>>>>><")
     if len(shown) < len(rows):
@@ -112,13 +89,6 @@ def _table(kind: str, rows: Sequence[TableRow], top: int) -> list[str]:
 def _cells(row: TableRow) -> tuple[str, ...]:
     return (
         short(row.name) or "(no scope)",
-        seconds_text(row.seconds),
-        percent(row.share_of_step),
-        f"{row.runs:g}",
-        readable(row.flops / 1e9) if row.flops else "-",
-        percent(row.mfu) if row.flops else "-",
-        percent(row.hfu) if row.flops else "-",
-        readable(row.hbm_bytes / 1e6),
-        percent(row.bandwidth_share),
+        *(column.text(row) for column in COLUMNS),
         row.bound_by,
     )

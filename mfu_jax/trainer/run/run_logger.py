@@ -29,6 +29,7 @@ from mfu_jax.settings import MetricsKeys, Settings
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import local_path
 from mfu_jax.storage.locks import FileLock
+from mfu_jax.trainer.config.messages import as_argument
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.run.overheads import known_overheads, pipeline_schedule
 from mfu_jax.trainer.run.stopping import StopRequest
@@ -159,11 +160,13 @@ def _setup(
     config: Config, state: TrainState, peaks: StepPeaks, flops: StepFlops
 ) -> tuple[dict[str, Any], dict[str, str]]:
     kind = jax.local_devices()[0].device_kind
+    tflops = calculate_tflops_per_device(config, config.convention)
+    weights, attention = tflops.learnable_weight, tflops.attention
     table = assembly.setup_table(
         devices=f"{jax.device_count()} × {kind} ({jax.process_count()} processes)",
         peaks=peaks,
         model=flops.model,
-        model_details=_shares(config),
+        model_details=f"{config.convention}: weights {weights:.6g}, attention {attention:.6g}",
         tokens_per_device=calculate_tokens_per_device(config),
         flops_by_dtype=flops.executed.by_dtype,
         parameters=f"{parameter_count(state):,}",
@@ -177,21 +180,3 @@ def _setup(
             f"microbatches: bubble {float(schedule.bubble):.2%} of {schedule.turns} turns"
         )
     return run | table, texts
-
-
-def _shares(config: Config) -> str:
-    """The convention, and the TFLOPs of weights and of attention."""
-    tflops = calculate_tflops_per_device(config, config.convention)
-    weights, attention = tflops.learnable_weight, tflops.attention
-    return f"{config.convention}: weights {weights:.6g}, attention {attention:.6g}"
-
-
-def as_argument(value: object) -> str:
-    """A value as the command line takes it, so that a logged config can be rerun.
-
-    >>> as_argument(("silu", "linear")), as_argument((0, 4, 128)), as_argument(True)
-    ('[silu,linear]', '[0,4,128]', 'true')
-    """
-    if isinstance(value, tuple):
-        return f"[{','.join(map(str, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -130,11 +130,15 @@ def _count(extent: Any, size: int) -> Extent:
 
 def may_overhang(block: Any) -> bool:
     """Whether a block of a grid may overhang its array, by their sizes."""
-    shape = array_of_block(block).shape
-    return any(
-        size % _length(dim) if _is_blocked(dim) else _length(dim) > 1
-        for dim, size in zip(block.block_shape, shape, strict=True)
-    )
+    sizes = array_of_block(block).shape
+    return any(_may_overhang(dim, size) for dim, size in zip(block.block_shape, sizes, strict=True))
+
+
+def _may_overhang(dim: Any, size: int) -> bool:
+    """Whether a block may along one dimension; a gather (`Indirect`) reads what is there."""
+    if _is_blocked(dim):
+        return size % max(1, _length(dim)) != 0
+    return type(dim).__name__ != "Indirect"
 
 
 def block_shape(block: Any) -> list[int]:
@@ -159,9 +163,9 @@ def block_inside(block: Any, starts: Sequence[Known], shape: Sequence[int]) -> I
         if _is_squeezed(dim):
             continue
         length = _length(dim)
-        if _is_blocked(dim) and size % length == 0:
+        if not _may_overhang(dim, size):
             dims.append(None)
-        elif start is None:
+        elif start is None or not (_is_blocked(dim) or hasattr(dim, "padding")):
             is_bound = True
             dims.append(None)
         else:
@@ -381,6 +385,8 @@ _RULES: dict[str, _Rule] = {
     "expand_dims": _reshape,
     "concatenate": _concatenate,
     "slice": _slice,
+    # What is inside the arrays may end up anywhere.
+    **dict.fromkeys(("rev", "roll", "sort"), lambda eqn, known, shape: _bound(len(shape))),
 }
 
 

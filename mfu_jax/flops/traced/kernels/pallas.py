@@ -236,8 +236,8 @@ class _KernelPrograms:
             for number, block in enumerate(mapping.block_mappings)
             if may_overhang(block)
         }
-        self.overhangs = bool(blocks)
-        if not blocks:
+        self.overhangs = bool(blocks) and 0 not in self.grid
+        if not self.overhangs:
             return refs
         positions = [self.position(axis) for axis in range(len(self.grid))]
         for number, block in blocks.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -165,3 +166,37 @@ def test_masked_pairs_are_not_what_attention_runs_beyond_its_arrays(convention: 
     assert flops.executed.attention_kernels == ran
     assert lines["Pallas blocks beyond their arrays: attention"] == 3 * model.per_device
     assert (lines["masked pairs"], flops.ledger.residual) == (0, 0)
+
+
+def _copied(x_ref: jax.Array, w_ref: jax.Array, out_ref: jax.Array) -> None:
+    out_ref[...] = jnp.dot(x_ref[...][::-1], w_ref[...])
+
+
+@pytest.mark.parametrize(
+    ("body", "rows", "steps", "needed_rows", "is_bound"),
+    [
+        (_product, pl.Element(4), 3, 4 + 4 + 2, False),  # rows 0 to 3, 3 to 6, 6 to 7
+        (_product, pl.Element(4, (1, 2)), 3, 3 + 4 + 3, False),  # −1 to 2, 2 to 5, 5 to 8
+        (_copied, 4, 2, 8, True),  # what is inside is no longer at the beginning
+        (_product, 5, 0, 0, False),  # no program
+    ],
+)
+def test_other_blocks(body: Any, rows: Any, steps: int, needed_rows: int, is_bound: bool) -> None:
+    """Eight rows (six, reversed) in blocks of four; an `Element` block begins at any row."""
+    length = 6 if body is _copied else 8
+
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        place = (lambda i: (3 * i, 0)) if isinstance(rows, pl.Element) else (lambda i: (i, 0))
+        block = rows if isinstance(rows, int) else 4
+        width = pl.Element(8) if isinstance(rows, pl.Element) else 8
+        return pl.pallas_call(
+            body,
+            grid=(steps,),
+            in_specs=[pl.BlockSpec((rows, width), place), pl.BlockSpec((8, 16), lambda i: (0, 0))],
+            out_specs=pl.BlockSpec((block, 16), lambda i: (i, 0)),
+            out_shape=jax.ShapeDtypeStruct((max(1, steps) * block, 16), jnp.float32),
+        )(x, w)
+
+    count = count_model_flops(fn, shape(length, 8), shape(8, 16))
+    assert count.total == needed_rows * 2 * 8 * 16
+    assert bool(count.unaccounted) == is_bound

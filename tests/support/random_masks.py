@@ -146,7 +146,14 @@ def judged(seed: int) -> str:
 
 def _program(rng: random.Random) -> Program:
     layers = rng.randint(1, 2)
-    uses = [(_steps(rng), _normalised(rng), _after(rng)) for _ in range(rng.choice((1, 1, 2)))]
+    uses = [
+        (
+            _steps(rng),
+            rng.choice((softmax_with_sink, softmax_with_sink, jax.nn.sigmoid)),
+            _after(rng),
+        )
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
 
     def layer(x: Any, given: Any) -> tuple[Any, None]:
         w, flag = given
@@ -251,8 +258,10 @@ def _steps(rng: random.Random) -> Step:
     return run
 
 
-def _normalised(rng: random.Random) -> Callable[[Any], Any]:
-    return rng.choice((jax.nn.softmax, jax.nn.softmax, jax.nn.sigmoid, jax.nn.softmax))
+def softmax_with_sink(s: Any) -> Any:
+    """A query that sees one key depends on its score, too."""
+    weights = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
+    return weights / (1 + weights.sum(-1, keepdims=True))
 
 
 def _after(rng: random.Random) -> Callable[[Any, Any, Any], Any]:

@@ -63,7 +63,8 @@ class Band(NamedTuple):
             return "causal"
         if 0 in self and None not in self:
             return f"window {max(abs(b) for b in self if b is not None) + 1}"
-        return f"{self.low} ≤ query − key ≤ {self.high}"
+        low, high = ("" if bound is None else str(bound) for bound in self)
+        return f"{low}{' ≤ ' * bool(low)}query − key{' ≤ ' * bool(high)}{high}"
 
 
 def _pairs_up_to(bound: int, queries: int, keys: int) -> int:

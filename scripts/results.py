@@ -83,11 +83,6 @@ def add_write(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write", action="store_true", help="write to scripts/results/")
 
 
-def named(columns: Sequence[str], rows: Iterable[Sequence[str | float]]) -> list[Row]:
-    """Rows with the names of their columns."""
-    return [dict(zip(columns, row, strict=True)) for row in rows]
-
-
 def studies() -> list[str]:
     """Names of all studies."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -144,17 +144,14 @@ def update(learner: Learner, played: Played) -> tuple[Learner, dict[str, jax.Arr
 
 
 def steps_of(settings: Settings, iterations: int) -> Iterator[int]:
-    """Iteration numbers; those in ``profile_steps`` are marked in their trace."""
+    """Iteration numbers, marked in the trace of those in ``profile_steps``."""
     chosen = settings.profile_steps
     first, last = parse_steps(chosen) if chosen else (iterations, iterations)
     with contextlib.ExitStack() as trace:
         for number in range(iterations):
             if number == first:
                 trace.enter_context(mfu_jax.profile(settings.trace_folder))
-            if first <= number <= last:
-                with jax.profiler.StepTraceAnnotation("train", step_num=number):
-                    yield number
-            else:
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
                 yield number
             if number == last:
                 trace.close()

@@ -359,7 +359,7 @@ def test_how_often_files_are_flushed_to_disk_is_a_setting(tmp_path: Path) -> Non
     )
     sinks = sinks_of(settings, progress=False)
     found = [
-        sink._file._fsync_seconds for sink in sinks if isinstance(sink, JsonlSink | TensorBoardSink)
+        sink._file.fsync_seconds for sink in sinks if isinstance(sink, JsonlSink | TensorBoardSink)
     ]
     assert found == [7.0, 7.0]
     for sink in sinks:

@@ -32,7 +32,7 @@ def test_a_result_replaces_that_of_the_same_name(
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     results.write("speed", "of a loop", [{"step ms": 8.0}])
     results.write("speed", "of a call", [{"µs": 20}], notes=["cold"])
-    results.write("speed", "of a loop", results.named(("step ms",), [(9.0,)]))
+    results.write("speed", "of a loop", [{"step ms": 9.0}])
     first, second = results.read("speed")
     assert (first["what"], first["rows"]) == ("of a loop", [{"step ms": 9.0}])
     assert (second["rows"], second["notes"]) == ([{"µs": 20}], ["cold"])

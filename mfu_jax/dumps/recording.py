@@ -181,4 +181,5 @@ def _model_flops(model: Any, devices: int) -> ModelFlops | None:
         is_whole=not model.unaccounted,
         operations={name: integral(n * share) for name, n in model.by_operation.items()},
         avoidable={name: integral(n * share) for name, n in model.avoidable.items()},
+        overheads={label: round(n * share) for label, n in model.overheads.items()},
     )

@@ -168,6 +168,9 @@ def compare_flops(
         is_whole = not (model.unaccounted or executed.unaccounted)
         attention = Fraction(getattr(model, "activations", 0), devices)
         complex_products = Fraction(model.complex_products, devices)
+        beyond = getattr(model, "overheads", {})
+        ours = {label: round(Fraction(flops, devices)) for label, flops in beyond.items()}
+        overheads = {**ours, **(overheads or {})}
         model = Fraction(model.forward + model.backward, devices)
     evidence = StepCounts(
         model=round(model),

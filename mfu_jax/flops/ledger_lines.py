@@ -140,7 +140,8 @@ def _masked_pairs(of: StepCounts) -> Iterator[LedgerLine]:
             yield LedgerLine(label=names.MASKED_PAIRS, flops=masked, note=note)
         return
     attention, bubble = round(of.attention), of.overheads.get(names.OVERHEAD_ATTENTION, 0)
-    known = attention + bubble - _beside_kernels(of, attention + (masked or 0))
+    overhang = of.overheads.get(names.OVERHANG_ATTENTION, 0)
+    known = attention + bubble + overhang - _beside_kernels(of, attention + (masked or 0))
     flops = of.executed.attention_kernels - of.executed.repeated_attention - known
     if of.convention == "dense" or masked == 0:
         flops = max(-attention, min(0, flops))

@@ -20,6 +20,9 @@ THREE_REAL = "complex products by three real ones"
 REMOVED = "removed by XLA"
 # An overhead of attention over all pairs; if kernels run it, the pairs they compute are counted.
 OVERHEAD_ATTENTION = "pipeline bubble: attention"
+# What Pallas kernels multiply where their blocks overhang their arrays.
+OVERHANG = "Pallas blocks beyond their arrays"
+OVERHANG_ATTENTION = "Pallas blocks beyond their arrays: attention"
 
 # Rows of the table around these.
 RESIDUAL = "+ residual"

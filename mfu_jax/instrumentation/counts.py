@@ -135,6 +135,7 @@ def traced_model(
         complex_products=_share(count.complex_products, devices),
         checkpointed=_share(count.rematerialized, devices),
         flops_by_dtype=count.by_dtype,
+        overheads={label: round(_share(n, devices)) for label, n in count.overheads.items()},
         unaccounted=tuple(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
         ),

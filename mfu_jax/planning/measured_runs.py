@@ -175,15 +175,11 @@ def model_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if sizes["model_name"] != "default":
         return {"override_model_config": True, **sizes}
     del sizes["model_name"]
-    return _with_experts_width({**DEFAULT_MODEL, **sizes})
-
-
-def _with_experts_width(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Gives Mixtral's experts the MLP's width unless they have their own, as MaxText does."""
-    own = any(key in sizes for key in ("moe_mlp_dim", "base_moe_mlp_dim"))
-    if own or sizes["decoder_block"] != "mixtral":
-        return sizes
-    return {**sizes, "base_moe_mlp_dim": sizes["base_mlp_dim"]}
+    sizes = {**DEFAULT_MODEL, **sizes}
+    if sizes["decoder_block"] == "mixtral" and "moe_mlp_dim" not in sizes:
+        # Mixtral's experts have the MLP's width unless they have their own.
+        sizes.setdefault("base_moe_mlp_dim", sizes["base_mlp_dim"])
+    return sizes
 
 
 def _flags(flags: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.hardware.peak import Peak
 from mfu_jax.names import MFU, PROFILE_POINTS, PROFILE_SECONDS
 from mfu_jax.profiling.advice.rules import Advice, advice_for
 from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, unexplained_idle
+from mfu_jax.profiling.attribution.device_times import DeviceTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
 from mfu_jax.profiling.breakdown.peaks import Peaks, find_peaks
 from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
@@ -20,8 +20,8 @@ from mfu_jax.profiling.breakdown.tables import KEYS, TableRow, table
 from mfu_jax.profiling.breakdown.waterfall import Bar, executed_seconds, waterfall
 from mfu_jax.profiling.join.ops import Join
 from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
-from mfu_jax.profiling.timeline.host import HostThreads
 from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.timeline.time_attribution import summed
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files, trace_files
 from mfu_jax.util.formatting import percent, seconds_text
@@ -170,12 +170,10 @@ def read_profile(
     measured = measure(devices, join)
     main = library.find(measured.main)
     if main is None:
-        module = measured.main.module
-        unknown = f"the program {module!r} that ran in it" if module else "the program of its ops"
         raise UserError(
-            f"{str(path)!r}: {unknown} is not known; "
-            f"expected its HLO in the trace, or a dump beside it{_and(library.notes)}; usually the "
-            f"profiler was told to leave it out; trace again with mfu_jax.profile"
+            f"{str(path)!r}: the program {measured.main.module!r} that ran in it is not known; "
+            f"expected its HLO in the trace, or a dump beside it; usually the profiler was told to "
+            f"leave it out; trace again with mfu_jax.profile {'; '.join(library.notes)}".rstrip()
         )
     if model_flops is not None:
         main = main.with_model(model_flops)
@@ -192,11 +190,7 @@ def read_profile(
         peak_tflops_per_device=peak_tflops_per_device,
         hardware_name=hardware,
     )
-    ran = {
-        program: known
-        for program in measured.executions
-        if (known := library.find(program)) is not None
-    }
+    ran = {program: known for program in measured.executions if (known := library.find(program))}
     ran[measured.main] = main
     bars = waterfall(measured, ran, main, peaks)
     stats = ProfileStats(measured=measured, peaks=peaks, program=main, programs=ran)
@@ -208,19 +202,12 @@ def read_profile(
         executed_seconds=executed_seconds(measured, ran, peaks)[0],
         waterfall=bars,
         programs=program_times(measured, ran, peaks),
-        last_step=max((_last_step(host) for _, host in devices), default=0),
+        last_step=max(
+            int(host.marking.step_numbers[-1]) if host.marking else 0 for _, host in devices
+        ),
         notes=tuple(_notes(stats, bars, library)),
         advice=advice_for(stats),
     )
-
-
-def _last_step(host: HostThreads) -> int:
-    """The number of the last step that the loop marked; 0 if it marks none."""
-    return 0 if host.marking is None else int(host.marking.step_numbers[-1])
-
-
-def _and(notes: list[str]) -> str:
-    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) -> list[str]:
@@ -249,21 +236,18 @@ def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) 
     idle = sum(measured.idle.values())
     if not measured.host and idle > LEAST * measured.step_seconds:
         notes.append(
-            "the trace holds no call of the step, so advice knows nothing of the host, which "
-            "leaves the device idle; mark each call by jax.profiler.StepTraceAnnotation, or by "
-            "instrument(step)"
+            "the trace holds no call of the step, so advice knows nothing of the host; mark each "
+            "call by jax.profiler.StepTraceAnnotation, or by instrument(step)"
         )
     if (unexplained := unexplained_idle(stats)) > LEAST * measured.step_seconds:
         notes.append(
-            f"the device is idle for {seconds_text(unexplained)} of a step before the next one is "
-            f"called, and the trace does not say what the host does then; expected calls of Python "
-            f"functions; usually python_tracer_level is 0, or the loop itself computes"
+            f"the trace does not say what the host does for {seconds_text(unexplained)} of a step "
+            f"while the device is idle; usually python_tracer_level is 0, or the loop computes"
         )
     if min(measured.recording, idle) > LEAST * measured.step_seconds:
         notes.append(
             f"recording Python's calls takes the host {seconds_text(measured.recording)} of a "
-            f"step, and the device is idle for {seconds_text(idle)}: steps are shorter without a "
-            f"trace, or in one with jax.profiler.ProfileOptions' python_tracer_level = 0"
+            f"step: steps are shorter without a trace, or with python_tracer_level = 0 in it"
         )
     if measured.steps < 2:
         notes.append("one step only: idle time after it is not seen; trace three or more")
@@ -272,10 +256,7 @@ def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) 
 
 def _not_covered(measured: MeasuredStep) -> Mapping[str, float]:
     """Seconds of ops without an instruction, by kind."""
-    kinds: dict[str, float] = {}
-    for op in measured.ops:
-        if op.op.record is None:
-            kinds[op.op.kind] = kinds.get(op.op.kind, 0.0) + op.seconds
+    kinds = summed((op.op.kind, op.seconds) for op in measured.ops if op.op.record is None)
     return dict(sorted(kinds.items(), key=lambda kind: -kind[1]))
 
 
@@ -289,12 +270,6 @@ def _program_json(program: ProgramTime) -> dict[str, Any]:
     return {**asdict(program), "mfu": program.mfu, "waterfall": bars}
 
 
-def _device_json(device: Any) -> dict[str, Any]:
-    return {
-        "device": device.device,
-        "step_time_seconds": device.step,
-        "idle_seconds": device.idle,
-    }
-
-
-__all__ = ["Peak", "Profile", "read_profile"]
+def _device_json(device: DeviceTime) -> dict[str, Any]:
+    seconds = {"step_time_seconds": device.step, "idle_seconds": device.idle}
+    return {"device": device.device, **seconds}

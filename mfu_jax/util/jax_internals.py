@@ -35,6 +35,7 @@ __all__ = [
     "KeyValueStore",
     "Literal",
     "Primitive",
+    "array_of_block",
     "compile_lowered",
     "coordination_store",
     "hlo_text_of_proto",
@@ -121,6 +122,14 @@ def host_value(value: Any) -> Any:
     """
     wrapped = getattr(value, "val", None)
     return wrapped if isinstance(wrapped, np.ndarray) else value
+
+
+def array_of_block(block: Any) -> Any:
+    """The whole array (its shape and dtype) of a block of a Pallas kernel's grid.
+
+    JAX 0.8 calls it `array_shape_dtype`, later versions `array_aval`.
+    """
+    return getattr(block, "array_aval", None) or block.array_shape_dtype
 
 
 def text_with_large_constants(compiled: Any) -> str | None:

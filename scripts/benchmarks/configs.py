@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -25,9 +25,17 @@ class Benchmark:
     split_sequences: bool = False
 
 
-def _full_remat(model_name: str, length: int, **more: Any) -> Mapping[str, Any]:
-    keys = {"model_name": model_name, "max_target_length": length, "remat_policy": "full"}
-    return keys | more
+def _model(
+    name: str, parameters: float, batches: tuple[int, ...], length: int, **more: Any
+) -> Benchmark:
+    """One of the bundled models."""
+    keys = {"model_name": name, "max_target_length": length, "remat_policy": "full"}
+    return Benchmark(parameters=parameters, batches=batches, settings=keys | more)
+
+
+def _split(benchmark: Benchmark) -> Benchmark:
+    """The same with each sequence split over all devices."""
+    return replace(benchmark, split_sequences=True)
 
 
 # Logits in parts: those of 32,768 tokens at once would be the largest array by far.
@@ -61,44 +69,19 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "moe_mlp_dim": 512,
         },
     ),
-    "tiny-split": Benchmark(
-        parameters=771e3,
-        batches=(2,),
-        settings={**_TINY, "max_target_length": 512, **_LONG},
-        split_sequences=True,
+    "tiny-split": _split(
+        Benchmark(
+            parameters=771e3, batches=(2,), settings={**_TINY, "max_target_length": 512, **_LONG}
+        )
     ),
-    "gpt2-124m": Benchmark(
-        parameters=124e6,
-        batches=(32, 16, 8, 4),
-        settings={"model_name": "gpt2-124m", "max_target_length": 1024, "remat_policy": "minimal"},
-    ),
-    "llama3.2-1b": Benchmark(
-        parameters=1.24e9, batches=(8, 4, 2, 1), settings=_full_remat("llama3.2-1b", 4096)
-    ),
-    "llama3-8b": Benchmark(
-        parameters=8.03e9, batches=(4, 2, 1), settings=_full_remat("llama3-8b", 4096)
-    ),
+    "gpt2-124m": _model("gpt2-124m", 124e6, (32, 16, 8, 4), 1024, remat_policy="minimal"),
+    "llama3.2-1b": _model("llama3.2-1b", 1.24e9, (8, 4, 2, 1), 4096),
+    "llama3-8b": _model("llama3-8b", 8.03e9, (4, 2, 1), 4096),
     "moe-1.5b": Benchmark(parameters=1.49e9, batches=(8, 4, 2, 1), settings=_EXPERTS),
-    "mixtral-8x7b": Benchmark(
-        parameters=46.7e9, batches=(4, 2, 1), settings=_full_remat("mixtral-8x7b", 4096)
-    ),
-    "llama3.2-1b-32k": Benchmark(
-        parameters=1.24e9, batches=(1,), settings=_full_remat("llama3.2-1b", 32768, **_LONG)
-    ),
-    "llama3-8b-32k": Benchmark(
-        parameters=8.03e9, batches=(1,), settings=_full_remat("llama3-8b", 32768, **_LONG)
-    ),
-    "llama3.2-1b-64k-split": Benchmark(
-        parameters=1.24e9,
-        batches=(1,),
-        settings=_full_remat("llama3.2-1b", 65536, **_LONG),
-        split_sequences=True,
-    ),
-    "llama3.1-8b-128k-split": Benchmark(
-        parameters=8.03e9,
-        batches=(1,),
-        settings=_full_remat("llama3.1-8b", 131072, **_LONG),
-        split_sequences=True,
-    ),
+    "mixtral-8x7b": _model("mixtral-8x7b", 46.7e9, (4, 2, 1), 4096),
+    "llama3.2-1b-32k": _model("llama3.2-1b", 1.24e9, (1,), 32768, **_LONG),
+    "llama3-8b-32k": _model("llama3-8b", 8.03e9, (1,), 32768, **_LONG),
+    "llama3.2-1b-64k-split": _split(_model("llama3.2-1b", 1.24e9, (1,), 65536, **_LONG)),
+    "llama3.1-8b-128k-split": _split(_model("llama3.1-8b", 8.03e9, (1,), 131072, **_LONG)),
 }
 STANDARD = ("gpt2-124m", "llama3.2-1b", "llama3-8b", "moe-1.5b", "llama3.2-1b-32k")

@@ -86,34 +86,6 @@ def costs(leaves: int, steps: int, shapes: int, pause: float) -> tuple[list[floa
     return sorted(own[WARMUP:]), sorted(added[WARMUP:])
 
 
-def profile_costs(steps: int) -> tuple[float, float]:
-    """Median added microseconds without `profile_steps`, and with it, outside the named steps.
-
-    Both steps alternate, so that other load on the machine affects both.
-    """
-    added: dict[str, list[float]] = {"": [], "1000000-1000002": []}
-    with tempfile.TemporaryDirectory() as folder:
-        loops = []
-        for named in added:
-            inner = Timed(make_step())
-            options = {"profile_steps": named, "profile_dir": folder, "peak_tflops_per_device": 1}
-            loops.append((named, inner, mfu_jax.instrument(inner, sinks=[], **options)))
-        states = {named: make_state(10) for named in added}
-        x = jnp.ones((8, 8))
-        for number in range(WARMUP + steps):
-            for named, inner, step in loops if number % 2 else reversed(loops):
-                begin = time.perf_counter()
-                output = step(states[named], x)
-                added[named].append(1e6 * (time.perf_counter() - begin - inner.seconds))
-                states[named] = output[0]
-                jax.block_until_ready(output)
-                time.sleep(0.002)
-        for _, _, step in loops:
-            step.close()
-    without, with_it = (statistics.median(spent[WARMUP:]) for spent in added.values())
-    return without, with_it
-
-
 def loop_ratio(steps: int) -> tuple[float, list[float]]:
     """Seconds per step of a 10 ms matmul loop, and sorted ratios with / without `instrument`."""
 
@@ -156,7 +128,6 @@ def main() -> None:
                 **quantiles(added, "added µs, median", "added µs, p90", "added µs, p99"),
             }
         )
-    without, with_it = profile_costs(options.steps)
     seconds, ratios = loop_ratio(max(10, options.steps // 20))
     measured: dict[str, list[results.Row]] = {
         "what a call of the instrumented step adds on the training thread": calls,
@@ -167,13 +138,6 @@ def main() -> None:
                 "first quartile": round(percentile(ratios, 0.25), 3),
                 "third quartile": round(percentile(ratios, 0.75), 3),
                 "pairs": len(ratios),
-            }
-        ],
-        "a call outside the steps of profile_steps": [
-            {
-                "added µs with profile_steps": round(with_it, 1),
-                "added µs without": round(without, 1),
-                "calls each": options.steps,
             }
         ],
     }

@@ -85,10 +85,9 @@ def probe(platform: str) -> Device:
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise UserError(
-            f"JAX finds no {platform} ({last[0]}); expected an attached device; usually this "
-            f"machine has none, or its driver or the jax extra is missing; "
-            f"scripts/benchmark_{platform}.sh installs the extra, and --platform=cpu "
-            f"--configs=tiny runs without"
+            f"JAX finds no {platform} ({last[0]}); usually its driver or the jax extra is missing, "
+            f"which scripts/benchmark_{platform}.sh installs; --platform=cpu --configs=tiny runs "
+            "without"
         )
     kind, count, limit, version = json.loads(done.stdout.strip().splitlines()[-1])
     return Device(

@@ -133,18 +133,8 @@ def run_benchmark(
         metrics = summarize(metrics_file)
     except UserError as error:
         return dataclasses.replace(result, status=f"failed: {error}")
-    return dataclasses.replace(result, metrics=metrics, peak=_peak_of(metrics_file))
-
-
-def with_baselines(result: BenchmarkResult, device: Device, timeout: float) -> BenchmarkResult:
-    """A run's result with a plan's prediction and PyTorch's time added."""
-    if result.status != "ok":
-        return result
-    return dataclasses.replace(
-        result,
-        plan=predicted(result.settings, device, timeout=timeout),
-        pytorch=beside_pytorch(result.settings, device, timeout=timeout),
-    )
+    peak = read_setup(str(metrics_file)).values.get("peak of one device", "")
+    return dataclasses.replace(result, metrics=metrics, peak=str(peak))
 
 
 def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeout: float) -> str:
@@ -183,8 +173,8 @@ def summarize(path: Path) -> dict[str, float]:
             statistics.add_many({name: (value,) for name, value in step.scalars.items()})
     if not len(statistics):
         raise UserError(
-            f"{path} has no measured step; expected some after compilation and warm-up; usually "
-            f"too few steps; pass a larger --steps"
+            f"{path} has no measured step; expected some after compilation and warm-up; pass a "
+            "larger --steps"
         )
     return {
         **statistics.fields(),
@@ -193,11 +183,6 @@ def summarize(path: Path) -> dict[str, float]:
             step.scalars.get("memory/peak_bytes_in_use", 0.0) for step in steps
         ),
     }
-
-
-def _peak_of(path: Path) -> str:
-    """The peak that MFU and HFU refer to, from the run's set-up; empty without one."""
-    return str(read_setup(str(path)).values.get("peak of one device", ""))
 
 
 _COLUMNS: Mapping[str, Callable[[BenchmarkResult], str]] = {
@@ -275,12 +260,12 @@ def _main(options: argparse.Namespace) -> int:
         if name not in BENCHMARKS:
             raise UserError(
                 f"unknown config {name!r}{nearest(name, BENCHMARKS)}; expected some of "
-                f"{', '.join(BENCHMARKS)}; usually a misspelling; pass --configs=gpt2-124m"
+                f"{', '.join(BENCHMARKS)}"
             )
     if options.steps < 1 or not options.timeout > 0:
         raise UserError(
             f"--steps={options.steps} --timeout={options.timeout:g}: expected at least one step "
-            f"and a time above 0; leave them out for 30 steps and half an hour"
+            "and a time above 0"
         )
     device = probe(options.platform)
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -289,15 +274,20 @@ def _main(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"--output={str(folder)!r} cannot be created ({error.strerror}); expected a folder "
-            f"that this user may write to; pass another"
+            f"--output={str(folder)!r} cannot be created ({error.strerror}); pass another"
         ) from None
     print(f"{device.count} × {device.kind}, jax {device.jax_version}", flush=True)
     results = []
     for name in names:
         print(f"{name} …", flush=True)
         result = run_benchmark(name, device, folder, steps=options.steps, timeout=options.timeout)
-        results.append(with_baselines(result, device, options.timeout))
+        if result.status == "ok":
+            result = dataclasses.replace(
+                result,
+                plan=predicted(result.settings, device, timeout=options.timeout),
+                pytorch=beside_pytorch(result.settings, device, timeout=options.timeout),
+            )
+        results.append(result)
     report = {
         "device": dataclasses.asdict(device),
         "environment": performance_flags(device.platform, device.kind, device.count),

@@ -122,24 +122,17 @@ _UNITS = {
 def figures(program: ProgramDump, target: Target) -> Figures:
     """The figures of a program, compiled or only scheduled."""
     costs = instruction_costs(program)
-    plan = make_plan(program, target)
-    memory = program.memory or {}
+    plan, memory = make_plan(program, target), program.memory or {}
+    records = costs.records.values()
+    exchanges = [(r.runs, r.collective) for r in records if r.collective]
     return Figures(
         temporaries=memory.get("temp_size_in_bytes"),
         peak=plan.memory_peak_bytes,
         cycles=_cycles(costs),
-        hbm_bytes=sum(record.runs * record.hbm_bytes for record in costs.records.values()),
-        collective_bytes=sum(
-            record.runs * record.collective.bytes
-            for record in costs.records.values()
-            if record.collective
-        ),
+        hbm_bytes=sum(record.runs * record.hbm_bytes for record in records),
+        collective_bytes=sum(runs * collective.bytes for runs, collective in exchanges),
         executed_flops=plan.executed_flops or 0,
-        all_gathers=sum(
-            record.runs
-            for record in costs.records.values()
-            if record.collective and record.collective.kind == "all-gather"
-        ),
+        all_gathers=sum(runs for runs, one in exchanges if one.kind == "all-gather"),
         seconds=plan.step_time_seconds or 0.0,
     )
 

@@ -29,7 +29,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.profiling.attribution.step_times import measure
 from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
 from mfu_jax.profiling.join.programs import ProgramLibrary
-from mfu_jax.profiling.timeline.devices import Program
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, Program
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, attribute_time
 from mfu_jax.profiling.trace.wire import fields
@@ -167,11 +167,7 @@ def our_table(file: Path) -> dict[str, OpRow]:
     for timeline in timelines:
         joined = Join(ProgramLibrary([trace], [], timeline.names)).ops(timeline.names)
         counted = ~np.isin(timeline.lanes, list(timeline.beside))
-        ops = timeline.ops[counted]
-        lengths = (timeline.ends - timeline.starts)[counted] / _PICOSECONDS
-        seconds = np.bincount(ops, lengths, len(joined)).tolist()
-        runs = np.bincount(ops, minlength=len(joined)).tolist()
-        for op, often, total in zip(joined, runs, seconds, strict=True):
+        for op, (often, total) in zip(joined, _sums(timeline, counted), strict=True):
             before = rows.get(op.name.name, OpRow(0, 0.0, 0))
             rows[op.name.name] = OpRow(
                 before.runs + often,
@@ -183,14 +179,20 @@ def our_table(file: Path) -> dict[str, OpRow]:
     return {name: row for name, row in rows.items() if len(programs[name]) == 1}
 
 
+def _sums(timeline: DeviceTimeline, counted: Any) -> Iterator[tuple[int, float]]:
+    """Runs and seconds of every op of a timeline, in the events that are counted."""
+    ops, count = timeline.ops[counted], len(timeline.names)
+    lengths = (timeline.ends - timeline.starts)[counted] / _PICOSECONDS
+    seconds = np.bincount(ops, lengths, count).tolist()
+    return zip(np.bincount(ops, minlength=count).tolist(), seconds, strict=True)
+
+
 def our_kernels(file: Path) -> dict[str, OpRow]:
     """All kernels in command buffers, by their own names."""
     rows: dict[str, OpRow] = {}
     for timeline, _ in read_devices([Trace(file)]):
-        lengths = (timeline.ends - timeline.starts) / _PICOSECONDS
-        seconds = np.bincount(timeline.ops, lengths, len(timeline.names)).tolist()
-        runs = np.bincount(timeline.ops, minlength=len(timeline.names)).tolist()
-        for name, often, total in zip(timeline.names, runs, seconds, strict=True):
+        everything = np.ones(len(timeline.ops), bool)
+        for name, (often, total) in zip(timeline.names, _sums(timeline, everything), strict=True):
             if name.buffer and not name.name.startswith("Mem"):  # xprof lists no copies
                 before = rows.get(name.name, OpRow(0, 0.0, 0))
                 rows[name.name] = OpRow(before.runs + often, before.seconds + total, 0)

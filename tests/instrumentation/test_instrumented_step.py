@@ -237,6 +237,27 @@ def test_an_unknown_chip_costs_mfu_and_a_line(
     assert None not in memory.scalar("learning/loss")
 
 
+def test_equal_work_that_xla_merges_is_told_once() -> None:
+    def twice(w: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def gradient() -> jax.Array:
+            return jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+        return w - 0.1 * (gradient() + gradient()), {"loss": jnp.sum(w)}
+
+    memory, w = ListSink(), jnp.ones((64, 64))
+    step = mfu_jax.instrument(twice, jit={}, sinks=[memory], warmup_steps=0, **PEAK)
+    for _ in range(4):
+        w, _ = step(w, jnp.ones((64, 64)))
+    step.close()
+    assert step.ledger.removed == step.flops.model.per_device // 2
+    notes = [note for record in memory.records for note in record.notes]
+    (note,) = [note for note in notes if "MFU is above HFU" in note]
+    assert "the program runs 50.0% of the model's FLOPs" in note
+    assert not [
+        flag for record in memory.records for flag in record.flags if flag == "hfu_below_mfu"
+    ]
+
+
 @pytest.mark.parametrize("declared", [False, True])
 def test_the_set_up_says_if_attention_is_counted_in_full(declared: bool) -> None:
     def attend(x: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:

@@ -1,6 +1,7 @@
 """MetricLogger on a fake clock and device: what it measures, writes, excludes and refuses."""
 
 import dataclasses
+import io
 import logging
 import math
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import typing
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +22,8 @@ from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.runs.metrics.files import read_metrics
+from mfu_jax.sinks import ConsoleSink, CsvSink, JsonlSink
 from tests.support.logger_run import RUN_COST, Run
 from tests.support.sinks import ListSink
 
@@ -39,6 +43,31 @@ def test_rates_are_flops_and_tokens_over_the_measured_time() -> None:
     assert scalars["perf/mbu"] == 0.3
     assert scalars["perf/xla_reported_tflops"] == 123.0
     assert run.sink.scalar("perf/mfu") == [0.8, 0.4]
+
+
+def test_without_tokens_no_record_window_file_or_summary_has_their_rate(tmp_path: Path) -> None:
+    path, table = tmp_path / "metrics.jsonl", tmp_path / "metrics.csv"
+    sink, stream = ListSink(), io.StringIO()
+    logger = MetricLogger(
+        model_flops_per_device=10**12,
+        log_period=2,
+        warmup_steps=1,
+        sinks=[sink, JsonlSink(path), CsvSink(table), ConsoleSink(stream, progress=False)],
+    )
+    for step in range(5):
+        logger.record(step, {"loss": 1.0}, step_time_seconds=2.0)
+    summary = logger.close()
+    assert summary.tokens_per_sec_per_device is None
+    assert summary.tflops_per_sec_per_device == 0.5
+    names = {name for record in sink.records for name in record.scalars}
+    assert "rolling/per_device_tflops_per_sec" in names
+    assert not [name for name in names if "tokens" in name]
+    for text in (path.read_text(), table.read_text(), stream.getvalue()):
+        assert "0.5" in text
+        assert "okens" not in text
+    read = read_metrics(path).summary(warmup_steps=0)
+    assert (read.steps, read.tokens_per_sec_per_device) == (4, None)
+    assert read.tflops_per_sec_per_device == 0.5
 
 
 def test_whatever_comes_after_the_last_step_is_no_part_of_it() -> None:

@@ -122,7 +122,7 @@ def test_a_lost_kernel_moves_no_other(folder: Path) -> None:
     kernels = next(iter(launches.values()))
     assert len(kernels) == 85
     records = [r for r in costs.records.values() if r.computation == "region_22.81"]
-    schedule = KernelSchedule.of(records, costs.records)
+    schedule = KernelSchedule(records, costs.records)
     whole = schedule.aligned(kernels).records
     assert all(whole)
     chance = random.Random(0)

@@ -25,11 +25,16 @@ class WrittenLog:
         self.unix = UNIX
         self._process = process
         self._number = 0
+        self._began = self._alive = 0.0
+        self._silences: list[list[tuple[float, float]]] = []  # of each start: weight, seconds
 
     def line(self, event: str, m: float, **values: Any) -> None:
         number = {} if self.version == 1 else {"seq": self._number}
         head = {"e": event, **number, "t": self.unix + m, "m": m}
         self._number += 1
+        if event != "start":
+            self._add_silences(m)
+        self._alive = max(self._alive, m + (values.get("us", 0) / 1e6 if event == "span" else 0.0))
         with self.path.open("a") as file:
             file.write(json.dumps({**head, **values}, separators=(",", ":")) + "\n")
 
@@ -37,7 +42,8 @@ class WrittenLog:
         known = {"version": self.version, "process": self._process, "processes": 1, "host": "a"}
         more = {"pid": 7, "boot": "b", "began_m": began}
         mark = {"mark_us": 50_000} if self.version == 1 else {}
-        self._number = 0
+        self._number, self._began, self._alive = 0, began, m
+        self._silences.append([])
         self.line("start", m, **{**known, **more, **mark, **values})
 
     def steps(self, end: float, first: int, us: list[int], **values: Any) -> None:
@@ -55,6 +61,33 @@ class WrittenLog:
     def stop(self, m: float, how: str = "clean") -> None:
         self.line("stop", m, how=how)
 
-    def silence(self, age: float) -> float:
-        """Seconds that a process of that age lived after its last sign of life, on average."""
-        return 0.025 if self.version == 1 else min(max(0.05, 0.02 * age), 1.0) / 2
+    def alive_before(self, end: float) -> None:
+        """The last sign of life of a process that lived until `end`, as far as can be told."""
+        silence, known = 0.0, [*self._silences[-1]]
+        for _ in range(20):
+            self._silences[-1] = [*known]
+            self._add_silences(end - silence)
+            silence = self.silence(-1)
+        self._silences[-1] = known
+        self.alive(end - silence)
+
+    def silence(self, start: int = 0) -> float:
+        """Seconds that a process lived after its last sign of life, on average.
+
+        Args:
+            start: which process.
+        """
+        if self.version == 1:
+            return 0.025
+        found = self._silences[start]
+        return round(sum(w * d * d for w, d in found) / sum(2 * w * d for w, d in found), 6)
+
+    def _add_silences(self, m: float) -> None:
+        """From the last line until one at `m`: all but the last are as long as the interval."""
+        if m > self._alive:
+            left, interval = m - self._alive, min(max(0.05, 0.02 * (m - self._began)), 1.0)
+            earlier = [(w * 0.95 ** (left / interval), d) for w, d in self._silences[-1]]
+            while left > interval:
+                earlier.append((1.0, interval))
+                left -= interval
+            self._silences[-1] = [*earlier, (1.0, left)]

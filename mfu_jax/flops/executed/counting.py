@@ -34,9 +34,8 @@ from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
 from mfu_jax.flops.executed.costs.reader import CostReader
 from mfu_jax.flops.executed.costs.types import ComputationCost, unaccounted
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.parsing import LargeConstants, parse_hlo
+from mfu_jax.flops.executed.hlo.parsing import LargeConstants, check_module, parse_hlo
 from mfu_jax.flops.executed.hlo.text import HloParseError
-from mfu_jax.flops.executed.hlo.validation import check_module
 from mfu_jax.flops.executed.result import ExecutedCount, Flag
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import Scope, read_scope

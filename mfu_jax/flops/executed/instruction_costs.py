@@ -15,20 +15,18 @@ from typing import NamedTuple
 from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
 from mfu_jax.flops.executed.costs.memory_traffic import host_bytes, is_to_host
 from mfu_jax.flops.executed.costs.reader import CostReader
-from mfu_jax.flops.executed.costs.types import InstructionCost
+from mfu_jax.flops.executed.costs.types import InstructionCost, MatmulCost
 from mfu_jax.flops.executed.counting import HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
-from mfu_jax.flops.executed.hlo.replica_groups import groups_text, replica_groups
+from mfu_jax.flops.executed.hlo.opcodes import FREE
+from mfu_jax.flops.executed.hlo.replica_groups import device_pairs, groups_text, replica_groups
 from mfu_jax.flops.executed.instruction_shapes import results_of, shape_of, state_of
 from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import Scope, read_scope
 
-# Instructions for which a device launches nothing.
-_NOT_LAUNCHED = frozenset("parameter constant get-tuple-element tuple bitcast".split())
 _NO_CYCLES = 2**63 - 1  # what XLA writes where it has no estimate
 _CHAIN = re.compile(r'chain_id="(\w+)"')
-_PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
 def instruction_costs(
@@ -67,12 +65,9 @@ def instruction_costs(
 
 
 class _ScopedMatmul(NamedTuple):
-    """FLOPs of a matmul in one run, with the part that is recomputed."""
+    """A matmul in one run, with its name and phase."""
 
-    flops: int
-    rematerialized: int
-    dtype: str
-    kernel: str
+    cost: MatmulCost
     op_name: str
     scope: Scope
 
@@ -97,35 +92,20 @@ class _RecordReader:
         self.runs = counter.runs
         self.order = counter.order
         self.chains: dict[str, str] = {}  # id → the fusion that starts it
+        self.inside: set[str] = set()  # computations of fusions and asynchronous operations
         self.matmuls = {
             id(found.matmul.instruction): (found.op_name, scope)
             for found, scope in counter.matmuls()
         }
 
     def records(self) -> Iterator[InstructionRecord]:
-        inside = set(self._names_inside())
-        for name in reversed(self.order):
-            if name not in inside:
-                yield from self._records_of(self.module[name])
-
-    def _names_inside(self) -> Iterator[str]:
-        """Computations of fusions and of asynchronous operations, and those that they call."""
-        names: list[str] = []
-        for name in self.order:
+        for name in reversed(self.order):  # callers first
+            if name in self.inside:
+                continue
+            runs = math.ceil(self.runs.times[name])
             for instruction in self.module[name].instructions.values():
-                if _is_whole(instruction):
-                    names += instruction.callees
-        while names:
-            name = names.pop()
-            yield name
-            for instruction in self.module[name].instructions.values():
-                names += instruction.callees
-
-    def _records_of(self, computation: HloComputation) -> Iterator[InstructionRecord]:
-        runs = math.ceil(self.runs.times[computation.name])
-        for instruction in computation.instructions.values():
-            if instruction.opcode not in _NOT_LAUNCHED:
-                yield self._record(computation, instruction, runs)
+                if instruction.opcode not in FREE:  # a device launches nothing for these
+                    yield self._record(self.module[name], instruction, runs)
 
     def _record(
         self, computation: HloComputation, instruction: HloInstruction, runs: int
@@ -143,12 +123,10 @@ class _RecordReader:
             scope=scope.path,
             phase=scope.phase,
             runs=runs,
-            flops_by_dtype=_summed((m.dtype, m.flops) for m in matmuls),
+            flops_by_dtype=_summed((m.cost.dtype, m.cost.flops) for m in matmuls),
             flops_by_phase=_summed(pair for m in matmuls for pair in _by_phase(m)),
-            vector_matmuls=sum(
-                c.matmul.flops for c in inside.costs if c.matmul and c.matmul.is_vector
-            ),
-            kernels=tuple(sorted({m.kernel for m in matmuls if m.kernel})),
+            vector_matmuls=sum(m.cost.flops for m in matmuls if m.cost.is_vector),
+            kernels=tuple(sorted({m.cost.kernel for m in matmuls if m.cost.kernel})),
             elementwise=sum(cost.elementwise for cost in inside.costs),
             hbm_bytes=sum(cost.hbm_bytes for cost in inside.costs),
             collective=collective,
@@ -159,10 +137,7 @@ class _RecordReader:
             host_bytes=host_bytes(computation, instruction, inside.instructions),
             to_host=is_to_host(instruction),
             shape=shape_of(
-                computation,
-                instruction,
-                inside.instructions,
-                [cost.matmul for cost in inside.costs if cost.matmul],
+                computation, instruction, inside.instructions, [m.cost for m in matmuls]
             ),
             unaccounted=tuple(c.unaccounted.reason for c in inside.costs if c.unaccounted),
         )
@@ -172,9 +147,11 @@ class _RecordReader:
         cost = self.reader.instruction_cost(computation, instruction, fused=False)
         inside = _Inside([instruction], [cost])
         fused = instruction.opcode in ("fusion", "fusion-start")
-        names = list(instruction.callees) if _is_whole(instruction) else []
+        is_whole = fused or instruction.opcode == "async-start"
+        names = list(instruction.callees) if is_whole else []
         while names:
             inner = self.module[names.pop()]
+            self.inside.add(inner.name)
             for one in inner.instructions.values():
                 inside.instructions.append(one)
                 inside.costs.append(self.reader.instruction_cost(inner, one, fused=fused))
@@ -184,19 +161,16 @@ class _RecordReader:
     def _matmuls(self, inside: _Inside) -> Iterator[_ScopedMatmul]:
         for cost in inside.costs:
             if matmul := cost.matmul:
-                op_name, scope = self.matmuls.get(
-                    id(matmul.instruction), (matmul.instruction.op_name, _UNKNOWN)
-                )
-                yield _ScopedMatmul(
-                    matmul.flops, matmul.rematerialized, matmul.dtype, matmul.kernel, op_name, scope
-                )
+                unknown = matmul.instruction.op_name, _UNKNOWN
+                named = self.matmuls.get(id(matmul.instruction), unknown)
+                yield _ScopedMatmul(matmul, *named)
 
     def _scope(
         self, instruction: HloInstruction, inside: _Inside, matmuls: list[_ScopedMatmul]
     ) -> tuple[str, Scope]:
         """Name and scope of the largest matmul, else of the instruction or its last named part."""
-        largest = max(matmuls, key=lambda m: m.flops, default=None)
-        if largest is not None and largest.flops:
+        largest = max(matmuls, key=lambda m: m.cost.flops, default=None)
+        if largest is not None and largest.cost.flops:
             return largest.op_name, largest.scope
         named = [i.op_name for i in inside.instructions if "/" in i.op_name]
         op_name = instruction.op_name if "/" in instruction.op_name else "".join(named[-1:])
@@ -217,9 +191,8 @@ class _RecordReader:
         for instruction, cost in zip(inside.instructions, inside.costs, strict=True):
             if cost.collective is None:
                 continue
-            pairs = _PAIR.findall(instruction.attributes.get("source_target_pairs", ""))
-            if pairs:
-                return tuple((int(a), int(b)) for a, b in pairs)
+            if pairs := device_pairs(instruction):
+                return tuple(pairs)
             groups = replica_groups(groups_text(instruction), devices)
             return tuple(map(tuple, groups or ()))
         return ()
@@ -228,14 +201,9 @@ class _RecordReader:
 _UNKNOWN = Scope("other", "")
 
 
-def _is_whole(instruction: HloInstruction) -> bool:
-    """Whether the device launches it as one thing, with the computations that it calls."""
-    return instruction.opcode in ("fusion", "fusion-start", "async-start")
-
-
 def _by_phase(matmul: _ScopedMatmul) -> Iterator[tuple[str, int]]:
-    again = 0 if matmul.scope.phase == "xla_rematerialized" else matmul.rematerialized
-    yield matmul.scope.phase, matmul.flops - again
+    again = 0 if matmul.scope.phase == "xla_rematerialized" else matmul.cost.rematerialized
+    yield matmul.scope.phase, matmul.cost.flops - again
     if again:
         yield "rematerialized", again
 

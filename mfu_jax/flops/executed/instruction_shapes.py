@@ -13,20 +13,15 @@ from mfu_jax.flops.executed.formulas.matmuls import (
 )
 from mfu_jax.flops.executed.formulas.windows import parse_window
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
+from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, FREE, TRANSCENDENTAL
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.records import HOST_TRANSFER, ArrayShape, InstructionShape, MatmulShape
 
 # One result element for each operand element, so that a chain of them could be one loop.
-_ELEMENTWISE = frozenset(
-    "abs add and atan2 bitcast-convert cbrt ceil clamp compare convert cosine divide erf "
-    "exponential exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum "
-    "multiply negate not or power remainder round-nearest-afz round-nearest-even rsqrt select "
-    "shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh "
-    "xor".split()
-)
+_ELEMENTWISE = ELEMENTWISE | TRANSCENDENTAL | {"bitcast-convert"}
 _SAME = frozenset({"bitcast", "opt-barrier", "optimization-barrier"})
 _COPIES = _SAME | {"copy", "copy-start", "copy-done"}
-_BESIDE = frozenset("parameter constant broadcast bitcast iota tuple get-tuple-element".split())
+_BESIDE = FREE | {"broadcast", "iota"}
 
 
 def shape_of(

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops import names
+from mfu_jax.flops.attention_kernels import is_attention
 from mfu_jax.flops.count import FlopCount, operation
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
@@ -46,6 +48,8 @@ class TracedCount(FlopCount):
         skipped: FLOPs of `total` saved by these masks, by convention (``exact``, ``maxtext``).
         avoidable: the part of `by_operation` that a compiler may avoid: it equals other work, or
             only scales an operand.
+        overhang: what Pallas kernels run beyond `total` where blocks overhang their arrays, keyed
+            as `by_operation`.
     """
 
     weights: int = 0
@@ -54,12 +58,21 @@ class TracedCount(FlopCount):
     by_mask: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[MaskConvention, int] = field(default_factory=dict)
     avoidable: Mapping[str, int] = field(default_factory=dict)
+    overhang: Mapping[str, int] = field(default_factory=dict)
     unknown_masks: int = 0
 
     @property
     def total(self) -> int:
         """Model FLOPs: forward + backward, all attention pairs."""
         return self.forward + self.backward
+
+    @property
+    def overheads(self) -> dict[str, int]:
+        """The lines of a ledger for `overhang`."""
+        lines: Counter[str] = Counter()
+        for name, flops in self.overhang.items():
+            lines[names.OVERHANG_ATTENTION if is_attention(name) else names.OVERHANG] += flops
+        return dict(lines)
 
     def total_in(self, convention: Literal["dense", "exact", "maxtext"]) -> int:
         """Model FLOPs counting only the pairs that the known masks keep, by one convention.
@@ -212,6 +225,10 @@ def _summary(counter: JaxprCounter, work: SettledWork) -> TracedCount:
         by_primitive=split(model, lambda matmul: matmul.primitive),
         by_mask=dict(by_mask),
         skipped=work.skipped(),
+        overhang=split(
+            {m: n for m, n in work.overhang.items() if m.phase in MODEL_PHASES},
+            lambda m: operation(m.phase, m.scope, m.primitive),
+        ),
         avoidable=avoidable_work(counter.jaxpr, lambda eqn: counter.purposes.get(id(eqn))),
         unknown_masks=unknown_masks,
         unaccounted=tuple(

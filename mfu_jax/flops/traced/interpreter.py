@@ -220,7 +220,7 @@ class JaxprCounter:
             totals.unaccounted[unaccounted(eqn, stack, f"{work.name}: {reason}")] += 1
         scores = () if work.sizes is None else (self.scores.new(stack, work.sizes, work.kept),)
         arrays = values[work.first_array :]
-        return self._add_work(eqn, work.flops, arrays, stack, totals, scores)
+        return self._add_work(eqn, work.flops, arrays, stack, totals, scores, work.overhang)
 
     def _fused_attention(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         attention = fused_attention(eqn)
@@ -238,10 +238,12 @@ class JaxprCounter:
         stack: str,
         totals: WorkTotals,
         scores: tuple[int, ...] = (),
+        overhang: int = 0,
     ) -> Values:
         """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results.
 
-        `scores` are an attention kernel's, whose operands are never parameters.
+        `scores` are an attention kernel's, whose operands are never parameters; `overhang` is what
+        a kernel runs beyond its arrays.
         """
         phase, scope = read_scope(stack, drop_last=False)
         operands, is_attention = values[:2], bool(scores)
@@ -267,6 +269,9 @@ class JaxprCounter:
             )
             if amount:
                 totals.flops[matmul] += amount
+            if overhang:
+                totals.overhang[matmul] += overhang
+                overhang = 0
         return [AbstractValue(Origin.ACTIVATION, scores=made)] * len(eqn.outvars)
 
     def _linear_solve(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:

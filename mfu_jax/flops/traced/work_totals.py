@@ -45,20 +45,23 @@ class WorkTotals:
     """FLOPs by kind of matmul, and how often each piece of unaccounted work runs.
 
     `kernels`: names of Pallas kernels with the FLOPs that one call executes; None if unknown.
+    `overhang`: FLOPs that kernels run beyond their arrays, not in `flops`.
     `choices`: how often one of several branches runs without it being known which one.
     """
 
     flops: Counter[MatmulKind] = field(default_factory=Counter)
     unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
     kernels: set[tuple[str, int | None]] = field(default_factory=set)
+    overhang: Counter[MatmulKind] = field(default_factory=Counter)
     choices: Counter[Choice] = field(default_factory=Counter)
 
     def add(self, other: WorkTotals, times: int = 1) -> None:
         if not times:
             return
         self.kernels |= other.kernels
-        for matmul, flops in other.flops.items():
-            self.flops[matmul] += flops * times
+        for total, added in ((self.flops, other.flops), (self.overhang, other.overhang)):
+            for matmul, flops in added.items():
+                total[matmul] += flops * times
         for item, count in other.unaccounted.items():
             self.unaccounted[item] += count * times
         for choice, count in other.choices.items():
@@ -93,18 +96,33 @@ class WorkTotals:
             own += times * max(branch.most(cost) for branch in choice.branches)
         return own
 
-    def settled(self, rank: Callable[[WorkTotals], Any]) -> Counter[MatmulKind]:
-        """FLOPs by kind, with the most expensive branch of each choice, of these that of most rank.
+    def taken(self, rank: Callable[[WorkTotals], Any]) -> Iterator[tuple[WorkTotals, int]]:
+        """This work and the most expensive branch of each choice, and how often each runs.
 
         Args:
-            rank: of a branch; the first one wins a tie.
+            rank: of a branch, where several are the most expensive; the first one wins a tie.
         """
-        flops = self.flops.copy()
+        yield self, 1
         for choice, times in self.choices.items():
-            taken = max(choice.branches, key=lambda branch: (branch.total, rank(branch)))
-            for matmul, amount in taken.settled(rank).items():
-                flops[matmul] += amount * times
-        return flops
+            branch = max(choice.branches, key=lambda branch: (branch.total, rank(branch)))
+            for work, inner_times in branch.taken(rank):
+                yield work, times * inner_times
+
+    def settled(self, rank: Callable[[WorkTotals], Any]) -> Counter[MatmulKind]:
+        """FLOPs by kind of the work that is `taken`."""
+        return _summed((work.flops, times) for work, times in self.taken(rank))
+
+    def settled_overhang(self, rank: Callable[[WorkTotals], Any]) -> Counter[MatmulKind]:
+        """The same of `overhang`."""
+        return _summed((work.overhang, times) for work, times in self.taken(rank))
+
+
+def _summed(parts: Iterable[tuple[Counter[MatmulKind], int]]) -> Counter[MatmulKind]:
+    total: Counter[MatmulKind] = Counter()
+    for flops, times in parts:
+        for matmul, amount in flops.items():
+            total[matmul] += amount * times
+    return total
 
 
 @dataclass(frozen=True, eq=False)

@@ -154,9 +154,10 @@ def format_window(scalars: Mapping[str, float]) -> str:
         f"{name} {readable(scalars[f'rolling/step_time_seconds_{name}'])} s"
         for name in ("median", "p90", "p99")
     )
+    rate = scalars.get("rolling/per_device_tflops_per_sec")
     return (
         f"last {scalars['rolling/steps']} measured steps: {seconds}; means: "
-        f"TFLOP/s/device: {readable(scalars.get('rolling/per_device_tflops_per_sec', 0.0))}, "
+        f"TFLOP/s/device: {'n/a' if rate is None else readable(rate)}, "
         f"MFU: {percent(scalars.get('rolling/mfu'))}, HFU: {percent(scalars.get('rolling/hfu'))}"
     )
 

@@ -7,7 +7,6 @@ the dump or the compiler's refusal, and what was left out of the compile.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -15,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from mfu_jax.dumps.files import load, write
 from mfu_jax.dumps.program import ProgramDump
@@ -157,13 +155,13 @@ class _CacheEntry:
         """Writes the JSON last, so that an entry exists only once it is complete."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         program, left_out, has_code = found
-        refusal: dict[str, Any] | None = None
-        scheduled: ProgramDump | TooLarge | None = program
+        refusal = None
         if isinstance(program, TooLarge):
-            refusal = dataclasses.asdict(dataclasses.replace(program, program=None))
-            del refusal["program"]
-            scheduled = program.program
-        if isinstance(scheduled, ProgramDump):
+            refusal = {
+                key: getattr(program, key) for key in ("used_bytes", "limit_bytes", "message")
+            }
+        scheduled = program.program if isinstance(program, TooLarge) else program
+        if scheduled:
             write(scheduled, self.dump)
         held = {
             "refusal": refusal,

@@ -281,14 +281,14 @@ def _environment(request: Request, limits: Limits, dumps: Path) -> dict[str, str
 
 
 def _refusal(log: str) -> TooLarge | None:
-    for match in _DOES_NOT_FIT.finditer(log):
-        a, a_unit, b, b_unit = [part for part in match.groups() if part is not None]
-        return TooLarge(
-            used_bytes=int(float(a) * _UNITS[a_unit]),
-            limit_bytes=int(float(b) * _UNITS[b_unit]),
-            message=match[0],
-        )
-    return None
+    if not (match := _DOES_NOT_FIT.search(log)):
+        return None
+    a, a_unit, b, b_unit = [part for part in match.groups() if part is not None]
+    return TooLarge(
+        used_bytes=int(float(a) * _UNITS[a_unit]),
+        limit_bytes=int(float(b) * _UNITS[b_unit]),
+        message=match[0],
+    )
 
 
 def _kept(log: str) -> str:

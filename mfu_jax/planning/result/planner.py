@@ -205,8 +205,8 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     if is_much_recomputed(again, runs):
         notes.append(
             f"memory is short: this compiler recomputes {again / 1e12:,.3g} TFLOP of matmuls a "
-            f"step ({percent(again / runs)} of what runs); a smaller batch, or a remat policy that "
-            "keeps less, may be faster"
+            f"step ({percent(again / runs)} of what runs), and another version may not; a smaller "
+            "batch, or a remat policy that keeps less, may be faster"
         )
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):

@@ -51,6 +51,8 @@ def _times(plan: Plan) -> list[str]:
     limit = max(plan.bound_by_resource.items(), key=lambda pair: pair[1], default=("nothing", 0))
     mfu = f", MFU {percent(plan.mfu)}" if plan.mfu is not None else ""
     ceiling = f", MFU {percent(plan.mfu_ceiling)}" if plan.mfu_ceiling is not None else ""
+    low_high = plan.step_time_range
+    between = f" ({low_high[0]:.4g} to {low_high[1]:.4g})" if low_high else ""
     tokens = plan.tokens_per_sec_per_chip
     rate = f", {tokens:,.0f} tokens/s/chip" if tokens else ""
     rows = [("  seconds of a step", "s", "share")]
@@ -61,8 +63,7 @@ def _times(plan: Plan) -> list[str]:
     ]
     return [
         f"bound        {plan.step_time_bound_seconds:.4g} s by {limit[0]}{ceiling}",
-        f"predicted    {plan.step_time_seconds:.4g} s{_range(plan)}{mfu}, "
-        f"HFU {percent(plan.hfu)}{rate}",
+        f"predicted    {plan.step_time_seconds:.4g} s{between}{mfu}, HFU {percent(plan.hfu)}{rate}",
         *columns(rows, "<>>"),
         *_transfers(plan, plan.step_time_seconds),
     ]
@@ -81,13 +82,6 @@ def _transfers(plan: Plan, step_seconds: float) -> list[str]:
     return (
         columns([("  transfers, s", "total", "hidden", "exposed"), *rows], "<>>>") if rows else []
     )
-
-
-def _range(plan: Plan) -> str:
-    if plan.step_time_range is None:
-        return ""
-    low, high = plan.step_time_range
-    return f" ({low:.4g} to {high:.4g})"
 
 
 def _layer(plan: Plan) -> list[str]:

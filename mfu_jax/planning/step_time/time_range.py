@@ -55,9 +55,7 @@ def time_range(
         return max(bound, fastest * low), seconds * high
     if durations.target.platform != "cuda":
         return None
-    least, most = (
-        _seconds(costs, replace(durations, efficiencies=shares)) for shares in (FAST, SLOW)
-    )
+    least, most = (_seconds(costs, durations, shares) for shares in (FAST, SLOW))
     return max(bound, least), max(bound, most)
 
 
@@ -76,14 +74,14 @@ def host_notes(costs: ProgramCosts, target: Target) -> tuple[str, ...]:
 def _saved_by_a_faster_host(costs: ProgramCosts, durations: Durations) -> float:
     if not host_notes(costs, durations.target):
         return 0.0
-    shares: Efficiencies = replace(
-        durations.efficiencies, host=_FASTER_HOST * durations.efficiencies.host
-    )
-    return _seconds(costs, durations) - _seconds(costs, replace(durations, efficiencies=shares))
+    shares = durations.efficiencies
+    faster = replace(shares, host=_FASTER_HOST * shares.host)
+    now, then = (_seconds(costs, durations, efficiencies) for efficiencies in (shares, faster))
+    return now - then
 
 
-def _seconds(costs: ProgramCosts, durations: Durations) -> float:
-    return predicted_time(costs, durations).seconds
+def _seconds(costs: ProgramCosts, durations: Durations, shares: Efficiencies) -> float:
+    return predicted_time(costs, replace(durations, efficiencies=shares)).seconds
 
 
 def bounds(

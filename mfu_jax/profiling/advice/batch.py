@@ -98,9 +98,9 @@ def _weights(stats: ProfileStats) -> Weights:
     """
     found: Weights = {}
     for array in stats.program.costs.state:
-        for dims in (array.dims, array.dims[1:]):
-            if _is_matrix(dims):
-                found.setdefault((array.dtype, math.prod(dims)), set()).add(_without_ones(dims))
+        for dims in map(_without_ones, (array.dims, array.dims[1:])):
+            if len(dims) > 1:
+                found.setdefault((array.dtype, math.prod(dims)), set()).add(dims)
     largest = max((size for _, size in found), default=0)
     found = {key: dims for key, dims in found.items() if key[1] >= _LARGE * largest}
     as_bytes = {("s8", size * dtype_bits(dtype) // 8) for dtype, size in found}
@@ -150,10 +150,6 @@ def _is_on_weights(op: OpTime, weights: Weights) -> bool:
         return False
     arrays = (*record.shape.results, *record.shape.operand_arrays)
     return any(_is_like(array, weights) for array in arrays)
-
-
-def _is_matrix(dims: Sequence[int]) -> bool:
-    return sum(dim > 1 for dim in dims) > 1
 
 
 def _rows(op: OpTime) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mfu_jax.flops.count import dtype_bits
 from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord
 from mfu_jax.profiling.advice.stats import (
@@ -146,17 +148,12 @@ def _logits(stats: ProfileStats) -> tuple[int, ...] | None:
 def _float32_share(record: InstructionRecord, dims: tuple[int, ...]) -> float:
     """The share of an op's bytes that are float32 arrays of this size."""
     arrays = (*record.shape.results, *record.shape.operand_arrays)
-    size = sum(_bytes(a) for a in arrays if a.dtype == "f32" and _size(a.dims) == _size(dims))
+    size = sum(
+        _bytes(a) for a in arrays if a.dtype == "f32" and math.prod(a.dims) == math.prod(dims)
+    )
     total = max(record.hbm_bytes, sum(map(_bytes, arrays)))
     return size / total if total else 0.0
 
 
-def _size(dims: tuple[int, ...]) -> int:
-    product = 1
-    for dim in dims:
-        product *= dim
-    return product
-
-
 def _bytes(array: ArrayShape) -> int:
-    return _size(array.dims) * dtype_bits(array.dtype) // 8
+    return math.prod(array.dims) * dtype_bits(array.dtype) // 8

@@ -20,6 +20,7 @@ from mfu_jax.profiling.advice.stats import (
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.breakdown.ops import communication_of
 from mfu_jax.profiling.join.ops import DeviceWork
+from mfu_jax.profiling.timeline.time_attribution import summed
 
 _RECOMPUTED = "rematerialized"
 _FULL = 0.9  # share of the memory that a program may use
@@ -68,11 +69,7 @@ def _evaluation_within(stats: ProfileStats) -> float:
 
 
 def _flops_by_computation(ops: list[OpTime]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for op in ops:
-        name = record_of(op).computation
-        found[name] = found.get(name, 0.0) + op.runs * record_of(op).flops
-    return found
+    return summed((record_of(op).computation, op.runs * record_of(op).flops) for op in ops)
 
 
 def _module(record: InstructionRecord) -> str:
@@ -120,14 +117,17 @@ def remat(stats: ProfileStats) -> tuple[float, str] | None:
     """
     ops = stats.ops(lambda record: record.phase == _RECOMPUTED)
     if stats.is_cpu:
-        forward = {record_of(op).computation for op in stats.ops(_is_forward_matmul)}
+        matmuls = stats.ops(lambda record: record.phase == "forward" and record.flops)
+        forward = {record_of(op).computation for op in matmuls}
         ops = [op for op in ops if record_of(op).computation not in forward]
-    limit, used = _memory_limit(stats), _memory_used(stats)
+    used = _memory_used(stats)
+    limit = stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
     kept = _kept_bytes(stats, ops)
     if not ops or not limit or used is None or not kept:
         return None
     share = min(1.0, max(0.0, _FULL * limit - used) / kept)
-    written = kept if stats.measured.platform != "gpu" else _kept_bytes(stats, _in_loops(ops))
+    is_gpu = stats.measured.platform == "gpu"
+    written = _kept_bytes(stats, [op for op in ops if record_of(op).runs > 1 or not is_gpu])
     writing = written / stats.bytes_per_second if stats.bytes_per_second else 0.0
     if stats.is_cpu and seconds_of(ops) - kept / _SAVING < LEAST * stats.step:
         return None
@@ -137,14 +137,6 @@ def remat(stats: ProfileStats) -> tuple[float, str] | None:
         f"take at most {_gib(kept)} GiB, which the forward pass would write in "
         f"{milliseconds(writing)}; keep more of it by jax.checkpoint's policy"
     )
-
-
-def _in_loops(ops: list[OpTime]) -> list[OpTime]:
-    return [op for op in ops if record_of(op).runs > 1]
-
-
-def _is_forward_matmul(record: InstructionRecord) -> bool:
-    return record.phase == "forward" and bool(record.flops)
 
 
 def _kept_bytes(stats: ProfileStats, recomputed: list[OpTime]) -> int:
@@ -162,10 +154,6 @@ def _kept_bytes(stats: ProfileStats, recomputed: list[OpTime]) -> int:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.3g}"
-
-
-def _memory_limit(stats: ProfileStats) -> int:
-    return stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
 
 
 def _memory_used(stats: ProfileStats) -> int | None:

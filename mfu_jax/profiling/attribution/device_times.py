@@ -92,7 +92,7 @@ class OneDevice:
     idle: Mapping[str, float]
     causes: Sequence[tuple[tuple[str, str], float]]
     executions: Mapping[Program, float]
-    steps_with: Mapping[Program, int]
+    steps_with: Counter[Program]
     late_after: Sequence[tuple[Program, float]]
     idle_within: Sequence[tuple[Program, float]]
     host: HostSums

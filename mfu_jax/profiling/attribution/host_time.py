@@ -18,7 +18,7 @@ from mfu_jax.profiling.attribution.host_work import (
 )
 from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.time_attribution import FloatArray, without_inner
+from mfu_jax.profiling.timeline.time_attribution import FloatArray, summed, without_inner
 from mfu_jax.profiling.trace.wire import IntArray
 
 _PICOSECONDS = 1e12
@@ -66,16 +66,13 @@ class HostSums:
     by_name: Mapping[tuple[HostWork, str, str], float] = field(default_factory=dict)
 
     def __add__(self, other: HostSums) -> HostSums:
-        by_name = dict(self.by_name)
-        for name, seconds in other.by_name.items():
-            by_name[name] = by_name.get(name, 0.0) + seconds
         return HostSums(
             late=self.late + other.late,
             asleep=self.asleep + other.asleep,
             recording=self.recording + other.recording,
             by_kind=self.by_kind + other.by_kind,
             steps=np.maximum(self.steps, other.steps),
-            by_name=by_name,
+            by_name=summed((*self.by_name.items(), *other.by_name.items())),
         )
 
     def mean(self, devices: int) -> dict[HostWork, HostTime]:

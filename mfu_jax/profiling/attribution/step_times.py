@@ -23,6 +23,7 @@ from mfu_jax.profiling.join.ops import Join, JoinedOp
 from mfu_jax.profiling.join.unnamed_kernels import with_instructions
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, Program
 from mfu_jax.profiling.timeline.host import HostThreads
+from mfu_jax.profiling.timeline.time_attribution import summed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +125,11 @@ def _mean(
 ) -> MeasuredStep:
     """The mean over devices, of which `timeline` is the first."""
     count = len(found)
-    executions = _summed(pair for one in found for pair in one.executions.items())
+    executions = summed(pair for one in found for pair in one.executions.items())
     host = functools.reduce(operator.add, (one.host for one in found), HostSums())
     causes: dict[str, dict[str, float]] = {}
-    for (where, name), seconds in _summed(pair for one in found for pair in one.causes).items():
+    for (where, name), seconds in summed(pair for one in found for pair in one.causes).items():
         causes.setdefault(where, {})[name] = seconds / count
-    steps_with: dict[Program, int] = {}
-    for one in found:
-        for program, steps in one.steps_with.items():
-            steps_with[program] = max(steps_with.get(program, 0), steps)
     return MeasuredStep(
         platform=timeline.platform,
         kind=timeline.kind,
@@ -148,7 +145,7 @@ def _mean(
         recording=host.recording / count,
         host=host.mean(count),
         executions={program: runs / count for program, runs in executions.items()},
-        steps_with=steps_with,
+        steps_with=functools.reduce(operator.or_, (one.steps_with for one in found)),
         late_after=_means((pair for one in found for pair in one.late_after), count),
         idle_within=_means((pair for one in found for pair in one.idle_within), count),
         devices=tuple(one.device for one in found),
@@ -162,9 +159,9 @@ def _mean_ops(
     """The ops that took time or ran, longest first."""
     count, rows = len(found), [row for one in found for row in one.ops.items()]
     joined = {name: time.op for name, time in rows}
-    seconds = _summed((name, time.seconds) for name, time in rows)
-    alone = _summed((name, time.self_seconds) for name, time in rows)
-    events = _summed((name, time.runs) for name, time in rows)
+    seconds = summed((name, time.seconds) for name, time in rows)
+    alone = summed((name, time.self_seconds) for name, time in rows)
+    events = summed((name, time.runs) for name, time in rows)
     times = [
         OpTime(
             op=op,
@@ -189,13 +186,5 @@ def _runs(op: JoinedOp, events: float, executions: Mapping[Program, float]) -> f
 _KeyT = TypeVar("_KeyT", bound=Hashable)
 
 
-def _summed(pairs: Iterable[tuple[_KeyT, float]]) -> dict[_KeyT, float]:
-    """The sum of each key's values."""
-    sums: dict[_KeyT, float] = {}
-    for key, value in pairs:
-        sums[key] = sums.get(key, 0.0) + value
-    return sums
-
-
 def _means(pairs: Iterable[tuple[_KeyT, float]], count: int) -> dict[_KeyT, float]:
-    return {key: total / count for key, total in _summed(pairs).items()}
+    return {key: total / count for key, total in summed(pairs).items()}

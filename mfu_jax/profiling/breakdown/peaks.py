@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
@@ -63,9 +63,8 @@ def find_peaks(
         UserError: the dtype with the most FLOPs has no known peak.
     """
     counted = {dtype: n for dtype, n in flops_by_dtype.items() if n} or {"f32": 0}
-    main = _peak(
-        kind, max(counted, key=lambda d: counted[d]), peak_tflops_per_device, hardware_name
-    )
+    most = max(counted, key=lambda dtype: counted[dtype])
+    main = _peak(kind, most, peak_tflops_per_device, hardware_name)
     by_dtype: dict[str, float] = {}
     for dtype in counted:
         try:
@@ -79,9 +78,8 @@ def find_peaks(
         bytes_per_second=memory_bandwidth(kind, hardware_name),
         bfloat16=_bfloat16(kind, peak_tflops_per_device, hardware_name),
     )
-    return (
-        _shared(peaks, devices_per_host) if main.kind == "calibrated" and kind == "cpu" else peaks
-    )
+    is_share = main.kind == "calibrated" and kind == "cpu"
+    return _shared(peaks, devices_per_host) if is_share else peaks
 
 
 def _peak(kind: str, dtype: str, tflops: float | None, name: str) -> Peak:
@@ -104,11 +102,7 @@ def _shared(peaks: Peaks, devices: int) -> Peaks:
     import jax
 
     share = len(jax.local_devices()) / devices
-    main = Peak(
-        flops_per_sec=peaks.main.flops_per_sec * share,
-        dtype=peaks.main.dtype,
-        kind=peaks.main.kind,
-        source=f"{peaks.main.source}; shared by the {devices} devices of the trace",
-    )
+    source = f"{peaks.main.source}; shared by the {devices} devices of the trace"
+    main = replace(peaks.main, flops_per_sec=peaks.main.flops_per_sec * share, source=source)
     by_dtype = {dtype: flops * share for dtype, flops in peaks.by_dtype.items()}
-    return Peaks(main=main, by_dtype=by_dtype, bytes_per_second=peaks.bytes_per_second)
+    return replace(peaks, main=main, by_dtype=by_dtype)

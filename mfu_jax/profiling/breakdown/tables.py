@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mfu_jax.pages.tables import Column
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
+from mfu_jax.util.formatting import percent, readable, seconds_text
 
-_WAITS = {
+WAITS = {
     DeviceWork.COMMUNICATION: "communication",
     DeviceWork.TRANSFER: "copies",
     DeviceWork.HOST: "host",
@@ -59,6 +61,24 @@ KEYS: dict[str, Callable[[OpTime], str]] = {
     "kernel": kernel_of,
     "program": lambda op: op.op.module or "(unknown)",
 }
+
+
+COLUMNS = (
+    Column[TableRow]("time", lambda r: r.seconds, lambda r: seconds_text(r.seconds)),
+    Column[TableRow]("of step", lambda r: r.share_of_step, lambda r: percent(r.share_of_step)),
+    Column[TableRow]("runs", lambda r: r.runs, lambda r: f"{r.runs:g}"),
+    Column[TableRow]("GFLOP", lambda r: r.flops, lambda r: _of_matmuls(r, readable(r.flops / 1e9))),
+    Column[TableRow]("MFU", lambda r: r.mfu, lambda r: _of_matmuls(r, percent(r.mfu))),
+    Column[TableRow]("HFU", lambda r: r.hfu, lambda r: _of_matmuls(r, percent(r.hfu))),
+    Column[TableRow]("MB", lambda r: r.hbm_bytes, lambda r: readable(r.hbm_bytes / 1e6)),
+    Column[TableRow](
+        "bandwidth", lambda r: r.bandwidth_share, lambda r: percent(r.bandwidth_share)
+    ),
+)
+
+
+def _of_matmuls(row: TableRow, text: str) -> str:
+    return text if row.flops else "-"
 
 
 SORTS: dict[str, Callable[[TableRow], float]] = {
@@ -140,7 +160,7 @@ def _model_share(op: OpTime) -> float:
 
 
 def _bound(ops: list[OpTime], seconds: float, least: float, moving: float | None) -> str:
-    for work, name in _WAITS.items():
+    for work, name in WAITS.items():
         if 2 * sum(op.seconds for op in ops if op.op.work is work) > seconds:
             return name
     if moving is None:

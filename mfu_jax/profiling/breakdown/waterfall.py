@@ -11,18 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mfu_jax.flops.executed.records import InstructionRecord
+from mfu_jax import names
 from mfu_jax.flops.names import EVALUATION, OTHER, RECOMPUTED_BY_XLA, REMATERIALISED
-from mfu_jax.names import (
-    BELOW_PEAK,
-    EXPOSED_COMMUNICATION,
-    EXPOSED_COPIES,
-    IDLE,
-    LOOPS,
-    MFU,
-    NO_INSTRUCTION,
-    VECTOR_WORK,
-)
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import communication_of, scope_of
@@ -73,7 +63,7 @@ def waterfall(
     return tuple(
         Bar(name=name, seconds=seconds, mfu_points=100 * seconds / step, scopes=_largest(scopes))
         for name, seconds, scopes in bars
-        if seconds or name == MFU
+        if seconds or name == names.MFU
     )
 
 
@@ -87,7 +77,7 @@ def _largest(scopes: Mapping[str, float]) -> dict[str, float]:
 
 def _idle(measured: MeasuredStep) -> Iterator[_Bar]:
     for where, seconds in measured.idle.items():
-        name = f"{IDLE}: {where}" if where else IDLE
+        name = f"{names.IDLE}: {where}" if where else names.IDLE
         yield name, seconds, measured.idle_causes.get(where, {})
 
 
@@ -116,12 +106,12 @@ def _merge_short_kinds(bars: dict[str, dict[str, float]]) -> None:
         bars[f"{_NOT_JOINED}{len(rest):,} other kinds"] = scopes
 
 
-_TRANSFER = f"{EXPOSED_COPIES} to and from "
+_TRANSFER = f"{names.EXPOSED_COPIES} to and from "
 _HOST = "waiting for callbacks on the host"
-_CONTROL = f"{LOOPS} beside their bodies"
-_NOT_JOINED = f"{NO_INSTRUCTION}: "
+_CONTROL = f"{names.LOOPS} beside their bodies"
+_NOT_JOINED = f"{names.NO_INSTRUCTION}: "
 _OF_WORK = {DeviceWork.HOST: _HOST, DeviceWork.CONTROL: _CONTROL}
-_ORDER = (EXPOSED_COMMUNICATION, _HOST, _NOT_JOINED, _CONTROL, _TRANSFER, VECTOR_WORK)
+_ORDER = (names.EXPOSED_COMMUNICATION, _HOST, _NOT_JOINED, _CONTROL, _TRANSFER, names.VECTOR_WORK)
 
 
 def _order(name: str) -> int:
@@ -131,12 +121,12 @@ def _order(name: str) -> int:
 def _bar_of(op: OpTime) -> str:
     joined = op.op
     if joined.work is DeviceWork.COMMUNICATION:
-        return f"{EXPOSED_COMMUNICATION}{communication_of(op)}"
+        return f"{names.EXPOSED_COMMUNICATION}{communication_of(op)}"
     if joined.record is None:
         return f"{_NOT_JOINED}{joined.kind}"
     if joined.work is DeviceWork.TRANSFER:
         return f"{_TRANSFER}{'the host' if joined.start and joined.start.host_bytes else 'memory'}"
-    return _OF_WORK.get(joined.work, VECTOR_WORK)
+    return _OF_WORK.get(joined.work, names.VECTOR_WORK)
 
 
 def _matmuls(
@@ -155,7 +145,7 @@ def _matmuls(
             beyond += op.seconds
         else:
             beyond += peaks.shortest(op)
-    yield BELOW_PEAK, beyond - of_main - of_others, below
+    yield names.BELOW_PEAK, beyond - of_main - of_others, below
     if of_others:
         yield "matmuls of other programs", of_others, {}
     of_program = [op for op in ops if op.op.module == measured.main.module]
@@ -193,16 +183,13 @@ def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Itera
         yield line.label, line.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
     yield "not explained by the ledger", ledger.residual * per_flop, {}
     scopes = _flops_by_scope(ops, main.model_phases)
-    yield MFU, model.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
+    yield names.MFU, model.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
 
 
 def _flops_by_scope(ops: list[OpTime], phases: tuple[str, ...]) -> Counter[str]:
     scopes: Counter[str] = Counter()
     for op in ops:
         if op.op.record is not None:
-            scopes[scope_of(op)] += _flops_in(op.op.record, phases) * op.op.record.runs
+            flops = sum(op.op.record.flops_by_phase.get(phase, 0) for phase in phases)
+            scopes[scope_of(op)] += flops * op.op.record.runs
     return scopes
-
-
-def _flops_in(record: InstructionRecord, phases: tuple[str, ...]) -> int:
-    return sum(record.flops_by_phase.get(phase, 0) for phase in phases)

@@ -75,7 +75,6 @@ class Join:
 
     def __init__(self, library: ProgramLibrary) -> None:
         self._library = library
-        self._kernels: dict[int, dict[str, InstructionRecord]] = {}
 
     def ops(self, names: Iterable[OpName]) -> list[JoinedOp]:
         """The joined ops of a table of names, in its order."""
@@ -89,7 +88,7 @@ class Join:
         for source in self.sources(name.program):
             record = source.costs.records.get(name.name)
             if record is None and name.is_kernel:
-                record = self._by_kernel(source).get(name.name)
+                record = source.by_kernel.get(name.name)
             if record is not None:
                 return _joined(name, record, source)
         return JoinedOp(name, None, None, *work_by_name(name.name))
@@ -100,13 +99,6 @@ class Join:
         if found is not None:
             return [found]
         return [] if program.module else self._library.read
-
-    def _by_kernel(self, source: KnownProgram) -> dict[str, InstructionRecord]:
-        """Records by the names that XLA gives their kernels on GPUs."""
-        if id(source) not in self._kernels:
-            records = source.costs.records.items()
-            self._kernels[id(source)] = {re.sub(r"[.-]", "_", name): r for name, r in records}
-        return self._kernels[id(source)]
 
 
 def _joined(name: OpName, record: InstructionRecord, source: KnownProgram) -> JoinedOp:
@@ -125,6 +117,11 @@ def _work(record: InstructionRecord) -> DeviceWork:
     if _MESSAGES.match(record.opcode):
         return DeviceWork.COMMUNICATION
     return DeviceWork.TRANSFER if _TRANSFERS.match(record.opcode) else DeviceWork.COMPUTE
+
+
+def kernel_name(name: str) -> str:
+    """The name that XLA gives the kernel of an instruction on GPUs."""
+    return re.sub(r"[.-]", "_", name)
 
 
 def work_by_name(name: str) -> tuple[DeviceWork, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import jax.errors
@@ -12,9 +14,10 @@ from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
-from mfu_jax.flops.executed.records import ProgramCosts
+from mfu_jax.flops.executed.records import InstructionRecord, ProgramCosts
 from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.names import EVALUATION
+from mfu_jax.profiling.join.ops import kernel_name
 from mfu_jax.profiling.timeline.devices import OpName, Program
 from mfu_jax.profiling.trace.wire import WireError, fields
 from mfu_jax.profiling.trace.xspace import Trace
@@ -51,6 +54,19 @@ class KnownProgram:
     device_kind: str = ""
     memory: Mapping[str, int] = field(default_factory=dict)
     memory_bytes: int = 0
+
+    @cached_property
+    def by_kernel(self) -> Mapping[str, InstructionRecord]:
+        """Instructions by the name of their kernel on GPUs."""
+        return {kernel_name(name): record for name, record in self.costs.records.items()}
+
+    @cached_property
+    def computations(self) -> Mapping[str, list[InstructionRecord]]:
+        """Instructions by computation, in scheduled order."""
+        found: dict[str, list[InstructionRecord]] = defaultdict(list)
+        for record in self.costs.records.values():
+            found[record.computation].append(record)
+        return found
 
     @property
     def model_phases(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ instructions not seen elsewhere, they are matched in order; else they stay unkno
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mfu_jax.flops.executed.records import InstructionRecord
-from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp, work_by_name
-from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable, Program
+from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp, kernel_name, work_by_name
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, OpTable, Program, spans
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.join.programs import KnownProgram
@@ -70,8 +71,7 @@ def named_in_buffers(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
             buffers[name.program, name.buffer].append(number)
     if not buffers:
         return timeline
-    first = np.full(len(timeline.names), np.iinfo(np.int64).max)
-    np.minimum.at(first, timeline.ops, timeline.starts)
+    first, _ = spans(timeline.ops, len(timeline.names), timeline.starts, timeline.ends)
     found: dict[int, OpName] = {}
     programs = _Schedules(join)
     for (program, buffer), numbers in sorted(
@@ -124,11 +124,8 @@ class _Schedules:
 
     def _of(self, source: KnownProgram) -> list[KernelSchedule]:
         if id(source) not in self._found:
-            parts: dict[str, list[InstructionRecord]] = defaultdict(list)
-            names = source.costs.records
-            for record in names.values():
-                parts[record.computation].append(record)
-            self._found[id(source)] = [KernelSchedule.of(part, names) for part in parts.values()]
+            parts, names = source.computations.values(), source.costs.records
+            self._found[id(source)] = [KernelSchedule(part, names) for part in parts]
         return self._found[id(source)]
 
 
@@ -143,29 +140,19 @@ class KernelSchedule:
     """The instructions of one computation that launch kernels, in scheduled order.
 
     Args:
-        records: the instructions.
-        codes: names of all instructions of the program, without their numbers.
+        records: all its instructions, in scheduled order.
+        names: of all instructions of the program.
     """
 
-    def __init__(self, records: Sequence[InstructionRecord], codes: frozenset[str]) -> None:
-        self._records = records
-        self._codes = codes
-        self._names = np.array([_kernel_name(record.name) for record in records])
-        self._own = np.array([_code(record.name) for record in records])
-        self._moves = np.array([bool(_MOVES.search(r.opcode)) for r in records])
-        self._calls = np.array([r.opcode in _CALLS or r.collective is not None for r in records])
-        self._scores: dict[str, AlignmentScores] = {}
-
-    @classmethod
-    def of(cls, records: Iterable[InstructionRecord], names: Iterable[str]) -> KernelSchedule:
-        """The schedule of a computation.
-
-        Args:
-            records: its instructions, in scheduled order.
-            names: of all instructions of the program.
-        """
+    def __init__(self, records: Iterable[InstructionRecord], names: Iterable[str]) -> None:
         launching = [r for r in records if not (r.is_control or r.started_by)]
-        return cls(launching, frozenset(map(_code, names)))
+        self._records = launching
+        self._codes = frozenset(map(_code, names))
+        self._names = np.array([kernel_name(record.name) for record in launching])
+        self._own = np.array([_code(record.name) for record in launching])
+        self._moves = np.array([bool(_MOVES.search(r.opcode)) for r in launching])
+        self._calls = np.array([r.opcode in _CALLS or r.collective is not None for r in launching])
+        self._score = functools.cache(self._scored)
 
     def knows(self, kernels: Iterable[str]) -> bool:
         """Whether it has instructions that are named like some kernel, or library calls only."""
@@ -229,13 +216,8 @@ class KernelSchedule:
         is_other = matched < _LEAST * count
         return _Alignment(0, [None] * count) if is_other else _Alignment(score, records)
 
-    def _score(self, kernel: str) -> AlignmentScores:
-        """A kernel's score for each instruction."""
-        if kernel not in self._scores:
-            self._scores[kernel] = self._scored(kernel)
-        return self._scores[kernel]
-
     def _scored(self, kernel: str) -> AlignmentScores:
+        """A kernel's score for each instruction."""
         scores = np.full(len(self._records), _NEVER, np.int32)
         if self._is_foreign(kernel):
             scores[self._own == _UNNAMED] = _PERHAPS
@@ -284,13 +266,9 @@ def _units(kernels: Sequence[str]) -> list[range]:
     return units
 
 
-def _kernel_name(name: str) -> str:
-    return re.sub(r"[.-]", "_", name)
-
-
 def _code(name: str) -> str:
     """A name without its number: what instructions with the same code have in common."""
-    return _SUFFIX.sub("", _kernel_name(name))
+    return _SUFFIX.sub("", kernel_name(name))
 
 
 def _named_by_order(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
@@ -302,7 +280,7 @@ def _named_by_order(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
     table, ops = OpTable(), timeline.ops.copy()
     for name in timeline.names:
         table.number(name)
-    order = _Order(joined)
+    seen = {id(op.record) for op in joined if op.record is not None}
     for lane in np.unique(timeline.lanes[is_unknown]).tolist():
         events = np.flatnonzero((timeline.lanes == lane) & (is_known | is_unknown))
         events = events[np.argsort(timeline.starts[events], kind="stable")]
@@ -310,7 +288,7 @@ def _named_by_order(timeline: DeviceTimeline, join: Join) -> DeviceTimeline:
         for left, right in pairwise(known.tolist()):
             between = events[left + 1 : right]
             ends = (joined[ops[events[left]]], joined[ops[events[right]]])
-            for event, name in zip(between, order.between(*ends, len(between)), strict=False):
+            for event, name in zip(between, _between(*ends, len(between), seen), strict=False):
                 ops[event] = table.number(name)
     return dataclasses.replace(timeline, names=table.names, ops=ops)
 
@@ -319,37 +297,26 @@ def _is_unknown(op: JoinedOp) -> bool:
     return op.name.is_kernel and op.record is None and op.work is DeviceWork.COMPUTE
 
 
-class _Order:
-    """The instructions of programs that the trace does not name, by their position.
+def _between(left: JoinedOp, right: JoinedOp, count: int, seen: set[int]) -> list[OpName]:
+    """`count` names between two ops; none if the program has a different number of them.
 
     Args:
-        joined: the ops of a timeline.
+        left: the op before them.
+        right: the op after them.
+        count: number of kernels without a name.
+        seen: by `id`: instructions with kernels of their own name.
     """
-
-    def __init__(self, joined: Sequence[JoinedOp]) -> None:
-        self._seen = {id(op.record) for op in joined if op.record is not None}
-        self._lists: dict[tuple[int, str], list[InstructionRecord]] = {}
-
-    def between(self, left: JoinedOp, right: JoinedOp, count: int) -> list[OpName]:
-        """`count` names between two ops; none if the program has a different number of them."""
-        source, first, last = left.source, left.record, right.record
-        if not count or source is None or source is not right.source or not first or not last:
-            return []
-        records = self._records(source, first.computation)
-        if first.computation != last.computation:
-            return []
-        begin, end = records.index(first), records.index(last)
-        inner = records[begin + 1 : end] if begin < end else [*records[begin + 1 :], *records[:end]]
-        unseen = [record for record in inner if id(record) not in self._seen and _runs(record)]
-        program = left.name.program
-        return [OpName(program, r.name) for r in unseen] if len(unseen) == count else []
-
-    def _records(self, source: KnownProgram, computation: str) -> list[InstructionRecord]:
-        key = (id(source), computation)
-        if key not in self._lists:
-            records = source.costs.records.values()
-            self._lists[key] = [r for r in records if r.computation == computation]
-        return self._lists[key]
+    source, first, last = left.source, left.record, right.record
+    if not count or source is None or source is not right.source or not first or not last:
+        return []
+    if first.computation != last.computation:
+        return []
+    records = source.computations[first.computation]
+    begin, end = records.index(first), records.index(last)
+    inner = records[begin + 1 : end] if begin < end else [*records[begin + 1 :], *records[:end]]
+    unseen = [record for record in inner if id(record) not in seen and _runs(record)]
+    program = left.name.program
+    return [OpName(program, r.name) for r in unseen] if len(unseen) == count else []
 
 
 def _runs(record: InstructionRecord) -> bool:

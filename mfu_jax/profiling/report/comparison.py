@@ -15,7 +15,8 @@ from mfu_jax.names import IDLE
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import kernel_of, scope_of
-from mfu_jax.profiling.join.ops import DeviceWork
+from mfu_jax.profiling.breakdown.tables import WAITS
+from mfu_jax.profiling.timeline.time_attribution import summed
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
@@ -115,10 +116,7 @@ def _head(profile: Profile) -> dict[str, Any]:
 
 
 def _sums(pairs: Iterator[tuple[str, float]]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for name, seconds in pairs:
-        sums[name] = sums.get(name, 0.0) + seconds
-    return dict(sorted(sums.items(), key=lambda item: -abs(item[1])))
+    return dict(sorted(summed(pairs).items(), key=lambda item: -abs(item[1])))
 
 
 def _idle(before: MeasuredStep, after: MeasuredStep) -> Iterator[TimeChange]:
@@ -151,11 +149,7 @@ class _OpSums:
         self.runs += op.runs
         self.flops += record.flops * op.runs if record else 0
         self.hbm_bytes += record.hbm_bytes * op.runs if record else 0
-        self.is_waiting |= op.op.work in (
-            DeviceWork.COMMUNICATION,
-            DeviceWork.TRANSFER,
-            DeviceWork.HOST,
-        )
+        self.is_waiting |= op.op.work in WAITS
 
 
 _GroupKey = tuple[str, str, str]

@@ -8,53 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.names import (
-    BELOW_PEAK,
-    EXPOSED_COMMUNICATION,
-    EXPOSED_COPIES,
-    IDLE,
-    LOOPS,
-    MFU,
-    NO_INSTRUCTION,
-    VECTOR_WORK,
-)
+from mfu_jax import names
 from mfu_jax.pages.document import document, headlines, notes, quiet, section
 from mfu_jax.pages.markup import Markup, joined, number, tag
-from mfu_jax.pages.tables import Column, Word, ledger_table, rest_row, table, wide
-from mfu_jax.profiling.breakdown.tables import TableRow
+from mfu_jax.pages.tables import Word, ledger_table, rest_row, table, wide
+from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.util.formatting import percent, readable, seconds_text, short
+from mfu_jax.util.formatting import percent, seconds_text, short
 
 _UNITS = "Seconds of a step, and points of MFU: percent of the step. They sum to the step."
 
 # The class of a bar, by the start of its name; all others are work that is not the model's.
 _KINDS = (
-    (IDLE, "idle"),
-    (EXPOSED_COMMUNICATION, "communication"),
-    (NO_INSTRUCTION, "unknown"),
-    (LOOPS, "memory"),
-    (EXPOSED_COPIES, "memory"),
-    (VECTOR_WORK, "memory"),
-    (BELOW_PEAK, "below"),
-    (MFU, "model"),
+    (names.IDLE, "idle"),
+    (names.EXPOSED_COMMUNICATION, "communication"),
+    (names.NO_INSTRUCTION, "unknown"),
+    (names.LOOPS, "memory"),
+    (names.EXPOSED_COPIES, "memory"),
+    (names.VECTOR_WORK, "memory"),
+    (names.BELOW_PEAK, "below"),
+    (names.MFU, "model"),
 )
 
-_COLUMNS: tuple[Column[TableRow] | Word[TableRow], ...] = (
-    Column[TableRow]("time", lambda r: r.seconds, lambda r: seconds_text(r.seconds)),
-    Column[TableRow]("of step", lambda r: r.share_of_step, lambda r: percent(r.share_of_step)),
-    Column[TableRow]("runs", lambda r: r.runs, lambda r: f"{r.runs:g}"),
-    Column[TableRow](
-        "GFLOP", lambda r: r.flops, lambda r: readable(r.flops / 1e9) if r.flops else "–"
-    ),
-    Column[TableRow]("MFU", lambda r: r.mfu, lambda r: percent(r.mfu) if r.flops else "–"),
-    Column[TableRow]("HFU", lambda r: r.hfu, lambda r: percent(r.hfu) if r.flops else "–"),
-    Column[TableRow]("MB", lambda r: r.hbm_bytes, lambda r: readable(r.hbm_bytes / 1e6)),
-    Column[TableRow](
-        "bandwidth", lambda r: r.bandwidth_share, lambda r: percent(r.bandwidth_share)
-    ),
-    Word[TableRow]("bound by", lambda r: r.bound_by),
-)
+_COLUMNS = (*COLUMNS, Word[TableRow]("bound by", lambda r: r.bound_by))
 
 
 def page(profile: Profile) -> str:
@@ -174,15 +151,11 @@ def _row_table(by: str, rows: Sequence[TableRow]) -> Markup:
         by: what a row is.
         rows: longest first.
     """
-    body = table(
-        by,
-        rows,
-        lambda row: row.name or "(no scope)",
-        _COLUMNS,
-        foot=_rest,
-        kind="rows paths",
-    )
-    return wide(body)
+    return wide(table(by, rows, _row_name, _COLUMNS, foot=_rest, kind="rows paths"))
+
+
+def _row_name(row: TableRow) -> str:
+    return row.name or "(no scope)"
 
 
 def _rest(rows: Sequence[TableRow]) -> Markup:
@@ -196,5 +169,4 @@ def _rest(rows: Sequence[TableRow]) -> Markup:
 def _ledger(profile: Profile) -> Markup:
     """The ledger from model FLOPs to executed FLOPs of one run of the main program."""
     ledger = profile.program.ledger
-    by = "FLOPs per run of the program and device"
-    return ledger_table(by, ledger.rows(), ledger.executed)
+    return ledger_table("FLOPs per run and device", ledger.rows(), ledger.executed)

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Sequence
 
 from mfu_jax.profiling.breakdown.program_times import ProgramTime
-from mfu_jax.profiling.breakdown.tables import TableRow
+from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.util.formatting import columns, percent, printable, readable, seconds_text, short
+from mfu_jax.util.formatting import columns, percent, printable, seconds_text, short
 
 _WIDTH = 100
 
@@ -89,18 +89,7 @@ def _most(bar: Bar) -> str:
 
 def _table(kind: str, rows: Sequence[TableRow], top: int) -> list[str]:
     shown = rows[:top] if top else rows
-    head = (
-        "by " + kind,
-        "time",
-        "of step",
-        "runs",
-        "GFLOP",
-        "MFU",
-        "HFU",
-        "MB",
-        "bandwidth",
-        "bound",
-    )
+    head = (f"by {kind}", *(column.title for column in COLUMNS), "bound")
     cells = [head, *(_cells(row) for row in shown)]
     lines = columns(cells, "<>>>>>>>><")
     if len(shown) < len(rows):
@@ -112,13 +101,6 @@ def _table(kind: str, rows: Sequence[TableRow], top: int) -> list[str]:
 def _cells(row: TableRow) -> tuple[str, ...]:
     return (
         short(row.name) or "(no scope)",
-        seconds_text(row.seconds),
-        percent(row.share_of_step),
-        f"{row.runs:g}",
-        readable(row.flops / 1e9) if row.flops else "-",
-        percent(row.mfu) if row.flops else "-",
-        percent(row.hfu) if row.flops else "-",
-        readable(row.hbm_bytes / 1e6),
-        percent(row.bandwidth_share),
+        *(column.text(row) for column in COLUMNS),
         row.bound_by,
     )

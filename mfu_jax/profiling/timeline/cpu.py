@@ -13,9 +13,8 @@ the same thread, that event comes only after it: the result was ready when that 
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,9 @@ from mfu_jax.profiling.timeline.devices import (
     OpName,
     OpTable,
     Program,
-    executions_of,
+    by_start,
+    numbered,
+    spans,
 )
 from mfu_jax.profiling.trace.wire import IntArray
 from mfu_jax.profiling.trace.xspace import ABSENT, EventColumns, Trace, XLine, XPlane
@@ -35,7 +36,6 @@ _PRODUCER, _CONSUMER = "_p", "_c"
 _END, _EXECUTOR = "end: ", "ThunkExecutor::Execute"
 _WAITS = re.compile(r"(while|call|conditional)(\.|$)")  # for ops with their own events
 _AT_ONCE = 10_000_000  # picoseconds: returning from a call
-_NONE = np.zeros(0, np.int64)
 _POOL = "tf_XLAEigen"  # the names of its threads begin so
 _NUMBERS = ("program_id", "run_id", "device_ordinal", _PRODUCER, _CONSUMER)
 _TEXTS = ("hlo_op", "hlo_module")
@@ -49,8 +49,7 @@ def timelines(trace: Trace, plane: XPlane) -> Iterator[DeviceTimeline]:
     for device in np.unique(thunks["device_ordinal"]).tolist():
         chosen = thunks["device_ordinal"] == device
         of_device = {name: column[chosen] for name, column in thunks.items()}
-        timeline = _timeline(trace, 0 if device == ABSENT else device, of_device)
-        yield dataclasses.replace(timeline, threads=threads)
+        yield _timeline(trace, 0 if device == ABSENT else device, of_device, threads)
 
 
 def _thunks(plane: XPlane) -> dict[str, IntArray]:
@@ -68,16 +67,16 @@ def _thunks(plane: XPlane) -> dict[str, IntArray]:
             parts[name].append(column[chosen])
         parts["lane"].append(np.full(int(chosen.sum()), lane))
     thunks = {name: np.concatenate(columns) for name, columns in parts.items()}
-    return _until_done(thunks, _Completions(results), plane)
+    return _until_done(thunks, results, plane)
 
 
 def _until_done(
-    thunks: dict[str, IntArray], completions: _Completions, plane: XPlane
+    thunks: dict[str, IntArray], results: Sequence[_Results], plane: XPlane
 ) -> dict[str, IntArray]:
     """Extends thunks to the ends of their results, with lanes for those that outlast their call."""
     ops, inverse = np.unique(thunks["hlo_op"], return_inverse=True)
     is_waiting = np.array([_waits(plane.trace.texts[op]) for op in ops.tolist()], bool)[inverse]
-    done = completions.of(thunks[_PRODUCER], thunks["end"])
+    done = _done(results, thunks[_PRODUCER], thunks["end"])
     done = np.where(is_waiting, thunks["end"], done)
     late = np.flatnonzero(done > thunks["end"])
     lanes = thunks["lane"].copy()
@@ -97,17 +96,23 @@ def _apart(starts: IntArray, ends: IntArray) -> IntArray:
     return lanes
 
 
-def _timeline(trace: Trace, device: int, thunks: dict[str, IntArray]) -> DeviceTimeline:
+def _timeline(
+    trace: Trace, device: int, thunks: dict[str, IntArray], threads: int
+) -> DeviceTimeline:
     table = OpTable()
-    ops = _numbered(
-        [thunks["hlo_module"], thunks["program_id"], thunks["hlo_op"]],
+    modules = (thunks["hlo_module"], thunks["program_id"])
+    ops = numbered(
         lambda m, p, o: table.number(OpName(_program(trace, m, p), trace.texts[o])),
+        *modules,
+        thunks["hlo_op"],
     )
     programs: dict[tuple[Program, int], int] = {}
-    runs = _numbered(
-        [thunks["hlo_module"], thunks["program_id"], thunks["run_id"]],
+    runs = numbered(
         lambda m, p, r: programs.setdefault((_program(trace, m, p), r), len(programs)),
+        *modules,
+        thunks["run_id"],
     )
+    first, last = spans(runs, len(programs), thunks["start"], thunks["until"])
     return DeviceTimeline(
         device=f"CPU:{device}",
         platform="cpu",
@@ -117,9 +122,8 @@ def _timeline(trace: Trace, device: int, thunks: dict[str, IntArray]) -> DeviceT
         lanes=thunks["lane"],
         starts=thunks["start"],
         ends=thunks["end"],
-        executions=executions_of(
-            runs, [program for program, _ in programs], thunks["start"], thunks["until"]
-        ),
+        executions=by_start([program for program, _ in programs], first, last),
+        threads=threads,
     )
 
 
@@ -142,17 +146,6 @@ def _program(trace: Trace, module: int, number: int) -> Program:
     return Program("" if module == ABSENT else trace.texts[module], number)
 
 
-def _numbered(columns: list[IntArray], number: Callable[[int, int, int], int]) -> IntArray:
-    """A number for each row, equal for equal rows; `number` is called once per distinct row."""
-    codes = np.zeros(len(columns[0]), np.int64)
-    for column in columns:  # each has few distinct values
-        values, inverse = np.unique(column, return_inverse=True)
-        codes = codes * max(len(values), 1) + inverse
-    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    return np.array([number(*row) for row in rows], np.int64)[inverse]
-
-
 class _Results(NamedTuple):
     """The results that a thread reports.
 
@@ -167,32 +160,22 @@ class _Results(NamedTuple):
     begins: IntArray
 
 
-class _Completions:
-    """The ends of all thunks of a host.
+def _done(results: Sequence[_Results], producers: IntArray, ends: IntArray) -> IntArray:
+    """When thunks are done, picoseconds; their own ends if they are done when they return.
 
     Args:
-        results: the results of its threads.
+        results: the results of all threads.
+        producers: the thunks' ids.
+        ends: when they return, picoseconds.
     """
-
-    def __init__(self, results: Iterable[_Results]) -> None:
-        columns = zip(_Results(_NONE, _NONE, _NONE), *results, strict=True)
-        ids, times, begins = map(np.concatenate, columns)
-        order = np.argsort(ids, kind="stable")
-        self._ids, self._times, self._begins = ids[order], times[order], begins[order]
-
-    def of(self, producers: IntArray, ends: IntArray) -> IntArray:
-        """When thunks are done, picoseconds; their own ends if they are done when they return.
-
-        Args:
-            producers: the thunks' ids.
-            ends: when they return, picoseconds.
-        """
-        if not len(self._ids):
-            return ends
-        at = np.minimum(np.searchsorted(self._ids, producers), len(self._ids) - 1)
-        done = np.where(self._begins[at] >= ends, self._begins[at], self._times[at])
-        is_late = (self._ids[at] == producers) & (done > ends + _AT_ONCE)
-        return np.where(is_late, done, ends)
+    if not any(len(result.ids) for result in results):
+        return ends
+    ids, times, begins = map(np.concatenate, zip(*results, strict=True))
+    order = np.argsort(ids, kind="stable")
+    at = order[np.minimum(np.searchsorted(ids[order], producers), len(ids) - 1)]
+    done = np.where(begins[at] >= ends, begins[at], times[at])
+    is_late = (ids[at] == producers) & (done > ends + _AT_ONCE)
+    return np.where(is_late, done, ends)
 
 
 def _waits(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -138,22 +138,43 @@ class OpTable:
         return tuple(self._numbers)
 
 
-def executions_of(
-    keys: IntArray, programs: list[Program], starts: IntArray, ends: IntArray
-) -> Executions:
-    """Executions reconstructed from their ops.
+def groups(*columns: IntArray) -> IntArray:
+    """The same number, counted from 0, for events that are equal in all columns.
+
+    Sorting numbers column by column is several times as fast as sorting rows.
+    """
+    group = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if len(column) and column.min() != column.max():
+            values, codes = np.unique(column, return_inverse=True)
+            group = np.unique(group * len(values) + codes, return_inverse=True)[1]
+    return group
+
+
+def numbered(number: Callable[..., int], *columns: IntArray) -> IntArray:
+    """`number` of each event's values in all columns, called once for equal events."""
+    group = groups(*columns)
+    some = np.unique(group, return_index=True)[1]  # an event of each group
+    rows = zip(*(column[some].tolist() for column in columns), strict=True)
+    return np.array([number(*row) for row in rows], np.int64)[group]
+
+
+def spans(
+    keys: IntArray, count: int, starts: IntArray, ends: IntArray
+) -> tuple[IntArray, IntArray]:
+    """The first start and the last end of the events of each key.
 
     Args:
-        keys: each op's execution, as an index in `programs`.
-        programs: the program of each execution.
-        starts: starts of the ops.
-        ends: ends of the ops.
+        keys: each event's key, below `count`.
+        count: number of keys; those without events start after they end.
+        starts: starts of the events.
+        ends: ends of the events.
     """
-    first = np.full(len(programs), np.iinfo(np.int64).max)
-    last = np.full(len(programs), np.iinfo(np.int64).min)
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(first, keys, starts)
     np.maximum.at(last, keys, ends)
-    return by_start(programs, first, last)
+    return first, last
 
 
 def by_start(programs: Sequence[Program], starts: IntArray, ends: IntArray) -> Executions:

@@ -7,7 +7,10 @@ one of the same lane replaces it: a loop costs only what its body does not.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,17 @@ Intervals = tuple[IntArray, IntArray]
 """Starts and ends, picoseconds."""
 
 NO_PARENT = -1
+
+
+_KeyT = TypeVar("_KeyT", bound=Hashable)
+
+
+def summed(pairs: Iterable[tuple[_KeyT, float]]) -> dict[_KeyT, float]:
+    """The sum of each key's values."""
+    sums: dict[_KeyT, float] = defaultdict(float)
+    for key, value in pairs:
+        sums[key] += value
+    return dict(sums)
 
 
 @dataclass(frozen=True, kw_only=True)

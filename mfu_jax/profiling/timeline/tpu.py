@@ -19,6 +19,8 @@ from mfu_jax.profiling.timeline.devices import (
     OpTable,
     Program,
     by_start,
+    numbered,
+    spans,
 )
 from mfu_jax.profiling.trace.wire import IntArray
 from mfu_jax.profiling.trace.xspace import ABSENT, EventColumns, Metadata, Trace, XPlane
@@ -76,13 +78,15 @@ def _by_their_ops(
     executions: Executions, within: IntArray, starts: IntArray, ends: IntArray
 ) -> Executions:
     """Executions from their first op to their last; those without ops stay as they are."""
-    first, last = executions.starts.copy(), executions.ends.copy()
     inside = within >= 0
-    has_ops = np.isin(np.arange(len(first)), within)
-    first[has_ops], last[has_ops] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
-    np.minimum.at(first, within[inside], starts[inside])
-    np.maximum.at(last, within[inside], ends[inside])
-    return by_start(executions.programs, first, last)
+    count = len(executions.starts)
+    first, last = spans(within[inside], count, starts[inside], ends[inside])
+    is_empty = first > last
+    return by_start(
+        executions.programs,
+        np.where(is_empty, executions.starts, first),
+        np.where(is_empty, executions.ends, last),
+    )
 
 
 def _executions(plane: XPlane) -> Executions:
@@ -114,12 +118,11 @@ def _ops(
     kinds = [*dict.fromkeys(programs), Program("", ABSENT)]
     numbers = {program: number for number, program in enumerate(kinds)}
     of_execution = np.array([numbers[p] for p in programs] + [len(kinds) - 1])
-    pairs, inverse = np.unique(metadata * len(kinds) + of_execution[within], return_inverse=True)
-    ops = [
-        table.number(OpName(kinds[pair % len(kinds)], instruction(plane.about(pair // len(kinds)))))
-        for pair in pairs.tolist()
-    ]
-    return np.array(ops, np.int64)[inverse]
+    return numbered(
+        lambda kind, run: table.number(OpName(kinds[run], instruction(plane.about(kind)))),
+        metadata,
+        of_execution[within],
+    )
 
 
 def instruction(metadata: Metadata) -> str:

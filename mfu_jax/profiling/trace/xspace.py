@@ -7,7 +7,8 @@ requested: a line of five million takes seconds, and tens of bytes per event.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Metadata:
 
 
 _UNKNOWN = Metadata("", "", {})
+_Parts = defaultdict[int, list[Field]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,17 @@ class Trace:
         """The value of a length-delimited field, as text."""
         return self.bytes(field).decode(errors="replace")
 
+    def parts(self, message: Field) -> _Parts:
+        """The fields of a message, by number."""
+        found: _Parts = defaultdict(list)
+        for field in fields(self.view, message.start, message.end):
+            found[field.number].append(field)
+        return found
+
+    def text_in(self, parts: _Parts, number: int) -> str:
+        """The text of a message's field; empty if it has none."""
+        return self.text(parts[number][-1]) if parts[number] else ""
+
     def key(self, text: str) -> int:
         """A text's key in `texts`."""
         key = self._keys.setdefault(text, len(self.texts))
@@ -138,60 +151,27 @@ class XPlane:
 
     def __init__(self, trace: Trace, plane: Field) -> None:
         self.trace = trace
-        self.name = ""
-        entries: list[Field] = []
-        stats: list[Field] = []
-        lines: list[Field] = []
-        self.stat_names: dict[int, str] = {}
-        for field in fields(trace.view, plane.start, plane.end):
-            if field.number == 2:
-                self.name = trace.text(field)
-            elif field.number == 3:
-                lines.append(field)
-            elif field.number == 4:
-                entries.append(field)
-            elif field.number == 5:
-                self._add_stat_name(field)
-            elif field.number == 6:
-                stats.append(field)
-        self.metadata = dict(self._metadata(entry) for entry in entries)
-        self.stats = dict(map(self._stat, stats))
-        self.lines = [XLine(self, field) for field in lines]
+        parts = trace.parts(plane)
+        self.name = trace.text_in(parts, 2)
+        self.stat_names = {key: trace.text_in(named, 2) for key, named in self._entries(parts[5])}
+        self.metadata = {key: self._metadata(about) for key, about in self._entries(parts[4])}
+        self.stats = dict(map(self._stat, parts[6]))
+        self.lines = [XLine(self, field) for field in parts[3]]
 
     def about(self, kind: int) -> Metadata:
         """The metadata of one kind of event; empty if the file has none."""
         return self.metadata.get(kind, _UNKNOWN)
 
-    def _add_stat_name(self, entry: Field) -> None:
-        for key, value in self._entries(entry):
-            for field in fields(self.trace.view, value.start, value.end):
-                if field.number == 2:
-                    self.stat_names[key] = self.trace.text(field)
+    def _entries(self, entries: Iterable[Field]) -> Iterator[tuple[int, _Parts]]:
+        """Keys and messages of a map."""
+        for entry in entries:
+            parts = self.trace.parts(entry)
+            for value in parts[2]:
+                yield sum(key.value for key in parts[1]), self.trace.parts(value)
 
-    def _entries(self, entry: Field) -> Iterator[tuple[int, Field]]:
-        """Key and value of a map entry."""
-        key, value = 0, None
-        for field in fields(self.trace.view, entry.start, entry.end):
-            if field.number == 1:
-                key = field.value
-            elif field.number == 2:
-                value = field
-        if value is not None:
-            yield key, value
-
-    def _metadata(self, entry: Field) -> tuple[int, Metadata]:
-        for key, value in self._entries(entry):
-            name = display_name = ""
-            stats: dict[str, Any] = {}
-            for field in fields(self.trace.view, value.start, value.end):
-                if field.number == 2:
-                    name = self.trace.text(field)
-                elif field.number == 4:
-                    display_name = self.trace.text(field)
-                elif field.number == 5:
-                    stats.update([self._stat(field)])
-            return key, Metadata(name, display_name, stats)
-        return 0, _UNKNOWN
+    def _metadata(self, parts: _Parts) -> Metadata:
+        text = self.trace.text_in
+        return Metadata(text(parts, 2), text(parts, 4), dict(map(self._stat, parts[5])))
 
     def _stat(self, stat: Field) -> tuple[str, Any]:
         """A stat's name and value: a number, text, or bytes."""

@@ -26,6 +26,7 @@ _BACK = "went back"
 _MOST_STEPS = 256
 # A kill takes the steps that were not yet written together.
 _UNWRITTEN_SECONDS = 0.5
+_KEEPS = 0.95  # weight of earlier silences after one interval between signs of life
 
 
 @dataclass(kw_only=True, slots=True)
@@ -195,6 +196,7 @@ class _LogReader:
         self._spans: dict[tuple[str, float], float | None] = {}
         self._early: list[tuple[int, int, float]] = []
         self._broken = 0
+        self._sum = self._squares = 0.0  # of the silences between signs of life
 
     def read(self, lines: Iterable[bytes], modified: float | None) -> None:
         """Adds the lines; a broken line costs only itself.
@@ -227,6 +229,7 @@ class _LogReader:
                 return
             m = float(values["m"])
             self._offset = float(values["t"]) - m
+            self._on_sign(m - self._attempt.alive, m - self._process_began)
             self._attempt.alive = max(self._attempt.alive, m)
             if (take := getattr(self, f"_on_{event}", None)) is not None:
                 take(self._attempt, values)
@@ -243,6 +246,7 @@ class _LogReader:
         is_old = self._version == 1
         self._offset = float(values["t"]) - float(values["m"])
         self._process_began = float(values["began_m"])
+        self._sum = self._squares = 0.0
         return LoggedAttempt(
             process=int(values["process"]),
             host=str(values["host"]),
@@ -254,6 +258,26 @@ class _LogReader:
             wait_seconds=0.0 if is_old else None,
             alive=float(values["m"]),
         )
+
+    def _on_sign(self, gap: float, age: float) -> None:
+        """Notes a line, `gap` seconds after the one before it.
+
+        In between, the file's time is set at each interval; the last interval is cut short.
+        """
+        if gap > 0:
+            interval = alive_seconds(age)
+            count, rest = divmod(gap, interval)
+            keeps = _KEEPS ** (gap / interval)
+            self._sum = keeps * self._sum + gap
+            self._squares = keeps * self._squares + count * interval**2 + rest**2
+
+    def _silence(self, age: float) -> float:
+        """Mean age of the last sign of life at a random moment of a process.
+
+        A moment falls into a silence of d seconds with a probability proportional to d, on average
+        d/2 after its start.
+        """
+        return self._squares / (2 * self._sum) if self._sum else alive_seconds(age) / 2
 
     def _seen(self, wall: float) -> None:
         """The log's file changed at that time; a copy's time means nothing."""
@@ -273,7 +297,7 @@ class _LogReader:
         attempt.blocks.sort(key=lambda block: block.end_m)
         attempt.spans = [(name, begin, end) for (name, begin), end in spans.items()]
         if self._version > 1:
-            attempt.silence_seconds = alive_seconds(attempt.alive - self._process_began) / 2
+            attempt.silence_seconds = self._silence(attempt.alive - self._process_began)
             if attempt.blocks:  # known steps have their waits
                 known = attempt.blocks[-1].end_m - attempt.blocks[-1].us[-1] / 2e6
                 attempt.spans = [s for s in attempt.spans if s[0] != DATA_WAIT or s[1] > known]

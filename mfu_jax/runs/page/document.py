@@ -92,12 +92,12 @@ def _numbers(run: RunData) -> list[tuple[str, str, float | None]]:
     summary, time = run.summary, run.time
     tokens = summary.tokens_per_sec_per_device
     numbers: list[tuple[str, str, float | None]] = [
-        ("MFU", percent(summary.mfu), summary.mfu),
-        ("HFU", percent(summary.hfu), summary.hfu),
+        ("mean MFU", percent(summary.mfu), summary.mfu),
+        ("mean HFU", percent(summary.hfu), summary.hfu),
         ("goodput", percent(time.goodput), time.goodput),
         ("effective MFU", percent(time.effective_mfu), time.effective_mfu),
         ("median step time", _seconds(summary.median_seconds), summary.median_seconds),
-        ("tokens/s/device", f"{tokens:,.1f}" if tokens else "n/a", tokens or None),
+        ("mean tokens/s/device", f"{tokens:,.1f}" if tokens else "n/a", tokens or None),
         ("steps", f"{run.answer['steps']:,}", run.answer["steps"]),
         ("wall clock", _span(time.wall_seconds), time.wall_seconds),
     ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mfu_jax.errors import UserError
+from mfu_jax.trainer.config.messages import wrong
 
 if TYPE_CHECKING:
     from mfu_jax.trainer.config.pyconfig import Config
@@ -87,18 +87,15 @@ def check_images(config: Config) -> None:
     """Raises a `UserError` if the config has images that it cannot train on."""
     if not config.images_per_sequence:
         if config.use_multimodal:
-            raise UserError("use_multimodal=true needs images_per_sequence, which is 0")
+            raise wrong(config, "use_multimodal", "it needs images_per_sequence, which is 0")
         return
-    wanted = f"images_per_sequence={config.images_per_sequence}"
     rules = TOWERS.get(config.decoder_block)
     if rules is None:
-        raise UserError(
-            f"{wanted}: the reference model has the towers of {', '.join(TOWERS)}, not that of "
-            f"decoder_block={config.decoder_block}; 0 trains the text model"
-        )
+        problem = f"the reference model has the towers of {', '.join(TOWERS)}, not that of this one"
+        raise wrong(config, "images_per_sequence decoder_block", problem)
     for key in (*_SIZES, *rules.sizes):
         if getattr(config, key) <= 0:
-            raise UserError(f"{wanted} needs {key}, which is {getattr(config, key)}")
+            raise wrong(config, f"images_per_sequence {key}", f"it needs {key}")
     _check_patches(config, rules)
     if rules.goes_deep:
         _check_depth(config)
@@ -108,66 +105,43 @@ def _check_depth(config: Config) -> None:
     """Checks the position table, and which of the tower's inner layers feed the decoder."""
     rows = config.num_position_embeddings_for_vit
     if math.isqrt(rows) ** 2 != rows:
-        raise UserError(
-            f"num_position_embeddings_for_vit={rows}: expected a square, whose table of places is "
-            "stretched to an image's patches"
-        )
+        expected = "expected a square, whose table is stretched to an image's patches"
+        raise wrong(config, "num_position_embeddings_for_vit", expected)
     if config.out_hidden_size_for_vit not in (0, config.emb_dim):
-        raise UserError(
-            f"out_hidden_size_for_vit={config.out_hidden_size_for_vit}: expected "
-            f"emb_dim={config.emb_dim}, which it is added to"
-        )
+        expected = f"expected emb_dim={config.emb_dim}, which it is added to"
+        raise wrong(config, "out_hidden_size_for_vit", expected)
     deep, layers = config.deepstack_visual_indexes_for_vit, config.num_hidden_layers_for_vit
     fits = len(deep) <= config.num_decoder_layers and all(0 <= n < layers for n in deep)
     if not fits or list(deep) != sorted(set(deep)):
-        raise UserError(
-            f"deepstack_visual_indexes_for_vit={list(deep)}: expected ascending numbers below "
-            f"num_hidden_layers_for_vit={layers}, one for each of the first layers of at most "
-            f"num_decoder_layers={config.num_decoder_layers}"
-        )
+        expected = f"expected ascending numbers below {layers}, at most one for each decoder layer"
+        keys = "deepstack_visual_indexes_for_vit num_hidden_layers_for_vit num_decoder_layers"
+        raise wrong(config, keys, expected)
 
 
 def _sides(config: Config, rules: TowerRules) -> tuple[int, ...]:
     """Side of a square image, or an image's height and width, in pixels."""
     size = getattr(config, rules.side)
     sides = (size,) if isinstance(size, int) else tuple(size)
-    if len(sides) not in (1, 2) or min(sides) <= 0 or (len(sides) == 2 and not rules.oblong):
+    if len(sides) > (2 if rules.oblong else 1) or not sides or min(sides) <= 0:
         wanted = "a size, or [height, width]" if rules.oblong else "the side of a square"
-        raise UserError(
-            f"images_per_sequence needs {rules.side}, which is {size}: expected {wanted}"
-        )
+        raise wrong(config, rules.side, f"expected {wanted}")
     return sides
-
-
-def _rows(config: Config, rules: TowerRules) -> int:
-    """Rows of each axis's position table; 0: as many as needed."""
-    return getattr(config, rules.rows) if rules.rows else 0
 
 
 def _check_patches(config: Config, rules: TowerRules) -> None:
     """Checks the sides and widths of a tower that must divide each other."""
-    joined, most = rules.joined(config), _rows(config, rules)
+    joined = rules.joined(config)
+    most = getattr(config, rules.rows) if rules.rows else math.inf
     for side in _sides(config, rules):
         patches = side // config.patch_size_for_vit
-        if patches < joined or patches % joined:
-            raise UserError(
-                f"{rules.side}: {side} pixels make {patches} patches; expected a multiple of "
-                f"{joined}, which become one token"
-            )
-        if most and patches > most:
-            raise UserError(
-                f"{rules.side}: {side} pixels make {patches} patches; expected at most "
-                f"{rules.rows}={most}"
-            )
+        if patches < joined or patches % joined or patches > most:
+            expected = f"a multiple of {joined}, which become one token, and at most {most}"
+            problem = f"{side} pixels make {patches} patches; expected {expected}"
+            raise wrong(config, rules.side, problem)
     width, heads = config.hidden_size_for_vit, config.num_attention_heads_for_vit
     if width % (heads * rules.head_unit):
-        raise UserError(
-            f"hidden_size_for_vit={width}: expected a multiple of {heads * rules.head_unit}, for "
-            f"num_attention_heads_for_vit={heads}"
-        )
+        expected = f"expected a multiple of {heads * rules.head_unit}"
+        raise wrong(config, "hidden_size_for_vit num_attention_heads_for_vit", expected)
     if rules.mlp_reads_squares and config.intermediate_size_for_vit != width * joined**2:
-        raise UserError(
-            f"intermediate_size_for_vit={config.intermediate_size_for_vit}: the MLP behind the "
-            f"patches reads {joined**2} of hidden_size_for_vit={width}; expected "
-            f"{width * joined**2}"
-        )
+        expected = f"expected {width * joined**2}: the MLP reads {joined**2} patches at once"
+        raise wrong(config, "intermediate_size_for_vit hidden_size_for_vit", expected)

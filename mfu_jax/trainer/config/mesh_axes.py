@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
+from mfu_jax.trainer.config.messages import wrong
 from mfu_jax.util.values import typed
 
 _log = logging.getLogger("mfu_jax")
@@ -157,9 +158,7 @@ def _shown(sizes: Mapping[str, int]) -> str:
 
 def check_shape(config: Any, shape: MeshShape) -> None:
     """Raises a `UserError` if an axis does not divide a size that it splits."""
-    heads: tuple[str, ...] = ("num_query_heads",)
-    if config.attention_type != "mla":
-        heads += ("num_kv_heads",)
+    heads = ("num_query_heads", "num_kv_heads")[: 1 if config.attention_type == "mla" else 2]
     width = "moe_mlp_dim" if config.num_experts > 1 else "mlp_dim"
     sizes = shape.sizes
     split: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -184,18 +183,12 @@ def check_shape(config: Any, shape: MeshShape) -> None:
         parts = math.prod(sizes[axis] for axis in axes)
         for key in keys:
             if getattr(config, key) % parts:
-                used = [axis for axis in axes if sizes[axis] > 1]
-                raise UserError(
-                    f"{key}={getattr(config, key)} is not divisible by {' × '.join(used)}={parts}, "
-                    f"over which it is split"
-                )
+                used = " × ".join(axis for axis in axes if sizes[axis] > 1)
+                raise wrong(config, key, f"not divisible by {used}={parts}, which splits it")
     images = config.images_per_sequence * max(config.tiles_per_image, 1)
     if images % sizes["context"]:
-        raise UserError(
-            f"images_per_sequence={config.images_per_sequence} makes {images} images and tiles of "
-            f"each sequence, which context={sizes['context']} does not divide; expected whole "
-            "images on each of its devices"
-        )
+        problem = f"{images} images and tiles, which context={sizes['context']} does not divide"
+        raise wrong(config, "images_per_sequence", problem)
 
 
 def check_batch(config: Any, shape: MeshShape, devices: int) -> None:
@@ -204,9 +197,8 @@ def check_batch(config: Any, shape: MeshShape, devices: int) -> None:
     if batch % shape.batch_shards:
         names = " × ".join(axis.name for axis in AXES if axis.splits_batch)
         raise UserError(
-            f"the batch of {float(batch):g} sequences (per_device_batch_size="
-            f"{config.per_device_batch_size:g} × {devices} devices) is not divisible by the mesh's "
-            f"{names} = {shape.batch_shards}"
+            f"the batch of {float(batch):g} sequences (per_device_batch_size × {devices} devices) "
+            f"is not divisible by the mesh's {names} = {shape.batch_shards}"
         )
     _check_microbatches(config, shape, batch)
 
@@ -218,8 +210,7 @@ def _check_microbatches(config: Any, shape: MeshShape, batch: Fraction) -> None:
     if stages > 1 and (count < stages or batch % (parts * count)):
         raise UserError(
             f"num_pipeline_microbatches={count} with pipeline={stages}: expected {stages} or more, "
-            f"and a divisor of {batch // parts}, the sequences that a pipeline gets (the batch of "
-            f"{batch} over data × fsdp × expert = {parts})"
+            f"and a divisor of {batch // parts}, the sequences that a pipeline gets"
         )
 
 
@@ -280,8 +271,7 @@ def _one_value(own: str, given: Mapping[str, Any], where: str) -> Any:
 
 def _say_stand_in(key: str, value: Any, own: str, where: str) -> None:
     match = _MAXTEXT_KEY.fullmatch(key)
-    stand_ins = {name for axis in AXES for name in axis.stand_ins}
-    if match and match[2] in stand_ins and str(value) != "1":
+    if match and any(match[2] in axis.stand_ins for axis in AXES) and str(value) != "1":
         _log.info("%s: %s is split as %s: its transfers differ from MaxText's", where, key, own)
 
 

@@ -20,6 +20,7 @@ from mfu_jax.settings import MetricsKeys
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.trainer.config.image_rules import TOWERS
 from mfu_jax.trainer.config.mesh_axes import own_names
+from mfu_jax.trainer.config.messages import as_argument
 from mfu_jax.trainer.config.model_keys import (
     FinetuningKeys,
     KernelKeys,
@@ -31,7 +32,7 @@ from mfu_jax.trainer.config.model_keys import (
 from mfu_jax.trainer.config.scaling import scaled_down
 from mfu_jax.trainer.config.validation import validate
 from mfu_jax.util.arguments import own_key, parse
-from mfu_jax.util.values import field_types, shown, typed
+from mfu_jax.util.values import field_types, typed
 from mfu_jax.util.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 _log = logging.getLogger("mfu_jax")
@@ -190,26 +191,21 @@ def from_mapping(
                 hint = nearest(key, base) or "; configs/base.yml lists them all"
                 raise UserError(f"{name}: unknown key {key!r}{hint}")
     model_name = str(overrides.get("model_name", values.get("model_name", "")))
-    sees = _sees(values, overrides, base)
-    model = _model_values(model_name, base, sees=sees) if model_name else {}
-    if _scale(values, overrides, base) == "tiny":
+    chosen = {**base, **values, **overrides}
+    sees, scale = (_typed(key, chosen[key]) for key in ("images_per_sequence", "scale"))
+    model = _model_values(model_name, base, sees=bool(sees)) if model_name else {}
+    if scale == "tiny":
         if not model:
-            raise UserError(
-                "scale=tiny scales a named model; give model_name, for example llama3-8b"
-            )
+            raise UserError("scale=tiny scales a named model; give model_name, as in llama3-8b")
         model = scaled_down(model)
     own = _own_values(values, model, base)
     given = {**own, **overrides}
-    kinds = field_types(Config)
-    may_override = typed("override_model_config", given.get("override_model_config", False), bool)
-    if not may_override:
+    if not _typed("override_model_config", given.get("override_model_config", False)):
         remaining = {key: value for key, value in own.items() if key not in overrides}
         _refuse_contradictions(remaining, where, model_name, model)
         _refuse_contradictions(overrides, "command line", model_name, model)
     merged = {**base, **(defaults or {}), **model, **given}
-    return Config(
-        **{k: typed(k, value, kinds[k], note=_NOTES.get(k, "")) for k, value in merged.items()}
-    )
+    return Config(**{key: _typed(key, value) for key, value in merged.items()})
 
 
 def _own_values(
@@ -228,19 +224,13 @@ def _refuse_contradictions(
     given: Mapping[str, Any], where: str, model_name: str, model: Mapping[str, Any]
 ) -> None:
     """Refuses a size that contradicts the named model's."""
-    kinds = field_types(Config)
     for key in (key for key in model if key in given):
-        wanted, has = typed(key, given[key], kinds[key]), typed(key, model[key], kinds[key])
+        wanted, has = _typed(key, given[key]), _typed(key, model[key])
         if wanted != has:
             raise UserError(
-                f"{where}: {key}={_shown(wanted)} contradicts model_name={model_name}, which has "
-                f"{key}={_shown(has)}; leave {key} out, or set override_model_config=true to "
-                f"train a changed model"
+                f"{where}: {key}={as_argument(wanted)} contradicts model_name={model_name}, which "
+                f"has {key}={as_argument(has)}; leave it out, or set override_model_config=true"
             )
-
-
-def _shown(value: Any) -> str:
-    return shown(list(value) if isinstance(value, tuple) else value)
 
 
 @functools.cache
@@ -249,15 +239,8 @@ def base_defaults() -> Mapping[str, Any]:
     return read_mapping(CONFIG_FOLDER / "base.yml")
 
 
-def _scale(values: Mapping[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-    wanted = overrides.get("scale", values.get("scale", base["scale"]))
-    return str(typed("scale", wanted, field_types(Config)["scale"]))
-
-
-def _sees(values: Mapping[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    """Whether sequences have images."""
-    key = "images_per_sequence"
-    return bool(typed(key, overrides.get(key, values.get(key, base[key])), int))
+def _typed(key: str, value: Any) -> Any:
+    return typed(key, value, field_types(Config)[key], note=_NOTES.get(key, ""))
 
 
 def _model_values(name: str, base: Mapping[str, Any], *, sees: bool) -> Mapping[str, Any]:
@@ -272,12 +255,11 @@ def _model_values(name: str, base: Mapping[str, Any], *, sees: bool) -> Mapping[
     if foreign:
         raise UserError(
             f"model_name {name!r} needs {', '.join(foreign)}, which the reference trainer does not "
-            f"build (its blocks are {', '.join(blocks)}); `mfu-jax flops {name}` counts it "
-            "nevertheless"
+            f"build (its blocks are {', '.join(blocks)}); `mfu-jax flops {name}` counts it"
         )
     if len(text) < len(values):
-        more = "; images_per_sequence=1 adds its tower"
-        more = more if values.get("decoder_block") in TOWERS else ""
+        has_tower = values.get("decoder_block") in TOWERS
+        more = "; images_per_sequence=1 adds its tower" if has_tower else ""
         _log.info("%s: its text model is trained, without its towers%s", name, more)
     return text
 

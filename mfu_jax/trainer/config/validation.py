@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from mfu_jax.errors import UserError, nearest
+from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import check_path
 from mfu_jax.trainer.config.image_rules import check_images
 from mfu_jax.trainer.config.mesh_axes import axis_keys
+from mfu_jax.trainer.config.messages import check_names, wrong
 from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.util.values import shown
 
@@ -71,13 +72,13 @@ def _check_ranges(config: Config) -> None:
             raise UserError(f"{field.name}={shown(value)}: expected a number below 2^{bits}")
     for key in _POSITIVE:
         if getattr(config, key) <= 0:
-            raise UserError(f"{key}={getattr(config, key)}: expected more than 0")
+            raise wrong(config, key, "expected more than 0")
     for key in _NOT_NEGATIVE:
         if getattr(config, key) < 0:
-            raise UserError(f"{key}={getattr(config, key)}: expected 0 or more")
+            raise wrong(config, key, "expected 0 or more")
     for key in _FRACTIONS:
         if not 0 <= getattr(config, key) <= 1:
-            raise UserError(f"{key}={getattr(config, key)}: expected a fraction from 0 to 1")
+            raise wrong(config, key, "expected a fraction from 0 to 1")
 
 
 # Blocks → the sizes that they require.
@@ -90,69 +91,45 @@ _NEEDED = {
 def _check_model(config: Config) -> None:
     for key in _NEEDED.get(config.decoder_block, ()):
         if not getattr(config, key):
-            raise UserError(f"decoder_block={config.decoder_block} needs {key}, which is 0")
+            raise wrong(config, "decoder_block", f"it needs {key}, which is 0")
     if config.decoder_block == "deepseek4" and (
         len(config.compress_ratios) < config.num_decoder_layers
     ):
-        raise UserError(
-            f"compress_ratios has {len(config.compress_ratios)} entries; expected one for each of "
-            f"num_decoder_layers={config.num_decoder_layers}"
-        )
+        raise wrong(config, "compress_ratios num_decoder_layers", "expected a ratio for each layer")
     if config.engram_layers and len(config.engram_vocab_bases) != config.engram_max_ngram_size - 1:
-        raise UserError(
-            f"engram_vocab_bases has {len(config.engram_vocab_bases)} entries; expected one for "
-            f"each n-gram from 2 to engram_max_ngram_size={config.engram_max_ngram_size}"
-        )
+        expected = "expected an entry for each n-gram from 2 to that size"
+        raise wrong(config, "engram_vocab_bases engram_max_ngram_size", expected)
+    heads = "num_query_heads num_kv_heads"
     if config.num_query_heads % config.num_kv_heads:
-        raise UserError(
-            f"num_query_heads={config.num_query_heads} is not divisible by "
-            f"num_kv_heads={config.num_kv_heads}: every key/value head serves as many query heads"
-        )
+        raise wrong(config, heads, "every key/value head serves as many query heads")
     equal = config.num_query_heads == config.num_kv_heads
     if config.fused_qkv and not (equal and config.decoder_block in FUSED_BLOCKS):
-        raise UserError(
-            f"fused_qkv=true with decoder_block={config.decoder_block}, "
-            f"num_query_heads={config.num_query_heads}, num_kv_heads={config.num_kv_heads}; "
-            f"expected as many of each, and one of {', '.join(FUSED_BLOCKS)}"
-        )
+        expected = f"expected as many of each, and one of {', '.join(FUSED_BLOCKS)}"
+        raise wrong(config, f"fused_qkv decoder_block {heads}", expected)
     if not 1 <= len(config.mlp_activations) <= 2:
-        raise UserError(
-            f"mlp_activations={list(config.mlp_activations)}: expected one entry (plain MLP) or "
-            "two (gated MLP), for example [silu, linear]"
-        )
-    for activation in config.mlp_activations:
-        if activation not in _ACTIVATIONS:
-            raise UserError(
-                f"mlp_activations: unknown activation {activation!r}"
-                f"{nearest(activation, _ACTIVATIONS)}; expected {', '.join(_ACTIVATIONS)}"
-            )
-    rows = config.trainable_position_size
-    if rows and rows < config.max_target_length:
-        raise UserError(
-            f"max_target_length={config.max_target_length} needs as many learned positions, but "
-            f"trainable_position_size={rows}; shorten the sequences"
-        )
+        expected = "expected one entry (plain MLP) or two (gated MLP), as in [silu,linear]"
+        raise wrong(config, "mlp_activations", expected)
+    check_names(config, "mlp_activations", _ACTIVATIONS)
+    if 0 < config.trainable_position_size < config.max_target_length:
+        keys = "max_target_length trainable_position_size"
+        raise wrong(config, keys, "expected as many learned positions; shorten the sequences")
     if config.head_dim % 2:
-        raise UserError(
-            f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"
-        )
+        raise wrong(config, "head_dim", "RoPE rotates pairs, so it must be even")
 
 
 def _check_rope(config: Config) -> None:
     if config.rope_type != "longrope":
         return
     if config.original_max_position_embeddings < 2:
-        raise UserError("rope_type=longrope needs original_max_position_embeddings, of pretraining")
+        raise wrong(config, "rope_type", "it needs original_max_position_embeddings")
     is_latent = config.attention_type == "mla"
     width = config.head_dim * config.partial_rotary_factor
     pairs = (config.qk_rope_head_dim if is_latent else round(width)) // 2
     for key in ("rope_short_factor", "rope_long_factor"):
         factors = getattr(config, key)
         if len(factors) != pairs or min(factors) <= 0:
-            raise UserError(
-                f"{key} has {len(factors)} entries; rope_type=longrope expects a positive one for "
-                f"each of the {pairs} pairs of a head that are rotated"
-            )
+            expected = f"expected {pairs} positive numbers, one for each rotated pair of a head"
+            raise wrong(config, f"rope_type {key}", expected)
 
 
 # DeepSeek V4: tokens per compressed key where an indexer picks the keys.
@@ -162,64 +139,40 @@ INDEXED_RATIO = 4
 def _check_indexer(config: Config) -> None:
     if not config.indexer_loss_scaling_factor:
         return
-    wanted = f"indexer_loss_scaling_factor={config.indexer_loss_scaling_factor:g}"
-    of_compressed = config.decoder_block == "deepseek4"
+    key, of_compressed = "indexer_loss_scaling_factor", config.decoder_block == "deepseek4"
     if not of_compressed and not (config.use_indexer and config.decoder_block == "deepseek"):
-        raise UserError(
-            f"{wanted}: expected decoder_block=deepseek with use_indexer=true, or deepseek4, whose "
-            "indexers the reference model has"
-        )
+        expected = "expected decoder_block=deepseek with use_indexer=true, or deepseek4"
+        raise wrong(config, key, expected)
     ratio = INDEXED_RATIO if of_compressed else 1
     if of_compressed and ratio not in config.compress_ratios[: config.num_decoder_layers]:
-        raise UserError(f"{wanted}: expected a layer of ratio {ratio} in compress_ratios")
+        raise wrong(config, key, f"expected a layer of ratio {ratio} in compress_ratios")
     if (keys := config.max_target_length // ratio) <= config.indexer_topk:
-        raise UserError(
-            f"{wanted}: sequences of max_target_length={config.max_target_length} tokens have "
-            f"{keys} keys, of which none is left out; expected more than "
-            f"indexer_topk={config.indexer_topk}"
-        )
+        problem = f"sequences have {keys} keys, expected more than indexer_topk"
+        raise wrong(config, f"{key} max_target_length indexer_topk", problem)
 
 
 def _check_experts(config: Config) -> None:
     if config.num_experts_per_tok > config.num_experts:
-        raise UserError(
-            f"num_experts_per_tok={config.num_experts_per_tok} is more than num_experts="
-            f"{config.num_experts}: a token goes to an expert once"
-        )
+        raise wrong(config, "num_experts_per_tok num_experts", "a token goes to an expert once")
     if config.num_experts > 1 and not config.moe_mlp_dim:
-        raise UserError(
-            f"num_experts={config.num_experts} needs moe_mlp_dim, the experts' hidden width"
-        )
+        raise wrong(config, "num_experts", "it needs moe_mlp_dim, the experts' hidden width")
     groups, best = config.n_routing_groups, config.topk_routing_group
     if groups > 1 and (config.num_experts % groups or not 0 < best <= groups):
-        raise UserError(
-            f"n_routing_groups={groups} topk_routing_group={best} with num_experts="
-            f"{config.num_experts}: expected groups of equal size, and 1 to {groups} open ones"
-        )
+        expected = f"expected groups of equal size, and 1 to {groups} open ones"
+        raise wrong(config, "n_routing_groups topk_routing_group num_experts", expected)
 
 
 def _check_remat(config: Config) -> None:
-    for name in config.remat_save_names:
-        if name not in REMAT_NAMES:
-            raise UserError(
-                f"remat_save_names: unknown name {name!r}{nearest(name, REMAT_NAMES)}; "
-                f"expected {', '.join(REMAT_NAMES)}"
-            )
+    check_names(config, "remat_save_names", REMAT_NAMES)
     if config.remat_policy != "custom":
         for name in REMAT_NAMES:
             default = "device" if name == "decoder_layer_input" else "remat"
             if getattr(config, name) != default:
-                raise UserError(
-                    f"{name}={getattr(config, name)} with remat_policy={config.remat_policy} has "
-                    f"no effect; set remat_policy=custom"
-                )
+                problem = f"{name} has no effect; set remat_policy=custom"
+                raise wrong(config, f"{name} remat_policy", problem)
     if bool(config.remat_save_names) != (config.remat_policy == "names"):
-        raise UserError(
-            f"remat_policy={config.remat_policy} with remat_save_names="
-            f"{list(config.remat_save_names)}: expected at least one name with the policy "
-            f"'names' and none with the others; for example remat_policy=names "
-            f"remat_save_names=[context]"
-        )
+        expected = "expected names with the policy 'names', as in [context], and only with it"
+        raise wrong(config, "remat_policy remat_save_names", expected)
 
 
 _RANGES = tuple(f"{of}_quantization_calibration_method" for of in ("weight", "act", "bwd"))
@@ -229,15 +182,9 @@ def _check_quantization(config: Config) -> None:
     for key in _RANGES:
         given = getattr(config, key)
         if given != "absmax" and not config.quantization:
-            raise UserError(
-                f"{key}={given} has no effect without quantization; set, for example, "
-                "quantization=fp8_full"
-            )
+            raise wrong(config, key, "no effect without quantization, as in quantization=fp8_full")
         if given != "absmax" and not _is_fixed_range(given):
-            raise UserError(
-                f"{key}={given}: expected absmax, or fixed,LOW,HIGH with LOW below 0 below HIGH, "
-                "for example fixed,-224,224"
-            )
+            raise wrong(config, key, "expected absmax, or fixed,LOW,HIGH with 0 in between")
 
 
 def _is_fixed_range(text: str) -> bool:
@@ -250,64 +197,48 @@ def _is_fixed_range(text: str) -> bool:
     return method == "fixed" and -float("inf") < low < 0 < high < float("inf")
 
 
-_ADAPTABLE = "q_proj k_proj v_proj o_proj q_a q_b kv_a kv_b wi wi_0 wi_1 wo".split()
+_ADAPTABLE = tuple("q_proj k_proj v_proj o_proj q_a q_b kv_a kv_b wi wi_0 wi_1 wo".split())
 _BOTTOM, _TOP = {"tokens", "embedding"}, {"logits", "head"}
 
 
 def _check_trained(config: Config) -> None:
     tiles = config.num_vocab_tiling
-    if tiles > 1 and config.max_target_length % (tiles * max(1, config.context_parallelism)):
-        raise UserError(
-            f"num_vocab_tiling={tiles}: expected a number that divides the "
-            f"max_target_length={config.max_target_length} tokens of a sequence, of each device of "
-            "context_parallelism"
-        )
+    if config.max_target_length % (tiles * max(1, config.context_parallelism)) and tiles > 1:
+        expected = "expected a number that divides the tokens of a sequence on each device"
+        raise wrong(config, "max_target_length context_parallelism num_vocab_tiling", expected)
     if config.use_dpo and tiles > 1:
-        raise UserError("num_vocab_tiling with use_dpo=true: DPO needs all logits; set it to 1")
+        raise wrong(config, "use_dpo num_vocab_tiling", "DPO needs all logits; set it to 1")
     if config.use_dpo and config.mtp_num_layers:
-        raise UserError(
-            f"use_dpo=true with mtp_num_layers={config.mtp_num_layers}: DPO compares whole answers "
-            "and trains no further predictions; set it to 0"
-        )
+        problem = "DPO compares whole answers and trains no further predictions; set it to 0"
+        raise wrong(config, "use_dpo mtp_num_layers", problem)
     if config.lora_rank and config.frozen:
-        raise UserError("lora_rank freezes all but the adapters; leave frozen out")
-    for name in config.lora_targets if config.lora_rank else ():
-        if name not in _ADAPTABLE:
-            raise UserError(
-                f"lora_targets names {name!r}{nearest(name, _ADAPTABLE)}; expected some of "
-                f"{', '.join(_ADAPTABLE)}"
-            )
+        raise wrong(config, "lora_rank frozen", "adapters freeze the rest; leave frozen out")
+    if config.lora_rank:
+        check_names(config, "lora_targets", _ADAPTABLE)
     frozen = set(config.frozen)
     if config.logits_via_embedding and bool(frozen & _BOTTOM) != bool(frozen & _TOP):
-        raise UserError(
-            f"frozen={list(config.frozen)} names one end of a tied embedding; name tokens and "
-            "logits, or neither"
-        )
+        problem = "one end of a tied embedding; name tokens and logits, or neither"
+        raise wrong(config, "frozen", problem)
 
 
 def _check_run_name(name: str) -> None:
-    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+    is_name = name not in ("", ".", "..") and "/" not in name and name.isprintable()
+    if not is_name or len(name.encode(errors="surrogatepass")) > 255:
         raise UserError(
-            f"run_name={name!r}: expected the name of a folder: printable, without '/', not '.' "
-            f"or '..'"
+            f"run_name={name[:40]!r}: expected the name of a folder: printable, without '/', not "
+            f"'.' or '..', and at most 255 bytes"
         )
-    if len(name.encode(errors="surrogatepass")) > 255:
-        raise UserError(f"run_name={name[:40]!r}… is too long: expected at most 255 bytes")
 
 
 def _check_run(config: Config) -> None:
     for key in axis_keys():
         if (size := getattr(config, key)) < 1 and size != -1:
-            raise UserError(f"{key}={size}: expected 1 or more, or -1 for all remaining devices")
+            raise wrong(config, key, "expected 1 or more, or -1 for all remaining devices")
     if (count := config.num_pipeline_microbatches) < 1 and count != -1:
-        raise UserError(
-            f"num_pipeline_microbatches={count}: expected 1 or more, or -1 for as many as stages"
-        )
+        expected = "expected 1 or more, or -1 for as many as stages"
+        raise wrong(config, "num_pipeline_microbatches", expected)
     _check_run_name(config.run_name)
     for key in ("base_output_directory", "metrics_file", "tensorboard_dir", "profile_dir"):
         check_path(getattr(config, key), key)
     if config.process_id >= config.num_processes:
-        raise UserError(
-            f"process_id={config.process_id} with num_processes={config.num_processes}: "
-            "processes are numbered from 0"
-        )
+        raise wrong(config, "process_id num_processes", "processes are numbered from 0")

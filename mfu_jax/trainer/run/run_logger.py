@@ -29,6 +29,7 @@ from mfu_jax.settings import MetricsKeys, Settings
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import local_path
 from mfu_jax.storage.locks import FileLock
+from mfu_jax.trainer.config.messages import as_argument
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.run.overheads import known_overheads, pipeline_schedule
 from mfu_jax.trainer.run.stopping import StopRequest
@@ -184,14 +185,3 @@ def _shares(config: Config) -> str:
     tflops = calculate_tflops_per_device(config, config.convention)
     weights, attention = tflops.learnable_weight, tflops.attention
     return f"{config.convention}: weights {weights:.6g}, attention {attention:.6g}"
-
-
-def as_argument(value: object) -> str:
-    """A value as the command line takes it, so that a logged config can be rerun.
-
-    >>> as_argument(("silu", "linear")), as_argument((0, 4, 128)), as_argument(True)
-    ('[silu,linear]', '[0,4,128]', 'true')
-    """
-    if isinstance(value, tuple):
-        return f"[{','.join(map(str, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -55,7 +55,7 @@ def verdict(what: str, head: Sequence[str], rows: Sequence[Judged], *, is_writte
     cells = [row.cells for row in rows]
     print("\n".join(columns([head, *cells], "<><>>>" + ">" * (len(head) - 7) + "<")))
     if is_written:
-        results.write("planted_faults", what, results.named(head, cells))
+        results.write("planted_faults", what, [dict(zip(head, row, strict=True)) for row in cells])
     return int(not all(row.is_right for row in rows))
 
 

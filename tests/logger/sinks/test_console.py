@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.sinks.console import format_window
 from mfu_jax.sinks import SINKS, ConsoleSink, Sink, StepRecord, make_sink, register_sink
 
 SCALARS = {
@@ -37,6 +38,14 @@ def line(scalars: dict[str, float] | None = None, **fields: object) -> str:
         StepRecord(step=7, unix_seconds=0.0, scalars=values, **fields)  # type: ignore[arg-type]
     )
     return stream.getvalue()
+
+
+def test_a_window_without_model_flops_says_so() -> None:
+    times = {f"rolling/step_time_seconds_{name}": 0.5 for name in ("median", "p90", "p99")}
+    assert format_window({"rolling/steps": 4, **times}) == (
+        "last 4 measured steps: median 0.500 s, p90 0.500 s, p99 0.500 s; "
+        "means: TFLOP/s/device: n/a, MFU: n/a, HFU: n/a"
+    )
 
 
 def test_the_line_is_maxtexts_with_mfu_and_hfu() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.join.unnamed_kernels import named_in_buffers
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, Executions, OpName, Program
 
@@ -69,7 +70,8 @@ def timeline(buffers: list[str]) -> DeviceTimeline:
 
 
 def named(buffers: list[str]) -> list[str]:
-    source = SimpleNamespace(costs=instruction_costs(TEXT))
+    ledger: Any = None  # not read
+    source = KnownProgram(costs=instruction_costs(TEXT), ledger=ledger)
     join: Any = SimpleNamespace(sources=lambda program: [source])
     found = named_in_buffers(timeline(buffers), join)
     return [found.names[op].name for op in found.ops]

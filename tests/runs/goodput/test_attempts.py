@@ -80,7 +80,7 @@ def test_a_long_wait_for_data_counts_once(tmp_path: Path) -> None:
         ("eval", 20.0, 23.0),
         ("data_wait", 24.0, None),
     ]
-    until = 30 + log.silence(30)
+    until = 30 + log.silence()
     assert {k: v for k, v in run.time.items() if v} == pytest.approx(
         {"startup": 2, "train": 11, "data_wait": 5 + 2 + until - 24, "eval": 3, "lost_steps": 1}
     )
@@ -92,10 +92,10 @@ def test_short_waits_before_a_kill_are_assumed_to_have_gone_on(tmp_path: Path) -
     log.start(0.0, 1.0)
     wait, us = S // 25, [60_000] * 100
     log.steps(12.0, 0, us, gap_us=[wait] * 100, data_us=[wait] * 100)
-    log.alive(12.5 - log.silence(12.5))
+    log.alive_before(12.5)
     run = read_run(tmp_path, now=LATER)
     assert run.time["lost_steps"] == pytest.approx(0.3, abs=0.005)
-    log.alive(62.5 - log.silence(62.5))  # in a step that hangs
+    log.alive_before(62.5)  # in a step that hangs
     run = read_run(tmp_path, now=LATER)
     assert run.time["lost_steps"] == pytest.approx(50.3, abs=0.4)
 
@@ -176,3 +176,21 @@ def test_a_run_that_was_begun_by_an_older_version(tmp_path: Path) -> None:
     assert (run.steps, run.restarts, run.lost_steps) == (20, 1, 0)
     assert {k: v for k, v in run.time.items() if v} == {"train": 20, "startup": 4, "down": 8}
     assert [attempt.how for attempt in run.attempts] == ["SIGTERM", "clean"]
+
+
+def test_lines_cut_the_time_between_two_signs_of_life(tmp_path: Path) -> None:
+    """After 10 s a sign comes every 0.2 s; a line every 0.3 s leaves silences of 0.2 and 0.1 s."""
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 10.0)
+    for number in range(1, 6):
+        log.steps(10.0 + 0.3 * number, number, [S])
+
+    def silence() -> float:
+        (attempt,), _ = read_attempts_of(tmp_path / "metrics.jsonl")
+        assert attempt.silence_seconds == pytest.approx(log.silence(), abs=1e-6)
+        return attempt.silence_seconds
+
+    assert silence() == pytest.approx((0.2**2 + 0.1**2) / (2 * 0.3), rel=0.1)
+    for number in range(6, 106):  # many lines at once say nothing about the next silence
+        log.steps(11.5 + 0.0001 * number, number, [S])
+    assert silence() == pytest.approx((0.2**2 + 0.1**2) / (2 * 0.3), rel=0.1)

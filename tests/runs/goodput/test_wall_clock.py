@@ -68,9 +68,9 @@ def test_every_second_of_a_killed_and_resumed_run(tmp_path: Path, log: WrittenLo
             "restore": 1,
             # To the first steps, less compilation and restore; the first step beyond the median.
             "startup": (8 - 1) + (5 - 1) + 1,
-            # The kill is known to half the time between two signs of life.
-            "lost_steps": 3 + 0.5 + log.silence(25),
-            "down": 5 - log.silence(25),
+            # The kill is known to the mean age of a sign of life.
+            "lost_steps": 3 + 0.5 + log.silence(),
+            "down": 5 - log.silence(),
             "slow_steps": 2,
             "idle": 1,
         },
@@ -92,8 +92,8 @@ def test_every_second_of_a_killed_and_resumed_run(tmp_path: Path, log: WrittenLo
         10,
     )
     assert first.start == pytest.approx(UNIX + 100)
-    assert first.end == pytest.approx(UNIX + 125 + log.silence(25))
-    assert sum(first.time.values()) == pytest.approx(25 + log.silence(25))
+    assert first.end == pytest.approx(UNIX + 125 + log.silence())
+    assert sum(first.time.values()) == pytest.approx(25 + log.silence())
 
 
 def test_the_moments_before_a_kill_are_divided_like_the_steps_before(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_machine_that_booted_again_is_placed_by_the_wall_clock(
     log.steps(20.0, 10, [S] * 2)
     log.stop(20.0)
     run = read_run(tmp_path, now=LATER)
-    assert run.time["down"] == pytest.approx(132 - 125 - log.silence(25))
+    assert run.time["down"] == pytest.approx(132 - 125 - log.silence())
     assert run.wall_seconds == pytest.approx(140 - 100)
 
 
@@ -171,7 +171,7 @@ def test_a_log_of_another_version_is_one_clear_line(tmp_path: Path, log: Written
     log.steps(129.0, 10, [S])
     second_attempt(log)
     run = read_run(tmp_path, now=LATER)
-    assert run.time["down"] == pytest.approx(5 - log.silence(25))
+    assert run.time["down"] == pytest.approx(5 - log.silence())
     assert len(run.notes) == 1
     assert "wrote version 3; this mfu_jax reads versions 1 and 2" in run.notes[0]
 
@@ -228,7 +228,7 @@ def test_the_last_step_before_a_pause_is_known_though_its_own_line_is_lost(
     log.alive(14.975)
     run = read_run(tmp_path, now=LATER)
     assert (run.steps, run.attempts[0].last_step) == (11, 10)
-    paused = 14.975 + log.silence(14.975) - 13
+    paused = 14.975 + log.silence() - 13
     assert spent(run) == pytest.approx({"startup": 2, "train": 11, "eval": paused})
 
 
@@ -237,7 +237,7 @@ def test_steps_that_a_checkpoint_proves_count_though_the_kill_took_their_line(
 ) -> None:
     log.start(0.0, 1.0)
     log.steps(12.0, 0, [S] * 10)
-    log.alive(14.5 - log.silence(14.5))
+    log.alive_before(14.5)
     log.start(15.0, 16.0)
     log.steps(20.0, 12, [S] * 2)
     log.stop(20.0)

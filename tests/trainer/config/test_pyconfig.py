@@ -158,7 +158,7 @@ def test_arguments_take_the_type_of_their_key(argument: str, key: str, value: ob
             ["n_routing_groups=4", "equal size"],
         ),
         (["decoder_block=deepseek4"], ["decoder_block=deepseek4", "q_lora_rank"]),
-        (["engram_layers=[1]"], ["engram_vocab_bases has 0", "engram_max_ngram_size=3"]),
+        (["engram_layers=[1]"], ["engram_vocab_bases=[]", "engram_max_ngram_size=3"]),
         (["scale=tiny"], ["scale=tiny", "model_name"]),
         (["context=4"], ["expected one of remat, device, offload", "context_parallelism"]),
         (["fsdp=2", "ici_fsdp_parallelism=2"], ["fsdp is given twice"]),

@@ -89,5 +89,5 @@ def test_the_head_runs_once_more_and_no_logits_of_all_tokens_are_left() -> None:
 def test_tiles_divide_a_sequence() -> None:
     with pytest.raises(UserError, match="num_vocab_tiling=3: expected a number that divides"):
         config(num_vocab_tiling=3)
-    with pytest.raises(UserError, match="num_vocab_tiling with use_dpo=true"):
+    with pytest.raises(UserError, match="use_dpo=true num_vocab_tiling=2"):
         config(num_vocab_tiling=2, use_dpo=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import (
@@ -18,7 +18,7 @@ from mfu_jax.flops.executed.hlo.module import (
     HloModule,
     InstructionRef,
 )
-from mfu_jax.flops.executed.hlo.value_refs import Frame, FramedInstruction, UnknownValueError
+from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
 
 _NOT_THE_VALUE = {"metadata", "backend_config", "sharding", "frontend_attributes", "calls"}
 _SAME_VALUE = {"bitcast", "copy", "copy-done", "copy-start"}
@@ -66,34 +66,17 @@ def duplicates(dataflow: Dataflow, refs: Iterable[InstructionRef]) -> list[HloIn
         if op_name := instruction.op_name:
             alike[op_name, instruction.shape.dims].append((computation, instruction))
     repeated: list[HloInstruction] = []
+    hashes = _ExpressionHashes(dataflow)
     for refs_alike in alike.values():
         if len(refs_alike) < 2:
             continue
-        framed = [(dataflow.frame_in_fusions(ref[0]), ref[1]) for ref in refs_alike]
-        # Unrolled layers look alike; their first and last operands tell most of them apart.
-        for group in _by_leaf(dataflow, framed, 0):
-            for same_ends in _by_leaf(dataflow, group, -1):
-                repeated += _repeated(dataflow, same_ends)
+        seen = set()
+        for computation, instruction in refs_alike:
+            value = hashes.value(dataflow.frame_in_fusions(computation), instruction)
+            if value in seen:
+                repeated.append(instruction)
+            seen.add(value)
     return repeated
-
-
-def _by_leaf(
-    dataflow: Dataflow, group: list[FramedInstruction], which: int
-) -> list[list[FramedInstruction]]:
-    """The instructions that share a leaf, in groups of two or more."""
-    leaves: dict[Hashable, list[FramedInstruction]] = defaultdict(list)
-    for frame, instruction in group:
-        leaves[_leaf(dataflow, frame, instruction, which)].append((frame, instruction))
-    return [alike for alike in leaves.values() if len(alike) > 1]
-
-
-def _repeated(dataflow: Dataflow, group: Iterable[FramedInstruction]) -> Iterator[HloInstruction]:
-    seen = set()
-    for frame, instruction in group:
-        value = _ExpressionHashes(dataflow).value(frame, instruction)
-        if value in seen:
-            yield instruction
-        seen.add(value)
 
 
 def _unfused(frame: Frame, instruction: HloInstruction) -> Hashable:
@@ -103,36 +86,12 @@ def _unfused(frame: Frame, instruction: HloInstruction) -> Hashable:
     return (frame.computation.name, instruction.name)
 
 
-def _leaf(dataflow: Dataflow, frame: Frame, instruction: HloInstruction, which: int) -> Hashable:
-    """Where following first (0) or last (−1) operands ends: the same key for equal values."""
-    for _ in range(MAX_DEPTH):
-        if frame.call is None:
-            return _unfused(frame, instruction)
-        if instruction.opcode == "parameter" and instruction.operand_text.isdecimal():
-            try:
-                frame, instruction = frame.argument(instruction)
-            except UnknownValueError:
-                break
-        elif instruction.opcode == "fusion":
-            try:
-                frame = dataflow.enter(frame, instruction)
-            except UnknownValueError:
-                break
-            instruction = frame.computation.root
-        elif instruction.operands:
-            instruction = frame.computation[instruction.operands[which]]
-        else:
-            return (instruction.opcode, instruction.operand_text)
-    return None
-
-
 class _ExpressionHashes:
     """Hashes what instructions compute, as expressions over unfused instructions."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
-        self.memo: dict[tuple[int, str], Hashable] = {}
-        self.frames: list[Frame] = []  # kept alive: their ids are keys of the memo
+        self.memo: dict[tuple[int, str], Hashable] = {}  # by the frame, which the dataflow keeps
 
     def value(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> Hashable:
         """Equal for two instructions that compute the same expression."""
@@ -156,7 +115,6 @@ class _ExpressionHashes:
             return self.value(frame, computation.operand(instruction, 0), depth)
         if instruction.opcode == "fusion":
             inner = self.dataflow.enter(frame, instruction)
-            self.frames.append(inner)
             return self.value(inner, inner.computation.root, depth)
         operands = (computation[name] for name in instruction.operands)
         attributes = tuple(

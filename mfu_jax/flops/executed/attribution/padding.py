@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.attribution.partly_zero import Real, slice_ranges, whole
+from mfu_jax.flops.executed.attribution.partly_zero import Real, whole
 from mfu_jax.flops.executed.attribution.zeros import Zeros, group_share, is_written_by_user
 from mfu_jax.flops.executed.formulas import textbook
 from mfu_jax.flops.executed.formulas.matmuls import LIBRARY_DOTS, result_shape
@@ -89,15 +89,10 @@ class WasteFinder:
             return Wasted()
         operands = [computation.operand(instruction, i) for i in (0, 1)]
         shapes = [*(operand.shape for operand in operands), result_shape(instruction)]
-        read = self._read(computation, instruction)
-        if self.opcodes == {"slice"}:  # the program only cuts off results
-            if read.is_all:
-                return Wasted()
-            arrays = [whole(shape) for shape in shapes[:2]]
-        else:
-            frame = self.dataflow.frame_of(computation)
-            arrays = [self.zeros.real_elements(frame, operand) for operand in operands]
-        return _difference(instruction, target, flops, [*arrays, read], shapes)
+        frame = self.dataflow.frame_of(computation)
+        arrays = [self.zeros.real_elements(frame, operand) for operand in operands]
+        arrays.append(self._read(computation, instruction))
+        return _difference(instruction, target, flops, arrays, shapes)
 
     def _cut_factor(self, computation: HloComputation, svd: HloInstruction, flops: int) -> int:
         """FLOPs on columns of a singular factor that the primitive's own slice drops."""
@@ -127,7 +122,7 @@ class WasteFinder:
         while (place := _only_user(self.dataflow.module, owner, value)) is not None:
             owner, user = place
             if user.opcode == "slice" and not is_moved and not is_written_by_user(user):
-                return Real(shape, slice_ranges(user))
+                return Real(shape, user.kept_ranges())
             if user.opcode == "select":
                 share = self._kept(owner, user)
                 return whole(shape)._replace(share=share or Fraction(1))

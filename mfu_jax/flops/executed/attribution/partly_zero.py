@@ -17,7 +17,6 @@ from mfu_jax.flops.executed.hlo.module import HloInstruction
 from mfu_jax.flops.executed.hlo.shapes import Shape
 
 _LAYOUT = re.compile(r"\{([\d,]+)")
-_SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 
 
 class Real(NamedTuple):
@@ -51,18 +50,6 @@ class Real(NamedTuple):
 def whole(shape: Shape) -> Real:
     """An array without known zeros."""
     return Real(shape, tuple(map(range, shape.dims)))
-
-
-def slice_ranges(instruction: HloInstruction) -> tuple[range, ...]:
-    """The positions that a ``slice`` keeps.
-
-    Raises:
-        HloParseError: it does not give them for each of its dimensions.
-    """
-    found = _SLICE.findall(instruction.attribute("slice"))
-    if len(found) != len(instruction.shape.dims):
-        raise instruction.error("slice without the positions that it keeps")
-    return tuple(range(int(start), int(end), int(step or 1)) for start, end, step in found)
 
 
 def padded(real: Real, pad: HloInstruction, source: HloInstruction) -> Real:
@@ -101,7 +88,7 @@ def reversed_(real: Real, reverse: HloInstruction, source: HloInstruction) -> Re
 
 def sliced(real: Real, cut: HloInstruction, source: HloInstruction) -> Real:
     dims = []
-    for positions, kept in zip(real.dims, slice_ranges(cut), strict=True):
+    for positions, kept in zip(real.dims, cut.kept_ranges(), strict=True):
         if kept.step != 1:
             return whole(cut.shape)
         start = range(positions.start - kept.start, positions.stop - kept.start, positions.step)

@@ -18,7 +18,13 @@ import numpy as np
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.opcodes import DIFFER_BY_DEVICE
-from mfu_jax.flops.executed.hlo.replica_groups import groups_text, iota, numbers, replica_groups
+from mfu_jax.flops.executed.hlo.replica_groups import (
+    device_pairs,
+    groups_text,
+    iota,
+    numbers,
+    replica_groups,
+)
 
 _CALLS = ("fusion", "call", "async-start")
 # For each device, the first device that holds the same value; for a tuple, those of its elements.
@@ -243,10 +249,8 @@ class _ReplicaWalk:
         self, instruction: HloInstruction, operands: list[Replicas], depth: int
     ) -> Replicas:
         held = self._whole(operands)
-        text = instruction.attributes.get("source_target_pairs", "")
-        pairs = [numbers(pair) for pair in re.findall(r"\{(\d+,\d+)\}", text)]
         keys: list[Hashable] = [None] * self.devices  # devices that receive nothing hold zeros
-        for source, target in pairs:
+        for source, target in device_pairs(instruction):
             keys[target] = held[source]
         return self.one(_canonical(keys))
 

@@ -12,7 +12,6 @@ from fractions import Fraction
 from mfu_jax.flops.executed.attribution.partly_zero import MOVES, Real, whole
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
-from mfu_jax.flops.executed.hlo.validation import one_integer
 from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
 from mfu_jax.flops.lengths import Lengths
 
@@ -93,7 +92,7 @@ class Zeros:
             return whole(instruction.shape)
         inner = self.dataflow.enter(frame, source)
         results = len(inner.computation.root.operands)
-        index = one_integer(instruction, "index", below=results)
+        index = instruction.one_integer("index", below=results)
         made = inner.computation.operand(inner.computation.root, index)
         return self._real(inner, made, depth)
 
@@ -155,7 +154,7 @@ class Zeros:
             if len(numbers) != 1:
                 return None
             dims = numbers[0].shape.dims
-            rows.add(dims[one_integer(numbers[0], "iota_dimension", below=len(dims))])
+            rows.add(dims[numbers[0].one_integer("iota_dimension", below=len(dims))])
             groups.add(self._unrepeated(*bounds[0]))
         return (rows.pop(), min(groups)) if len(rows) == 1 else None
 
@@ -187,7 +186,7 @@ def group_share(computation: HloComputation, select: HloInstruction) -> Fraction
     for side, other in (sides, sides[::-1]):
         if side.opcode != "iota" or other.opcode not in ("iota", "broadcast"):
             continue
-        number = one_integer(side, "iota_dimension", below=len(mask.shape.dims))
+        number = side.one_integer("iota_dimension", below=len(mask.shape.dims))
         if number not in (*other.integers("iota_dimension"), *other.integers("dimensions")):
             return Fraction(1, mask.shape.dims[number])
     return None

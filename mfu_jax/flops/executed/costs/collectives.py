@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import math
-import re
-
 from mfu_jax.flops.executed.costs.types import Collective
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.replica_groups import groups_text
+from mfu_jax.flops.executed.hlo.replica_groups import groups_text, listed_groups
 
 KINDS = {
     "all-reduce",
@@ -91,23 +87,6 @@ def _is_scattered(computation: HloComputation, instruction: HloInstruction) -> b
 def _group_size(module: HloModule, instruction: HloInstruction) -> int:
     if instruction.attribute("source_target_pairs"):
         return 2
-    text = groups_text(instruction)
-    if text == "{}":
-        return module.header_int("num_partitions") * module.header_int("replica_count")
-    return _size_of_groups(text)
-
-
-@functools.lru_cache(maxsize=256)  # a program has few
-def _size_of_groups(text: str) -> int:
-    if match := re.match(r"\[(\d+),(\d+)\]<=", text):
-        return int(match[2])
-    if match := re.match(r"\{\{([\d,]*)\}", text):
-        return len(match[1].split(","))
-    if text.startswith(
-        "mesh["
-    ):  # mesh['a'=4,'b'=8] {'a'}: axes with sizes, then those of the group
-        sizes, _, chosen = text.partition("]")
-        chosen = chosen.rpartition("{")[2]
-        axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
-        return math.prod(axes.get(name, 1) for name in re.findall(r"'(\w+)'", chosen))
-    return 0
+    devices = module.header_int("num_partitions") * module.header_int("replica_count")
+    groups = listed_groups(groups_text(instruction), devices)
+    return len(groups[0]) if groups else 0

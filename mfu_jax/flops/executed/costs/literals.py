@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.validation import one_integer
 from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
 from mfu_jax.flops.executed.integers.instructions import compile_instruction
 from mfu_jax.flops.executed.integers.values import (
@@ -98,7 +97,7 @@ class Literals:
 
 def _positions(iota: HloInstruction) -> str:
     """The elements of an ``iota``, in row-major order."""
-    dimension = one_integer(iota, "iota_dimension", below=len(iota.shape.dims))
+    dimension = iota.one_integer("iota_dimension", below=len(iota.shape.dims))
     places = itertools.product(*(range(size) for size in iota.shape.dims))
     return ", ".join(str(place[dimension]) for place in places)
 

@@ -183,12 +183,22 @@ def _counted(
     if any(len(shape.dims) < _LEAST_RANK[primitive] for shape in shapes):
         raise blocks[0].error("a factorisation's block with too few dimensions")
     matmuls = [_summed(i) for _, i in members if i.opcode != "custom-call"]
+    is_complex = any(map(_has_two_parts, blocks)) and primitive != "eigh"
+    if is_complex:  # each matmul is three real ones
+        is_whole = len(matmuls) % 3 == 0
+        matmuls = sorted(matmuls, key=lambda shape: shape.dims)[::3] if is_whole else []
     flops = _RULES[primitive](shapes, matmuls)
-    if flops is not None:
-        flops *= textbook.real_products(shapes[0].dtype)
+    if flops is not None and is_complex:
+        flops *= textbook.real_products("c64")
     counted = {id(i): FactorizationPart(primitive) for _, i in members}
     first = members[0][1] if shared else blocks[0]
     return counted | {id(first): FactorizationPart(primitive, flops, seen)}
+
+
+def _has_two_parts(block: HloInstruction) -> bool:
+    """Whether a block's result has a real and an imaginary part."""
+    first, *others = block.shape.leaves()
+    return first in others[:1]
 
 
 def _summed(instruction: HloInstruction) -> Shape:

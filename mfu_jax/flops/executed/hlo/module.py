@@ -25,6 +25,7 @@ from mfu_jax.flops.executed.hlo.text import (
     split_top_level,
 )
 
+_SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 _INTEGER = re.compile(r"-?\d+")
 
 # The attributes that name the computations of an instruction, by its opcode without ``-start``.
@@ -52,13 +53,12 @@ class HloInstruction:
     """
 
     __slots__ = (
-        "_after",
         "_attributes",
         "_callees",
-        "_head",
         "_operands",
         "attribute_text",
         "name",
+        "number",
         "opcode",
         "operand_text",
         "shape_text",
@@ -71,17 +71,14 @@ class HloInstruction:
         opcode: str,
         operand_text: str,
         attribute_text: str,
-        head: int,
-        after: int = 0,
+        number: int,
     ) -> None:
-        """Its line is `head + after`; both are kept, since most of them are shared ints."""
         self.name = name
         self.shape_text = shape_text
         self.opcode = opcode
         self.operand_text = operand_text
         self.attribute_text = attribute_text
-        self._head = head
-        self._after = after
+        self.number = number
         self._operands: tuple[str, ...] | None = None
         self._attributes: dict[str, str] | None = None
         self._callees: tuple[str, ...] | None = None
@@ -93,11 +90,6 @@ class HloInstruction:
         if end < 0:
             raise HloParseError("operands without a closing parenthesis", tail, self.number)
         self.operand_text, self.attribute_text = tail[:end], tail[end + 1 :]
-
-    @property
-    def number(self) -> int:
-        """The number of its first line."""
-        return self._head + self._after
 
     def error(self, reason: str) -> HloParseError:
         """An error that shows this instruction."""
@@ -122,10 +114,9 @@ class HloInstruction:
 
     def operand(self, index: int) -> str:
         """The name of one operand."""
-        operands = self._operands or self.operands
-        if index >= len(operands):
+        if index >= len(self.operands):
             raise self.error(f"operand {index} is missing")
-        return operands[index]
+        return self.operands[index]
 
     @property
     def attributes(self) -> Mapping[str, str]:
@@ -147,6 +138,28 @@ class HloInstruction:
         """The integers of an attribute such as ``{0,1}``; empty if absent."""
         return tuple(map(int, _INTEGER.findall(self.attribute(key))))
 
+    def one_integer(self, key: str, *, below: int) -> int:
+        """An attribute that numbers a dimension or an element.
+
+        Raises:
+            HloParseError: it is absent, not one number, or not under `below`.
+        """
+        found = self.integers(key)
+        if len(found) != 1 or not 0 <= found[0] < below:
+            raise self.error(f"{self.opcode} without a valid {key}")
+        return found[0]
+
+    def kept_ranges(self) -> tuple[range, ...]:
+        """The positions that a ``slice`` keeps.
+
+        Raises:
+            HloParseError: it does not give them for each of its dimensions.
+        """
+        found = _SLICE.findall(self.attribute("slice"))
+        if len(found) != len(self.shape.dims):
+            raise self.error("slice without the positions that it keeps")
+        return tuple(range(int(start), int(end), int(step or 1)) for start, end, step in found)
+
     def computations(self, key: str) -> tuple[str, ...]:
         """Names of the computations in an attribute: ``calls``, ``body``, ``condition`` …"""
         value = self.attribute(key)
@@ -161,10 +174,7 @@ class HloInstruction:
         """Names of all computations that the instruction calls, in the order of `CALLEE_KEYS`."""
         if self._callees is None:
             keys = CALLEE_KEYS.get(self.opcode.removesuffix("-start"), ())
-            if len(keys) == 1:
-                self._callees = self.computations(keys[0])
-            else:
-                self._callees = tuple([name for key in keys for name in self.computations(key)])
+            self._callees = tuple([name for key in keys for name in self.computations(key)])
         return self._callees
 
     @property
@@ -244,9 +254,8 @@ class HloComputation:
     def instructions(self) -> dict[str, HloInstruction]:
         """By name, in the order of the text."""
         if self.deferred:
-            lines = enumerate(read_lines(self.deferred) or (), 1)
-            head = self.number
-            self._made = {line[1]: HloInstruction(*line[1:], head, after) for after, line in lines}
+            lines = enumerate(read_lines(self.deferred) or (), self.number + 1)
+            self._made = {line[1]: HloInstruction(*line[1:], number) for number, line in lines}
             self.deferred = ""
         return self._made
 
@@ -263,16 +272,11 @@ class HloComputation:
 
     def operand(self, instruction: HloInstruction, index: int) -> HloInstruction:
         """The instruction that makes operand `index` of `instruction`."""
-        name = instruction.operand(index)
-        return self._made.get(name) or self[name]
+        return self[instruction.operand(index)]
 
     def operand_shapes(self, instruction: HloInstruction) -> list[Shape]:
         """Shapes of all operands."""
-        made = self._made or self.instructions
-        try:
-            return [made[name].shape for name in instruction.operands]
-        except KeyError:
-            return [self[name].shape for name in instruction.operands]  # reports which is missing
+        return [self[name].shape for name in instruction.operands]
 
     @property
     def root(self) -> HloInstruction:
@@ -377,6 +381,16 @@ class HloModule:
                     calls[callee] = None if callee in calls else call
                     computations[callee] = computation
         return computations, calls
+
+    def reducer_opcode(self, instruction: HloInstruction) -> str:
+        """The opcode that combines both parameters of a reducer; empty if it does anything else."""
+        names = instruction.computations("to_apply")
+        if len(names) != 1:
+            return ""
+        reducer = self[names[0]]
+        makers = {reducer[name] for name in reducer.root.operands}
+        is_plain = len(makers) == 2 and all(maker.opcode == "parameter" for maker in makers)
+        return reducer.root.opcode if is_plain else ""
 
     def header_int(self, key: str) -> int:
         """A number in the first line, such as ``num_partitions``; 1 if absent."""

@@ -7,31 +7,32 @@ import functools
 from mfu_jax.flops.executed.hlo.module import CALLS
 
 ELEMENTWISE = frozenset(
-    "abs add and ceil clamp clz compare complex convert count-leading-zeros divide floor imag "
+    "abs add and ceil clamp compare complex convert count-leading-zeros divide floor imag "
     "is-finite maximum minimum multiply negate not or popcnt real reduce-precision remainder "
     "round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
     "shift-right-logical sign stochastic-convert subtract xor".split()
 )
 """Opcodes that XLA counts as one FLOP per element of the result."""
+TRANSCENDENTAL = frozenset(
+    "acos acosh asin asinh atan2 atanh cbrt cosh cosine erf exponential exponential-minus-one log "
+    "log-plus-one logistic power rsqrt sine sinh sqrt tan tanh".split()
+)
+"""Opcodes of one element for each element, which XLA does not count as FLOPs."""
 HAS_RULE = frozenset("reduce reduce-window select-and-scatter map scatter sort all-reduce".split())
 """Opcodes that `formulas.elementwise` counts by a rule of their own."""
 
 # Instructions that neither compute nor move anything: most of a program.
-_FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
-_FREE_IN_FUSIONS = _FREE | frozenset("broadcast copy transpose reshape slice pad iota".split())
+FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
+_FREE_IN_FUSIONS = FREE | frozenset("broadcast copy transpose reshape slice pad iota".split())
 # Every other opcode without a rule: none multiplies matrices.
-NO_MATMUL = _FREE_IN_FUSIONS | frozenset(
-    "abs acos acosh add add-dependency after-all and asin asinh atan2 atanh "
-    "batch-norm-grad batch-norm-inference batch-norm-training bitcast-convert cbrt ceil clamp "
-    "compare complex concatenate convert cosh cosine count-leading-zeros divide domain "
-    "dynamic-reshape dynamic-slice dynamic-update-slice erf exponential exponential-minus-one "
-    "floor gather get-dimension-size imag infeed is-finite log log-plus-one logistic map maximum "
-    "minimum multiply negate not opt-barrier optimization-barrier or outfeed partition-id popcnt "
-    "power real recv reduce reduce-precision reduce-window remainder replica-id reverse rng "
-    "rng-bit-generator rng-get-and-update-state round-nearest-afz round-nearest-even rsqrt scatter "
-    "select select-and-scatter send set-dimension-size shift-left shift-right-arithmetic "
-    "shift-right-logical sign sine sinh sort sqrt stochastic-convert subtract tan tanh topk "
-    "xor".split()
+NO_MATMUL = (
+    (_FREE_IN_FUSIONS | ELEMENTWISE | TRANSCENDENTAL | HAS_RULE) - {"all-reduce"}
+) | frozenset(
+    "add-dependency after-all batch-norm-grad batch-norm-inference batch-norm-training "
+    "bitcast-convert concatenate domain dynamic-reshape dynamic-slice dynamic-update-slice gather "
+    "get-dimension-size infeed opt-barrier optimization-barrier outfeed partition-id recv "
+    "replica-id reverse rng rng-bit-generator rng-get-and-update-state send set-dimension-size "
+    "topk".split()
 )
 # Opcodes whose cost in a fusion is one FLOP per element, or none.
 ONLY_ELEMENTWISE = ELEMENTWISE | NO_MATMUL - HAS_RULE
@@ -40,7 +41,7 @@ ONLY_ELEMENTWISE = ELEMENTWISE | NO_MATMUL - HAS_RULE
 @functools.lru_cache(maxsize=1024)
 def is_free(opcode: str) -> bool:
     """Whether an instruction costs nothing; asynchronous work is counted at its start."""
-    return opcode in _FREE or opcode.endswith(("-done", "-update"))
+    return opcode in FREE or opcode.endswith(("-done", "-update"))
 
 
 # Opcodes that read or write part of an array.

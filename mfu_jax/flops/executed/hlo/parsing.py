@@ -153,10 +153,10 @@ class _Parser:
     ) -> None:
         """Makes the instructions of a computation; `is_plain` if all their operands are."""
         one, indexed = self.kept.setdefault, self.indexed
-        made, head = computation.instructions, computation.number
-        for after, (_, name, shape, opcode, operands, rest) in enumerate(lines, 1):
+        made, first = computation.instructions, computation.number + 1
+        for number, (_, name, shape, opcode, operands, rest) in enumerate(lines, first):
             instruction = HloInstruction(
-                name, one(shape, shape), one(opcode, opcode), operands, rest, head, after
+                name, one(shape, shape), one(opcode, opcode), operands, rest, number
             )
             if not is_plain and not _is_plain(operands):
                 instruction.read([f"{operands}){rest}"])
@@ -240,3 +240,35 @@ def _elementwise_flops(lines: Iterable[InstructionLine]) -> int | None:
         return sum([parse_shape(line[2]).size for line in lines if line[3] in ELEMENTWISE])
     except HloParseError:
         return None  # the instruction itself reports it better
+
+
+def check_module(module: HloModule) -> None:
+    """Checks what every complete program has: one ROOT per computation, and defined operands.
+
+    A lost line is an error, not a different count.
+
+    Raises:
+        HloParseError: something is missing.
+    """
+    if not module.header:
+        raise HloParseError("no line that begins with HloModule", number=1)
+    for computation in module.computations.values():
+        _check_root(computation)
+        _check_operands(computation)
+
+
+def _check_root(computation: HloComputation) -> None:
+    roots = computation.roots
+    if roots != 1:
+        count = "no ROOT" if not roots else f"{roots} ROOT instructions"
+        raise HloParseError(f"%{computation.name} has {count}", number=computation.number)
+
+
+def _check_operands(computation: HloComputation) -> None:
+    if computation.is_defined:
+        return
+    known = computation.instructions
+    for instruction in known.values():
+        for name in instruction.operands:
+            if name not in known:
+                raise instruction.error(f"%{computation.name} has no instruction %{name}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from mfu_jax.flops.executed.hlo.module import HloInstruction
 
+_PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _MESH = re.compile(
     r"mesh\[((?:'\w+'=\d+,?)+)\]"
@@ -30,28 +31,47 @@ def groups_text(instruction: HloInstruction) -> str:
     return f"{text}, device_ids={order}" if order else text
 
 
-@functools.lru_cache(maxsize=256)  # a program has few
 def replica_groups(text: str, devices: int) -> list[list[int]] | None:
     """The groups of a collective; None if they do not cover every device once."""
-    if text == "{}":
-        return [list(range(devices))]
-    if text.startswith("{{"):
-        groups = [numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
-        is_whole = sorted(itertools.chain.from_iterable(groups)) == list(range(devices))
-        return groups if is_whole else None
-    if match := _IOTA.match(text):
-        ids = iota(*match.groups())
-    elif match := _MESH.match(text):
-        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
-        shape = ",".join(map(str, sizes.values()))
-        ids = iota(shape, match[2] or shape, match[3])
-        chosen = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[4])]
-        others = [axis for axis in range(ids.ndim) if axis not in chosen]
-        width = math.prod(ids.shape[axis] for axis in chosen)
-        ids = ids.transpose(others + chosen).reshape(-1, width)
-    else:
-        return None
-    return ids.tolist() if ids.size == devices and ids.ndim == 2 else None  # each device once
+    groups = listed_groups(text, devices)
+    is_whole = sorted(itertools.chain.from_iterable(groups)) == list(range(devices))
+    return groups if is_whole else None
+
+
+@functools.lru_cache(maxsize=256)  # a program has few
+def listed_groups(text: str, devices: int) -> list[list[int]]:
+    """The groups that a text lists, for whatever devices; empty if it does not say."""
+    try:
+        if text == "{}":
+            return [list(range(devices))]
+        if text.startswith("{{"):
+            return [numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
+        if match := _IOTA.match(text):
+            ids = iota(*match.groups())
+        elif match := _MESH.match(text):
+            ids = _along_axes(*match.groups())
+        else:
+            return []
+    except ValueError:  # damaged
+        return []
+    return ids.tolist() if ids.ndim == 2 else []
+
+
+def _along_axes(mesh: str, dims: str | None, order: str | None, axes: str) -> np.ndarray:
+    """The groups along some axes of a mesh, one in each row."""
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    shape = ",".join(map(str, sizes.values()))
+    ids = iota(shape, dims or shape, order)
+    chosen = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", axes)]
+    others = [axis for axis in range(ids.ndim) if axis not in chosen]
+    width = math.prod(ids.shape[axis] for axis in chosen)
+    return ids.transpose(others + chosen).reshape(-1, width)
+
+
+def device_pairs(instruction: HloInstruction) -> list[tuple[int, int]]:
+    """Who sends to whom in a collective permute; empty in other collectives."""
+    text = instruction.attributes.get("source_target_pairs", "")
+    return [(int(source), int(target)) for source, target in _PAIR.findall(text)]
 
 
 def iota(dims: str, source: str, order: str | None) -> np.ndarray:

@@ -6,20 +6,29 @@ import functools
 import itertools
 import math
 import operator
-import re
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.integers.values import Compute, Value, elements_of, make_value, wrap_of
 
 
-def _strides(dims: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
+def _index(dims: tuple[int, ...]) -> np.ndarray:
+    """An array of these dimensions, of its elements' flat positions."""
+    return np.arange(math.prod(dims)).reshape(dims)
 
 
-def _taken(positions: list[int]) -> Compute:
+def _first_block(index: np.ndarray, sizes: tuple[int, ...]) -> list[int]:
+    """Flat positions of a block at the start of an array; others are at a constant distance."""
+    positions: list[int] = index[tuple(map(slice, sizes))].ravel().tolist()
+    return positions
+
+
+def _taken(index: np.ndarray) -> Compute:
     """Picks the elements at fixed positions of the only operand."""
+    positions = index.ravel().tolist()
 
     def compute(values: Sequence[Value]) -> Value:
         elements = elements_of(values[0])
@@ -28,44 +37,30 @@ def _taken(positions: list[int]) -> Compute:
     return compute
 
 
-def _positions(ranges: Sequence[Sequence[int]], strides: tuple[int, ...]) -> list[int]:
-    """Flat positions of the elements at all combinations of indices, in row-major order."""
-    return [sum(map(operator.mul, at, strides)) for at in itertools.product(*ranges)]
-
-
 def _broadcast(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
-    source = computation.operand(i, 0).shape
-    strides = [0] * len(shape.dims)
-    for dim, stride in zip(i.integers("dimensions"), _strides(source.dims), strict=True):
-        strides[dim] = stride
-    return _taken(_positions([range(n) for n in shape.dims], tuple(strides)))
+    dims = i.integers("dimensions")
+    index = _index(computation.operand(i, 0).shape.dims).transpose(np.argsort(dims))
+    others = [dim for dim in range(len(shape.dims)) if dim not in dims]
+    return _taken(np.broadcast_to(np.expand_dims(index, others), shape.dims))
 
 
 def _transpose(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
-    strides = _strides(computation.operand(i, 0).shape.dims)
-    order = tuple(strides[d] for d in i.integers("dimensions"))
-    return _taken(_positions([range(n) for n in shape.dims], order))
+    index = _index(computation.operand(i, 0).shape.dims)
+    return _taken(index.transpose(i.integers("dimensions")))
 
 
 def _reverse(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
-    reversed_dims = i.integers("dimensions")
-    ranges = [range(n)[:: -1 if d in reversed_dims else 1] for d, n in enumerate(shape.dims)]
-    return _taken(_positions(ranges, _strides(shape.dims)))
+    return _taken(np.flip(_index(shape.dims), i.integers("dimensions")))
 
 
-def _slice(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
-    parts = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", i.attributes.get("slice", ""))
-    dims = computation.operand(i, 0).shape.dims
-    ranges = [
-        range(n)[int(a) : int(b) : int(c or 1)] for n, (a, b, c) in zip(dims, parts, strict=True)
-    ]
-    return _taken(_positions(ranges, _strides(dims)))
+def _slice(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+    kept = tuple(slice(r.start, r.stop, r.step) for r in i.kept_ranges())
+    return _taken(_index(computation.operand(i, 0).shape.dims)[kept])
 
 
 def _iota(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
     (dim,) = i.integers("iota_dimension")
-    strides = tuple(int(d == dim) for d in range(len(shape.dims)))
-    value = make_value(_positions([range(n) for n in shape.dims], strides))
+    value = make_value(np.indices(shape.dims)[dim].ravel().tolist())
     return lambda values: value
 
 
@@ -83,15 +78,15 @@ def _starts(
 
 def _dynamic_slice(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
     dims = computation.operand(i, 0).shape.dims
-    strides = _strides(dims)
-    positions = _positions([range(n) for n in shape.dims], strides)
+    index = _index(dims)
+    positions = _first_block(index, shape.dims)
 
     def compute(values: Sequence[Value]) -> Value:
         elements = elements_of(values[0])
         starts = _starts(values[1:], dims, shape.dims)
         if not elements or starts is None:
             return None
-        first = sum(map(operator.mul, starts, strides))
+        first = int(index[tuple(starts)])
         return make_value([elements[first + p] for p in positions])
 
     return compute
@@ -99,15 +94,15 @@ def _dynamic_slice(computation: HloComputation, i: HloInstruction, shape: Shape)
 
 def _dynamic_update_slice(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
     sizes = computation.operand(i, 1).shape.dims
-    strides = _strides(shape.dims)
-    positions = _positions([range(n) for n in sizes], strides)
+    index = _index(shape.dims)
+    positions = _first_block(index, sizes)
 
     def compute(values: Sequence[Value]) -> Value:
         elements, update = list(elements_of(values[0])), elements_of(values[1])
         starts = _starts(values[2:], shape.dims, sizes)
         if not elements or not update or starts is None:
             return None
-        first = sum(map(operator.mul, starts, strides))
+        first = int(index[tuple(starts)])
         for position, element in zip(positions, update, strict=True):
             elements[first + position] = element
         return make_value(elements)
@@ -144,11 +139,9 @@ def _pad(computation: HloComputation, i: HloInstruction, shape: Shape) -> Comput
     ranges = []
     for n, (low, _, *interior) in zip(dims, padding, strict=True):
         ranges.append(range(low, low + n * (apart := 1 + sum(interior)), apart))
-    strides = _strides(shape.dims)
+    index = _index(shape.dims)
     positions = [
-        sum(map(operator.mul, at, strides))
-        if all(0 <= p < n for p, n in zip(at, shape.dims, strict=True))
-        else None
+        int(index[at]) if all(0 <= p < n for p, n in zip(at, shape.dims, strict=True)) else None
         for at in itertools.product(*ranges)
     ]
 
@@ -169,7 +162,7 @@ def _prefix(computation: HloComputation, i: HloInstruction, shape: Shape) -> Com
     """A TPU's ``bitcast`` to fewer elements of one dimension: the first ones of its memory."""
     source = computation.operand(i, 0).shape
     is_prefix = len(shape.dims) == len(source.dims) == 1 and shape.dtype == source.dtype
-    return _taken(list(range(shape.size))) if is_prefix and shape.size < source.size else None
+    return _taken(_index(shape.dims)) if is_prefix and shape.size < source.size else None
 
 
 def _allocated(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
@@ -207,27 +200,21 @@ def reduction(
     module: HloModule, computation: HloComputation, i: HloInstruction, shape: Shape
 ) -> Compute | None:
     """A reduction of one array by one binary instruction."""
-    names = i.computations("to_apply")
-    if len(i.operands) != 2 or len(names) != 1:
+    function = _REDUCERS.get(module.reducer_opcode(i))
+    if function is None or len(i.operands) != 2:
         return None
-    reducer, root = module[names[0]], module[names[0]].root
-    makers = [reducer[name].opcode for name in root.operands]
-    function = _REDUCERS.get(root.opcode)
-    if function is None or makers != ["parameter"] * 2 or root.operands[0] == root.operands[1]:
-        return None
-    dims, gone = computation.operand(i, 0).shape.dims, i.integers("dimensions")
-    strides, wrap = _strides(dims), wrap_of(shape.dtype)
-    kept = _positions(
-        [range(n) for d, n in enumerate(dims) if d not in gone],
-        tuple(s for d, s in enumerate(strides) if d not in gone),
+    index, gone, wrap = (
+        _index(computation.operand(i, 0).shape.dims),
+        i.integers("dimensions"),
+        wrap_of(shape.dtype),
     )
-    summed = _positions([range(dims[d]) for d in gone], tuple(strides[d] for d in gone))
+    rows = np.moveaxis(index, gone, range(-len(gone), 0)).reshape(shape.size, -1).tolist()
 
     def compute(values: Sequence[Value]) -> Value:
         elements, start = elements_of(values[0]), values[1]
         if not elements or not isinstance(start, int):
             return None
-        sums = [functools.reduce(function, [elements[k + s] for s in summed], start) for k in kept]
+        sums = [functools.reduce(function, [elements[p] for p in row], start) for row in rows]
         return make_value([wrap(value) for value in sums])
 
     return compute

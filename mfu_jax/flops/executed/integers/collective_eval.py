@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Sequence
 
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.replica_groups import groups_text, replica_groups
+from mfu_jax.flops.executed.hlo.replica_groups import device_pairs, groups_text, replica_groups
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.integers.arithmetic import ARITHMETIC, elementwise
 from mfu_jax.flops.executed.integers.by_device import joined, of_device
@@ -25,7 +24,6 @@ from mfu_jax.flops.executed.integers.values import (
 )
 
 COLLECTIVES = frozenset({"all-gather", "all-reduce", "collective-permute"})
-_PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _COMBINED = frozenset({"add", "minimum", "maximum"})
 
 _Receive = Callable[[Sequence[Value]], list[Value]]  # of what all devices send
@@ -69,8 +67,7 @@ def _permuted(
     module: HloModule, instruction: HloInstruction, sent: Shape, received: Shape
 ) -> _Receive | None:
     """Each device receives what one other sends, or zeros if none sends to it."""
-    pairs = _PAIR.findall(instruction.attributes.get("source_target_pairs", ""))
-    sources = {int(target): int(source) for source, target in pairs}
+    sources = {target: source for source, target in device_pairs(instruction)}
     if "slice_sizes" in instruction.attributes or sent.size != received.size:
         return None  # it moves parts of arrays
     nothing = make_value([0] * received.size)
@@ -87,14 +84,10 @@ def _reduced(
     module: HloModule, instruction: HloInstruction, sent: Shape, received: Shape
 ) -> _Receive | None:
     """Each device receives the sum, minimum or maximum over its group."""
-    names = instruction.computations("to_apply")
-    if len(names) != 1 or sent.size != received.size:
+    reducer = module.reducer_opcode(instruction)
+    if reducer not in _COMBINED or sent.size != received.size:
         return None
-    reducer, root = module[names[0]], module[names[0]].root
-    makers = [reducer[name].opcode for name in root.operands]
-    if root.opcode not in _COMBINED or makers != ["parameter"] * 2:
-        return None
-    combine = elementwise(ARITHMETIC[root.opcode], wrap_of(received.dtype))
+    combine = elementwise(ARITHMETIC[reducer], wrap_of(received.dtype))
 
     def of_group(parts: list[Value]) -> Value:
         return functools.reduce(lambda a, b: combine([a, b]), parts)

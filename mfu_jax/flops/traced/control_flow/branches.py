@@ -33,6 +33,7 @@ class SettledWork:
     Attributes:
         operands: what the model's matmuls multiply by, in all branches.
         flops: FLOPs by kind of matmul.
+        overhang: FLOPs that kernels run beyond their arrays, by kind of matmul.
     """
 
     def __init__(self, totals: WorkTotals, masks: Mapping[int, KeptPairs]) -> None:
@@ -51,6 +52,7 @@ class SettledWork:
             if maker.has_input or self.operands[maker] == "activations"
         }
         self.flops = totals.settled(self._rank)
+        self.overhang = totals.settled_overhang(self._rank)
 
     def _rank(self, branch: WorkTotals) -> tuple[int, int]:
         bits = branch.most(lambda matmul, flops: flops * dtype_bits(matmul.dtype))

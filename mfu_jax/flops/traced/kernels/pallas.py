@@ -26,6 +26,21 @@ from mfu_jax.flops.traced.kernels.mosaic_gpu import (
     instruction_flops,
     meshes,
 )
+from mfu_jax.flops.traced.kernels.overhang import (
+    FILL,
+    Inside,
+    Scratch,
+    bare,
+    block_inside,
+    follow,
+    is_fill,
+    is_same,
+    may_overhang,
+    product,
+    reads,
+    stores,
+    union,
+)
 from mfu_jax.flops.traced.kernels.ragged import (
     grouped_on_gpu,
     is_grouped,
@@ -49,15 +64,19 @@ class PallasCost:
     Attributes:
         name: the kernel's name, as shown by its custom call in HLO.
         flops: FLOPs that its programs run, excluding skipped blocks, by dtype.
-        unskipped: the same including skipped blocks.
+        needed: those on elements inside the arrays, which blocks may overhang.
+        unskipped: `needed` including skipped blocks.
         unknown: what could not be determined.
+        bounds: what was counted in full because it is not known.
         is_estimate: whether the FLOPs come from its author's `cost_estimate`.
     """
 
     name: str
     flops: Counter[str]
+    needed: Counter[str]
     unskipped: Counter[str]
     unknown: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()
     is_estimate: bool = False
 
 
@@ -88,7 +107,7 @@ def pallas_cost(
         refs[0], note = paged_lengths(eqn, name, lengths)
         exact.unknown.update([note] if note else [])
     for run in (exact, unskipped):
-        run.walk(jaxpr, refs, programs)
+        run.walk(jaxpr, run.references(eqn, refs), programs)
     if None in bounds or (exact.unknown and is_grouped(eqn)):
         if (estimate := eqn.params.get("cost_estimate")) is not None:
             share, wrong = share_of_rows(eqn, lengths)
@@ -98,18 +117,30 @@ def pallas_cost(
         exact.unknown.add("the grid's size depends on data: one program was counted")
     if exact.unknown and (grouped := grouped_on_gpu(eqn, lengths)):
         return _of_rows(name, exact.flops, *grouped)
-    all_pairs, kernel = unskipped.flops, attention_kernel(eqn)
+    all_pairs, kernel = unskipped.needed, attention_kernel(eqn)
     if kernel and (bounds or "splash" in name):
         # The grid may cover only a mask's blocks; the body appears twice, masked and unmasked.
         all_pairs = _all_pairs(eqn, kernel, all_pairs)
     return PallasCost(
-        name=name, flops=exact.flops, unskipped=all_pairs, unknown=tuple(sorted(exact.unknown))
+        name=name,
+        flops=exact.flops,
+        needed=exact.needed,
+        unskipped=all_pairs,
+        unknown=tuple(sorted(exact.unknown)),
+        bounds=tuple(sorted(exact.bounds)),
     )
 
 
 def _estimated(name: str, flops: Counter[str], wrong: str) -> PallasCost:
     unknown = (wrong,) if wrong else ()
-    return PallasCost(name=name, flops=flops, unskipped=flops, unknown=unknown, is_estimate=True)
+    return PallasCost(
+        name=name,
+        flops=flops,
+        needed=flops,
+        unskipped=flops,
+        unknown=unknown,
+        is_estimate=True,
+    )
 
 
 def _of_rows(name: str, counted: Counter[str], flops: int, wrong: str) -> PallasCost:
@@ -161,6 +192,7 @@ def mesh_kernel_cost(
     return PallasCost(
         name=name,
         flops=exact,
+        needed=exact,
         unskipped=_all_pairs(eqn, attention, unskipped) if attention else unskipped,
         unknown=tuple(sorted(unknown)),
     )
@@ -176,7 +208,55 @@ class _KernelPrograms:
     skips: bool = True
     named: dict[Any, Known] = field(default_factory=dict)  # positions along the axes of a mesh
     flops: Counter[str] = field(default_factory=Counter)
+    needed: Counter[str] = field(default_factory=Counter)  # of `flops`, inside the arrays
     unknown: set[str] = field(default_factory=set)
+    bounds: set[str] = field(default_factory=set)
+    overhangs: bool = False  # whether any block overhangs its array
+    memory: list[Scratch] = field(default_factory=list)
+
+    def attempt(self) -> _KernelPrograms:
+        """A run that counts from 0."""
+        return dataclasses.replace(
+            self, flops=Counter(), needed=Counter(), unknown=set(), bounds=set()
+        )
+
+    def accept(self, attempt: _KernelPrograms) -> None:
+        """Adds what an attempt counted."""
+        self.flops += attempt.flops
+        self.needed += attempt.needed
+        self.unknown |= attempt.unknown
+        self.bounds |= attempt.bounds
+
+    def references(self, eqn: Any, refs: Sequence[Known]) -> list[Known]:
+        """The kernel's references, with how much of a block is inside its array if not all."""
+        mapping, variables = eqn.params["grid_mapping"], eqn.params["jaxpr"].invars
+        first, refs = mapping.num_index_operands, list(refs)
+        blocks = {
+            first + number: block
+            for number, block in enumerate(mapping.block_mappings)
+            if may_overhang(block)
+        }
+        self.overhangs = bool(blocks) and 0 not in self.grid
+        if not self.overhangs:
+            return refs
+        positions = [self.position(axis) for axis in range(len(self.grid))]
+        for number, block in blocks.items():
+            index_map = block.index_map_jaxpr.jaxpr
+            known = dict(zip(index_map.invars, [*positions, *refs[:first]], strict=False))
+            starts = self.attempt()._walk(index_map, known, np.ones(self.grid, np.int64))
+            refs[number] = block_inside(block, bare(starts), variables[number].aval.shape)
+        inputs = len(refs) - mapping.num_scratch_operands
+        return [*refs[:inputs], *self._allocate(variables[inputs:])]
+
+    def _allocate(self, variables: Sequence[Any]) -> list[Scratch]:
+        """Memory of the kernel, one for each variable that refers to it."""
+        allocated = [Scratch() for _ in variables]
+        self.memory += allocated
+        return allocated
+
+    def _stored(self) -> list[tuple[Scratch, Known]]:
+        """The kernel's memory and what is stored there."""
+        return [(scratch, scratch.stored) for scratch in self.memory]
 
     def position(self, axis: int) -> np.ndarray:
         """Each program's position along an axis of the grid."""
@@ -200,7 +280,10 @@ class _KernelPrograms:
         env = {**dict.fromkeys((*jaxpr.constvars, *jaxpr.invars)), **known}
 
         def read(atom: Any) -> Known:
-            return scalar(atom.val) if isinstance(atom, Literal) else env[atom]
+            if not isinstance(atom, Literal):
+                return env[atom]
+            value = scalar(atom.val)
+            return FILL if value is None else value
 
         for eqn in jaxpr.eqns:
             results = self._equation(eqn, [read(v) for v in eqn.invars], times)
@@ -211,11 +294,12 @@ class _KernelPrograms:
         name = eqn.primitive.name
         nothing = [None] * len(eqn.outvars)
         if name in RULES:
-            self.flops[operand_dtype(eqn)] += RULES[name](eqn) * int(times.sum())
-            return nothing
+            return self._matmul(eqn, known, times)
         if name in INSTRUCTIONS:
             dtype, flops = instruction_flops(eqn)
-            self.flops[dtype] += flops * int(self._issued(eqn, times).sum())
+            flops *= int(self._issued(eqn, times).sum())
+            self.flops[dtype] += flops
+            self.needed[dtype] += flops
             return nothing
         if name == "program_id":
             return [self.position(self.axes[eqn.params["axis"]])]
@@ -224,7 +308,12 @@ class _KernelPrograms:
         if name == "num_programs":
             return [self.grid[self.axes[eqn.params["axis"]]]]
         if name == "get" and isinstance(known[0], ConstantTable):
-            return [_look_up(eqn, known)]
+            return [_look_up(eqn, known[0], bare(known[1:]))]
+        if name in ("get", "masked_load"):
+            return [reads(eqn, known)]
+        if name in ("swap", "masked_swap", "addupdate"):
+            stores(eqn, known, times)
+            return nothing
         if name == "cond":
             return self._cond(eqn, known, times)
         if name == "scan":
@@ -236,11 +325,26 @@ class _KernelPrograms:
             return nothing
         inner = [j for jaxprs in inner_jaxprs(eqn.params).values() for j in jaxprs]
         if not inner:
-            return [evaluate(eqn, known)] if len(nothing) == 1 else nothing
+            value = evaluate(eqn, bare(known)) if len(nothing) == 1 else None
+            return follow(eqn, known) if value is None else [value]
         results: Sequence[Known] = nothing
         for jaxpr in inner:
+            if name == "run_scoped" and self.overhangs:
+                inside = dict(zip(jaxpr.constvars, known, strict=True))
+                inside |= dict(zip(jaxpr.invars, self._allocate(jaxpr.invars), strict=True))
+                results = self._walk(jaxpr, inside, times)
+                continue
             results = self.scoped(jaxpr, known, times)
         return results if len(results) == len(nothing) else nothing
+
+    def _matmul(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
+        dtype, flops = operand_dtype(eqn), RULES[eqn.primitive.name](eqn)
+        inside = product(eqn, known, flops, times)
+        self.flops[dtype] += flops * int(times.sum())
+        self.needed[dtype] += inside.needed
+        if inside.is_bound:
+            self.bounds.add("how far its blocks overhang their arrays: what lies beyond is counted")
+        return inside.result
 
     def _issued(self, eqn: Any, times: np.ndarray) -> np.ndarray:
         """Runs of an instruction; the first of two blocks issues a collective one for both."""
@@ -261,44 +365,74 @@ class _KernelPrograms:
     def _cond(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
         branches = inner_jaxprs(eqn.params)["branches"]
         index, *operands = known
+        (index,) = bare([index])
         nothing = [None] * len(eqn.outvars)
         if index is None or not self.skips:
-            tried = []
+            tried, found = [], []
             for branch in branches:
-                attempt = dataclasses.replace(self, flops=Counter(), unknown=set())
-                attempt.walk(branch, operands, times)
+                attempt = self.attempt()
+                found.append(attempt.walk(branch, operands, times))
                 tried.append(attempt)
-            costliest = max(tried, key=lambda attempt: attempt.flops.total())
-            self.flops += costliest.flops
-            self.unknown |= costliest.unknown
+            costliest = max(tried, key=lambda run: (run.flops.total(), run.needed.total()))
+            self.accept(costliest)
             if self.skips and len({attempt.flops.total() for attempt in tried}) > 1:
                 self.unknown.add("which blocks a condition skips: none were")
-            return nothing
+            return [union(cases) for cases in zip(*found, strict=True)] if eqn.outvars else nothing
         chosen = np.clip(np.asarray(index).astype(np.int64), 0, len(branches) - 1)
         results = [
             self.walk(branch, operands, times * (chosen == number))
             for number, branch in enumerate(branches)
         ]
-        return [
-            None if any(case is None or isinstance(case, ConstantTable) for case in cases)
-            else np.choose(chosen, np.broadcast_arrays(*cases))
-            for cases in zip(*results, strict=True)
-        ] if eqn.outvars else nothing  # fmt: skip
+        return [_chosen(chosen, cases) for cases in zip(*results, strict=True)] or nothing
 
     def _scan(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
         (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
         consts, carries = scan_groups(eqn)
         length = eqn.params["length"]
         results: Sequence[Known] = [None] * len(eqn.outvars)
-        fixed = known[:consts]
-        if _decides(jaxpr) and length <= _LONGEST_UNROLLED:
-            carry = known[consts : consts + carries]
-            slices: list[Known] = [None] * (len(jaxpr.invars) - consts - carries)
+        fixed, initial = known[:consts], known[consts : consts + carries]
+        slices: list[Known] = [None] * (len(jaxpr.invars) - consts - carries)
+
+        def unrolled() -> Sequence[Known]:
+            carry = initial
             for _ in range(length):
                 carry = self.walk(jaxpr, [*fixed, *carry, *slices], times)[:carries]
             return [*carry, *results[carries:]]
+
+        if _decides(jaxpr) and length <= _LONGEST_UNROLLED:
+            return unrolled()
+        if self.overhangs:
+            before = self._stored()
+            attempt, carry = self._steady(
+                initial,
+                lambda run, carry: run.walk(jaxpr, [*fixed, *carry, *slices], times * length),
+            )
+            if attempt.bounds and length <= _LONGEST_UNROLLED:
+                _restore(before)
+                return unrolled()
+            self.accept(attempt)
+            return [*carry, *results[carries:]]
         self.walk(jaxpr, [*fixed, *[None] * (len(jaxpr.invars) - consts)], times * length)
         return results
+
+    def _steady(
+        self, initial: Sequence[Known], body: Callable[[_KernelPrograms, list[Known]], list[Known]]
+    ) -> tuple[_KernelPrograms, list[Known]]:
+        """A run of a loop's body on what it carries in any iteration, and that at its end.
+
+        Args:
+            initial: the values carried at first; their integers are not followed.
+            body: walks the body and returns what it carries on, first of its results.
+        """
+        carry = [FILL if is_fill(value) else None for value in initial]
+        carry = [v if isinstance(v, Inside) else c for v, c in zip(initial, carry, strict=True)]
+        while True:
+            attempt = self.attempt()
+            after = body(attempt, carry)[: len(carry)]
+            joined = [union(values) for values in zip(carry, after, strict=True)]
+            if all(map(is_same, joined, carry)):
+                return attempt, carry
+            carry = joined
 
     def _while(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
         loop = while_of(eqn)
@@ -306,35 +440,71 @@ class _KernelPrograms:
         if carried is not None:
             return carried
         body, body_consts = loop.body, loop.body_consts
-        trips = self.trip_count(loop, known)
+        runs = times
+        trips = self.trip_count(loop, bare(known))
         if trips is not None and not self.skips:
             trips = np.max(trips)  # an upper bound: the maximum over all grid steps
         before = self.flops.total()
-        carry = [None] * (len(body.invars) - body_consts)
-        self.walk(body, [*loop.split(known)[1], *carry], times * (1 if trips is None else trips))
+        _, fixed, initial = loop.split(known)
+        times = times * (1 if trips is None else trips)
+        results: list[Known] = [None] * len(eqn.outvars)
+        if self.overhangs:
+            at_start = self._stored()
+            attempt, results = self._steady(
+                initial, lambda run, carry: run.walk(body, [*fixed, *carry], times)
+            )
+            if attempt.bounds:
+                at_end = self._stored()
+                _restore(at_start)
+                if (carried := self._iterations(loop, known, runs)) is not None:
+                    return carried
+                _restore(at_end)
+            self.accept(attempt)
+        else:
+            self.walk(body, [*fixed, *[None] * (len(body.invars) - body_consts)], times)
         if trips is None and self.flops.total() > before:
             self.unknown.add("how often a loop runs: its body was counted once")
-        return [None] * len(eqn.outvars)
+        return results
 
     def _iterations(
         self, loop: While, known: list[Known], times: np.ndarray
     ) -> Sequence[Known] | None:
         """Runs every iteration of a loop; None if it is too long or its condition is unknown."""
-        attempt = dataclasses.replace(self, flops=Counter(), unknown=set())
+        attempt = self.attempt()
         fixed, consts, carry = loop.split(known)
         runs: Any = np.True_
         for _ in range(_LONGEST_UNROLLED):
-            (holds,) = attempt.walk(loop.condition, [*fixed, *carry], times * 0)
+            (holds,) = bare(attempt.walk(loop.condition, [*fixed, *carry], times * 0))
             if holds is None:
                 return None
             runs = runs & holds if self.skips else np.any(runs & holds)
             if not np.any(runs):
-                self.flops += attempt.flops
-                self.unknown |= attempt.unknown
+                self.accept(attempt)
                 return carry
             after = attempt.walk(loop.body, [*consts, *carry], times * runs)
-            carry = [where(runs, new, old) for new, old in zip(after, carry, strict=True)]
+            carry = [_after(runs, *values) for values in zip(after, carry, strict=True)]
         return None
+
+
+def _restore(before: Sequence[tuple[Scratch, Known]]) -> None:
+    """Undoes the stores of an attempt that is not accepted."""
+    for scratch, stored in before:
+        scratch.stored = stored
+
+
+def _after(runs: Any, new: Known, old: Known) -> Known:
+    """A loop's value after an iteration that only some programs run."""
+    if np.all(runs) or not any(isinstance(value, Inside) for value in (new, old)):
+        return where(runs, new, old)
+    return union([new, old])
+
+
+def _chosen(chosen: np.ndarray, cases: Sequence[Known]) -> Known:
+    """The results of a condition's branches in the programs that choose them."""
+    taken = [case for number, case in enumerate(cases) if np.any(chosen == number)]
+    if any(case is None or isinstance(case, Inside | Scratch | ConstantTable) for case in cases):
+        return union(taken)
+    return np.choose(chosen, np.broadcast_arrays(*cases))
 
 
 def _decides(jaxpr: Any) -> bool:
@@ -346,9 +516,8 @@ def _decides(jaxpr: Any) -> bool:
     )
 
 
-def _look_up(eqn: Any, known: list[Known]) -> Known:
+def _look_up(eqn: Any, table: ConstantTable, indices: Sequence[Known]) -> Known:
     """Elements of a constant table at known positions, if single elements are read."""
-    table, *indices = known
     structure = eqn.params["tree"]
     if eqn.outvars[0].aval.shape != () or any(i is None for i in indices):
         return None

@@ -37,6 +37,7 @@ class KernelWork(NamedTuple):
         sizes: numbers of queries and keys, if it is attention.
         kept: the pairs whose blocks attention does not skip, if it skips any.
         first_array: index of its first operand after tables.
+        overhang: FLOPs that it executes beyond its arrays, besides recomputation.
     """
 
     name: str
@@ -46,6 +47,7 @@ class KernelWork(NamedTuple):
     sizes: tuple[int, int] | None = None
     kept: KeptPairs | None = None
     first_array: int = 0
+    overhang: int = 0
 
 
 def kernel_work(
@@ -76,7 +78,11 @@ def kernel_work(
 def _unchanged(cost: PallasCost) -> KernelWork:
     is_known = not (cost.unknown or cost.is_estimate)
     return KernelWork(
-        cost.name, cost.flops.total() if is_known else None, cost.flops, unknown=cost.unknown
+        cost.name,
+        cost.flops.total() if is_known else None,
+        cost.needed,
+        unknown=cost.unknown + cost.bounds,
+        overhang=cost.flops.total() - cost.needed.total(),
     )
 
 
@@ -92,16 +98,18 @@ def _loss(eqn: Any, cost: PallasCost, loss: LossKernel) -> KernelWork:
 
 def _attention(eqn: Any, cost: PallasCost, attention: AttentionKernel) -> KernelWork:
     """All pairs of an attention kernel, excluding recomputed scores."""
-    ran, all_pairs = cost.flops.total(), cost.unskipped.total()
+    ran, all_pairs = cost.needed.total(), cost.unskipped.total()
     kept = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
     needed, products = len(attention.needed), len(attention.products)
     return KernelWork(
         cost.name,
-        None if cost.unknown else ran,
+        None if cost.unknown else cost.flops.total(),
         {dtype: amount * needed // products for dtype, amount in cost.unskipped.items()},
+        unknown=cost.bounds,
         sizes=sequence_sizes(eqn, attention),
         kept=kept if ran < all_pairs else None,
         first_array=first_array(eqn),
+        overhang=(cost.flops.total() - ran) * needed // products,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,22 +13,70 @@ import numpy as np
 from mfu_jax.flops.masks import Causal, Mask, SlidingWindow
 
 
+class Chunks(NamedTuple):
+    """Consecutive chunks: query i and key j share one if (i + a) // size = (j + b) // size.
+
+    Attributes:
+        size: of a chunk.
+        of_query: a, how far the first query is from the start of a chunk.
+        of_key: b, the same of the first key.
+    """
+
+    size: int
+    of_query: int = 0
+    of_key: int = 0
+
+    def contain(self, other: Chunks) -> bool:
+        """Whether each of the other chunks lies in one of these."""
+        shifts = self.of_query - other.of_query, self.of_key - other.of_key
+        is_aligned = shifts[0] == shifts[1] and shifts[0] % other.size == 0
+        return is_aligned and self.size % other.size == 0
+
+    def pieces(self, queries: int, keys: int) -> Counter[tuple[int, int, int]]:
+        """How often chunks have so many queries, so many keys, and so far between their first."""
+        found: Counter[tuple[int, int, int]] = Counter()
+        last = min(queries + self.of_query, keys + self.of_key) - 1
+        first = max(self.of_query, self.of_key)
+        for start in range(first // self.size * self.size, last + 1, self.size):
+            i, j = (max(0, start - own) for own in self[1:])
+            end_i = min(queries, start + self.size - self.of_query)
+            end_j = min(keys, start + self.size - self.of_key)
+            found[end_i - i, end_j - j, i - j] += 1
+        return found
+
+
 class Band(NamedTuple):
     """Keeps the pairs of query i and key j with low ≤ i − j ≤ high; None means no bound.
+
+    Attributes:
+        low: the least distance.
+        high: the greatest distance.
+        chunks: keeps only pairs in the same chunk.
 
     >>> Band(0, None).pairs(4, 4)  # causal: 1 + 2 + 3 + 4
     10
     >>> Band(0, 1).pairs(4, 4)  # a window of 2: 1 + 2 + 2 + 2
     7
+    >>> Band(0, None, Chunks(2)).pairs(4, 4)  # causal in chunks of 2: 1 + 2 + 1 + 2
+    6
     """
 
     low: int | None = None
     high: int | None = None
+    chunks: Chunks | None = None
 
     def __and__(self, other: Band) -> Band:
+        """The pairs of both, or more if `meets` is false."""
         lows = [b for b in (self.low, other.low) if b is not None]
         highs = [b for b in (self.high, other.high) if b is not None]
-        return Band(max(lows, default=None), min(highs, default=None))
+        chunks = [c for c in (self.chunks, other.chunks) if c is not None]
+        finer = min(chunks, key=lambda c: c.size, default=None)
+        return Band(max(lows, default=None), min(highs, default=None), finer)
+
+    def meets(self, other: Band) -> bool:
+        """Whether `&` has only the pairs of both."""
+        a, b = self.chunks, other.chunks
+        return a is None or b is None or a.contain(b) or b.contain(a)
 
     def __or__(self, other: Band) -> Band:
         """The smallest band with the pairs of both."""
@@ -34,37 +84,88 @@ class Band(NamedTuple):
         return Band(
             None if None in lows else min(b for b in lows if b is not None),
             None if None in highs else max(b for b in highs if b is not None),
+            self.chunks if self.chunks == other.chunks else None,
         )
 
     def touches(self, other: Band) -> bool:
         """Whether no diagonal lies between the two, so that `|` has only pairs of them."""
-        return all(
+        return self.chunks == other.chunks and all(
             a.low is None or b.high is None or a.low <= b.high + 1
             for a, b in ((self, other), (other, self))
         )
 
+    def mirrored(self) -> Band:
+        """The same pairs with queries and keys exchanged."""
+        low, high, chunks = self
+        return Band(
+            None if high is None else -high,
+            None if low is None else -low,
+            chunks and Chunks(chunks.size, chunks.of_key, chunks.of_query),
+        )
+
+    def sliced(self, query: int, key: int) -> Band:
+        """The pairs from this query and this key on."""
+        low, high, chunks = self
+        shift = query - key
+        return Band(
+            None if low is None else low - shift,
+            None if high is None else high - shift,
+            chunks and Chunks(chunks.size, chunks.of_query + query, chunks.of_key + key),
+        )
+
     def pairs(self, queries: int, keys: int) -> int:
         """The exact number of pairs kept."""
+        if self.chunks:
+            return self._in_chunks(Band.pairs, queries, keys)
         low = 1 - keys if self.low is None else max(self.low, 1 - keys)
         high = queries - 1 if self.high is None else min(self.high, queries - 1)
         return max(0, _pairs_up_to(high, queries, keys) - _pairs_up_to(low - 1, queries, keys))
 
+    def _in_chunks(self, count: Callable[[Band, int, int], int], queries: int, keys: int) -> int:
+        whole = self._replace(chunks=None)
+        pieces = self.chunks.pieces(queries, keys) if self.chunks else Counter()
+        return sum(times * count(whole.sliced(d, 0), q, k) for (q, k, d), times in pieces.items())
+
     def twice_maxtext_pairs(self, queries: int, keys: int) -> int:
         """Twice the pairs as MaxText counts them: S²/2 causal, S·W − W²/2 in a window of W."""
-        bounds = sorted(abs(b) for b in self if b is not None)
+        if self.chunks:
+            return self._in_chunks(Band.twice_maxtext_pairs, queries, keys)
+        bounds = sorted(abs(b) for b in (self.low, self.high) if b is not None)
         mask: Mask | None = None
         if queries == keys and 0 in bounds:
             mask = Causal() if len(bounds) == 1 else SlidingWindow(bounds[-1] + 1)
         return int(2 * mask.pairs(queries, "maxtext")) if mask else 2 * self.pairs(queries, keys)
 
     def label(self) -> str:
-        """``causal``, ``window 128``, or the bounds."""
-        if None in self and 0 in self:
+        """``causal``, ``window 128``, or the bounds; and the chunks."""
+        low, high, chunks = self
+        if chunks:
+            within = self._replace(chunks=None)
+            in_chunks = f"chunks of {chunks.size}"
+            return in_chunks if within == Band() else f"{within.label()} in {in_chunks}"
+        if 0 in (low, high) and None in (low, high):
             return "causal"
-        if 0 in self and None not in self:
-            return f"window {max(abs(b) for b in self if b is not None) + 1}"
-        low, high = ("" if bound is None else str(bound) for bound in self)
-        return f"{low}{' ≤ ' * bool(low)}query − key{' ≤ ' * bool(high)}{high}"
+        if 0 in (low, high) and low is not None and high is not None:
+            return f"window {max(abs(low), abs(high)) + 1}"
+        if low is high is None:
+            return "all pairs"
+        above, below = ("" if bound is None else str(bound) for bound in (low, high))
+        return f"{above}{' ≤ ' * bool(above)}query − key{' ≤ ' * bool(below)}{below}"
+
+    def without_idle_bounds(self, queries: int, keys: int) -> Band:
+        """The same pairs, without bounds that exclude none."""
+        band = self
+        if self.chunks is None:
+            low, high = self.low, self.high
+            return Band(
+                low if low is not None and low > 1 - keys else None,
+                high if high is not None and high < queries - 1 else None,
+            )
+        for name in self._fields:
+            without = band._replace(**{name: None})
+            if without.pairs(queries, keys) == band.pairs(queries, keys):
+                band = without
+        return band
 
 
 def _pairs_up_to(bound: int, queries: int, keys: int) -> int:
@@ -125,11 +226,7 @@ def kept_pairs(band: Band, queries: int, keys: int, *, is_bound: bool = False) -
         keys: number of keys.
         is_bound: whether it may keep fewer pairs, which its label says.
     """
-    low, high = band
-    band = Band(
-        low if low is not None and low > 1 - keys else None,
-        high if high is not None and high < queries - 1 else None,
-    )
+    band = band.without_idle_bounds(queries, keys)
     twice_maxtext = band.twice_maxtext_pairs(queries, keys)
     label = f"at most {band.label()}" if is_bound else band.label()
     return KeptPairs(label, band.pairs(queries, keys), twice_maxtext, queries * keys)

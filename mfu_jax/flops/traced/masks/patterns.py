@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
-from mfu_jax.flops.traced.masks.pairs import Band
+from mfu_jax.flops.traced.masks.pairs import Band, Chunks
 
 _NO_BOUNDS = Band()
 _EXPONENTIALS = {"exp", "exp2", "logistic"}  # 0 of a very negative number
@@ -24,7 +24,10 @@ _ZERO_AT_ZERO = {"abs", "integer_pow", "neg", "real", "sign", "sqrt", "square", 
 
 DimMap = Callable[[int], int | None]
 
-PatternKind = Literal["positions", "distance", "keeps", "drops", "zeros", "negative"]
+PatternKind = Literal[
+    "positions", "distance", "quotient", "remainder", "sign", "at_zero", "inexact", "table",
+    "keeps", "drops", "zeros", "negative",
+]  # fmt: skip
 Fill = Literal["zeros", "negative"]
 
 
@@ -35,6 +38,10 @@ class Pattern:
     Attributes:
         kind: ``positions``: element = Σ sign·(index along dim) + offset, over `terms`.
             ``distance``: the absolute value of such a sum of two indices.
+            ``quotient``: a position, not negative, divided by `size` and rounded down; and
+            ``remainder``: what is left. ``inexact``: true where that is not 0; ``sign``: of the
+            position; ``at_zero``: true where that is 0.
+            ``table``: the element of `table` at a position.
             ``keeps``: true (or 1) where band.low ≤ index along dim a − along dim b ≤ band.high, for
             `terms` ((a, 1), (b, −1)); everywhere if there are no terms.
             ``drops``: true (or 1) where that does not hold.
@@ -42,6 +49,8 @@ class Pattern:
             ``negative``: very negative where such a mask drops a pair, unknown elsewhere.
         terms: (dim, sign) pairs in order of dim.
         partial: whether the mask keeps only an unknown subset of the pairs in the band.
+        size: by which a position is divided.
+        table: the elements of a short list of integers.
     """
 
     kind: PatternKind
@@ -49,6 +58,8 @@ class Pattern:
     offset: float = 0
     band: Band = _NO_BOUNDS
     partial: bool = False
+    size: int = 0
+    table: tuple[int, ...] = ()
 
     def moved(self, where: Callable[[int], int | None]) -> Pattern | None:
         """The pattern with every dim mapped by `where`; None if a dim it uses disappears."""
@@ -66,6 +77,7 @@ class Pattern:
 
 # A score to which this is added has zero weight after the softmax.
 _VERY_NEGATIVE = -1e4
+_LONGEST_TABLE = 256
 
 EVERYWHERE = Pattern("keeps")
 UNKNOWN = Pattern("keeps", partial=True)
@@ -76,12 +88,8 @@ def _with_first_positive(pattern: Pattern) -> Pattern:
     """A mask with a positive sign on its first dim, for comparison; positions are unchanged."""
     if pattern.kind in ("positions", "distance") or not pattern.terms or pattern.terms[0][1] > 0:
         return pattern
-    low, high = pattern.band
-    return dataclasses.replace(
-        pattern,
-        terms=tuple((dim, -sign) for dim, sign in pattern.terms),
-        band=Band(None if high is None else -high, None if low is None else -low),
-    )
+    terms = tuple((dim, -sign) for dim, sign in pattern.terms)
+    return dataclasses.replace(pattern, terms=terms, band=pattern.band.mirrored())
 
 
 def _inverted(pattern: Pattern | None) -> Pattern | None:
@@ -95,8 +103,8 @@ def _as(kind: Literal["keeps", "drops"], pattern: Pattern | None) -> Pattern | N
     """The mask as another kind, which is possible only for a band with one bound."""
     if pattern is None or not pattern.is_mask or pattern.kind == kind:
         return pattern if pattern is not None and pattern.is_mask else None
-    low, high = pattern.band
-    if pattern.partial or (low is None) == (high is None):
+    low, high, chunks = pattern.band
+    if pattern.partial or chunks or (low is None) == (high is None):
         return None
     band = Band(None, low - 1) if low is not None else Band((high or 0) + 1, None)
     return dataclasses.replace(pattern, kind=kind, band=band)
@@ -108,7 +116,7 @@ def kept_where(mask: Pattern | None, value: bool) -> Pattern | None:
 
 
 def of_constant(value: Known) -> Pattern | None:
-    """The pattern of a constant: one number, positions 0, 1, 2, …, or a triangular array."""
+    """The pattern of a constant: a number, a line of integers, or an array that is a mask."""
     if value is True:
         return EVERYWHERE
     if isinstance(value, bool | int | float):
@@ -118,32 +126,58 @@ def of_constant(value: Known) -> Pattern | None:
     values = value.values
     long_dims = [d for d, size in enumerate(values.shape) if size > 1]
     if values.dtype.kind in "iu" and len(long_dims) == 1:
-        line = values.reshape(-1)
-        is_line = np.array_equal(line, int(line[0]) + np.arange(line.size))
-        return Pattern("positions", ((long_dims[0], 1),), int(line[0])) if is_line else None
+        return _line(values.reshape(-1), long_dims[0])
     if values.ndim < 2 or not values.size:
         return None
     if values.dtype == bool:
-        return _triangle(values) or _inverted(_triangle(~values))
+        return _triangle(values) or _inverted(_triangle(~values)) or _bound(values)
     if values.dtype.kind == "f" and np.all((values == 0) | (values <= _VERY_NEGATIVE)):
-        return _as_fill("negative", _triangle(values == 0) or UNKNOWN)
+        return _as_fill("negative", _triangle(values == 0) or _bound(values == 0) or UNKNOWN)
+    return None
+
+
+def _line(line: np.ndarray, dim: int) -> Pattern | None:
+    """Integers 0, 1, 2, …, each several times or from another number on; or a few other ones."""
+    terms, places = ((dim, 1),), np.arange(line.size)
+    if np.array_equal(line, int(line[0]) + places):
+        return Pattern("positions", terms, int(line[0]))
+    size = int(np.argmax(line != line[0]))  # of the first chunk
+    if size and np.array_equal(line, places // size):
+        return Pattern("quotient", terms, size=size)
+    if line.size <= _LONGEST_TABLE:
+        return Pattern("table", terms, table=tuple(line.tolist()))
     return None
 
 
 def _triangle(values: np.ndarray) -> Pattern | None:
-    matrix = values.reshape(-1, *values.shape[-2:])
-    queries, keys = matrix.shape[1:]
+    """The band that an array keeps exactly, in chunks or not."""
     if values.all():
         return EVERYWHERE
-    if not (matrix == matrix[0]).all() or not matrix[0].any():
+    bound = _bound(values)
+    first = values.reshape(-1, *values.shape[-2:])[0]
+    if bound is None or not (values == first).all():
         return None
-    i, j = np.nonzero(matrix[0])
+    chunks = Chunks(int(max(first[0].sum(), first[:, 0].sum(), 1)))
+    i, j = np.nonzero(first)
+    is_chunked = np.array_equal(i // chunks.size, j // chunks.size)
+    bands = [bound.band, bound.band._replace(chunks=chunks)] if is_chunked else [bound.band]
+    for band in bands:
+        if band.pairs(*first.shape) == len(i):
+            return dataclasses.replace(bound, band=band, partial=False)
+    return None
+
+
+def _bound(values: np.ndarray) -> Pattern | None:
+    """The smallest band with the pairs that an array keeps; None without any."""
+    matrix = values.reshape(-1, *values.shape[-2:]).any(0)
+    queries, keys = matrix.shape
+    if not matrix.any():
+        return None
+    i, j = np.nonzero(matrix)
     low, high = int((i - j).min()), int((i - j).max())
     band = Band(low if low > 1 - keys else None, high if high < queries - 1 else None)
-    if band.pairs(queries, keys) != len(i):
-        return None
     a, b = values.ndim - 2, values.ndim - 1
-    return Pattern("keeps", ((a, 1), (b, -1)), band=band)
+    return Pattern("keeps", ((a, 1), (b, -1)), band=band, partial=True)
 
 
 def follow(eqn: Any, patterns: Sequence[Pattern | None]) -> Pattern | None:
@@ -167,8 +201,12 @@ def follow(eqn: Any, patterns: Sequence[Pattern | None]) -> Pattern | None:
     if name in ("add", "add_any", "sub"):
         sign = -1 if name == "sub" else 1
         return _sum(patterns[0], patterns[1], sign) or _added(patterns[0], patterns[1], sign)
-    if name == "div":
-        return patterns[0] if _is(patterns[0], "zeros", "negative") else None
+    if name == "div" and _is(patterns[0], "zeros", "negative"):
+        return patterns[0]
+    if name in _DIVISIONS and eqn.outvars[0].aval.dtype.kind in "iu":
+        return _divided(_DIVISIONS[name], *patterns)
+    if name == "sign":
+        return _sign(patterns[0])
     if name == "abs":
         return _absolute(patterns[0])
     if name in _COMPARISONS:
@@ -241,13 +279,23 @@ def _moved(eqn: Any, pattern: Pattern) -> Pattern | None:
     moved = pattern.moved(MOVES[eqn.primitive.name](eqn))
     if moved is None or eqn.primitive.name != "slice":
         return moved
-    starts = eqn.params["start_indices"]
-    shift = sum(sign * starts[dim] for dim, sign in pattern.terms)
-    if pattern.kind in ("positions", "distance"):
-        return dataclasses.replace(moved, offset=moved.offset + shift)
-    low, high = moved.band
-    band = Band(None if low is None else low - shift, None if high is None else high - shift)
-    return dataclasses.replace(moved, band=band)
+    starts, shape = eqn.params["start_indices"], eqn.outvars[0].aval.shape
+    if pattern.is_mask or pattern.kind in _LEFT:
+        firsts = {sign: starts[dim] for dim, sign in pattern.terms}
+        band = pattern.band.sliced(firsts[1], firsts[-1]) if firsts else pattern.band
+        return dataclasses.replace(moved, band=band)
+    offset = moved.offset + sum(sign * starts[dim] for dim, sign in pattern.terms)
+    if pattern.kind == "table":
+        is_number = all(shape[dim] == 1 for dim, _ in pattern.terms)
+        return of_constant(pattern.table[int(offset)]) if is_number else _at(moved, offset)
+    if pattern.kind == "positions":  # the index along a dimension of size 1 is 0
+        terms = tuple((dim, sign) for dim, sign in moved.terms if shape[dim] != 1)
+        moved = dataclasses.replace(moved, terms=terms)
+    return _at(moved, offset)
+
+
+def _at(pattern: Pattern, offset: float) -> Pattern:
+    return dataclasses.replace(pattern, offset=offset)
 
 
 def _sum(a: Pattern | None, b: Pattern | None, sign: int) -> Pattern | None:
@@ -258,6 +306,47 @@ def _sum(a: Pattern | None, b: Pattern | None, sign: int) -> Pattern | None:
         signs[dim] = signs.get(dim, 0) + sign * other
     terms = tuple(sorted((dim, s) for dim, s in signs.items() if s))
     return Pattern("positions", terms, a.offset + sign * b.offset)
+
+
+_DIVISIONS: dict[str, PatternKind] = {"div": "quotient", "rem": "remainder"}
+
+
+def _divided(kind: PatternKind, a: Pattern | None, b: Pattern | None) -> Pattern | None:
+    """A position divided by a number."""
+    size = _number(b)
+    if a is None or size is None or size < 1 or size != int(size) or not _is_place(a):
+        return None
+    return dataclasses.replace(a, kind=kind, size=int(size))
+
+
+def _sign(pattern: Pattern | None) -> Pattern | None:
+    number = _number(pattern)
+    if number is not None:
+        return of_constant((number > 0) - (number < 0))
+    return dataclasses.replace(pattern, kind="sign") if pattern and _is_place(pattern) else None
+
+
+def _is_place(pattern: Pattern) -> bool:
+    """Whether it is a whole position along one dimension that is never negative."""
+    signs, offset = [sign for _, sign in pattern.terms], pattern.offset
+    return pattern.kind == "positions" and signs == [1] and offset >= 0 and offset == int(offset)
+
+
+def _compare_division(name: str, a: Pattern, b: Pattern) -> Pattern | None:
+    """Whether two positions are in one chunk; and the tests of a division that rounds down."""
+    number = _number(b)
+    if a.kind == "sign" and name == "ne" and number == 1:
+        return dataclasses.replace(a, kind="at_zero")
+    if a.kind == "remainder" and name == "ne" and number == 0:
+        return dataclasses.replace(a, kind="inexact")
+    is_pair = a.kind == b.kind == "quotient" and a.size == b.size and a.terms != b.terms
+    if not is_pair or name not in ("eq", "ne"):
+        return None
+    ((dim, _),), ((other, _),) = a.terms, b.terms
+    chunks = Chunks(a.size, int(a.offset), int(b.offset))
+    band = Band(chunks=chunks) if dim < other else Band(chunks=chunks).mirrored()
+    terms = (min(dim, other), 1), (max(dim, other), -1)
+    return Pattern("keeps" if name == "eq" else "drops", terms, band=band)
 
 
 def _absolute(pattern: Pattern | None) -> Pattern | None:
@@ -284,6 +373,8 @@ def _compare(name: str, a: Pattern | None, b: Pattern | None) -> Pattern | None:
         return of_constant(bool(getattr(operator, name)(other, number)))
     if a.is_mask:
         return _compare_mask(name, a, number)
+    if a.kind in ("sign", "remainder", "quotient"):
+        return _compare_division(name, a, b)
     if a.kind == "distance" and number is not None:
         nearest, farthest = number - a.offset, -number - a.offset  # for |d + offset| vs number
         if name in ("le", "gt"):
@@ -323,6 +414,9 @@ def _compare_mask(name: str, mask: Pattern, number: float | None) -> Pattern | N
 
 def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """The conjunction of two masks; an unknown one can only exclude more pairs."""
+    if a and b and {a.kind, b.kind} == {"at_zero", "inexact"}:
+        is_same = (a.terms, a.offset) == (b.terms, b.offset)
+        return of_constant(False) if is_same else None  # 0 is divided without a remainder
     masks = [mask for mask in (_as("keeps", a), _as("keeps", b)) if mask]
     both = meet(masks[0], masks[-1]) if masks else None
     if len(masks) == 2:
@@ -339,6 +433,7 @@ def meet(a: Pattern | None, b: Pattern | None) -> Pattern | None:
         return dataclasses.replace(a if a.terms else b, partial=partial)
     if a.terms != b.terms:
         return at_most(a)
+    partial = partial or not a.band.meets(b.band)
     return dataclasses.replace(a, band=a.band & b.band, partial=partial)
 
 
@@ -499,6 +594,8 @@ def _select(
     eqn: Any, mask: Pattern | None, if_false: Pattern | None, if_true: Pattern | None
 ) -> Pattern | None:
     """A select between masks."""
+    if _number(mask) == 0:
+        return if_false
     if mask is None or not mask.is_mask:
         return one_of(if_false, if_true)
     zero, one = _number(if_false), _number(if_true)

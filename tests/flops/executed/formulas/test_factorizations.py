@@ -134,6 +134,32 @@ def test_complex_instructions_take_four_times_as_many() -> None:
     assert executed_flops(_COMPLEX.replace("c64", "f32")).total == 5 * (576 + 12**2 * 7)
 
 
+# As XLA writes it for a TPU: a block routine has real and imaginary parts, a matmul is three.
+_PARTS = """HloModule step
+ENTRY main {
+  re = f32[2,64,64] parameter(0)
+  im = f32[2,64,64] parameter(1)
+  re1 = f32[1,48,48] parameter(2)
+  im1 = f32[1,48,48] parameter(3)
+  y = f32[48,8] parameter(4)
+  c = (f32[2,64,64], f32[2,64,64]) custom-call(re, im), custom_call_target="Cholesky", metadata={op_name="jit(f)/cholesky"}
+  i = (f32[1,48,48], f32[1,48,48]) custom-call(re1, im1), custom_call_target="InvertDiagBlocksLowerTriangular", metadata={op_name="jit(f)/triangular_solve"}
+  a = f32[1,48,48] get-tuple-element(i), index=0
+  b = f32[1,48,48] get-tuple-element(i), index=1
+  d = f32[1,48,8] dot(a, y), lhs_contracting_dims={2}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/triangular_solve"}
+  e = f32[1,48,8] dot(b, y), lhs_contracting_dims={2}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/triangular_solve"}
+  f = f32[1,48,8] dot(b, y), lhs_contracting_dims={2}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/triangular_solve"}
+  ROOT t = (f32[1,48,8], f32[1,48,8], f32[1,48,8]) tuple(d, e, f)
+}"""  # noqa: E501
+
+
+def test_complex_expansions_on_tpu_take_four_times_as_many() -> None:
+    executed = executed_flops(_PARTS)
+    cholesky, solve = 2 * (64**3 // 3), 48**2 * 8
+    assert executed.kernels == {"cholesky": 4 * cholesky, "triangular_solve": 4 * solve}
+    assert (executed.total, executed.unaccounted) == (4 * (cholesky + solve), ())
+
+
 _EIGH = """HloModule step
 region {
   s = (f32[300,300], pred[]) parameter(0)

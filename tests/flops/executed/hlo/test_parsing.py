@@ -9,9 +9,8 @@ import pytest
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.formulas.elementwise import elementwise_flops
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.parsing import _Parser, parse_hlo
+from mfu_jax.flops.executed.hlo.parsing import _Parser, check_module, parse_hlo
 from mfu_jax.flops.executed.hlo.text import HloParseError
-from mfu_jax.flops.executed.hlo.validation import check_module
 from tests.support.recorded import text_of
 
 NAMES = ["v5e_unrolled_full", "h100_resnet50", "cpu_loops_nested", "v5p_mesh_2x2x2", "h100_triton"]

@@ -42,6 +42,14 @@ def window(i, j):
     return (i >= j) & (i - j < 4)
 
 
+def chunked(i, j):
+    return i // 5 == j // 5
+
+
+def chunked_causal(i, j):
+    return chunked(i, j) & causal(i, j)
+
+
 def both_sides(i, j):
     return abs(i - j) < 4
 
@@ -77,6 +85,50 @@ MASKS = {
     "numpy positions": (
         lambda s, i, j: jnp.where(np.arange(S)[:, None] >= jnp.arange(S), s, NEVER),
         causal,
+    ),
+    "chunks": (lambda s, i, j: jnp.where(chunked(i, j), s, NEVER), chunked),
+    "causal in chunks": (lambda s, i, j: jnp.where(chunked_causal(i, j), s, NEVER), chunked_causal),
+    "not in one chunk": (
+        lambda s, i, j: jnp.where((i // 5 != j // 5) | (j > i), NEVER, s),
+        chunked_causal,
+    ),
+    "causal in chunks, twice": (
+        lambda s, i, j: jnp.where(j > i, NEVER, jnp.where(j // 5 == i // 5, s, NEVER)),
+        chunked_causal,
+    ),
+    "chunks by lax.div": (
+        lambda s, i, j: jnp.where(jax.lax.div(i, jnp.int32(5)) == jax.lax.div(j, 5), s, NEVER),
+        chunked,
+    ),
+    "chunks of chunks": (
+        lambda s, i, j: jnp.where(chunked(i, j) & (i // 10 == j // 10), s, NEVER),
+        chunked,
+    ),
+    "chunks of shifted positions": (
+        lambda s, i, j: jnp.where((i + 2) // 5 == (j + 2) // 5, s, NEVER),
+        lambda i, j: (i + 2) // 5 == (j + 2) // 5,
+    ),
+    "a window in chunks": (
+        lambda s, i, j: jnp.where(window(i, j) & chunked(i, j), s, NEVER),
+        lambda i, j: window(i, j) & chunked(i, j),
+    ),
+    "chunks of numpy positions": (
+        lambda s, i, j: jnp.where(
+            (np.arange(S) // 5)[:, None] == jnp.asarray(np.arange(S) // 5), s, NEVER
+        ),
+        chunked,
+    ),
+    "chunks, constant": (
+        lambda s, i, j: jnp.where(chunked_causal(*np.indices((S, S))), s, NEVER),
+        chunked_causal,
+    ),
+    "chunks of keys before a later query": (
+        lambda s, i, j: jnp.where(((i + 3) // 5 == j // 5) & (i + 3 >= j), s, NEVER),
+        lambda i, j: ((i + 3) // 5 == j // 5) & (i + 3 >= j),
+    ),
+    "a window from a constant array": (
+        lambda s, i, j: jnp.where((j <= i) & (i - j < jnp.array([4, 8])[0]), s, NEVER),
+        window,
     ),
     "constant in a jitted layer": (
         lambda s, i, j: jax.jit(lambda s: jnp.where(lower(), s, NEVER))(s),
@@ -164,3 +216,53 @@ def test_a_declared_mask_over_arguments():
         around = count_model_flops(jax.grad(loss, (0, 1, 2)), q, q, q)
     for count in (around, count_model_flops(jax.grad(declared_inside, (0, 1, 2)), q, q, q)):
         assert (count.total, count.total_in("exact")) == (3 * dense, 3 * kept)
+
+
+ROW, COLUMN = np.indices((S, S))
+WINDOWS = np.stack([causal(ROW, COLUMN) & (size > ROW - COLUMN) for size in (2, 5, S)])
+
+# What is done to the scores, a band that holds it, and how that is labelled.
+AT_MOST = {
+    "dilated": (lambda s, i, j: jnp.where((i >= j) & ((i - j) % 3 == 0), s, NEVER), causal),
+    "a window and sinks": (
+        lambda s, i, j: jnp.where((i >= j) & ((i - j < 4) | (j < 2)), s, NEVER),
+        causal,
+    ),
+    "a computed window": (
+        lambda s, i, j: jnp.where(
+            (i >= j) & (i - j < jnp.argmax(jnp.sin(jnp.arange(9.0)))), s, NEVER
+        ),
+        causal,
+    ),
+    "blocks before it": (
+        lambda s, i, j: jnp.where((i >= j) & (i // 5 >= j // 4), s, NEVER),
+        causal,
+    ),
+    "dilated, constant": (
+        lambda s, i, j: jnp.where(causal(ROW, COLUMN) & ((ROW - COLUMN) % 11 == 0), s, NEVER),
+        causal,
+    ),
+    "a window for each head, constant": (lambda s, i, j: jnp.where(WINDOWS, s, NEVER), causal),
+}
+
+
+@pytest.mark.parametrize("name", AT_MOST)
+def test_what_is_not_recognised_is_a_bound_that_says_so(name):
+    fn = attention(lambda s: AT_MOST[name][0](s, *positions()))
+    width = H * D
+    args = (shape(B, S, width), shape(B, S, width), *[shape(width, width)] * 3)
+    count = count_model_flops(fn, *args)
+    dense = 2 * 2 * B * H * S * S * D
+    assert count.by_mask == {"at most causal": dense}
+    assert count.skipped["exact"] == dense * (S * S - kept_pairs(AT_MOST[name][1])) // S**2
+
+
+def test_chunks_have_their_name_and_maxtexts_triangles():
+    count = count_model_flops(
+        attention(lambda s: MASKS["causal in chunks"][0](s, *positions())),
+        *[shape(B, S, H * D)] * 2,
+        *[shape(H * D, H * D)] * 3,
+    )
+    dense = 2 * 2 * B * H * S * S * D
+    assert count.by_mask == {"causal in chunks of 5": dense}
+    assert dense - count.skipped["maxtext"] == 2 * B * H * D * (5**2 + 5**2 + 2**2)

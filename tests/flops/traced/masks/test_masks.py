@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.flops.traced.masks.declared import attention_mask
-from mfu_jax.flops.traced.masks.pairs import Band, document_pairs, read_pairs
+from mfu_jax.flops.traced.masks.pairs import Band, Chunks, document_pairs, read_pairs
 from tests.support.small_functions import shape
 
 B, S, H, D = 2, 12, 4, 8
@@ -23,16 +23,24 @@ PAIR = 2 * 2 * H * D  # scores and values, for one query and one key, all heads
 
 
 bounds = st.one_of(st.none(), st.integers(-9, 9))
+chunks = st.one_of(
+    st.none(), st.builds(Chunks, st.integers(1, 5), st.integers(0, 6), st.integers(0, 6))
+)
 
 
-@given(bounds, bounds, st.integers(1, 7), st.integers(1, 7))
-def test_pairs_of_a_band_are_those_counted_one_by_one(low, high, queries, keys):
+@given(bounds, bounds, chunks, st.integers(1, 7), st.integers(1, 7))
+def test_pairs_of_a_band_are_those_counted_one_by_one(low, high, chunks, queries, keys):
     counted = sum(
-        (low is None or i - j >= low) and (high is None or i - j <= high)
+        (low is None or i - j >= low)
+        and (high is None or i - j <= high)
+        and (
+            chunks is None
+            or (i + chunks.of_query) // chunks.size == (j + chunks.of_key) // chunks.size
+        )
         for i in range(queries)
         for j in range(keys)
     )
-    assert Band(low, high).pairs(queries, keys) == counted
+    assert Band(low, high, chunks).pairs(queries, keys) == counted
 
 
 def step(attend):

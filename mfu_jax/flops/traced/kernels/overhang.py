@@ -1,0 +1,447 @@
+"""How much of a Pallas kernel's blocks lies inside their arrays.
+
+A kernel multiplies whole blocks. Where a block overhangs its array, the elements beyond it are
+padding: the kernel runs them, the model does not need them. Every value in a kernel's body is
+followed from the blocks that it is read from, dimension by dimension, for all programs at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
+from mfu_jax.util.jax_internals import array_of_block
+
+Extent = Any  # elements of a dimension, an int or one per program; None: all of them
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """A value that is not whole: the elements of each dimension that are from inside the arrays.
+
+    Attributes:
+        dims: one per dimension of the value.
+        is_bound: whether it may have fewer.
+    """
+
+    dims: tuple[Extent, ...]
+    is_bound: bool = False
+
+
+FILL = Inside(())
+"""A value that no array went into: zeros, positions, masks."""
+
+
+@dataclass(eq=False)
+class Scratch:
+    """Memory of a kernel, whose contents are what was last stored; `FILL` at first."""
+
+    stored: Known = FILL
+
+    def store(self, value: Known, is_full: bool, runs: np.ndarray) -> None:
+        """Stores a value into all of it or a part, in the programs that run it."""
+        if is_fill(value):
+            return
+        if isinstance(value, Inside):
+            value = _bound(len(value.dims)) if not is_full else _seen_later(value, runs)
+        self.stored = union([self.stored, value])
+
+
+def bare(known: Sequence[Known]) -> list[Known]:
+    """The known integers and tables among these values."""
+    return [None if isinstance(value, Inside | Scratch) else value for value in known]
+
+
+def is_fill(value: Known) -> bool:
+    """Whether no array went into a value."""
+    return value is FILL or not (value is None or isinstance(value, Inside | ConstantTable))
+
+
+def union(values: Sequence[Known]) -> Known:
+    """A value that is one of these, such as a condition's result: as large as the largest."""
+    values = [value for value in values if not is_fill(value)]
+    if not values:
+        return FILL
+    parts = [value for value in values if isinstance(value, Inside)]
+    if not parts or len({len(part.dims) for part in parts}) > 1:
+        return None if not parts else _bound(len(parts[0].dims))
+    is_bound = any(part.is_bound for part in parts)
+    dims: list[Extent] = []
+    for extents in zip(*(part.dims for part in parts), strict=True):
+        is_same = len(parts) == len(values) and all(_equal(extents[0], e) for e in extents[1:])
+        is_bound |= not is_same and any(e is not None for e in extents)
+        dims.append(extents[0] if is_same else None)
+    return _made(dims, is_bound)
+
+
+def is_same(a: Known, b: Known) -> bool:
+    """Whether two values that a loop carries are equally far inside the arrays."""
+    if not (isinstance(a, Inside) and isinstance(b, Inside)) or FILL in (a, b):
+        return a is b or (a is None and b is None)
+    return a.is_bound == b.is_bound and all(map(_equal, a.dims, b.dims))
+
+
+def _equal(a: Extent, b: Extent) -> bool:
+    return (a is None) == (b is None) and (a is None or bool(np.all(a == b)))
+
+
+def _seen_later(value: Inside, runs: np.ndarray) -> Inside:
+    """A stored value as later programs may read it: along axes where some programs do not store."""
+    axes = tuple(d for d in range(runs.ndim) if np.ptp(runs, axis=d).any())
+    dims = [
+        extent if extent is None else np.where(runs > 0, extent, 0).max(axis=axes, keepdims=True)
+        for extent in value.dims
+    ]
+    return Inside(tuple(dims), value.is_bound)
+
+
+def _bound(rank: int) -> Inside:
+    """A value of which it is not known how much is inside the arrays."""
+    return Inside((None,) * rank, is_bound=True)
+
+
+def _made(dims: Sequence[Extent], is_bound: bool = False) -> Inside | None:
+    return Inside(tuple(dims), is_bound) if is_bound or any(d is not None for d in dims) else None
+
+
+def _dims(value: Known, rank: int) -> Sequence[Extent]:
+    return value.dims if isinstance(value, Inside) and value is not FILL else (None,) * rank
+
+
+def _least(*extents: Extent) -> Extent:
+    known = [extent for extent in extents if extent is not None]
+    return np.minimum.reduce(np.broadcast_arrays(*known)) if known else None
+
+
+def _count(extent: Any, size: int) -> Extent:
+    """An extent within a dimension; None if it is all of it in every program."""
+    extent = np.clip(extent, 0, size)
+    return None if np.all(extent == size) else extent
+
+
+# Blocks ---------------------------------------------------------------------------------------
+
+
+def may_overhang(block: Any) -> bool:
+    """Whether a block of a grid may overhang its array, by their sizes."""
+    sizes = array_of_block(block).shape
+    return any(_may_overhang(dim, size) for dim, size in zip(block.block_shape, sizes, strict=True))
+
+
+def _may_overhang(dim: Any, size: int) -> bool:
+    """Whether a block may along one dimension; a gather (`Indirect`) reads what is there."""
+    if _is_blocked(dim):
+        return size % max(1, _length(dim)) != 0
+    return type(dim).__name__ != "Indirect"
+
+
+def block_shape(block: Any) -> list[int]:
+    """A block's shape in the kernel, without squeezed dimensions."""
+    return [_length(dim) for dim in block.block_shape if not _is_squeezed(dim)]
+
+
+def block_inside(block: Any, starts: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+    """How much of a block is inside its array.
+
+    Args:
+        block: its `BlockMapping`.
+        starts: results of its index map, for all programs.
+        shape: the shape of the kernel's reference.
+    """
+    sizes = array_of_block(block).shape
+    if len(starts) != len(sizes) or block_shape(block) != list(shape):
+        return _bound(len(shape))
+    dims: list[Extent] = []
+    is_bound = False
+    for dim, start, size in zip(block.block_shape, starts, sizes, strict=True):
+        if _is_squeezed(dim):
+            continue
+        length = _length(dim)
+        if not _may_overhang(dim, size):
+            dims.append(None)
+        elif start is None or not (_is_blocked(dim) or hasattr(dim, "padding")):
+            is_bound = True
+            dims.append(None)
+        else:
+            first = np.asarray(start, np.int64)
+            first = first * length if _is_blocked(dim) else first - dim.padding[0]
+            extent = np.minimum(size, first + length) - np.maximum(first, 0)
+            dims.append(_count(extent, length))
+    return _made(dims, is_bound)
+
+
+def _is_squeezed(dim: Any) -> bool:
+    return dim is None or type(dim).__name__ == "Squeezed"
+
+
+def _is_blocked(dim: Any) -> bool:
+    return isinstance(dim, int) or _is_squeezed(dim) or type(dim).__name__ == "Blocked"
+
+
+def _length(dim: Any) -> int:
+    return 1 if _is_squeezed(dim) else int(getattr(dim, "block_size", dim))
+
+
+# References -----------------------------------------------------------------------------------
+
+
+def reads(eqn: Any, known: Sequence[Known]) -> Inside | None:
+    """How much of what a `get` or `masked_load` reads is inside the arrays."""
+    if eqn.primitive.name == "get":
+        ref, transforms = known[0], jax.tree.unflatten(eqn.params["tree"], bare(known[1:]))
+    else:
+        ref, transforms, _, _ = eqn.params["args_tree"].unflatten([known[0], *bare(known[1:])])
+    if isinstance(ref, Scratch):
+        ref = ref.stored
+    if ref is FILL:
+        return FILL
+    rank = len(eqn.outvars[0].aval.shape)
+    if not transforms:
+        return ref if isinstance(ref, Inside) else None
+    is_indexed = len(transforms) == 1 and hasattr(transforms[0], "indices")
+    part = _read(ref, transforms[0].indices, eqn.invars[0].aval.shape) if is_indexed else None
+    if not is_indexed and isinstance(ref, Inside):
+        return _bound(rank)
+    return part if part is None or len(part.dims) == rank else _bound(rank)
+
+
+def _read(ref: Known, indices: Sequence[Any], shape: Sequence[int]) -> Inside | None:
+    dims: list[Extent] = []
+    is_bound = isinstance(ref, Inside) and ref.is_bound
+    for index, extent, size in zip(indices, _dims(ref, len(shape)), shape, strict=True):
+        if not hasattr(index, "size") or not hasattr(index, "stride"):
+            is_bound |= extent is not None  # one element, which may be beyond the array
+            continue
+        length, start = index.size, index.start
+        if not isinstance(length, int):
+            is_bound = True
+            dims.append(None)
+        elif start is None:
+            is_bound |= extent is not None or bool(size % length)
+            dims.append(None)
+        else:
+            left = (size if extent is None else extent) - np.asarray(start, np.int64)
+            dims.append(_count(-(-left // index.stride), length))
+    return _made(dims, is_bound)
+
+
+def stores(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> None:
+    """Follows what a `swap`, `masked_swap` or `addupdate` stores into memory of the kernel."""
+    if eqn.primitive.name == "masked_swap":
+        ref, _, value, _ = eqn.params["args_tree"].unflatten(known)
+        _, _, stored, _ = eqn.params["args_tree"].unflatten(eqn.invars)
+    else:
+        (ref, value, *_), stored = known, eqn.invars[1]
+    if isinstance(ref, Scratch):
+        ref.store(value, stored.aval.shape == eqn.invars[0].aval.shape, runs)
+
+
+# Values ---------------------------------------------------------------------------------------
+
+
+def follow(eqn: Any, known: Sequence[Known]) -> list[Known]:
+    """How much of an equation's results is inside the arrays."""
+    if all(map(is_fill, known)):
+        return [FILL] * len(eqn.outvars)
+    if not any(isinstance(value, Inside) and value is not FILL for value in known):
+        return [None] * len(eqn.outvars)
+    name = eqn.primitive.name
+    rule = _reduction if name.startswith(("reduce_", "argm")) else _RULES.get(name, _elementwise)
+    return [rule(eqn, known, variable.aval.shape) for variable in eqn.outvars]
+
+
+def _elementwise(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+    """What is beyond an operand's array is no part of the result.
+
+    Operands have the result's shape, or 1 element along some of its dimensions, or are scalars.
+    """
+    parts: list[Inside] = []
+    is_bound = False
+    for value, variable in zip(known, eqn.invars, strict=True):
+        sizes = variable.aval.shape
+        if sizes and len(sizes) != len(shape):
+            return _bound(len(shape))
+        if any(size not in (1, wanted) for size, wanted in zip(sizes, shape, strict=False)):
+            return _bound(len(shape))
+        if _is_part(value):
+            is_bound |= value.is_bound
+            parts += [_spread(value, range(len(sizes)), sizes, shape)] if sizes else []
+    dims = [_least(*extents) for extents in zip(*(part.dims for part in parts), strict=True)]
+    return _made(dims or [None] * len(shape), is_bound)
+
+
+def _spread(
+    value: Inside, targets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]
+) -> Inside:
+    """A value in a larger shape, repeated along the dimensions in which it has 1 element."""
+    dims: list[Extent] = [None] * len(shape)
+    for extent, target, size in zip(value.dims, targets, sizes, strict=True):
+        if extent is not None:
+            dims[target] = extent if size == shape[target] else extent * shape[target]
+    return Inside(tuple(dims), value.is_bound)
+
+
+def _is_part(value: Known) -> bool:
+    return isinstance(value, Inside) and value is not FILL
+
+
+def _select(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Known:
+    """One of the cases; a constant fills up what a mask leaves out."""
+    return union(known[1:])
+
+
+def _broadcast(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+    targets = eqn.params["broadcast_dimensions"]
+    spread = _spread(known[0], targets, eqn.invars[0].aval.shape, shape)
+    return _made(spread.dims, spread.is_bound)
+
+
+def _transpose(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+    (value,) = known
+    return _made([value.dims[d] for d in eqn.params["permutation"]], value.is_bound)
+
+
+def _reduction(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+    value, axes = known[0], eqn.params.get("axes")
+    if axes is None or not _is_part(value):
+        return _bound(len(shape))
+    kept = [extent for d, extent in enumerate(value.dims) if d not in axes]
+    return _made(kept, value.is_bound)
+
+
+def _reshape(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+    """Dimensions that are merged have the product of their elements."""
+    value, old = known[0], eqn.invars[0].aval.shape
+    dims: list[Extent] = [None] * len(shape)
+    is_bound = value.is_bound
+    for before, after in _regrouped(old, shape):
+        if all(value.dims[d] is None for d in before):
+            continue
+        wide = [d for d in after if shape[d] > 1] or list(after[:1])
+        if len(wide) != 1:
+            is_bound = True
+            continue
+        (target,) = wide
+        dims[target] = 1
+        for d in before:
+            dims[target] = dims[target] * (old[d] if value.dims[d] is None else value.dims[d])
+    return _made(dims, is_bound)
+
+
+def _regrouped(
+    old: Sequence[int], new: Sequence[int]
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Dimensions before and after a reshape that have the same elements between them.
+
+    >>> list(_regrouped((8, 6, 4), (48, 2, 2)))
+    [(range(0, 2), range(0, 1)), (range(2, 3), range(1, 3))]
+    """
+    i = j = 0
+    while i < len(old) or j < len(new):
+        before, after = i, j
+        i, j = min(i + 1, len(old)), min(j + 1, len(new))
+        while (left := math.prod(old[before:i])) != (right := math.prod(new[after:j])):
+            i, j = i + (left < right), j + (left > right)
+        yield range(before, i), range(after, j)
+
+
+def _concatenate(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+    axis = eqn.params["dimension"]
+    sizes = [variable.aval.shape[axis] for variable in eqn.invars]
+    along = [_dims(value, len(shape))[axis] for value in known]
+    others = [_made([e for d, e in enumerate(_dims(v, len(shape))) if d != axis]) for v in known]
+    across = union([o for o, v in zip(others, known, strict=True) if not is_fill(v)])
+    dims = list(_dims(across, len(shape) - 1))
+    total = sum(size if e is None else e for e, size in zip(along, sizes, strict=True))
+    dims.insert(axis, _count(total, shape[axis]))
+    bounds = (v.is_bound for v in (across, *known) if _is_part(v))
+    return _made(dims, any(bounds))
+
+
+def _slice(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+    (value,) = known
+    strides = eqn.params["strides"] or (1,) * len(shape)
+    starts = eqn.params["start_indices"]
+    dims = [
+        None if extent is None else _count(-(-(extent - start) // stride), size)
+        for extent, start, stride, size in zip(value.dims, starts, strides, shape, strict=True)
+    ]
+    return _made(dims, value.is_bound)
+
+
+_Rule = Callable[[Any, Sequence[Known], Sequence[int]], Known]
+_RULES: dict[str, _Rule] = {
+    "select_n": _select,
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "concatenate": _concatenate,
+    "slice": _slice,
+    # What is inside the arrays may end up anywhere.
+    **dict.fromkeys(("rev", "roll", "sort"), lambda eqn, known, shape: _bound(len(shape))),
+}
+
+
+# Products -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A matmul in a kernel's body.
+
+    Attributes:
+        needed: FLOPs on elements inside the arrays in all its runs.
+        result: how much of its result is inside the arrays.
+        is_bound: whether it may need fewer.
+    """
+
+    needed: int
+    result: list[Known] = field(default_factory=list)
+    is_bound: bool = False
+
+
+def product(eqn: Any, known: Sequence[Known], flops: int, runs: np.ndarray) -> Product:
+    """The elements inside the arrays that a matmul multiplies.
+
+    Args:
+        eqn: the matmul.
+        known: its operands.
+        flops: FLOPs of one run.
+        runs: how often each program runs it.
+    """
+    is_bound = any(_is_part(value) and value.is_bound for value in known)
+    if not any(map(_is_part, known)) or eqn.primitive.name != "dot_general":
+        is_bound = any(map(_is_part, known))
+        results: list[Known] = [
+            _bound(len(v.aval.shape)) if is_bound else None for v in eqn.outvars
+        ]
+        return Product(needed=flops * int(runs.sum()), result=results, is_bound=is_bound)
+    shapes = [variable.aval.shape for variable in eqn.invars[:2]]
+    lhs, rhs = (_dims(value, len(s)) for value, s in zip(known[:2], shapes, strict=True))
+    (contracted, of_rhs), (batch, batch_of_rhs) = eqn.params["dimension_numbers"]
+    shared = [
+        [(_least(lhs[i], rhs[j]), shapes[0][i]) for i, j in zip(*pairs, strict=True)]
+        for pairs in ((batch, batch_of_rhs), (contracted, of_rhs))
+    ]
+    free = [
+        [(dims[d], size) for d, size in enumerate(shape) if d not in used]
+        for dims, shape, used in (
+            (lhs, shapes[0], {*contracted, *batch}),
+            (rhs, shapes[1], {*of_rhs, *batch_of_rhs}),
+        )
+    ]
+    limited = [pair for pairs in (*shared, *free) for pair in pairs if pair[0] is not None]
+    multiplied = runs
+    for extent, _ in limited:
+        multiplied = multiplied * extent
+    whole = flops // max(1, math.prod(size for _, size in limited))
+    result = _made([extent for extent, _ in (*shared[0], *free[0], *free[1])], is_bound)
+    return Product(needed=whole * int(multiplied.sum()), result=[result], is_bound=is_bound)

@@ -1,0 +1,39 @@
+"""Counts many random Pallas kernels whose blocks overhang their arrays; none is silently wrong.
+
+python -m tests.campaigns.grids --count 5000 --seed 0
+"""
+
+from __future__ import annotations
+
+import random
+
+import jax
+
+from mfu_jax.flops.traced.counting import count_model_flops
+from tests.campaigns.promises import Promise, seeded, verdict
+from tests.support.pallas_grids import function, needed, random_grid
+
+
+def main() -> int:
+    """Runs the campaign; 1 if a kernel is counted wrongly, or flagged though all is known."""
+    parser = seeded(__doc__)
+    parser.add_argument("--count", type=int, default=5000, help="kernels SEED * COUNT and on")
+    given = parser.parse_args()
+    promise = Promise("Pallas blocks beyond their arrays, traced", count=given.count)
+    beyond = 0
+    for seed in range(given.seed * given.count, (given.seed + 1) * given.count):
+        grid = random_grid(random.Random(seed))
+        call, arguments = function(grid)
+        count = count_model_flops(call, *arguments)
+        beyond += bool(count.overhang)
+        inside = needed(grid)
+        is_right = count.total == inside and not count.unaccounted
+        promise.expect(is_right, f"seed {seed}: {count.total} counted, {inside} inside: {grid}")
+        if seed % 100 == 99:
+            jax.clear_caches()
+    promise.worst = f"{beyond} overhang"
+    return verdict([promise])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

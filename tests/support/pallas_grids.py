@@ -1,0 +1,245 @@
+"""Random Pallas kernels whose blocks overhang their arrays, and the products that they need.
+
+`needed` goes through a grid step by step with arrays of booleans: an element is from inside an
+array or not. `ran_inside` really runs the kernel and counts products of elements that are not
+padding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A blocked matmul [heads, rows, inner] · [inner, columns], and its product with another.
+
+    Attributes:
+        sizes: heads, rows, columns and inner elements.
+        blocks: the same of a block.
+        order: the grid's axes (rows, columns, inner), outermost first.
+        batch: examples that vmap adds; 0 if none.
+        transposed: whether the right operand is stored [columns, inner].
+        reverse: whether blocks of rows are visited from the last one.
+        repeat: how often each block of columns is visited.
+        mask: whether rows beyond the array are replaced by zeros.
+        skip: whether a third of the grid's steps is skipped.
+        chunk: inner elements of an iteration of a loop in the kernel; 0 for no loop.
+        sliced: whether the loop has the whole right operand and slices its own part.
+        second: columns of a second product, of the sums in scratch memory; 0 if there is none.
+    """
+
+    sizes: tuple[int, int, int, int]
+    blocks: tuple[int, int, int, int]
+    order: tuple[int, int, int] = (0, 1, 2)
+    batch: int = 0
+    transposed: bool = False
+    reverse: bool = False
+    repeat: int = 1
+    mask: bool = False
+    skip: bool = False
+    chunk: int = 0
+    sliced: bool = False
+    second: int = 0
+
+    @property
+    def steps(self) -> tuple[int, int, int, int]:
+        """Blocks of heads, rows, columns (with repetitions) and inner elements."""
+        h, m, n, k = (
+            -(-size // block) for size, block in zip(self.sizes, self.blocks, strict=True)
+        )
+        return h, m, n * self.repeat, k
+
+
+def random_grid(chance: random.Random) -> Grid:
+    """A grid of which most blocks overhang their arrays."""
+    sizes = tuple(chance.randint(1, high) for high in (3, 9, 9, 9))
+    blocks = tuple(chance.choice(of) for of in ((1, 1, 2), (2, 4, 8, 16), (2, 4, 8), (2, 4, 8)))
+    second = chance.choice((0, 0, 5, 8))
+    order = (0, 1, 2) if second else tuple(chance.sample(range(3), 3))
+    chunk = chance.choice((0, 0, 2))
+    return Grid(
+        sizes=sizes,
+        blocks=blocks,
+        order=order,
+        batch=chance.choice((0, 0, 3)),
+        transposed=chance.random() < 0.5,
+        reverse=chance.random() < 0.3,
+        repeat=chance.choice((1, 1, 2)),
+        mask=chance.random() < 0.3,
+        skip=chance.random() < 0.3 and not second,
+        chunk=chunk,
+        sliced=bool(chunk) and chance.random() < 0.4,
+        second=second,
+    )
+
+
+def _is_skipped(grid: Grid, i: Any, j: Any, k: Any) -> Any:
+    return (i + 2 * j + k) % 3 == 0 if grid.skip else False
+
+
+def needed(grid: Grid) -> int:
+    """FLOPs on elements inside the arrays, step by step."""
+    heads, rows, columns, inner = (
+        [_block(size, block, number) for number in range(-(-size // block))]
+        for size, block in zip(grid.sizes, grid.blocks, strict=True)
+    )
+    total = 0
+    for h, i, j in itertools.product(*map(range, grid.steps[:3])):
+        row_block = rows[len(rows) - 1 - i if grid.reverse else i]
+        a_rows = (heads[h][:, None] & row_block).ravel()
+        b_columns = columns[j // grid.repeat]
+        sums = np.zeros((a_rows.size, b_columns.size), bool)
+        for k, a_inner in enumerate(inner):
+            if _is_skipped(grid, i, j, k):
+                continue
+            a, b = a_rows[:, None] & a_inner, a_inner[:, None] & b_columns
+            total += int((a.astype(int) @ b.astype(int)).sum())
+            sums |= a @ b
+        if grid.second:
+            total += int(sums.sum()) * grid.second
+    return 2 * total * max(1, grid.batch)
+
+
+def _block(size: int, block: int, number: int) -> np.ndarray:
+    return np.arange(number * block, (number + 1) * block) < size
+
+
+Dot = Callable[[Any, Any], Any]
+
+
+def _kernel(grid: Grid, counting: bool, a_ref: Any, b_ref: Any, *refs: Any) -> None:
+    c_ref, (out_ref, sums_ref) = (refs[0] if grid.second else None), refs[-2:]
+    ran = jnp.float32(0)
+
+    def dot(a: Any, b: Any) -> Any:
+        """The product; if counting, of elements that are not padding (NaN), and their number."""
+        nonlocal ran
+        if counting:
+            a, b = (jnp.where(jnp.isnan(x), 0, x) for x in (a, b))
+            ran += jnp.dot((a != 0).astype(jnp.float32), (b != 0).astype(jnp.float32)).sum()
+        return jnp.dot(a, b)
+
+    i, j, k = (pl.program_id(1 + grid.order.index(axis)) for axis in range(3))
+    _, bm, _, bk = grid.blocks
+    row_block = grid.steps[1] - 1 - i if grid.reverse else i
+
+    @pl.when(k == 0)
+    def _() -> None:
+        sums_ref[...] = jnp.zeros_like(sums_ref)
+
+    def part(start: Any, length: int) -> None:
+        a = a_ref[:, :, pl.ds(start, length)] if grid.chunk else a_ref[...]
+        if grid.mask:
+            rows = row_block * bm + jax.lax.broadcasted_iota(jnp.int32, a.shape, 1)
+            a = jnp.where(rows < grid.sizes[1], a, 0.0)
+        a = a.reshape(-1, a.shape[-1])
+        if grid.sliced:
+            b = _inner_part(grid, b_ref, k * bk + start, length)
+        else:
+            b = _inner_part(grid, b_ref, start, length) if grid.chunk else b_ref[...]
+        sums_ref[...] += dot(a, b.T if grid.transposed else b)
+
+    def step() -> None:
+        if grid.chunk and counting:
+            for start in range(0, bk, grid.chunk):
+                part(start, grid.chunk)
+        elif grid.chunk:
+            loop = lambda n, _: part(n * grid.chunk, grid.chunk)  # noqa: E731
+            jax.lax.fori_loop(0, bk // grid.chunk, loop, None)
+        else:
+            part(0, bk)
+
+    if counting or not grid.skip:
+        step()
+    else:
+        pl.when(jnp.logical_not(_is_skipped(grid, i, j, k)))(step)
+
+    def finish() -> None:
+        out_ref[...] = dot(sums_ref[...], c_ref[...]).reshape(out_ref.shape)
+
+    if c_ref is not None and not counting:
+        pl.when(k == grid.steps[3] - 1)(finish)
+    elif c_ref is not None:
+        before = ran
+        dot(sums_ref[...], c_ref[...])
+        ran = jnp.where(k == grid.steps[3] - 1, ran, before)
+    if counting:
+        is_skipped = _is_skipped(grid, i, j, k)
+        out_ref[...] = jnp.full_like(out_ref, jnp.where(is_skipped, 0, ran))
+
+
+def _inner_part(grid: Grid, ref: Any, start: Any, length: int) -> Any:
+    return ref[:, pl.ds(start, length)] if grid.transposed else ref[pl.ds(start, length), :]
+
+
+def _call(grid: Grid, *arrays: Any, counting: bool = False) -> Any:
+    bh, bm, bn, bk = grid.blocks
+
+    def at(position: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+        """An index map of heads, rows, columns and inner elements."""
+
+        def of_grid(h: Any, *places: Any) -> tuple[Any, ...]:
+            i, j, k = (places[grid.order.index(axis)] for axis in range(3))
+            i = grid.steps[1] - 1 - i if grid.reverse else i
+            return position(h, i, j // grid.repeat, k)
+
+        return of_grid
+
+    b_shape, b_index = (bk, bn), at(lambda h, i, j, k: (0 if grid.sliced else k, j))
+    if grid.sliced:
+        b_shape = (grid.sizes[3], bn)
+    b = pl.BlockSpec(b_shape, b_index)
+    if grid.transposed:
+        b = pl.BlockSpec(b_shape[::-1], lambda *places: b_index(*places)[::-1])
+    specs = [pl.BlockSpec((bh, bm, bk), at(lambda h, i, j, k: (h, i, k))), b]
+    if grid.second:
+        specs.append(pl.BlockSpec((bn, grid.second), at(lambda h, i, j, k: (j, 0))))
+    steps = (grid.steps[0], *(grid.steps[1:][axis] for axis in grid.order))
+    block = (1,) * 4 if counting else (1, 1, bh * bm, grid.second or bn)
+    out = (*steps,) if counting else (*steps[:2], bh * bm, grid.second or bn)
+    places = (lambda *places: places) if counting else (lambda *places: (0, 0, 0, 0))
+    return pl.pallas_call(
+        partial(_kernel, grid, counting),
+        grid=steps,
+        in_specs=specs,
+        out_specs=pl.BlockSpec(block, places),
+        out_shape=jax.ShapeDtypeStruct(out, jnp.float32),
+        scratch_shapes=[pltpu.VMEM((bh * bm, bn), jnp.float32)],
+        interpret=counting,
+    )(*arrays)
+
+
+def function(grid: Grid) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+    """The kernel's call and its arguments."""
+    call: Callable[..., Any] = partial(_call, grid)
+    shapes = list(_shapes(grid))
+    if grid.batch:
+        call = jax.vmap(call, (0, None, None)[: len(shapes)])
+        shapes[0] = (grid.batch, *shapes[0])
+    return call, tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+
+
+def _shapes(grid: Grid) -> Iterator[tuple[int, ...]]:
+    h, m, n, k = grid.sizes
+    yield h, m, k
+    yield (n, k) if grid.transposed else (k, n)
+    if grid.second:
+        yield n, grid.second
+
+
+def ran_inside(grid: Grid) -> int:
+    """FLOPs on elements inside the arrays, when the kernel really runs."""
+    arrays = [jnp.ones(shape, jnp.float32) for shape in _shapes(grid)]
+    return 2 * int(_call(grid, *arrays, counting=True).sum()) * max(1, grid.batch)

@@ -31,7 +31,7 @@ Step = Callable[[Any, Any], Any]  # scores, flag → scores
 
 
 class EmptyRowError(Exception):
-    """A query sees no key, so its softmax is over the fill."""
+    """A query sees no key, so its softmax is over the fill, or none of its scores is needed."""
 
 
 class Program(NamedTuple):
@@ -117,6 +117,9 @@ class _Run:
             return result + next(self.taps, 0.0)
         for value in values:
             if self.counts and value.shape.count(S) == 2:
+                axes = [axis for axis, size in enumerate(value.shape) if size == S]
+                if any(bool(jnp.any(jnp.all(value == 0, axis))) for axis in axes):
+                    raise EmptyRowError
                 self.used += 2 * terms // value.size * int(jnp.sum(value != 0))
         return result
 

@@ -57,8 +57,8 @@ def profile(
         jax.profiler.start_trace(own)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"a trace to {os.fspath(folder)!r} does not start ({error}); expected a folder that "
-            f"can be written, and no other trace; usually another profiler runs; end it first"
+            f"a trace to {os.fspath(folder)!r} does not start ({error}); usually another profiler "
+            f"runs, or the folder cannot be written"
         ) from None
     try:
         yield
@@ -80,9 +80,8 @@ def _check_arguments(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         inspect.signature(step).bind(*args, **kwargs)
     except TypeError as error:
         raise UserError(
-            f"profile of {getattr(step, '__name__', step)}: {error}; expected the arguments that "
-            f"the loop calls it with; usually they are forgotten; pass them after the step, or "
-            f"leave it out"
+            f"profile of {getattr(step, '__name__', step)}: {error}; pass the arguments that the "
+            f"loop calls it with after the step, or leave it out"
         ) from None
     except ValueError:  # no signature to check
         return

@@ -9,6 +9,7 @@ from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
 from mfu_jax.profiling.join.ops import DeviceWork, Join
 from mfu_jax.profiling.join.programs import ProgramLibrary
 from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.timeline.time_attribution import summed
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files, trace_files
 
@@ -32,7 +33,8 @@ def read_collective_times(path: Path) -> dict[str, tuple[float, float]]:
     times = {}
     for file, name in _names(files).items():  # one at a time: a trace may take gigabytes
         measured = _measure(file)
-        times[name] = measured.step_seconds, _in_collectives(measured)
+        kinds = summed((op.op.work, op.seconds) for op in measured.ops)
+        times[name] = measured.step_seconds, kinds.get(DeviceWork.COMMUNICATION, 0.0)
     return times if any(seconds for _, seconds in times.values()) else {}
 
 
@@ -49,7 +51,3 @@ def _measure(file: Path) -> MeasuredStep:
     devices = read_devices(traces)
     ops = [name for timeline, _ in devices for name in timeline.names]
     return measure(devices, Join(ProgramLibrary(traces, dump_files(file), ops)))
-
-
-def _in_collectives(measured: MeasuredStep) -> float:
-    return sum(op.seconds for op in measured.ops if op.op.work is DeviceWork.COMMUNICATION)

@@ -83,6 +83,11 @@ class Profile:
         """
         return table(self.measured, self.peaks, KEYS[by], depth=depth, sort=sort)
 
+    def gain_of(self, advice: Advice) -> str:
+        """What following the advice saves, as text."""
+        share = percent(advice.gain_seconds / self.measured.step_seconds)
+        return f"{seconds_text(advice.gain_seconds)} of a step ({share})"
+
     def scalars(self) -> dict[str, float]:
         """The headline numbers and the waterfall, in seconds and in points, by metric name."""
         numbers = {

@@ -47,12 +47,8 @@ def small_batch(stats: ProfileStats) -> tuple[float, str] | None:
         return None
     rows = min(map(_rows, thin), default=0)
     least = milliseconds(sum(map(stats.shortest, thin)))
-    narrow = (
-        f"matmuls with {rows} row{'' if rows == 1 else 's'} take {milliseconds(seconds_of(thin))}, "
-        f"at the peak {least}; "
-        if thin
-        else ""
-    )
+    took = milliseconds(seconds_of(thin))
+    narrow = f"matmuls as thin as {rows} take {took}, at the peak {least}; " if thin else ""
     launches = f"starting kernels takes another {milliseconds(fixed)}; " if fixed else ""
     return gain, (
         f"{narrow}{launches}what reads or makes arrays as large as weights takes "

@@ -39,8 +39,8 @@ def chain(stats: ProfileStats) -> tuple[float, str] | None:
     return saved, (
         f"{len(members)} elementwise ops pass arrays on through memory, "
         f"{sum(map(len, links.values()))} times, and take {milliseconds(seconds_of(members))}: "
-        f"{largest_names(members)}; one fusion would keep them in registers; look for an "
-        f"optimization_barrier, a checkpoint or a callback between them"
+        f"{largest_names(members)}; look for an optimization_barrier, a checkpoint or a callback "
+        f"that keeps them from being one fusion"
     )
 
 

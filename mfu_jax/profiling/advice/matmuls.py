@@ -45,8 +45,8 @@ def float32(stats: ProfileStats) -> tuple[float, str] | None:
     rate = min(_rate(stats, record_of(op)) for op in ops)
     return gain, (
         f"matmuls of float32 take {milliseconds(seconds_of(ops))} of a step, {largest_names(ops)}; "
-        f"in bfloat16 the peak is {narrow / 1e12:.4g} TFLOP/s instead of {rate / 1e12:.4g}, and "
-        f"half the bytes are read; cast the operands, or look for what promotes them"
+        f"in bfloat16 the peak is {narrow / 1e12:.4g} TFLOP/s, not {rate / 1e12:.4g}, and half the "
+        f"bytes are read; cast the operands, or look for what promotes them"
     )
 
 
@@ -110,9 +110,8 @@ def odd_shapes(stats: ProfileStats) -> tuple[float, str] | None:
     shapes = ", ".join(sorted({_text(_shape(op)) for op in slow})[:3])
     return sum(gains.values()), (
         f"matmuls of {shapes} take {milliseconds(seconds_of(slow))} of a step at "
-        f"{sum(map(stats.shortest, slow)) / seconds_of(slow):.0%} of the peak, those of even "
-        f"shapes reach {usual:.0%}; round the odd dimension, usually the vocabulary, up to a "
-        f"multiple of {tile}"
+        f"{sum(map(stats.shortest, slow)) / seconds_of(slow):.0%} of the peak, even shapes reach "
+        f"{usual:.0%}; round the dimension, usually the vocabulary, up to a multiple of {tile}"
     )
 
 
@@ -172,9 +171,11 @@ def attention(stats: ProfileStats) -> tuple[float, str] | None:
     largest = max(found.long * found.short for found in scores)
     if stats.is_cpu:
         skipped = masked * (1 - min(1.0, _BLOCK / max(found.short for found in scores)))
-        gain, remedy = _in_blocks(dots, beside, skipped, largest)
+        gain = _in_blocks(dots, beside, skipped, largest)
+        remedy = "blocks of queries can leave out the keys after them"
     else:
-        gain, remedy = _in_kernel(stats, dots, beside, masked, width)
+        gain = _in_kernel(stats, dots, beside, masked, width)
+        remedy = "an attention kernel, or blocks that skip masked pairs, does neither"
     return gain, (
         f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(dots))} of a step "
         f"({masked:.0%} of the pairs are masked), and its scores go through memory, "
@@ -182,9 +183,7 @@ def attention(stats: ProfileStats) -> tuple[float, str] | None:
     )
 
 
-def _in_blocks(
-    dots: list[OpTime], beside: list[OpTime], skipped: float, largest: int
-) -> tuple[float, str]:
+def _in_blocks(dots: list[OpTime], beside: list[OpTime], skipped: float, largest: int) -> float:
     """The gain of blocks that skip masked pairs, on CPUs, which have no attention kernel.
 
     Args:
@@ -194,21 +193,18 @@ def _in_blocks(
         largest: the largest number of scores of a head.
     """
     left = (1 - skipped) * (_IN_CACHES if skipped and 4 * largest > _CACHE_BYTES else 1.0)
-    gain = _BLOCKED_MATMULS * skipped * seconds_of(dots) + (1 - left) * seconds_of(beside)
-    return gain, "blocks of queries can leave out the keys after them"
+    return _BLOCKED_MATMULS * skipped * seconds_of(dots) + (1 - left) * seconds_of(beside)
 
 
 def _in_kernel(
     stats: ProfileStats, dots: list[OpTime], beside: list[OpTime], masked: float, width: int
-) -> tuple[float, str]:
+) -> float:
     """The gain of an attention kernel, for heads of this width."""
     seconds = seconds_of(dots) + seconds_of(beside)
-    is_again = stats.measured.platform == "tpu" and any(
-        record_of(op).phase == "backward" for op in dots
-    )
-    again = _TPU_AGAIN if is_again else 1.0
+    has_backward = any(record_of(op).phase == "backward" for op in dots)
+    again = _TPU_AGAIN if stats.measured.platform == "tpu" and has_backward else 1.0
     kernel = again * (1 - masked) * sum(map(stats.shortest, dots)) / _kernel_share(stats, width)
-    return seconds - kernel, ("an attention kernel, or blocks that skip masked pairs, does neither")
+    return seconds - kernel
 
 
 def _kernel_share(stats: ProfileStats, width: int) -> float:

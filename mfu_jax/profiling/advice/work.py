@@ -91,16 +91,8 @@ def callback(stats: ProfileStats) -> tuple[float, str] | None:
     beside, threads = sum(op.self_seconds for op in ops) - waiting, stats.measured.threads
     slowed = beside / threads if stats.is_cpu and threads else 0.0
     runs = sum(op.runs for op in ops)
-    then = (
-        f", and {milliseconds(late)} more until the next call, which comes after them"
-        if late
-        else ""
-    )
-    also = (
-        f"; they keep one of {threads} threads for {milliseconds(beside)} more, beside other ops"
-        if slowed
-        else ""
-    )
+    then = f", and {milliseconds(late)} more until the next call" if late else ""
+    also = f"; they keep one of {threads} threads for {milliseconds(beside)} more" if slowed else ""
     return stats.step - max(stats.step - waiting - late - slowed, late), (
         f"callbacks to the host ({largest_names(ops)}) run {runs:.3g} × a step; the device waits "
         f"{milliseconds(waiting)} for them{then}{also}; return the values instead, and use them "
@@ -201,7 +193,6 @@ def all_gather(stats: ProfileStats) -> tuple[float, str] | None:
     gain = min(exposed, seconds_of(stats.compute()))
     names = ", ".join(sorted({communication_of(op) for op in ops}))
     return gain, (
-        f"{milliseconds(exposed)} of a step go to {names}, with nothing beside it; let XLA overlap "
-        f"it (latency-hiding scheduler, asynchronous collective fusion), gather a layer ahead, or "
-        f"shard weights over fewer devices"
+        f"{milliseconds(exposed)} of a step go to {names}, with nothing beside it; let XLA's "
+        f"scheduler overlap it, gather a layer ahead, or shard weights over fewer devices"
     )

@@ -15,40 +15,31 @@ from mfu_jax.profiling.timeline.time_attribution import NO_PARENT, Intervals, wi
 from mfu_jax.profiling.trace.wire import IntArray
 
 # Names are `$file.py:12 function` for Python; others are the runtime's. The first match decides.
-_KINDS = (
-    (
-        HostWork.COMPILE,
-        re.compile(
-            r"backend_compile|compile_or_get_cached|\b_?cached_compilation|_resolve_and_lower"
-            r"|lower_sharding_computation|lower_jaxpr|trace_to_jaxpr|_trace_for_jit|_pjit_lower"
-            r"|_create_pjit_jaxpr|Client::Compile"
-        ),
+_PATTERNS = {
+    HostWork.COMPILE: (
+        r"backend_compile|compile_or_get_cached|\b_?cached_compilation|_resolve_and_lower"
+        r"|lower_sharding_computation|lower_jaxpr|trace_to_jaxpr|_trace_for_jit|_pjit_lower"
+        r"|_create_pjit_jaxpr|Client::Compile"
     ),
-    (
-        HostWork.EVALUATION,  # not `validate_arguments`
-        re.compile(
-            r"\$.* _?(run_)?((eval|evaluate)\w*"
-            r"|(validate|validation)(_(step|epoch|loop|model|batch|set|fn)\w*)?)$"
-        ),
+    HostWork.EVALUATION: (  # not `validate_arguments`
+        r"\$.* _?(run_)?((eval|evaluate)\w*"
+        r"|(validate|validation)(_(step|epoch|loop|model|batch|set|fn)\w*)?)$"
     ),
-    (
-        HostWork.WAIT,
-        re.compile(
-            r"\$array\.py:\d+ (_value|item|tolist|__(float|int|bool|array|index|complex)__)$"
-            r"|^np\.asarray\(jax\.Array\)|block_until_ready|BlockHostUntilReady|effects_barrier"
-            r"|\$api\.py:\d+ (device_get|_device_get)$"
-        ),
+    HostWork.WAIT: (
+        r"\$array\.py:\d+ (_value|item|tolist|__(float|int|bool|array|index|complex)__)$"
+        r"|^np\.asarray\(jax\.Array\)|block_until_ready|BlockHostUntilReady|effects_barrier"
+        r"|\$api\.py:\d+ (device_get|_device_get)$"
     ),
-    (
-        HostWork.DATA,
-        re.compile(
-            r"\$.* (__next__|next|_?(next|get|load|make|read|fetch)_?(batch|data|example)\w*"
-            r"|\w*(data_?load|tokeniz)\w*|\w*(batches|examples|samples|stream)|(\w+_)?gen(erator)?)$"
-            r"|\$[^ ]*(dataset|data_?loader|loader|input_pipeline)\w*\.py:\d+ "
-        ),
+    HostWork.DATA: (
+        r"\$.* (__next__|next|_?(next|get|load|make|read|fetch)_?(batch|data|example)\w*"
+        r"|\w*(data_?load|tokeniz)\w*|\w*(batches|examples|samples|stream)|(\w+_)?gen(erator)?)$"
+        r"|\$[^ ]*(dataset|data_?loader|loader|input_pipeline)\w*\.py:\d+ "
     ),
-    (HostWork.DISPATCH, re.compile(r"^PjitFunction\(|^ParallelFor|ExecuteHelper|LoadedExecutable")),
-)
+    HostWork.DISPATCH: r"^PjitFunction\(|^ParallelFor|ExecuteHelper|LoadedExecutable",
+}
+_COMPILED = {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
+# Idle time goes to the first kind that explains it.
+KINDS = (*_PATTERNS, HostWork.PYTHON)
 # Uses no core.
 SLEEPS = re.compile(r"^\$(time sleep|select \w+|_queue\.\w+ get|.*(lock|Lock|RLock) acquire)$")
 _SAVES = re.compile(r"^\$.* _?(save|checkpoint)\w*$")  # what it waits for is its own
@@ -61,15 +52,6 @@ _USUALLY = 0.5  # of the function's long events
 # NumPy's own functions hardly take long but for this, so they may also wake up late on a busy host.
 _NUMPY = re.compile(r"^\$numpy \w+$")
 _LATE = 0.25  # of the event
-# Idle time goes to the first kind that explains it.
-KINDS = (
-    HostWork.COMPILE,
-    HostWork.EVALUATION,
-    HostWork.WAIT,
-    HostWork.DATA,
-    HostWork.DISPATCH,
-    HostWork.PYTHON,
-)
 _OF_JAX = re.compile(
     r"^\$(array|array_methods|basearray|api|profiler|traceback_util|pjit|compiler|pxla|contextlib"
     r"|dispatch|interpreters)\.py|^\$core\.py:\d+ concrete_or_error|^\$(?!.*\.py:)|^[^$]"
@@ -85,7 +67,8 @@ def kind_of(name: str) -> HostWork:
     >>> kind_of("$config.py:9 _validate_default_device"), kind_of("$loop.py:7 validate_model")
     (<HostWork.PYTHON: 'python'>, <HostWork.EVALUATION: 'evaluation'>)
     """
-    return next((kind for kind, pattern in _KINDS if pattern.search(name)), HostWork.PYTHON)
+    found = (kind for kind, pattern in _COMPILED.items() if pattern.search(name))
+    return next(found, HostWork.PYTHON)
 
 
 def waits_of(thread: HostThread, executions: Executions) -> Intervals:

@@ -17,8 +17,8 @@ from mfu_jax.profiling.trace.wire import IntArray
 
 _PICOSECONDS = 1e12
 NO_STEPS = (
-    "the trace has ops but no executions of programs that take time; expected whole steps; usually "
-    "the trace was cut short, or another tool wrote it; trace again with mfu_jax.profile"
+    "the trace has ops but no whole steps; usually it was cut short, or another tool wrote it; "
+    "trace again with mfu_jax.profile"
 )
 
 

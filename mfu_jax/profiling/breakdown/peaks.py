@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -64,37 +66,30 @@ def find_peaks(
     """
     counted = {dtype: n for dtype, n in flops_by_dtype.items() if n} or {"f32": 0}
     most = max(counted, key=lambda dtype: counted[dtype])
-    main = _peak(kind, most, peak_tflops_per_device, hardware_name)
+    peak_of = functools.partial(
+        hardware.resolve_peak,
+        kind or None,
+        peak_tflops_per_device=peak_tflops_per_device,
+        hardware=hardware_name or None,
+    )
+    main = peak_of(most)
     by_dtype: dict[str, float] = {}
     for dtype in counted:
-        try:
-            peak = _peak(kind, dtype, peak_tflops_per_device, hardware_name)
-        except UserError:  # falls back to the main peak
-            continue
-        by_dtype[dtype] = peak.flops_per_sec
+        with contextlib.suppress(UserError):  # falls back to the main peak
+            by_dtype[dtype] = peak_of(dtype).flops_per_sec
+    bfloat16 = None
+    # Not worth calibrating: CPUs are no faster in bf16.
+    if main.kind not in ("flag", "calibrated"):
+        with contextlib.suppress(UserError):
+            bfloat16 = peak_of("bf16").flops_per_sec
     peaks = Peaks(
         main=main,
         by_dtype=by_dtype,
         bytes_per_second=memory_bandwidth(kind, hardware_name),
-        bfloat16=_bfloat16(kind, peak_tflops_per_device, hardware_name),
+        bfloat16=bfloat16,
     )
     is_share = main.kind == "calibrated" and kind == "cpu"
     return _shared(peaks, devices_per_host) if is_share else peaks
-
-
-def _peak(kind: str, dtype: str, tflops: float | None, name: str) -> Peak:
-    return hardware.resolve_peak(
-        kind or None, dtype, peak_tflops_per_device=tflops, hardware=name or None
-    )
-
-
-def _bfloat16(kind: str, tflops: float | None, name: str) -> float | None:
-    if tflops is not None or name == hardware.CALIBRATE or (kind == "cpu" and not name):
-        return None  # not worth calibrating: CPUs are no faster in bf16
-    try:
-        return _peak(kind, "bf16", None, name).flops_per_sec
-    except UserError:
-        return None
 
 
 def _shared(peaks: Peaks, devices: int) -> Peaks:

@@ -12,6 +12,7 @@ from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.breakdown.waterfall import Bar, waterfall
 from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
+from mfu_jax.util.formatting import seconds_text, short
 
 _NOTABLE = 0.01  # of the step time
 
@@ -33,6 +34,10 @@ class ProgramTime:
     seconds: float
     convention: str
     waterfall: tuple[Bar, ...]
+
+    def __str__(self) -> str:
+        runs = f"{self.executions:g} execution{'s' * (self.executions != 1)}"
+        return f"{short(self.name)}: {seconds_text(self.seconds)} of a step in {runs}"
 
     @property
     def mfu(self) -> float:

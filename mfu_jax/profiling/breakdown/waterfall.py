@@ -20,6 +20,7 @@ from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
 from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
+from mfu_jax.util.formatting import seconds_text, short
 
 _MOST_SCOPES = 3
 _MOST_KINDS = 8
@@ -41,6 +42,11 @@ class Bar:
     seconds: float
     mfu_points: float
     scopes: Mapping[str, float]
+
+    @property
+    def largest(self) -> str:
+        """`scopes` as text."""
+        return ", ".join(f"{short(scope)} {seconds_text(s)}" for scope, s in self.scopes.items())
 
 
 def waterfall(

@@ -83,8 +83,7 @@ def _waterfall(bars: Sequence[Bar], title: str) -> Markup:
 def _bars(bars: Sequence[Bar]) -> Iterator[Markup]:
     done = 0.0
     for bar in bars:
-        most = ", ".join(f"{short(s)} {seconds_text(t)}" for s, t in bar.scopes.items())
-        yield _bar(bar.name, _kind_of(bar.name), done, bar.mfu_points, bar.seconds, most)
+        yield _bar(bar.name, _kind_of(bar.name), done, bar.mfu_points, bar.seconds, bar.largest)
         done += bar.mfu_points
 
 
@@ -122,12 +121,8 @@ def _phases(profile: Profile) -> Iterator[Markup]:
     if len(profile.programs) > 1:
         parts = []
         for program in profile.programs:
-            head = (
-                f"{short(program.name)}: {seconds_text(program.seconds)} of a step in "
-                f"{program.executions:g} execution{'' if program.executions == 1 else 's'}"
-            )
             bars = _waterfall(program.waterfall, program.name)
-            parts.append(tag("div", tag("h3", head), bars, data_program=program.name))
+            parts.append(tag("div", tag("h3", str(program)), bars, data_program=program.name))
         yield section("Each program on its own", *parts)
 
 
@@ -135,11 +130,9 @@ def _advice(profile: Profile) -> Iterator[Markup]:
     if profile.advice:
         items = []
         for advice in profile.advice:
-            share = percent(advice.gain_seconds / profile.measured.step_seconds)
-            gain = f": {seconds_text(advice.gain_seconds)} of a step ({share})"
-            evidence = tag("div", advice.evidence)
+            gain, evidence = profile.gain_of(advice), tag("div", advice.evidence)
             cause = tag("b", advice.cause)
-            items.append(tag("li", cause, gain, evidence, data_gain=advice.gain_seconds))
+            items.append(tag("li", cause, f": {gain}", evidence, data_gain=advice.gain_seconds))
         note = quiet("The largest gain first; gains do not add up.")
         yield section("Advice", note, tag("ol", *items, class_="advice"))
 

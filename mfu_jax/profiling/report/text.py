@@ -57,34 +57,22 @@ def _waterfall(bars: Sequence[Bar]) -> list[str]:
     rows.append(("peak", "", f"{left:.2f}", ""))
     names = [*(f"- {printable(bar.name)}" for bar in bars[:-1]), f"= {bars[-1].name}"]
     for name, bar in zip(names, bars, strict=True):
-        rows.append((name, seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", _most(bar)))
+        rows.append((name, seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", bar.largest))
     return columns(rows, "<>><")
 
 
 def _program(program: ProgramTime) -> list[str]:
     """The waterfall of one program."""
-    head = (
-        f"{short(program.name)}: {seconds_text(program.seconds)} of a step in "
-        f"{program.executions:g} executions; points are of this time"
-    )
-    return [head, *_waterfall(program.waterfall)]
+    return [f"{program}; points are of this time", *_waterfall(program.waterfall)]
 
 
 def _advice(profile: Profile) -> list[str]:
     lines = ["advice, the largest gain first; gains do not add up"]
     for advice in profile.advice:
-        share = percent(advice.gain_seconds / profile.measured.step_seconds)
-        gain = f"{seconds_text(advice.gain_seconds)} of a step ({share})"
-        lines += [f"{advice.cause}: {gain}", *_indented(printable(advice.evidence))]
+        lines.append(f"{advice.cause}: {profile.gain_of(advice)}")
+        text = printable(advice.evidence)
+        lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
     return lines
-
-
-def _indented(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
-
-
-def _most(bar: Bar) -> str:
-    return ", ".join(f"{short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
 
 
 def _table(kind: str, rows: Sequence[TableRow], top: int) -> list[str]:

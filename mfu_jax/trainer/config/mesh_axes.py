@@ -234,7 +234,7 @@ def own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key, value in values.items():
         found.setdefault(_own_name(key), {})[key] = value
     for key, value in found.pop("", {}).items():
-        if _number(key, value, where) not in (1, _REST):
+        if typed(f"{where}: {key}", value, int) not in (1, _REST):
             raise UserError(f"{where}: {key}={value}: training has no such axis; leave it out")
     return {own: _one_value(own, given, where) for own, given in found.items()}
 
@@ -262,7 +262,7 @@ def _one_value(own: str, given: Mapping[str, Any], where: str) -> Any:
     if not all(map(_MAXTEXT_KEY.fullmatch, given)):
         other = next(key for key in given if key != own)
         raise UserError(f"{where}: {own} is given twice, as {own} and as {other}; give one")
-    sizes = [_number(key, value, where) for key, value in given.items()]
+    sizes = [typed(f"{where}: {key}", value, int) for key, value in given.items()]
     split = [f"{key}={size}" for key, size in zip(given, sizes, strict=True) if size != 1]
     if _REST in sizes and len(split) > 1:
         raise UserError(f"{where}: {' '.join(split)} are one axis here, {own}; give its size")
@@ -273,8 +273,3 @@ def _say_stand_in(key: str, value: Any, own: str, where: str) -> None:
     match = _MAXTEXT_KEY.fullmatch(key)
     if match and any(match[2] in axis.stand_ins for axis in AXES) and str(value) != "1":
         _log.info("%s: %s is split as %s: its transfers differ from MaxText's", where, key, own)
-
-
-def _number(key: str, value: Any, where: str) -> int:
-    number: int = typed(f"{where}: {key}", value, int)
-    return number

@@ -19,6 +19,7 @@ import numpy as np
 
 from mfu_jax.errors import UserError
 from mfu_jax.layers.families import model_spec
+from mfu_jax.trainer.config.messages import wrong
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.preferences import preference_pair
 from mfu_jax.util.optional_deps import TRAIN, require
@@ -113,8 +114,7 @@ def make_iterator(
     if len(rows) < batch_rows * shares:
         raise UserError(
             f"the {split} split has {len(rows)} sequences of {config.max_target_length} tokens, "
-            f"but a batch takes {batch_rows * shares}; add data, or make the batch or the "
-            f"sequences smaller"
+            f"a batch takes {batch_rows * shares}; add data, or make batch or sequences smaller"
         )
     grain = require("grain", "the trainer", install=TRAIN)
     dataset = grain.MapDataset.source(rows)
@@ -173,10 +173,7 @@ def _rows(config: Config, split: str) -> TokenRows | RandomRows:
         seed = config.seed + (split == "eval")
         return RandomRows(config.vocab_size, config.max_target_length, seed)
     if config.vocab_size < 256:
-        raise UserError(
-            f"vocab_size={config.vocab_size}: dataset_type=text gives bytes, which need "
-            "at least 256"
-        )
+        raise wrong(config, "dataset_type vocab_size", "text gives bytes, which need at least 256")
     folder = Path(config.dataset_path or sysconfig.get_paths()["stdlib"])
     documents = _read_documents(folder, config.dataset_suffixes)
     train, evaluation = split_documents(documents, config.eval_fraction)
@@ -208,8 +205,8 @@ def split_documents(
 def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
     if not folder.is_dir():
         raise UserError(
-            f"dataset_path={str(folder)!r} is not a folder; pass one that holds text files, or "
-            "leave it empty for the source of Python's standard library"
+            f"dataset_path={str(folder)!r} is not a folder; pass one with text files, or leave it "
+            f"empty for Python's standard library"
         )
     documents = {}
     for path in sorted(_files(folder, suffixes)):
@@ -252,10 +249,8 @@ def image_tokens(config: Config) -> int:
     spec = model_spec(config).vision
     tokens = image_shape(config)[0] * spec.tokens if spec is not None else 0
     if tokens >= config.max_target_length:
-        raise UserError(
-            f"images_per_sequence={config.images_per_sequence} makes {tokens} tokens of each "
-            f"sequence; expected fewer than max_target_length={config.max_target_length}"
-        )
+        problem = f"images make {tokens} tokens of each sequence; expected fewer"
+        raise wrong(config, "images_per_sequence max_target_length", problem)
     return tokens
 
 

@@ -16,7 +16,7 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,16 +114,9 @@ class TrainerStep:
         return {"config": {key: str(value) for key, value in config.items()}, "source": _digest()}
 
     def invalid(self, values: Mapping[str, str]) -> str:
-        """What is wrong with the config, or with its mesh on these chips."""
+        """The trainer's own error about the config, or its mesh on these chips."""
         try:
             config = load(self.words(values))
-        except UserError as error:
-            return str(error)
-        return self._wrong_mesh(config)
-
-    def _wrong_mesh(self, config: Config) -> str:
-        """The trainer's own error, before a minute of tracing."""
-        try:
             shape = mesh_shape(config, self.target.devices, self.target.slices)
             check_shape(config, shape)
             check_batch(config, shape, self.target.devices)
@@ -146,16 +139,12 @@ class TrainerStep:
 
 def _digest() -> str:
     found = hashlib.sha256()
-    for path in _files():
-        found.update(path.read_bytes())
-    return found.hexdigest()
-
-
-def _files() -> Iterator[Path]:
     for name in _SOURCES:
         spec = importlib.util.find_spec(name)
         for folder in (spec.submodule_search_locations if spec else None) or ():
-            yield from sorted(Path(folder).rglob("*.py"))
+            for path in sorted(Path(folder).rglob("*.py")):
+                found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def main(argv: list[str]) -> None:

@@ -249,9 +249,8 @@ def _folder_of(config: Config) -> Any:
         store.exists()
     except Exception as error:  # no such scheme, no package for it, no account
         raise UserError(
-            f"checkpoints cannot be written to {folder} ({first_line(error)}); expected a store "
-            f"that etils.epath and TensorStore reach; usually a package or an account is missing; "
-            f"set base_output_directory to a folder that can be written"
+            f"checkpoints cannot be written to {folder} ({first_line(error)}); usually a package "
+            f"or an account is missing; set base_output_directory to a folder that can be written"
         ) from None
     return store
 

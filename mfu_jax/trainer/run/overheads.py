@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from mfu_jax.flops.analytic import names
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
-from mfu_jax.flops.analytic.names import (
-    CORE_CHUNKED,
-    DELTA_NET,
-    EXPERTS,
-    FIRST,
-    LOGITS,
-    LORA_A,
-    LORA_B,
-)
 from mfu_jax.flops.analytic.totals import (
     FlopsRow,
     calculate_tokens_per_device,
@@ -26,8 +18,8 @@ from mfu_jax.layers.stack.pipeline import PipelineSchedule, schedule_of
 from mfu_jax.trainer.config.pyconfig import Config
 
 # Halves of experts' adapters that `tensor` does not split: layers/feed_forward/experts.py.
-_WHOLE_HALVES = (f"wi_0/{LORA_A}", f"wi_1/{LORA_A}", f"wo/{LORA_B}")
-_FIRST = f"layers/{FIRST}"
+_WHOLE_HALVES = (f"wi_0/{names.LORA_A}", f"wi_1/{names.LORA_A}", f"wo/{names.LORA_B}")
+_FIRST = f"layers/{names.FIRST}"
 
 
 def pipeline_schedule(config: Config) -> PipelineSchedule | None:
@@ -47,10 +39,10 @@ def known_overheads(config: Config) -> dict[str, int]:
     turns = schedule.turns if schedule else 1
     of_model = schedule.turns - schedule.stages + 1 if schedule else 1
     bubble, worked = Fraction(turns - of_model, of_model), Fraction(turns, of_model)
-    layers = _training_flops(rows, lambda row: row.component != LOGITS)
+    layers = _training_flops(rows, lambda row: row.component != names.LOGITS)
     attention = _training_flops(rows, lambda row: row.has_pairs)
     below, below_attention = _below_the_first_layer(rows) if schedule else (Fraction(0),) * 2
-    experts = _training_flops(rows, lambda row: f"{EXPERTS}/" in row.component)
+    experts = _training_flops(rows, lambda row: f"{names.EXPERTS}/" in row.component)
     halves = _training_flops(rows, lambda row: row.component.endswith(_WHOLE_HALVES))
     others = config.tensor * config.dcn_tensor_parallelism - 1
     other_expert_devices = config.expert * config.dcn_expert_parallelism - 1
@@ -82,7 +74,7 @@ def _executed_rows(config: Config) -> list[FlopsRow]:
     inverse = config.gdn_num_value_heads * chunk**2  # FLOPs per token: C³ per chunk and head
 
     def as_it_runs(row: FlopsRow) -> FlopsRow:
-        if not row.component.endswith(f"{DELTA_NET}/{CORE_CHUNKED}"):
+        if not row.component.endswith(f"{names.DELTA_NET}/{names.CORE_CHUNKED}"):
             return row
         tokens = calculate_tokens_per_device(sizes) * row.repeats
         forward, training = row.forward_flops, row.training_flops

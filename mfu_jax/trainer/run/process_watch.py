@@ -133,14 +133,13 @@ class ProcessWatch:
 
     def listen(self, *, local_only: bool) -> int:
         """Process 0 listens for the others; returns the port."""
-        if local_only:
-            self._listener = socket.create_server(("127.0.0.1", 0), backlog=self._count)
-        elif socket.has_dualstack_ipv6():
-            self._listener = socket.create_server(
-                ("", 0), family=socket.AF_INET6, backlog=self._count, dualstack_ipv6=True
-            )
-        else:
-            self._listener = socket.create_server(("", 0), backlog=self._count)
+        both = not local_only and socket.has_dualstack_ipv6()
+        self._listener = socket.create_server(
+            ("127.0.0.1" if local_only else "", 0),
+            family=socket.AF_INET6 if both else socket.AF_INET,
+            backlog=self._count,
+            dualstack_ipv6=both,
+        )
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._started = self._monotonic()
         return int(self._listener.getsockname()[1])
@@ -177,7 +176,8 @@ class ProcessWatch:
             now = self._monotonic()
             if now >= next_beat:
                 if now - next_beat > tick:  # this process was suspended and heard nobody
-                    self._forgive(now)
+                    for connection in self._connections:
+                        connection.last_heard = now
                 self._tell("beat")
                 self._check_silence(now)
                 next_beat = now + tick
@@ -208,9 +208,8 @@ class ProcessWatch:
         if not is_open:
             self._drop(connection)
             if connection.process is not None and not connection.has_left:
-                self._lose(
-                    LostProcess(process=connection.process, why="died: its connection has closed")
-                )
+                why = "died: its connection has closed"
+                self._lose(LostProcess(process=connection.process, why=why))
 
     def _hear(self, connection: _Connection, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -236,10 +235,6 @@ class ProcessWatch:
             self._connections.remove(connection)
             self._selector.unregister(connection.socket)
             connection.socket.close()
-
-    def _forgive(self, now: float) -> None:
-        for connection in self._connections:
-            connection.last_heard = now
 
     def _check_silence(self, now: float) -> None:
         for connection in self._connections:

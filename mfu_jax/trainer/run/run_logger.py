@@ -160,11 +160,13 @@ def _setup(
     config: Config, state: TrainState, peaks: StepPeaks, flops: StepFlops
 ) -> tuple[dict[str, Any], dict[str, str]]:
     kind = jax.local_devices()[0].device_kind
+    tflops = calculate_tflops_per_device(config, config.convention)
+    weights, attention = tflops.learnable_weight, tflops.attention
     table = assembly.setup_table(
         devices=f"{jax.device_count()} × {kind} ({jax.process_count()} processes)",
         peaks=peaks,
         model=flops.model,
-        model_details=_shares(config),
+        model_details=f"{config.convention}: weights {weights:.6g}, attention {attention:.6g}",
         tokens_per_device=calculate_tokens_per_device(config),
         flops_by_dtype=flops.executed.by_dtype,
         parameters=f"{parameter_count(state):,}",
@@ -178,10 +180,3 @@ def _setup(
             f"microbatches: bubble {float(schedule.bubble):.2%} of {schedule.turns} turns"
         )
     return run | table, texts
-
-
-def _shares(config: Config) -> str:
-    """The convention, and the TFLOPs of weights and of attention."""
-    tflops = calculate_tflops_per_device(config, config.convention)
-    weights, attention = tflops.learnable_weight, tflops.attention
-    return f"{config.convention}: weights {weights:.6g}, attention {attention:.6g}"

@@ -86,14 +86,11 @@ def _laid_out(shape: MeshShape, devices: Sequence[jax.Device]) -> np.ndarray:
     if not has_between:
         shape = _over_slices(shape, len(slices))
     parts = np.stack([_grid(shape.within, part) for part in slices])
-    return _joined(parts.reshape(*shape.between, *shape.within), shape)
-
-
-def _joined(parts: np.ndarray, shape: MeshShape) -> np.ndarray:
-    """[*between, *within] → [between × within of each axis]."""
     rank = len(shape.within)
+    # [*between, *within] → [between × within of each axis]
     order = [place for axis in range(rank) for place in (axis, rank + axis)]
-    return parts.transpose(order).reshape(tuple(shape.sizes.values()))
+    whole = parts.reshape(*shape.between, *shape.within).transpose(order)
+    return whole.reshape(tuple(shape.sizes.values()))
 
 
 def _over_slices(shape: MeshShape, slices: int) -> MeshShape:
@@ -115,8 +112,7 @@ def _grid(shape: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
         return jax.make_mesh(tuple(shape), _AXES, devices=devices, axis_types=types).devices
     except NotImplementedError:  # no axis of the TPU's torus has the size of one of ours
         _log.warning(
-            "the mesh %s splits axes of the TPU's torus: some collectives take longer paths than "
-            "with sizes that are products of whole axes",
+            "the mesh %s splits axes of the TPU's torus: some collectives take longer paths",
             " ".join(f"{axis}={size}" for axis, size in zip(_AXES, shape, strict=True)),
         )
         return np.asarray(split_torus(shape, devices))
@@ -166,21 +162,16 @@ def own_share(mesh: Mesh) -> BatchShare:
     sharding = batch_sharding(mesh)
     rows = mesh.size
     of_process: dict[int, set[int]] = {}
+    device: Any
     for device, (_, part, _) in sharding.devices_indices_map((1, rows, rows)).items():
-        of_process.setdefault(_process(device), set()).update(range(*part.indices(rows)))
+        of_process.setdefault(device.process_index, set()).update(range(*part.indices(rows)))
     shares = sorted({tuple(sorted(held)) for held in of_process.values()})
     if sum(map(len, shares)) != rows or len(set(map(len, shares))) > 1:
         raise UserError(
-            f"the mesh {dict(mesh.shape)} gives the {len(of_process)} processes overlapping parts "
-            "of a batch; choose sizes of context_parallelism, tensor and pipeline that divide, or "
-            "are divided by, the devices of a process"
+            f"the mesh {dict(mesh.shape)} gives processes overlapping parts of a batch; choose "
+            "context_parallelism, tensor and pipeline by the devices of a process"
         )
     return BatchShare(shares.index(tuple(sorted(of_process[jax.process_index()]))), len(shares))
-
-
-def _process(device: Any) -> int:
-    number: int = device.process_index
-    return number
 
 
 def rows_per_process(config: Config, mesh: Mesh) -> int:

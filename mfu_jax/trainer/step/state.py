@@ -213,30 +213,21 @@ def check_memory(config: Config, devices: Sequence[jax.Device]) -> None:
     if limit is not None and needed > limit:
         parameters = count_parameters(config).total
         raise UserError(
-            f"{parameters:,} parameters do not fit: {_parts(config)} take at least "
-            f"{_gib(needed)} on each device, which has {_gib(limit)}; choose smaller sizes "
-            f"(emb_dim={config.emb_dim} vocab_size={config.vocab_size} num_decoder_layers="
-            f"{config.num_decoder_layers}), or split them over more devices with fsdp"
+            f"{parameters:,} parameters do not fit: training takes at least {_gib(needed)} on each "
+            f"device, which has {_gib(limit)}; choose smaller sizes (emb_dim={config.emb_dim} "
+            f"vocab_size={config.vocab_size} num_decoder_layers={config.num_decoder_layers}), or "
+            f"split them over more devices with fsdp"
         )
 
 
 def state_bytes_per_device(config: Config) -> int:
     """Bytes of weights, optimizer state and gradients on one device, if all are split evenly."""
     dtypes = [config.weight_dtype, config.mu_dtype or config.weight_dtype, config.weight_dtype]
-    if _keeps_gradients(config):
+    # All gradients exist at once: for their common norm, or to be summed.
+    if config.gradient_clipping_threshold > 0 or config.gradient_accumulation_steps > 1:
         dtypes.append(min(config.weight_dtype, config.grad_dtype, key=_BYTES.__getitem__))
     width = sum(_BYTES[dtype] for dtype in dtypes)
     return count_parameters(config).total * width // weight_shards(config)
-
-
-def _keeps_gradients(config: Config) -> bool:
-    """Whether all gradients exist at once: for their common norm, or to be summed."""
-    return config.gradient_clipping_threshold > 0 or config.gradient_accumulation_steps > 1
-
-
-def _parts(config: Config) -> str:
-    gradients = ", gradients" if _keeps_gradients(config) else ""
-    return f"weights in {config.weight_dtype}{gradients} and AdamW's moments"
 
 
 def _limit_bytes(devices: Sequence[jax.Device]) -> int | None:

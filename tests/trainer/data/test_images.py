@@ -93,7 +93,7 @@ def test_devices_that_share_a_sequence_share_its_images() -> None:
         ("qwen3-vl-2b", {"num_position_embeddings_for_vit": 15}, "expected a square"),
         ("qwen3-vl-2b", {"out_hidden_size_for_vit": 32}, "expected emb_dim=64"),
         ("qwen3-vl-2b", {"deepstack_visual_indexes_for_vit": [1, 2]}, "numbers below"),
-        ("gemma3-4b", {"images_per_sequence": 32}, "makes 128 tokens of each sequence"),
+        ("gemma3-4b", {"images_per_sequence": 32}, "make 128 tokens of each sequence"),
         ("gemma4-31b", {"image_size_for_vit": [24, 28]}, "28 pixels make 7 patches"),
         ("gemma4-31b", {"num_position_embeddings_for_vit": 8}, "at most"),
         ("gemma4-31b", {"image_size_for_vit": [24, 36, 3]}, "or .height, width."),

@@ -57,7 +57,7 @@ def replicas_of(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int,
         of_executable = known[number] if number < len(known) else ""
         sharding = parameter.attribute("sharding") or of_executable
         given[number] = walk.one(_placed(sharding, devices))
-    walk.run(entry, given, 0)
+    walk.run(entry, given)
     return {number: held for number, held in walk.found.items() if held is not walk.different}
 
 
@@ -118,6 +118,7 @@ class _ReplicaWalk:
         self.same = self.one(0 for _ in range(devices))
         self.different = self.one(range(devices))
         self.devices = devices
+        self.depth = 0  # of the calls that are being followed
         self.found: dict[int, ReplicaGroups] = {}
         self.merged: dict[tuple[int, int], ReplicaGroups] = {}  # by ``id`` of kept groups
         self.called: dict[tuple[str, tuple[int, ...]], Replicas] = {}  # by ``id`` of kept groups
@@ -128,10 +129,11 @@ class _ReplicaWalk:
         made = tuple(groups)
         return self.kept.setdefault(made, made)
 
-    def run(self, computation: HloComputation, given: Sequence[Replicas], depth: int) -> Replicas:
+    def run(self, computation: HloComputation, given: Sequence[Replicas]) -> Replicas:
         """The devices that hold the same result of a computation; records those of its matmuls."""
-        if depth > MAX_DEPTH:
+        if self.depth > MAX_DEPTH:
             return self.different
+        self.depth += 1
         held: dict[str, Replicas] = {}
         different, matmuls = self.different, self.matmuls
         for instruction in computation.instructions.values():
@@ -143,7 +145,7 @@ class _ReplicaWalk:
                 operands = [held.get(name, different) for name in instruction.operands]
                 rule = _RULES.get(opcode) if operands or opcode in _CALLS else None
                 if rule:
-                    result = rule(self, instruction, operands, depth)
+                    result = rule(self, instruction, operands)
                 elif opcode in DIFFER_BY_DEVICE:
                     result = different
                 elif len(operands) == 1 and not isinstance(operands[0], list):
@@ -155,73 +157,59 @@ class _ReplicaWalk:
                 groups = self._whole(result)
                 before = self.found.get(id(instruction), groups)
                 self.found[id(instruction)] = self._merge(before, groups)
+        self.depth -= 1
         return held[computation.root.name]
 
-    def _tuple(self, instruction: HloInstruction, operands: list[Replicas], depth: int) -> Replicas:
+    def _tuple(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         return operands
 
-    def _element(
-        self, instruction: HloInstruction, operands: list[Replicas], depth: int
-    ) -> Replicas:
+    def _element(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         elements = operands[0]
         if not isinstance(elements, list):
             return elements
         index = instruction.attribute("index")
         return elements[int(index) if index.isdecimal() else 0]
 
-    def _same_value(
-        self, instruction: HloInstruction, operands: list[Replicas], depth: int
-    ) -> Replicas:
+    def _same_value(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         return operands[0]
 
-    def _collective(
-        self, instruction: HloInstruction, operands: list[Replicas], depth: int
-    ) -> Replicas:
+    def _collective(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         received = [self._received(instruction, self._whole(held)) for held in operands]
         return received[0] if len(received) == 1 else list(received)
 
-    def _call(self, instruction: HloInstruction, operands: list[Replicas], depth: int) -> Replicas:
-        results = [self._called(name, operands, depth + 1) for name in instruction.callees]
+    def _call(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
+        results = [self._called(name, operands) for name in instruction.callees]
         return results[0] if len(results) == 1 else self._whole(results)
 
-    def _called(self, name: str, operands: list[Replicas], depth: int) -> Replicas:
+    def _called(self, name: str, operands: list[Replicas]) -> Replicas:
         """The result of a computation; cached, because passes over a loop repeat most of them."""
         computation = self.module[name]
         if list in map(type, operands):
-            return self.run(computation, operands, depth)
-        if computation.mixes:
-            return self._whole(operands)
+            return self.run(computation, operands)
         key = (name, tuple(map(id, operands)))
         if key not in self.called:
-            self.called[key] = self.run(computation, operands, depth)
+            self.called[key] = self.run(computation, operands)
         return self.called[key]
 
-    def _looped(
-        self, instruction: HloInstruction, operands: list[Replicas], depth: int
-    ) -> Replicas:
+    def _looped(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         state = operands[0]
         body, condition = instruction.loop_computations
         for _ in range(_MOST_LOOP_PASSES):
-            again = self.run(self.module[condition], [state], depth + 1)
-            after = self._either(state, self.run(self.module[body], [state], depth + 1))
+            again = self.run(self.module[condition], [state])
+            after = self._either(state, self.run(self.module[body], [state]))
             after = self._with(after, self._whole(again))
             if after == state:
                 return state
             state = after
-        self.run(self.module[body], [self.different], depth + 1)
+        self.run(self.module[body], [self.different])
         return self.different
 
-    def _chosen(
-        self, instruction: HloInstruction, operands: list[Replicas], depth: int
-    ) -> Replicas:
+    def _chosen(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         branches = zip(instruction.callees, operands[1:], strict=False)
-        results = [self.run(self.module[name], [given], depth + 1) for name, given in branches]
+        results = [self.run(self.module[name], [given]) for name, given in branches]
         if not results:
             return self.different
-        result = results[0]
-        for other in results[1:]:
-            result = self._either(result, other)
-        return self._with(result, self._whole(operands[0]))
+        return self._with(functools.reduce(self._either, results), self._whole(operands[0]))
 
     def _received(self, instruction: HloInstruction, held: ReplicaGroups) -> ReplicaGroups:
         kind, text = instruction.opcode.removesuffix("-start"), groups_text(instruction)
@@ -245,9 +233,7 @@ class _ReplicaWalk:
                 keys[device] = (number, place) if kind in _BY_PLACE else number
         return _canonical(keys)
 
-    def _permuted(
-        self, instruction: HloInstruction, operands: list[Replicas], depth: int
-    ) -> Replicas:
+    def _permuted(self, instruction: HloInstruction, operands: list[Replicas]) -> Replicas:
         held = self._whole(operands)
         keys: list[Hashable] = [None] * self.devices  # devices that receive nothing hold zeros
         for source, target in device_pairs(instruction):
@@ -294,7 +280,7 @@ class _ReplicaWalk:
 
 
 # Every other instruction mixes its operands.
-_ReplicaRule = Callable[[_ReplicaWalk, HloInstruction, list[Replicas], int], Replicas]
+_ReplicaRule = Callable[[_ReplicaWalk, HloInstruction, list[Replicas]], Replicas]
 _RULES: dict[str, _ReplicaRule] = {
     "tuple": _ReplicaWalk._tuple,
     "get-tuple-element": _ReplicaWalk._element,

@@ -47,7 +47,7 @@ def value_graph(
         graph.inputs(entry.parameters[number].shape) if number in entry.parameters else []
         for number in range(max(entry.parameters, default=-1) + 1)
     ]
-    graph.inline(entry, given, 0)
+    graph.inline(entry, given)
     return graph.values
 
 
@@ -64,20 +64,19 @@ class _HloInliner:
         self.module = module
         self.matmuls = matmuls
         self.values: list[ProgramValue] = []
+        self.depth = 0  # of the calls that are being inlined
 
     def inputs(self, shape: Shape) -> Position:
         """The values of a parameter of the program."""
         if shape.dtype == "tuple":
             return [self.inputs(element) for element in shape.elements]
-        self.values.append(ProgramValue((), shape.size, is_input=True))
-        return len(self.values) - 1
+        return self._append(ProgramValue((), shape.size, is_input=True))
 
-    def inline(
-        self, computation: HloComputation, given: Sequence[Position], depth: int
-    ) -> Position:
+    def inline(self, computation: HloComputation, given: Sequence[Position]) -> Position:
         """Adds a computation's values, given those of its parameters; returns its result's."""
-        if depth > MAX_DEPTH:
+        if self.depth > MAX_DEPTH:
             return self._add(computation.root, list(given))
+        self.depth += 1
         known: dict[str, Position] = {}
         for instruction in computation.instructions.values():
             if instruction.opcode == "parameter":
@@ -86,12 +85,11 @@ class _HloInliner:
                 known[instruction.name] = given[number] if number < len(given) else []
             else:
                 operands = [known.get(name, []) for name in instruction.operands]
-                known[instruction.name] = self._result(instruction, operands, depth)
+                known[instruction.name] = self._result(instruction, operands)
+        self.depth -= 1
         return known[computation.root.name]
 
-    def _result(
-        self, instruction: HloInstruction, operands: list[Position], depth: int
-    ) -> Position:
+    def _result(self, instruction: HloInstruction, operands: list[Position]) -> Position:
         opcode = instruction.opcode
         if opcode == "tuple":
             return operands
@@ -103,45 +101,43 @@ class _HloInliner:
         if opcode.removesuffix("-start") in _COMBINED:
             moved: list[Position] = [self._move(_numbers(operand)) for operand in operands]
             return moved[0] if len(moved) == 1 else moved
-        bodies: Sequence[str] = ()
+        if opcode == "conditional":
+            return self._chosen(instruction, operands)
+        bodies = instruction.computations("body")
         if opcode in _CALLS:
             bodies = instruction.callees
-        elif opcode == "while" and operands:
-            bodies = instruction.computations("body")
-        elif opcode == "conditional":
-            return self._chosen(instruction, operands, depth)
         if len(bodies) == 1:
-            return self.inline(self.module[bodies[0]], operands, depth + 1)
+            return self.inline(self.module[bodies[0]], operands)
         return self._add(instruction, operands)
 
-    def _chosen(
-        self, instruction: HloInstruction, operands: list[Position], depth: int
-    ) -> Position:
+    def _chosen(self, instruction: HloInstruction, operands: list[Position]) -> Position:
         """The result of a conditional: for each element, those of all branches."""
         branches = zip(instruction.callees, operands[1:], strict=False)
-        results = [self.inline(self.module[name], [given], depth + 1) for name, given in branches]
+        results = [self.inline(self.module[name], [given]) for name, given in branches]
         return self._either(results) if results else self._add(instruction, operands)
 
     def _either(self, results: list[Position]) -> Position:
         tuples = [result for result in results if isinstance(result, list)]
         if len(tuples) == len(results) and len({len(elements) for elements in tuples}) == 1:
             return [self._either(list(elements)) for elements in zip(*tuples, strict=True)]
-        numbers = [number for result in results for number in _numbers(result)]
-        return self._move(numbers)
+        return self._move(_numbers(results))
 
     def _move(self, numbers: list[int]) -> int:
         """A value with the elements of others."""
         size = max((self.values[number].size for number in numbers), default=1)
-        self.values.append(ProgramValue(tuple(numbers), size, is_moved=True))
+        return self._append(ProgramValue(tuple(numbers), size, is_moved=True))
+
+    def _append(self, value: ProgramValue) -> int:
+        self.values.append(value)
         return len(self.values) - 1
 
     def _add(self, instruction: HloInstruction, operands: list[Position]) -> int:
         op_name, phase = self.matmuls.get(id(instruction), (instruction.op_name, "other"))
         is_differentiated = "jvp(" in op_name or "transpose(" in op_name
         is_plain = phase == "forward" and not is_differentiated
-        self.values.append(
+        return self._append(
             ProgramValue(
-                operands=tuple([n for operand in operands for n in _numbers(operand)]),
+                operands=tuple(_numbers(operands)),
                 size=_size(instruction.shape),
                 site=id(instruction) if is_plain else 0,
                 is_moved=instruction.opcode in _MOVES,
@@ -149,7 +145,6 @@ class _HloInliner:
                 is_gradient=phase in ("backward", "rematerialized"),
             )
         )
-        return len(self.values) - 1
 
 
 def _size(shape: Shape) -> int:

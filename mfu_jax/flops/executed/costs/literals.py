@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
@@ -37,6 +36,7 @@ class Literals:
         self.elided = False
         self.by_device: set[int] = set()
         self._device = 0
+        self._reads_device = False
 
     def choose(self, device: int) -> None:
         """Chooses the device whose tables are read, if devices have different ones."""
@@ -46,38 +46,25 @@ class Literals:
     def of(
         self, computation: HloComputation, instruction: HloInstruction, index: int
     ) -> str | None:
-        """The text of a constant operand's value, even if the program's text elides it.
+        """A constant operand's value as text, even if the program's text elides it.
 
-        XLA writes a table of equal elements as a broadcast, and a table of positions as an iota.
+        Other small integer arrays are evaluated, if they follow from constants and the device's
+        number: XLA writes a table of equal elements as a broadcast, one of positions as an iota.
         """
-        frame, operand = (
-            self.dataflow.frame_of(computation),
-            computation.operand(instruction, index),
-        )
+        frame = self.dataflow.frame_of(computation)
+        self._reads_device = False
         try:
-            frame, source, path = self.dataflow.follow(frame, operand)
+            frame, source, path = self.dataflow.follow(
+                frame, computation.operand(instruction, index)
+            )
             if path:
                 return None
-            if source.opcode != "broadcast":
-                return self._text(frame, source) or self._computed(frame, source, index)
-            frame, element, path = self.dataflow.follow(frame, frame.computation.operand(source, 0))
+            if text := self._constant(frame, source):
+                return text
+            elements = elements_of(self._value(frame, source))
         except UnknownValueError:
             return None
-        times = source.shape.size
-        if path or element.shape.size != 1 or times > _LARGEST:
-            return None
-        text = self._text(frame, element)
-        return text and ", ".join([text] * times)
-
-    def _text(self, frame: Frame, source: HloInstruction) -> str | None:
-        is_iota = source.opcode == "iota" and source.shape.size <= _LARGEST
-        return _positions(source) if is_iota else self._constant(frame, source)
-
-    def _computed(self, frame: Frame, source: HloInstruction, index: int) -> str | None:
-        """A table that the device computes from constants and its own number."""
-        values = _DeviceValues(self.dataflow, self._constant, self._device)
-        elements = elements_of(values.value(frame, source))
-        if values.by_device:
+        if self._reads_device:
             self.by_device.add(index)
         return ", ".join(map(str, elements)) or None
 
@@ -94,39 +81,8 @@ class Literals:
         self.elided = True
         return None
 
-
-def _positions(iota: HloInstruction) -> str:
-    """The elements of an ``iota``, in row-major order."""
-    dimension = iota.one_integer("iota_dimension", below=len(iota.shape.dims))
-    places = itertools.product(*(range(size) for size in iota.shape.dims))
-    return ", ".join(str(place[dimension]) for place in places)
-
-
-class _DeviceValues:
-    """Evaluates small integer arrays that follow from the number of one device.
-
-    Args:
-        dataflow: dataflow of the program.
-        text: returns the text of a constant's value, or None.
-        device: its number among the program's partitions.
-
-    Attributes:
-        by_device: whether a requested value depends on the device.
-    """
-
-    def __init__(
-        self,
-        dataflow: Dataflow,
-        text: Callable[[Frame, HloInstruction], str | None],
-        device: int,
-    ) -> None:
-        self.dataflow = dataflow
-        self.text = text
-        self.device = device
-        self.by_device = False
-
-    def value(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> Value:
-        """An instruction's result; None if it depends on data.
+    def _value(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> Value:
+        """An instruction's result on the chosen device; None if it depends on data.
 
         Raises:
             UnknownValueError: a fusion or call along the way cannot be followed.
@@ -135,11 +91,13 @@ class _DeviceValues:
         if path or depth > MAX_DEPTH or not is_small_integer(source.shape, _LARGEST):
             return None
         if source.opcode == "partition-id":
-            self.by_device = True
-            return self.device
+            self._reads_device = True
+            return self._device
         if source.opcode == "constant":
-            text = self.text(frame, source)
+            text = self._constant(frame, source)
             return constant_value(text, source.shape) if text else None
+        if source.opcode == "iota":  # its error comes before that of a damaged text's operands
+            source.one_integer("iota_dimension", below=len(source.shape.dims))
         compute = compile_instruction(
             self.dataflow.module,
             frame.computation,
@@ -150,8 +108,6 @@ class _DeviceValues:
         )
         if compute is None:
             return None
-        operands = range(len(source.operands))
-        values = [
-            self.value(frame, frame.computation.operand(source, i), depth + 1) for i in operands
-        ]
+        operands = [frame.computation[name] for name in source.operands]
+        values = [self._value(frame, operand, depth + 1) for operand in operands]
         return None if None in values else compute(values)

@@ -227,15 +227,13 @@ class HloComputation:
         number: number of its first line.
         deferred: the text of its instructions until they are needed, which may be never.
         elementwise: FLOPs of one run, if it has only elementwise work; else None.
-        mixes: whether its result depends on all its parameters, without a matmul, and on no value
-            that differs between devices.
         is_defined: whether reading it showed all operands to be defined.
         roots: how many are marked as ROOT: one, in a complete program.
     """
 
     __slots__ = (
         *("_made", "_marked", "_parameters", "_users", "deferred", "elementwise", "is_defined"),
-        *("mixes", "name", "number", "roots"),
+        *("name", "number", "roots"),
     )
 
     def __init__(self, name: str, number: int) -> None:
@@ -243,7 +241,7 @@ class HloComputation:
         self.number = number
         self.deferred = ""
         self.elementwise: int | None = None
-        self.mixes = self.is_defined = False
+        self.is_defined = False
         self.roots = 0
         self._made: dict[str, HloInstruction] = {}
         self._marked = ""

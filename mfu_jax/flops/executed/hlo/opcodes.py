@@ -56,8 +56,6 @@ INDEXED = PARTS.union(
 DIFFER_BY_DEVICE = frozenset(
     {"partition-id", "replica-id", "rng", "infeed", "recv", "ragged-all-to-all"}
 )
-# Opcodes whose results depend on their operands, and on nothing that differs between devices.
-MIXING = NO_MATMUL - DIFFER_BY_DEVICE - {"parameter", "tuple", "get-tuple-element"}
 
 MATMUL_NAME = "dot_general"
 """The end of the op_name that JAX gives to a matmul."""

@@ -11,7 +11,6 @@ from mfu_jax.flops.executed.hlo.opcodes import (
     ELEMENTWISE,
     INDEXED,
     MATMUL_NAME,
-    MIXING,
     ONLY_ELEMENTWISE,
 )
 from mfu_jax.flops.executed.hlo.text import (
@@ -29,7 +28,6 @@ _INSTRUCTION = re.compile(rf"{PATTERN}(?:([^)]*)\))?(.*)", re.DOTALL)
 _INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
 # Most computations contain nothing else; their instructions are made only when needed.
 _DEFERRED = ONLY_ELEMENTWISE - INDEXED
-_MIXING = MIXING | {"parameter"}
 _END = re.compile(r"\n}")
 _ELEMENT = re.compile(r"%([^\s,(){}#]+)#(\d+)")
 # Outside computations: the first line of the program, and of each computation.
@@ -142,8 +140,6 @@ class _Parser:
             computation.elementwise = _elementwise_flops(lines)
         else:
             self._add(computation, lines, is_plain=is_plain)
-        if computation.is_defined and opcodes <= _MIXING and MATMUL_NAME not in body:
-            computation.mixes = bool(lines[-1][0]) and used == names - {lines[-1][1]}
         self.position += len(body)
         self.number += len(lines)
         return True

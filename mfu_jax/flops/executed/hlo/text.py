@@ -59,15 +59,6 @@ _STRING = r'(?:"[^"]*+(?<!\\)"|"[^"\\]*(?:\\.[^"\\]*)*")'
 _SPECIAL = re.compile(rf"{_STRING}|[{{}}()\[\],]", re.DOTALL)
 
 
-def _braces(depth: int) -> str:
-    """A pattern for ``{…}`` with nested braces, down to a depth."""
-    inner = rf"|{_braces(depth - 1)}" if depth else ""
-    return rf'\{{(?:[^{{}}"]++|{_STRING}{inner})*+\}}'
-
-
-_BRACES = re.compile(_braces(4), re.DOTALL)  # most of a backend_config, matched at once
-
-
 def split_top_level(text: str) -> list[str]:
     """Splits at the commas outside brackets and strings.
 
@@ -82,10 +73,7 @@ def split_top_level(text: str) -> list[str]:
                 parts.append(text[start : match.start()].strip())
                 start = at
         elif token in "{([":
-            if group := _BRACES.match(text, match.start()):
-                at = group.end()
-            else:
-                depth += 1
+            depth += 1
         elif token in "})]":
             depth -= 1
     parts.append(text[start:].strip())

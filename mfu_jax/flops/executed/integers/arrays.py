@@ -59,7 +59,7 @@ def _slice(computation: HloComputation, i: HloInstruction, shape: Shape) -> Comp
 
 
 def _iota(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
-    (dim,) = i.integers("iota_dimension")
+    dim = i.one_integer("iota_dimension", below=len(shape.dims))
     value = make_value(np.indices(shape.dims)[dim].ravel().tolist())
     return lambda values: value
 

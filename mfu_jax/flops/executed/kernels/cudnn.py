@@ -15,26 +15,32 @@ from mfu_jax.flops.executed.kernels.registry import (
 )
 
 
-def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -> int:
-    """Pairs of query and key that a mask keeps.
+def attention_pairs(queries: int, keys: int, left: int, right: int, shift: int = 0) -> int:
+    """Pairs in which query i sees key j from ``i + shift − left`` to ``i + shift + right``.
 
     Args:
         queries: number of queries.
         keys: number of keys.
-        causal: whether query i sees keys 0 … i only (aligned at the top left, like cuDNN's CAUSAL).
-        window: if positive, query i sees its last `window` keys only, itself included.
+        left: the bound on earlier keys; −1 for none.
+        right: the bound on later keys; −1 for none.
+        shift: where the first query stands among the keys: cuDNN aligns both at the top left.
 
-    >>> attention_pairs(4, 4, causal=True), attention_pairs(4, 4, causal=True, window=2)
-    (10, 7)
+    >>> attention_pairs(4, 4, -1, 0), attention_pairs(4, 4, 1, 0), attention_pairs(2, 4, -1, 0, 2)
+    (10, 7, 7)
     """
-    if not causal:
-        return queries * keys
-    full = min(queries, keys)  # query i < full sees i + 1 keys, a later one all keys
-    pairs = full * (full + 1) // 2 + (queries - full) * keys
-    if 0 < window < queries:
-        # Query i loses the keys among 0 … i − window that exist.
-        pairs -= attention_pairs(queries - window, keys, causal=True)
-    return pairs
+
+    def keys_before(first: int) -> int:
+        """Keys before ``i + first``, of all queries: min(max(i + first, 0), keys) summed."""
+        last = first + queries - 1
+        return _sum_to(last) - _sum_to(first - 1) - _sum_to(last - keys) + _sum_to(first - 1 - keys)
+
+    end = keys_before(shift + right + 1) if right >= 0 else queries * keys
+    return end - (keys_before(shift - left) if left >= 0 else 0)
+
+
+def _sum_to(n: int) -> int:
+    """0 + 1 + … + n; 0 if n is negative."""
+    return max(0, n) * (n + 1) // 2
 
 
 @register_kernel(*(target for target in BY_TARGET if target.startswith("__cudnn$")))
@@ -62,6 +68,14 @@ def attention_cost(
     )
 
 
+def note_on_lengths(call: KernelCall, queries: int, keys: int) -> str:
+    """What is assumed where the lengths of sequences are data."""
+    return (
+        f"{call.target}: sequence lengths are data; counted as if every sequence were "
+        f"{queries} × {keys} long"
+    )
+
+
 def _fmha_config(call: KernelCall) -> dict[str, Any]:
     config = call.config.get("cudnn_fmha_backend_config")
     if not isinstance(config, dict):
@@ -81,13 +95,10 @@ def _pairs(call: KernelCall, kernel: AttentionKernel) -> tuple[int, str]:
     window = config.get(kernel.window, 0)
     if not isinstance(window, int):
         raise call.instruction.error(f"{kernel.window} that is not a number")
-    note = ""
-    if "PADDING" in mask or config.get("max_seg_per_batch", 1) not in (0, 1):
-        note = (
-            f"{call.target}: sequence lengths are data; counted as if every sequence were "
-            f"{queries} × {keys} long"
-        )
-    pairs = attention_pairs(queries, keys, causal="CAUSAL" in mask, window=window)
+    is_padded = "PADDING" in mask or config.get("max_seg_per_batch", 1) not in (0, 1)
+    note = note_on_lengths(call, queries, keys) if is_padded else ""
+    left, right = (window - 1 if window > 0 else -1, 0) if "CAUSAL" in mask else (-1, -1)
+    pairs = attention_pairs(queries, keys, left, right)
     return batch * heads * pairs, note
 
 

@@ -6,7 +6,7 @@ import math
 import re
 
 from mfu_jax.flops.attention_kernels import BY_TARGET
-from mfu_jax.flops.executed.kernels.cudnn import attention_cost
+from mfu_jax.flops.executed.kernels.cudnn import attention_cost, attention_pairs, note_on_lengths
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
@@ -42,28 +42,10 @@ def _attention(call: KernelCall) -> KernelCost:
     left, right = sizes.get("window_size_left", -1), sizes.get("window_size_right", -1)
     if mask in _CAUSAL:
         right = 0
-    note = ""
-    if mask in _PADDED or sizes.get("max_segments_per_seq", 1) > 1:
-        note = (
-            f"{call.target}: sequence lengths are data; counted as if every sequence were "
-            f"{queries} × {keys} long"
-        )
-    pairs = rows * _pairs(queries, keys, shift, left, right)
+    is_padded = mask in _PADDED or sizes.get("max_segments_per_seq", 1) > 1
+    note = note_on_lengths(call, queries, keys) if is_padded else ""
+    pairs = rows * attention_pairs(queries, keys, left, right, shift)
     return attention_cost(call, BY_TARGET[call.target], pairs, widths, note)
-
-
-def _pairs(queries: int, keys: int, shift: int, left: int, right: int) -> int:
-    """Pairs in which key j is in ``[i + shift − left, i + shift + right]``; −1: no bound.
-
-    >>> _pairs(4, 4, 0, -1, 0), _pairs(4, 4, 0, 1, 0), _pairs(2, 4, 2, -1, 0)
-    (10, 7, 7)
-    """
-    total = 0
-    for query in range(queries):
-        first = max(0, query + shift - left) if left >= 0 else 0
-        last = min(keys - 1, query + shift + right) if right >= 0 else keys - 1
-        total += max(0, last - first + 1)
-    return total
 
 
 @register_kernel("te_gemm_v2_ffi", "te_gemm_ffi")

@@ -35,13 +35,20 @@ class Chunks(NamedTuple):
     def pieces(self, queries: int, keys: int) -> Counter[tuple[int, int, int]]:
         """How often chunks have so many queries, so many keys, and so far between their first."""
         found: Counter[tuple[int, int, int]] = Counter()
-        last = min(queries + self.of_query, keys + self.of_key) - 1
-        first = max(self.of_query, self.of_key)
-        for start in range(first // self.size * self.size, last + 1, self.size):
+        size = self.size
+        first, last = (
+            max(self.of_query, self.of_key),
+            min(queries + self.of_query, keys + self.of_key),
+        )
+        whole = range(-(-first // size) * size, last - size + 1, size)  # chunks with all tokens
+        if whole:
+            found[size, size, self.of_key - self.of_query] += len(whole)
+        for start in {first // size * size, (last - 1) // size * size} - {*whole[:1], *whole[-1:]}:
             i, j = (max(0, start - own) for own in self[1:])
-            end_i = min(queries, start + self.size - self.of_query)
-            end_j = min(keys, start + self.size - self.of_key)
-            found[end_i - i, end_j - j, i - j] += 1
+            end_i = min(queries, start + size - self.of_query)
+            end_j = min(keys, start + size - self.of_key)
+            if i < end_i and j < end_j:
+                found[end_i - i, end_j - j, i - j] += 1
         return found
 
 
@@ -149,7 +156,8 @@ class Band(NamedTuple):
             return f"window {max(abs(low), abs(high)) + 1}"
         if low is high is None:
             return "all pairs"
-        return f"{low} ≤ query − key ≤ {high}"
+        above, below = ("" if bound is None else str(bound) for bound in (low, high))
+        return f"{above}{' ≤ ' * bool(above)}query − key{' ≤ ' * bool(below)}{below}"
 
     def without_idle_bounds(self, queries: int, keys: int) -> Band:
         """The same pairs, without bounds that exclude none."""

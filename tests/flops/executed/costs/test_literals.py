@@ -33,7 +33,7 @@ ENTRY %main (x: s32[3]) -> s32[] {
         (3, "7, 7, 7, 7", False),
         (4, "0, 0, 0, 1, 1, 1", False),
         (5, "0, 1, 2, 0, 1, 2", False),
-        (6, None, False),  # no table that XLA writes
+        (6, "4, 4, -5, -5, 6, 6", False),
     ],
 )
 def test_values_of_operands(index: int, text: str | None, is_elided: bool) -> None:

@@ -104,16 +104,3 @@ def test_names_without_a_percent_sign_are_checked_one_by_one() -> None:
     check_module(parse_hlo(text % "x"))
     with pytest.raises(HloParseError, match="has no instruction %w"):
         check_module(parse_hlo(text % "w"))
-
-
-def test_what_only_mixes_its_parameters() -> None:
-    def mixes(*lines: str) -> bool:
-        return _program(*lines).entry.mixes
-
-    assert mixes(X, Y, "ROOT %z = f32[2] add(%x, %y)")
-    assert not mixes(X, Y, "ROOT %z = f32[2] negate(%x)")  # of one of them
-    assert not mixes(X, Y, "ROOT %z = (f32[2], f32[2]) tuple(%x, %y)")
-    assert not mixes(X, Y, "%p = u32[] partition-id()", "ROOT %z = f32[2] call(%x, %y, %p)")
-    assert not mixes(X, Y, "%p = f32[2] rng(%x, %y)", "ROOT %z = f32[2] negate(%p)")
-    matmul = 'metadata={op_name="jit(f)/dot_general"}'
-    assert not mixes(X, Y, f"ROOT %z = f32[2] multiply(%x, %y), {matmul}")

@@ -63,6 +63,21 @@ def test_a_masked_and_an_unmasked_branch(masked_first):
     assert len(counted.unaccounted) == 1
 
 
+def test_the_gradient_counts_the_same_branch():
+    fn = choice(attention(MASKS["window 4"]), attention(MASKS["causal"]))
+
+    def loss(w, x, flag):
+        return jnp.sum(fn(flag, w, x) ** 2)
+
+    counted = count_model_flops(jax.grad(loss), shape(D, D), shape(S, D), FLAG)
+    assert counted.activations == 3 * S * S * SCORES_AND_VALUES
+    kept = counted.activations - counted.skipped["exact"]
+    assert kept == 3 * KEPT["causal"] * SCORES_AND_VALUES
+    one = S * S * SCORES_AND_VALUES  # the gradient's branches see what either branch kept
+    assert counted.by_mask == {"causal": one, "at most causal": 2 * one}
+    assert len(counted.unaccounted) == 1
+
+
 def test_iterations_multiply_the_branch_that_is_counted():
     one = choice(attention(MASKS["window 4"]), attention(MASKS["causal"]))
 

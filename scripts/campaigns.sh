@@ -17,6 +17,7 @@ campaign() { # name $1
         $run.integers --seed "$SEED" --count 2000 --counter traced &&
             $run.integers --seed "$SEED" --count 500 --counter executed
         ;;
+    masks) $run.masks --seed "$SEED" --count 5000 ;; # no attention mask is silently counted wrongly
     grids) $run.grids --seed "$SEED" ;;           # no overhanging block is counted as the model's
     kills) $run.kills --seed "$SEED" --kind loop --kills 200 ;; # goodput within 1% or 0.2 s
     stragglers) $run.stragglers --seed "$SEED" ;; # 95 of 100 named, 1 of 100 falsely
@@ -30,7 +31,7 @@ campaign() { # name $1
     esac
 }
 
-ALL=(faults integers grids kills stragglers comparisons sweeps planted meshes losses models)
+ALL=(faults integers grids masks kills stragglers comparisons sweeps planted meshes losses models)
 [ $# = 0 ] && set -- "${ALL[@]}"
 failed=()
 for name in "$@"; do

@@ -84,6 +84,7 @@ class AbstractValue(NamedTuple):
         return self._replace(known=None, pattern=pattern, scores=scores)
 
 
+Merge = Callable[[Pattern | None, Pattern | None], Pattern | None]
 INPUT = AbstractValue(Origin.INPUT)
 Values = list[AbstractValue]
 
@@ -103,16 +104,22 @@ def either(a: AbstractValue, b: AbstractValue) -> AbstractValue:
     if a == b:
         return a
     pattern = mask_patterns.one_of(a.pattern, b.pattern)
-    return join((a, b))._replace(pattern=pattern, scores=merged((*a.scores, *b.scores)))
+    scores = merged((*a.scores, *b.scores), mask_patterns.choice)
+    return join((a, b))._replace(pattern=pattern, scores=scores)
 
 
-def merged(scores: Iterable[Score]) -> frozenset[Score]:
-    """Scores with each product once, as all of them are needed; None as axes where they differ."""
+def merged(scores: Iterable[Score], merge: Merge = mask_patterns.union) -> frozenset[Score]:
+    """Scores with each product once, None as axes where they differ.
+
+    Args:
+        scores: all that an array depends on.
+        merge: of two masks, the pairs that are needed.
+    """
     found: dict[int, Score] = {}
     for score in scores:
         if before := found.get(score.number):
             pairs = zip(before.axes, score.axes, strict=True)
             axes = tuple(a if a == b else None for a, b in pairs)
-            score = Score(score.number, axes, mask_patterns.union(before.needs, score.needs))
+            score = Score(score.number, axes, merge(before.needs, score.needs))
         found[score.number] = score
     return frozenset(found.values())

@@ -116,6 +116,16 @@ class JaxprCounter:
         self.scores.use(values)
 
     @contextlib.contextmanager
+    def in_branch(self, is_sure: bool) -> Iterator[None]:
+        """Follows a branch; unless it surely runs, what it needs of earlier scores is a bound."""
+        before = self.scores.first_sure
+        self.scores.first_sure = before if is_sure else self.scores.made
+        try:
+            yield
+        finally:
+            self.scores.first_sure = before
+
+    @contextlib.contextmanager
     def without_decisions(self) -> Iterator[None]:
         """Follows values through all branches and loops; the work counted meanwhile is not used."""
         before = self.takes_decisions

@@ -34,15 +34,17 @@ class ScoreMasks:
 
     Attributes:
         is_recording: whether what is followed now is counted.
+        made: number of matmuls that may be scores.
+        first_sure: what is followed now may not run, as far as scores before this one know.
     """
 
     def __init__(self) -> None:
         self.is_recording = True
+        self.made = self.first_sure = 0
         self._masks: dict[int, KeptPairs] = {}  # declared, or a kernel's
         self._shapes: dict[int, tuple[int, ...]] = {}
         self._needs: dict[int, Pattern | None] = {}
         self._shared: set[int] = set()
-        self._made = 0
 
     @property
     def masks(self) -> dict[int, KeptPairs]:
@@ -103,8 +105,8 @@ class ScoreMasks:
             sizes: (queries, keys) if it is attention.
             kept: the pairs that it keeps, if no mask is declared for it or around it.
         """
-        number = self._made
-        self._made += 1
+        number = self.made
+        self.made += 1
         if sizes is not None:
             if declared := declared_mask(stack):
                 self._masks[number] = declared.kept(*sizes)
@@ -129,6 +131,8 @@ class ScoreMasks:
         """Records that everything that these values depend on is needed."""
         for score in (s for value in values if self.is_recording for s in value.scores):
             needs = score.needs
+            if score.number < self.first_sure:
+                needs = mask_patterns.at_most(needs or mask_patterns.EVERYWHERE)
             if score.number in self._needs and (before := self._needs[score.number]) != needs:
                 needs = mask_patterns.union(before, needs)
                 if needs and score.number in self._shared:
@@ -150,7 +154,8 @@ class ScoreMasks:
                 found += [score.limited(limit) for score in value.scores]
             else:
                 self.use([value])
-        scores = merged(found)
+        is_choice = name == "select_n" and values[0].pattern is None
+        scores = merged(found, mask_patterns.choice if is_choice else mask_patterns.union)
         if name == "mul":  # in the softmax's gradient, with a cotangent
             known = [self._masks[s.number] for s in scores if s.number in self._masks]
             for score in scores if known else ():

@@ -35,6 +35,8 @@ class Interpreter(Protocol):
 
     def use_scores(self, values: Iterable[AbstractValue]) -> None: ...
 
+    def in_branch(self, is_sure: bool) -> contextlib.AbstractContextManager[None]: ...
+
     def without_decisions(self) -> contextlib.AbstractContextManager[None]: ...
 
 
@@ -87,7 +89,8 @@ def cond(counter: Interpreter, eqn: Any, values: Values, stack: str, totals: Wor
     chosen = chosen_branch(counter.decisions.here(index.known), len(branches))
     if chosen is not None:
         branches = (branches[chosen],)
-    runs = [counter.walk(branch, operands, stack) for branch in branches]
+    with counter.in_branch(is_sure=len(branches) == 1):
+        runs = [counter.walk(branch, operands, stack) for branch in branches]
     works = tuple(body for _, body in runs)
     if len(works) == 1:
         totals.add(works[0])

@@ -156,7 +156,8 @@ class Band(NamedTuple):
             return f"window {max(abs(low), abs(high)) + 1}"
         if low is high is None:
             return "all pairs"
-        return f"{low} ≤ query − key ≤ {high}"
+        above, below = ("" if bound is None else str(bound) for bound in (low, high))
+        return f"{above}{' ≤ ' * bool(above)}query − key{' ≤ ' * bool(below)}{below}"
 
     def without_idle_bounds(self, queries: int, keys: int) -> Band:
         """The same pairs, without bounds that exclude none."""

@@ -453,16 +453,22 @@ def union(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     return dataclasses.replace(a, terms=terms, band=band, partial=not (is_exact or touch))
 
 
+def choice(a: Pattern | None, b: Pattern | None) -> Pattern | None:
+    """The pairs kept by one of two masks that keep something, it is unknown by which one."""
+    return a if a == b else at_most(union(a, b) or EVERYWHERE)
+
+
 def one_of(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """The pattern of a value that is one of two: the pairs that either keeps."""
-    if a == b or a is None or b is None:
-        return a if a == b else None
-    if a.is_mask and b.is_mask:
-        a, b = _as("keeps", a), _as("keeps", b)
-    elif a.kind in ("positions", "distance"):
-        return None
-    either = union(a, b)
-    return either and at_most(either)
+    """The pattern of a value that is one of two."""
+    if a == b:
+        return a
+    if a and b and a.is_mask and b.is_mask:
+        kept = _as("keeps", a), _as("keeps", b)
+        return choice(*kept) if all(kept) else None
+    for kind, left in _LEFT.items():
+        if _is(a, kind) or _is(b, kind):
+            return _as_fill(kind, choice(left(a), left(b)))
+    return None
 
 
 def at_most(mask: Pattern) -> Pattern:
@@ -565,7 +571,7 @@ def _filled(
             if not _is_fill(kind, value)
         ]
         if len(regions) == 2:
-            regions = [union(*regions) if is_known else one_of(*regions)]
+            regions = [union(*regions) if is_known else choice(*regions)]
         if filled := _as_fill(kind, *regions):
             return filled
     return None

@@ -131,3 +131,13 @@ def test_masked_scores_of_transposed_and_split_heads():
 
     count = count_model_flops(fn, *[shape(1, S, H, D)] * 3)
     assert count.total_in("exact") == 2 * 2 * H * D * CAUSAL
+
+
+def test_a_branch_that_leaves_scores_unmasked_makes_the_count_a_bound():
+    def fn(q, k, v, flag):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+        s = jax.lax.cond(flag, lambda: jnp.where(causal(), s, NEVER), lambda: s)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    count = count_model_flops(fn, *[shape(1, S, H, D)] * 3, shape(dtype=jnp.bool_))
+    assert count.total_in("exact") == count.unknown_masks == 2 * 2 * H * D * ALL

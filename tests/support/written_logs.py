@@ -61,7 +61,7 @@ class WrittenLog:
     def stop(self, m: float, how: str = "clean") -> None:
         self.line("stop", m, how=how)
 
-    def alive_before(self, end: float) -> None:
+    def alive_before(self, end: float, **values: Any) -> None:
         """The last sign of life of a process that lived until `end`, as far as can be told."""
         silence, known = 0.0, [*self._silences[-1]]
         for _ in range(20):
@@ -69,7 +69,7 @@ class WrittenLog:
             self._add_silences(end - silence)
             silence = self.silence(-1)
         self._silences[-1] = known
-        self.alive(end - silence)
+        self.alive(end - silence, **values)
 
     def silence(self, start: int = 0) -> float:
         """Seconds that a process lived after its last sign of life, on average.
@@ -85,7 +85,7 @@ class WrittenLog:
     def _add_silences(self, m: float) -> None:
         """From the last line until one at `m`: all but the last are as long as the interval."""
         if m > self._alive:
-            left, interval = m - self._alive, min(max(0.05, 0.02 * (m - self._began)), 1.0)
+            left, interval = m - self._alive, min(max(0.05, (m - self._began) / 800), 1.0)
             earlier = [(w * 0.95 ** (left / interval), d) for w, d in self._silences[-1]]
             while left > interval:
                 earlier.append((1.0, interval))

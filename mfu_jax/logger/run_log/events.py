@@ -50,7 +50,7 @@ HOSTS, BEHIND, CAUGHT_UP = "hosts", "behind", "caught_up"
 DATA_WAIT = "data_wait"
 
 # How often a process shows that it is alive: for this part of its age, within these limits.
-_PART_OF_AGE = 0.02
+_PART_OF_AGE = 1 / 800
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.05, 1.0
 # Longest time between two lines; a later mtime than this is that of a copy.
 QUIET_SECONDS = 60.0
@@ -93,7 +93,7 @@ def events_name(metrics_name: str, index: int) -> str:
 def alive_seconds(age: float) -> float:
     """How often a process of that age shows that it is alive, in seconds.
 
-    Twenty times a second date the kill of a process that lived for seconds to 0.03 s; the same
-    fraction of its life is enough for one that lived longer, up to a second.
+    Twenty times a second date the kill of a process that lived for seconds to 0.03 s. A longer life
+    needs fewer, but not by much: the errors of many kills add up in the time between processes.
     """
     return min(max(_SHORTEST_SECONDS, _PART_OF_AGE * age), _LONGEST_SECONDS)

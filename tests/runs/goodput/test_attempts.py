@@ -103,7 +103,7 @@ def test_short_waits_before_a_kill_are_assumed_to_have_gone_on(tmp_path: Path) -
 def test_the_time_of_the_file_is_a_sign_of_life(tmp_path: Path) -> None:
     log = WrittenLog(tmp_path)
     log.start(0.0, 1.0)
-    log.steps(100.0, 0, [S] * 10)
+    log.steps(1000.0, 0, [S] * 10)
 
     def ends_at(modified: float) -> float:
         os.utime(log.path, (UNIX, UNIX + modified))
@@ -111,8 +111,8 @@ def test_the_time_of_the_file_is_a_sign_of_life(tmp_path: Path) -> None:
         assert attempt.silence_seconds == 0.5
         return attempt.alive
 
-    assert ends_at(150.0) == 150.0
-    assert ends_at(50.0) == ends_at(100.0 + 120.5) == 100.0, "that of a copy means nothing"
+    assert ends_at(1050.0) == 1050.0
+    assert ends_at(950.0) == ends_at(1000.0 + 120.5) == 1000.0, "that of a copy means nothing"
 
 
 def test_the_next_process_tells_when_the_one_before_it_was_alive(tmp_path: Path) -> None:
@@ -179,11 +179,11 @@ def test_a_run_that_was_begun_by_an_older_version(tmp_path: Path) -> None:
 
 
 def test_lines_cut_the_time_between_two_signs_of_life(tmp_path: Path) -> None:
-    """After 10 s a sign comes every 0.2 s; a line every 0.3 s leaves silences of 0.2 and 0.1 s."""
+    """After 160 s a sign comes every 0.2 s; a line every 0.3 s leaves silences of 0.2 and 0.1 s."""
     log = WrittenLog(tmp_path)
-    log.start(0.0, 10.0)
+    log.start(0.0, 160.0)
     for number in range(1, 6):
-        log.steps(10.0 + 0.3 * number, number, [S])
+        log.steps(160.0 + 0.3 * number, number, [S])
 
     def silence() -> float:
         (attempt,), _ = read_attempts_of(tmp_path / "metrics.jsonl")
@@ -192,5 +192,5 @@ def test_lines_cut_the_time_between_two_signs_of_life(tmp_path: Path) -> None:
 
     assert silence() == pytest.approx((0.2**2 + 0.1**2) / (2 * 0.3), rel=0.1)
     for number in range(6, 106):  # many lines at once say nothing about the next silence
-        log.steps(11.5 + 0.0001 * number, number, [S])
+        log.steps(161.5 + 0.0001 * number, number, [S])
     assert silence() == pytest.approx((0.2**2 + 0.1**2) / (2 * 0.3), rel=0.1)

@@ -34,7 +34,7 @@ from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
 from mfu_jax.flops.executed.costs.reader import CostReader
 from mfu_jax.flops.executed.costs.types import ComputationCost, unaccounted
 from mfu_jax.flops.executed.hlo.module import HloInstruction, HloModule
-from mfu_jax.flops.executed.hlo.parsing import LargeConstants, check_module, parse_hlo
+from mfu_jax.flops.executed.hlo.parsing import check_module, parse_hlo, with_large_constants
 from mfu_jax.flops.executed.hlo.text import HloParseError
 from mfu_jax.flops.executed.result import ExecutedCount, Flag
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
@@ -108,7 +108,7 @@ def counter_of(
         module,
         kernel_flops=kernel_flops,
         trip_counts=trip_counts or {},
-        constants=LargeConstants(program).module,
+        constants=functools.cache(lambda: with_large_constants(program)),
         lengths=lengths,
     )
     return ProgramCounter(module, reader, program, named_operations(text))
@@ -252,7 +252,7 @@ class ProgramCounter:
             if number in self._duplicates:
                 sums.add_duplicate(item, scope)
                 continue
-            zeros = self.waste.wasted(item.computation, *item.matmul.spent)
+            zeros = self.waste.wasted(item.computation, item.matmul)
             sums.add_model(item, scope, zeros, self.pieces.label(item.op_name))
             if number in replicas:
                 sums.add_repeated(item, replicas[number], sum(zeros))

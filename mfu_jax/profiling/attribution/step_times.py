@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from mfu_jax.errors import UserError
 from mfu_jax.host_work import HostWork
@@ -128,8 +127,9 @@ def _mean(
     executions = summed(pair for one in found for pair in one.executions.items())
     host = functools.reduce(operator.add, (one.host for one in found), HostSums())
     causes: dict[str, dict[str, float]] = {}
-    for (where, name), seconds in summed(pair for one in found for pair in one.causes).items():
-        causes.setdefault(where, {})[name] = seconds / count
+    pairs = (pair for one in found for pair in one.causes)
+    for (where, name), seconds in summed(pairs, count).items():
+        causes.setdefault(where, {})[name] = seconds
     return MeasuredStep(
         platform=timeline.platform,
         kind=timeline.kind,
@@ -138,7 +138,7 @@ def _mean(
         steps=min(one.steps for one in found),
         step_seconds=sum(one.device.step for one in found) / count,
         ops=_mean_ops(found, executions),
-        idle=_means((pair for one in found for pair in one.idle.items()), count),
+        idle=summed((pair for one in found for pair in one.idle.items()), count),
         idle_causes=causes,
         late_calls=host.late / count,
         late_asleep=host.asleep / count,
@@ -146,8 +146,8 @@ def _mean(
         host=host.mean(count),
         executions={program: runs / count for program, runs in executions.items()},
         steps_with=functools.reduce(operator.or_, (one.steps_with for one in found)),
-        late_after=_means((pair for one in found for pair in one.late_after), count),
-        idle_within=_means((pair for one in found for pair in one.idle_within), count),
+        late_after=summed((pair for one in found for pair in one.late_after), count),
+        idle_within=summed((pair for one in found for pair in one.idle_within), count),
         devices=tuple(one.device for one in found),
         threads=timeline.threads,
     )
@@ -181,10 +181,3 @@ def _runs(op: JoinedOp, events: float, executions: Mapping[Program, float]) -> f
     if record is None or not record.runs or program not in executions:
         return events
     return min(events, record.runs * executions[program])
-
-
-_KeyT = TypeVar("_KeyT", bound=Hashable)
-
-
-def _means(pairs: Iterable[tuple[_KeyT, float]], count: int) -> dict[_KeyT, float]:
-    return {key: total / count for key, total in summed(pairs).items()}

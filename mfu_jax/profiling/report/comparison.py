@@ -7,7 +7,7 @@ and the rest, which is a change of speed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -187,30 +187,30 @@ def _why(was: _OpSums, now: _OpSums) -> dict[str, float]:
     if not now.runs:
         return _whole("gone op", -was.seconds)
     if was.is_waiting and now.is_waiting:
-        return _divided(was, now, lambda g: g.durations, "transfers", "hidden")
+        return _divided(was, now, lambda g: g.durations, _WAITING)
     if was.flops and now.flops:
-        return _divided(was, now, lambda g: g.flops, "FLOPs", "per FLOP")
+        return _divided(was, now, lambda g: g.flops, _reasons("FLOPs", "FLOP"))
     if was.hbm_bytes and now.hbm_bytes:
-        return _divided(was, now, lambda g: g.hbm_bytes, "bytes", "per byte")
-    return _divided(was, now, lambda g: g.runs, "runs", "per run")
+        return _divided(was, now, lambda g: g.hbm_bytes, _reasons("bytes", "byte"))
+    return _divided(was, now, lambda g: g.runs, _reasons("runs", "run"))
+
+
+# More work, less work, slower work, faster work.
+_WAITING = (
+    *("longer communication", "shorter communication"),
+    *("less hidden communication", "more hidden communication"),
+)
+
+
+def _reasons(work: str, unit: str) -> tuple[str, ...]:
+    return f"more {work}", f"fewer {work}", f"more time per {unit}", f"less time per {unit}"
 
 
 def _divided(
-    was: _OpSums, now: _OpSums, work_of: Callable[[_OpSums], float], work: str, speed: str
+    was: _OpSums, now: _OpSums, work_of: Callable[[_OpSums], float], reasons: Sequence[str]
 ) -> dict[str, float]:
     """Splits extra seconds into growth of the work at the old speed, and change of speed."""
     more = was.seconds * (work_of(now) / work_of(was) - 1) if work_of(was) else 0.0
     rest = now.seconds - was.seconds - more
-    return {**_whole(_work_words(work, more), more), **_whole(_speed_words(speed, rest), rest)}
-
-
-def _work_words(work: str, seconds: float) -> str:
-    if work == "transfers":
-        return "longer communication" if seconds > 0 else "shorter communication"
-    return f"more {work}" if seconds > 0 else f"fewer {work}"
-
-
-def _speed_words(speed: str, seconds: float) -> str:
-    if speed == "hidden":
-        return "less hidden communication" if seconds > 0 else "more hidden communication"
-    return f"more time {speed}" if seconds > 0 else f"less time {speed}"
+    work, speed = reasons[0 if more > 0 else 1], reasons[2 if rest > 0 else 3]
+    return {**_whole(work, more), **_whole(speed, rest)}

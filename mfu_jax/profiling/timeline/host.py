@@ -137,10 +137,8 @@ def _calls(name: str, module: str) -> bool:
     (True, False)
     """
     called = _CALL.match(name)
-    return called is not None and _plain(module) in (
-        _plain(called[1]),
-        _plain(f"jit({called[1]})"),
-    )
+    names = (called[1], f"jit({called[1]})") if called else ()
+    return _plain(module) in map(_plain, names)
 
 
 def _plain(name: str) -> str:

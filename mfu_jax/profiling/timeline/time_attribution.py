@@ -28,12 +28,12 @@ NO_PARENT = -1
 _KeyT = TypeVar("_KeyT", bound=Hashable)
 
 
-def summed(pairs: Iterable[tuple[_KeyT, float]]) -> dict[_KeyT, float]:
-    """The sum of each key's values."""
+def summed(pairs: Iterable[tuple[_KeyT, float]], count: int = 1) -> dict[_KeyT, float]:
+    """The sum of each key's values, divided by `count`."""
     sums: dict[_KeyT, float] = defaultdict(float)
     for key, value in pairs:
         sums[key] += value
-    return dict(sums)
+    return {key: total / count for key, total in sums.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

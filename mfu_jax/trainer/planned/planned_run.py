@@ -17,7 +17,7 @@ from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.config.validation import FUSED_BLOCKS
 from mfu_jax.util.optional_deps import QUANTIZE
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import field_types, typed
 
 # MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, and gives cuDNN
 # no mask, which ours needs for packed documents.
@@ -66,14 +66,13 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     Raises:
         UserError: a size of the mesh or of the model is not a number.
     """
-    fields = {field.name for field in dataclasses.fields(Config)}
-    kinds = typing.get_type_hints(Config)
+    kinds = field_types(Config)
     keys = {"override_model_config": "true", **_DEFAULTS, **_sizes_of(run)}
     lost: list[str] = []
     for name, value in _program_keys(run):
         own = name.removeprefix("base_")
         own, value = _RENAMED.get(own, own), _ATTENTION.get(value, value)
-        if own not in fields or not _takes(kinds[own], value):
+        if own not in kinds or not _takes(kinds[own], value):
             lost.append(f"{name}={value}")
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
             lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.attribution.partly_zero import Real, whole
 from mfu_jax.flops.executed.attribution.zeros import Zeros, group_share, is_written_by_user
+from mfu_jax.flops.executed.costs.types import MatmulCost
 from mfu_jax.flops.executed.formulas import textbook
-from mfu_jax.flops.executed.formulas.matmuls import LIBRARY_DOTS, result_shape
+from mfu_jax.flops.executed.formulas.matmuls import CUDNN_CONVOLUTIONS, LIBRARY_DOTS, result_shape
 from mfu_jax.flops.executed.formulas.windows import parse_window
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
@@ -25,14 +26,7 @@ from mfu_jax.flops.lengths import Lengths
 
 _MOST_PAIRS = 4_000_000  # of output and kernel positions that are checked one by one
 _LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)$")
-# For each convolution, which array is its input, kernel and output: operand 0 or 1, or 2 (result).
-_ROLES = {
-    "convolution": (0, 1, 2),
-    "__cudnn$convForward": (0, 1, 2),
-    "__cudnn$convBiasActivationForward": (0, 1, 2),
-    "__cudnn$convBackwardInput": (2, 1, 0),
-    "__cudnn$convBackwardFilter": (0, 2, 1),
-}
+_ROLES = {"convolution": (0, 1, 2), **CUDNN_CONVOLUTIONS}
 _FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may need a part
 _SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
 
@@ -68,16 +62,11 @@ class WasteFinder:
         if {"select", "and"} <= module.indexed.keys():  # rows between two bounds: those of a group
             self.opcodes.add("select")
 
-    def wasted(
-        self,
-        computation: HloComputation,
-        instruction: HloInstruction,
-        flops: int,
-        in_kernel: int = 0,
-    ) -> Wasted:
-        """The part of `flops` spent on known zeros, or on rows that a kernel cuts off."""
-        if in_kernel or not self.opcodes:
-            return Wasted(in_kernel)
+    def wasted(self, computation: HloComputation, matmul: MatmulCost) -> Wasted:
+        """The FLOPs of a matmul spent on known zeros, or on rows that a kernel cuts off."""
+        if matmul.padding or not self.opcodes:
+            return Wasted(matmul.padding)
+        instruction, flops = matmul.instruction, matmul.flops
         target = instruction.opcode
         if target.startswith("custom-call"):
             target = instruction.attribute_string("custom_call_target")

@@ -60,11 +60,6 @@ class MatmulCost(NamedTuple):
     passes: str = ""
     padding: int = 0
 
-    @property
-    def spent(self) -> tuple[HloInstruction, int, int]:
-        """What `padding.wasted` needs."""
-        return self.instruction, self.flops, self.padding
-
 
 class InstructionCost(NamedTuple):
     """Cost of one run of one HLO instruction, without the computations that it calls.

@@ -131,6 +131,14 @@ def ragged_dot_flops(computation: HloComputation, instruction: HloInstruction) -
 LIBRARY_DOTS = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
 """Targets of custom calls that are a dot; its dimensions are in their backend_config."""
 
+CUDNN_CONVOLUTIONS = {
+    "__cudnn$convForward": (0, 1, 2),
+    "__cudnn$convBiasActivationForward": (0, 1, 2),
+    "__cudnn$convBackwardInput": (2, 1, 0),
+    "__cudnn$convBackwardFilter": (0, 2, 1),
+}
+"""Which array is the input, the kernel and the output: operand 0 or 1, or 2 for the result."""
+
 MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
     "dot": dot_flops,
     "scaled-dot": dot_flops,

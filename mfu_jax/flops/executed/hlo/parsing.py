@@ -49,22 +49,14 @@ def parse_hlo(text: str) -> HloModule:
     return _Parser(text).module()
 
 
-class LargeConstants:
-    """The program with its large constants written out; parsed only if one is needed."""
+def with_large_constants(program: Any) -> HloModule | None:
+    """The program with its large constants written out; None if it is only a text."""
+    if not hasattr(program, "runtime_executable"):
+        return None
+    from mfu_jax.util.jax_internals import text_with_large_constants  # text needs no JAX
 
-    def __init__(self, program: Any) -> None:
-        self.program = program
-        self.made: HloModule | None = None
-        self.tried = False
-
-    def module(self) -> HloModule | None:
-        if not self.tried and hasattr(self.program, "runtime_executable"):
-            from mfu_jax.util.jax_internals import text_with_large_constants  # text needs no JAX
-
-            self.tried = True
-            text = text_with_large_constants(self.program)
-            self.made = parse_hlo(text) if text else None
-        return self.made
+    text = text_with_large_constants(program)
+    return parse_hlo(text) if text else None
 
 
 class _Parser:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from mfu_jax.flops.attention_kernels import BY_TARGET, OF_VALUE_WIDTH, AttentionKernel, Product
-from mfu_jax.flops.executed.formulas.matmuls import convolution_flops_of, result_shape
+from mfu_jax.flops.executed.formulas.matmuls import (
+    CUDNN_CONVOLUTIONS,
+    convolution_flops_of,
+    result_shape,
+)
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
@@ -110,24 +114,9 @@ def _head_width(call: KernelCall, operand: int) -> int:
     return shape.dims[-1]
 
 
-@register_kernel(
-    "__cudnn$convForward", "__cudnn$convBiasActivationForward", "__cudnn$convForwardGraph"
-)
+@register_kernel(*CUDNN_CONVOLUTIONS, "__cudnn$convForwardGraph")
 def _convolution(call: KernelCall) -> KernelCost:
-    output = result_shape(call.instruction)
-    flops = convolution_flops_of(call.instruction, call.operand(0), call.operand(1), output)
-    return KernelCost(flops=flops, seen_by_xla=flops)
-
-
-@register_kernel("__cudnn$convBackwardInput")
-def _convolution_by_input(call: KernelCall) -> KernelCost:
-    base = result_shape(call.instruction)
-    flops = convolution_flops_of(call.instruction, base, call.operand(1), call.operand(0))
-    return KernelCost(flops=flops, seen_by_xla=flops)
-
-
-@register_kernel("__cudnn$convBackwardFilter")
-def _convolution_by_kernel(call: KernelCall) -> KernelCost:
-    kernel = result_shape(call.instruction)
-    flops = convolution_flops_of(call.instruction, call.operand(0), kernel, call.operand(1))
+    arrays = (call.operand(0), call.operand(1), result_shape(call.instruction))
+    roles = CUDNN_CONVOLUTIONS.get(call.target, (0, 1, 2))
+    flops = convolution_flops_of(call.instruction, *(arrays[i] for i in roles))
     return KernelCost(flops=flops, seen_by_xla=flops)

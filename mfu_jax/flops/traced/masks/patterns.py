@@ -464,7 +464,7 @@ def one_of(a: Pattern | None, b: Pattern | None) -> Pattern | None:
         return a
     if a and b and a.is_mask and b.is_mask:
         kept = _as("keeps", a), _as("keeps", b)
-        return choice(*kept) if all(kept) else None
+        return choice(*kept) if all(kept) else UNKNOWN
     for kind, left in _LEFT.items():
         if _is(a, kind) or _is(b, kind):
             return _as_fill(kind, choice(left(a), left(b)))
@@ -484,7 +484,9 @@ def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     dropped = _both(_inverted(a), _inverted(b))
     if dropped and not dropped.partial:
         return _inverted(dropped)
-    return union(_as("keeps", a), _as("keeps", b)) or _inverted(dropped)
+    are_masks = a is not None and b is not None and a.is_mask and b.is_mask
+    known = union(_as("keeps", a), _as("keeps", b)) or _inverted(dropped)
+    return known or (UNKNOWN if are_masks and EVERYWHERE not in (a, b) else None)
 
 
 def _product(a: Pattern | None, b: Pattern | None) -> Pattern | None:
@@ -532,7 +534,7 @@ def _region(pattern: Pattern | None, *kinds: PatternKind) -> Pattern | None:
 def nonzero(pattern: Pattern | None) -> Pattern | None:
     """As a mask, the pairs outside which a value is 0; None for all."""
     if pattern is not None and pattern.is_mask:
-        return kept_where(pattern, True)
+        return kept_where(pattern, True) or UNKNOWN
     return _region(pattern, "zeros")
 
 

@@ -84,7 +84,7 @@ class WrittenLog:
 
     def _add_silences(self, m: float) -> None:
         """From the last line until one at `m`: all but the last are as long as the interval."""
-        if m > self._alive:
+        if self._silences and m > self._alive:
             left, interval = m - self._alive, min(max(0.05, (m - self._began) / 800), 1.0)
             earlier = [(w * 0.95 ** (left / interval), d) for w, d in self._silences[-1]]
             while left > interval:

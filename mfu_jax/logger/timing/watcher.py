@@ -24,7 +24,7 @@ from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.util.failsafe import Boundary
 
 # A step that is found ready at the first look ended less than this before.
-LOOK_SECONDS = 0.01
+LOOK_SECONDS = 0.02
 # After this many looks without a new step, the thread sleeps until the next one.
 _MOST_LOOKS = 20
 # A thread still waiting for the device at interpreter exit would abort the process; but a hung

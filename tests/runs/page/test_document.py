@@ -47,7 +47,7 @@ def write_job(folder: Path) -> None:
     log.start(100.0, 102.0)
     log.steps(165.0, 0, us[:50], optimal_s=0.2)  # 55 s of steps, from 110 on
     log.alive(165.0)
-    log.start(175.5, 176.0, pid=8)  # 10 s after it was killed
+    log.start(175.0, 176.0, pid=8)  # 10 s after it was killed
     log.steps(235.0, 50, us[50:], optimal_s=0.2)
     log.stop(240.0)
     log.alive(240.0)

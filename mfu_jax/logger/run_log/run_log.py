@@ -41,7 +41,7 @@ _since_boot: Callable[[], float] = (
 )
 """Seconds since the machine booted, including its sleep where known; one call into C."""
 
-# Items kept in memory once they are on disk; and if they are not.
+# Items kept in memory once they are on disk, or every sink has them; and if not.
 _KEPT, MOST_KEPT = 1000, 10_000
 _FOR_SINKS = frozenset((events.SETUP, events.TEXT, events.FAILURE))
 _MOST_TEXTS = 1000
@@ -127,7 +127,10 @@ class RunLog:
                     self._texts.append((self.length, item))
                     del self._texts[:-_MOST_TEXTS]
                 self._items.append(item)
-            written = self._first if self._writer is None else self._writer.position
+            if self._writer is not None:
+                written = self._writer.position
+            else:
+                written = min((f.position for f in self._followers), default=self.length)
             while len(self._items) > _KEPT and (
                 self._first < written or len(self._items) > MOST_KEPT
             ):

@@ -235,6 +235,22 @@ def test_a_log_in_memory_keeps_a_bounded_number(
     assert follower.lost == {"too far behind": 6}
 
 
+def test_a_log_in_memory_forgets_what_every_sink_has(
+    make: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.run_log.run_log._KEPT", 3)
+    sink = ListSink()
+    follower = make(sink)
+    for step in range(50):
+        follower._log.append(records(step))
+        settle(follower)
+    follower._log.append(records(50))
+    assert len(follower._log._items) == 3
+    settle(follower)
+    assert sink.steps == list(range(51))
+    assert follower.lost == {}
+
+
 @pytest.mark.parametrize("log_period", [1, 10])
 def test_what_memory_no_longer_has_comes_from_the_file_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log_period: int

@@ -194,13 +194,16 @@ class StepTimer:
     def _end_last(self, step: TimedStep, now: Reading) -> None:
         """Sets when the last step ended, which was before `now`."""
         begun, ready = step.seen or (now, now)
-        if ready[1] - begun[1] > _AT_ONCE_SECONDS or not self._last_seconds:
-            step.completed = ready
+        # The loop may have come back so late from the step before that this one was over, too.
+        is_seen = ready[1] - begun[1] > _AT_ONCE_SECONDS and ready[1] > self._mark[1]
+        if is_seen or not self._last_seconds:
+            step.completed = max(ready, self._mark, key=lambda reading: reading[1])
             return
         # It ended between two looks, or before it was recorded, as where the loop had read its
         # loss: assume the duration of the step before.
         early = max(0.0, begun[1] - self._mark[1] - self._last_seconds)
-        step.completed = begun[0] - early, begun[1] - early
+        ended = begun[0] - early, begun[1] - early
+        step.completed = max(ended, self._mark, key=lambda reading: reading[1])
         self._mark = (
             step.completed[0] - self._last_seconds,
             step.completed[1] - self._last_seconds,

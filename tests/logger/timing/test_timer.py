@@ -317,6 +317,18 @@ def test_a_last_step_seen_late_takes_the_time_of_the_one_before() -> None:
     assert (last.seconds, last.ended_monotonic) == (2.0, 8.0)
 
 
+def test_a_last_step_that_was_over_when_the_loop_came_back_late_has_a_time() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.step(2.0)
+    last = loop.take(loop.device.run(2.0))
+    assert loop.timer._mark[1] == 6.0
+    last.seen = ((1_000_005.0, 5.0), (1_000_005.9, 5.9))  # by another thread, which woke earlier
+    loop.clock.advance(60.0)
+    loop.timer.drain(is_last=True)
+    assert (last.seconds, last.ended_monotonic) == (2.0, 6.0)
+
+
 class Gated(FakeArray):
     """An array that is ready when its event is set."""
 

@@ -174,7 +174,7 @@ class Follower:
             self._fall_behind()
             _log.warning(
                 "%s lacks %d records, which the run log has; the next run that resumes writes "
-                "them, or mfu-jax replay %s --sink does",
+                "them, or mfu-jax replay %s --sink NAME does",
                 self.name,
                 lacks,
                 self._log.metrics_file,

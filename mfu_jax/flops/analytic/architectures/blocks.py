@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mfu_jax.flops.analytic import formulas, mixers, names
-from mfu_jax.flops.analytic.components import Layer, Model
+from mfu_jax.flops.analytic.components import Layers, layer
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.maxtext_towers import maxtext_towers
@@ -185,11 +185,11 @@ def head(config: ModelConfig, width: int, *, bias: bool = False) -> formulas.Com
 
 def decoder(
     config: ModelConfig,
-    layers: tuple[Layer, ...],
+    layers: Layers,
     *,
     embedding: Components = (),
     closing: Components = (),
-) -> Model:
+) -> Layers:
     """`layers` between the embedding and the output head.
 
     Args:
@@ -202,26 +202,18 @@ def decoder(
         first.append(formulas.table(names.POSITIONS, positions, config.emb_dim))
     output = head(config, config.emb_dim)
     final = norms(config, 1, "final_norm")
-    return Model(
-        layers=(
-            *maxtext_towers(config),
-            Layer(name="embedding", components=(*first, *embedding)),
-            *layers,
-            *mtp_modules(config, layers[-1].components, output),
-            Layer(name="head", components=(*closing, *final, output)),
-        )
+    return (
+        *maxtext_towers(config),
+        layer("embedding", *first, *embedding),
+        *layers,
+        *mtp_modules(config, layers[-1].components, output),
+        layer("head", *closing, *final, output),
     )
 
 
-def mtp_modules(
-    config: ModelConfig, layer: Components, output: formulas.Component
-) -> tuple[Layer, ...]:
+def mtp_modules(config: ModelConfig, repeated: Components, output: formulas.Component) -> Layers:
     """The multi-token-prediction modules, each with a copy of the last decoder layer."""
     if not config.stack.mtp_num_layers:
         return ()
-    parts = formulas.multi_token_prediction(config.emb_dim, layer, output)
-    return (
-        Layer(
-            name=names.MULTI_TOKEN_PREDICTION, components=parts, repeats=config.stack.mtp_num_layers
-        ),
-    )
+    parts = formulas.multi_token_prediction(config.emb_dim, repeated, output)
+    return (layer(names.MULTI_TOKEN_PREDICTION, *parts, repeats=config.stack.mtp_num_layers),)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers
 from mfu_jax.flops.analytic.architectures import blocks
-from mfu_jax.flops.analytic.components import Model, layers_of
+from mfu_jax.flops.analytic.components import Component, Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.attention import SparseAttentionConfig
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -16,7 +15,7 @@ from mfu_jax.flops.masks import Causal, Mask, TopK
 from mfu_jax.util.values import shown
 
 
-def deepseek(config: ModelConfig) -> Model:
+def deepseek(config: ModelConfig) -> Layers:
     """Latent attention; dense layers first, then experts; indexer, hyper-connections, engram."""
     attended = _deepseek_attention(config)
 
@@ -151,7 +150,7 @@ def _is_prime(number: int) -> bool:
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17)
 
 
-def deepseek4(config: ModelConfig) -> Model:
+def deepseek4(config: ModelConfig) -> Layers:
     """Window, compressed and sparse compressed attention, by layer; experts everywhere."""
     config.require(
         "num_query_heads",
@@ -175,24 +174,17 @@ def deepseek4(config: ModelConfig) -> Model:
     return _compressed_decoder(config, streamed=config.stack.mhc_expansion_rate > 1)
 
 
-def hf_deepseek_v4(config: ModelConfig) -> Model:
+def hf_deepseek_v4(config: ModelConfig) -> Layers:
     """Like `deepseek4`, but the norms of hyper-connections have no weights."""
-    model = _compressed_decoder(config, streamed=True)
-    layers = tuple(
-        dataclasses.replace(
-            layer,
-            components=tuple(
-                part
-                for part in layer.components
-                if not (part.name.startswith("hyper_connection/") and part.name.endswith("/norm"))
-            ),
-        )
-        for layer in model.layers
-    )
-    return dataclasses.replace(model, layers=layers)
+
+    def weightless(part: Component) -> Components:
+        removed = part.name.startswith("hyper_connection/") and part.name.endswith("/norm")
+        return () if removed else (part,)
+
+    return tuple(layer.each(weightless) for layer in _compressed_decoder(config, streamed=True))
 
 
-def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Model:
+def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Layers:
     """The layers of DeepSeek V4.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers, names, recurrences
 from mfu_jax.flops.analytic.architectures import blocks
-from mfu_jax.flops.analytic.components import Layer, Model, layers_of
+from mfu_jax.flops.analytic.components import Layers, layer, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, INDEXED, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -15,7 +15,7 @@ from mfu_jax.flops.analytic.towers.hugging_face_towers import hugging_face_tower
 from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask, TopK
 
 
-def generic_decoder(config: ModelConfig) -> Model:
+def generic_decoder(config: ModelConfig) -> Layers:
     """Embedding, the layers as listed, final norm, output head."""
 
     def block(kind: tuple[str, str]) -> tuple[str, Components]:
@@ -50,11 +50,11 @@ def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
 
 def frame(
     config: ModelConfig,
-    layers: tuple[Layer, ...],
+    layers: Layers,
     *,
     embedding: Components = (),
     closing: Components = (),
-) -> Model:
+) -> Layers:
     """`layers` between the tables and the head, with projections if the table is narrower.
 
     Args:
@@ -84,14 +84,12 @@ def frame(
     output = blocks.head(config, width, bias=tables.head_bias)
     if tables.output_head:
         last.append(output)
-    return Model(
-        layers=(
-            *hugging_face_towers(config),
-            Layer(name="embedding", components=(*first, *embedding)),
-            *layers,
-            *blocks.mtp_modules(config, layers[-1].components, output),
-            Layer(name="head", components=tuple(last)),
-        )
+    return (
+        *hugging_face_towers(config),
+        layer("embedding", *first, *embedding),
+        *layers,
+        *blocks.mtp_modules(config, layers[-1].components, output),
+        layer("head", *tuple(last)),
     )
 
 

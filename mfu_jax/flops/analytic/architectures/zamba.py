@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from mfu_jax.flops.analytic import formulas
 from mfu_jax.flops.analytic.architectures import blocks, generic_decoder
-from mfu_jax.flops.analytic.components import Component, Model, layers_of
+from mfu_jax.flops.analytic.components import Component, Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import HYBRID
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-def zamba(config: ModelConfig) -> Model:
+def zamba(config: ModelConfig) -> Layers:
     """Mamba in every layer, preceded in hybrid layers by a shared block and a projection.
 
     Hybrid layers cycle through the shared blocks (arXiv 2405.16712, 2411.15242): a block's weights

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic.components import Layer
+from mfu_jax.flops.analytic.components import Layers, layer
 from mfu_jax.flops.analytic.formulas import norm, projection
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.encoder import Tower, encoder_layers
+from mfu_jax.flops.analytic.towers.encoder import encoder_layers
 
 
-def qwen3_audio(config: ModelConfig) -> Tower:
+def qwen3_audio(config: ModelConfig) -> Layers:
     """Qwen3-Omni's audio encoder: three strided convolutions over chunks of mel frames, full
     attention inside a chunk, two projections.
 
@@ -26,11 +26,8 @@ def qwen3_audio(config: ModelConfig) -> Tower:
         convolutions.append(projection(name, 9 * inputs, channels, bias=True, tokens=positions))
     tokens = frames * chunks
     return (
-        Layer(name="audio/convolutions", components=tuple(convolutions)),
-        Layer(
-            name="audio/entry",
-            components=(projection("conv_out", channels * bins, width, tokens=tokens),),
-        ),
+        layer("audio/convolutions", *tuple(convolutions)),
+        layer("audio/entry", projection("conv_out", channels * bins, width, tokens=tokens)),
         encoder_layers(
             "audio/layers",
             sizes.encoder_layers_for_audio,
@@ -39,12 +36,10 @@ def qwen3_audio(config: ModelConfig) -> Tower:
             tokens=frames,
             copies=chunks,
         ),
-        Layer(name="audio/final", components=(norm("norm", width, bias=True),)),
-        Layer(
-            name="audio/projector",
-            components=(
-                projection("proj1", width, width, bias=True, tokens=tokens),
-                projection("proj2", width, sizes.output_dim_for_audio, bias=True, tokens=tokens),
-            ),
+        layer("audio/final", norm("norm", width, bias=True)),
+        layer(
+            "audio/projector",
+            projection("proj1", width, width, bias=True, tokens=tokens),
+            projection("proj2", width, sizes.output_dim_for_audio, bias=True, tokens=tokens),
         ),
     )

@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from mfu_jax.flops.analytic.components import Component, Layer
+from mfu_jax.flops.analytic.components import Component, Layer, Layers, layer
 from mfu_jax.flops.analytic.formulas import Components, attention, mlp, norm, projection
 from mfu_jax.flops.masks import Full
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-
-Tower = tuple[Layer, ...]
 
 
 def patch_embedding(config: ModelConfig, tokens: int, *, bias: bool) -> Component:
@@ -47,14 +45,12 @@ def encoder_layers(
     pairs with C multiply-adds for each of QKᵀ and PV, whatever the number of heads.
     """
     heads = attention(width, 1, 1, width, Full(queries=tokens), bias=True, tokens=tokens * copies)
-    return Layer(
-        name=name,
+    return layer(
+        name,
+        norm("norms", width, bias=True, copies=2),
+        *over_images(heads, copies),
+        *mlp(width, hidden, gated=False, bias=True, tokens=tokens * copies),
         repeats=layers,
-        components=(
-            norm("norms", width, bias=True, copies=2),
-            *over_images(heads, copies),
-            *mlp(width, hidden, gated=False, bias=True, tokens=tokens * copies),
-        ),
     )
 
 
@@ -66,7 +62,7 @@ def over_images(attended: Components, images: int) -> Components:
     )
 
 
-def frozen_tower(layers: tuple[Layer, ...], *, frozen: bool) -> Tower:
+def frozen_tower(layers: Layers, *, frozen: bool) -> Layers:
     """The tower's layers with the gradients they need; the last one is the projector.
 
     A frozen tower runs only forward; its projector needs only its weights' gradient.
@@ -90,13 +86,9 @@ def _reading_frozen(projector: Components) -> Components:
 
 
 def _without(layer: Layer, *, left: bool, right: bool) -> Layer:
-    return dataclasses.replace(
-        layer,
-        components=tuple(
-            part.replace(
-                left_gradient=part.left_gradient and not left,
-                right_gradient=part.right_gradient and not right,
-            )
-            for part in layer.components
-        ),
-    )
+    def change(part: Component) -> Components:
+        left_gradient = part.left_gradient and not left
+        right_gradient = part.right_gradient and not right
+        return (part.replace(left_gradient=left_gradient, right_gradient=right_gradient),)
+
+    return layer.each(change)

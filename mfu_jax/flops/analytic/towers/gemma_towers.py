@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from mfu_jax.flops.analytic.components import Component, Layer
+from mfu_jax.flops.analytic.components import Component, Layers, layer
 from mfu_jax.flops.analytic.formulas import (
     Components,
     attention,
@@ -20,7 +20,7 @@ from mfu_jax.flops.analytic.formulas import (
     vector,
 )
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.encoder import Tower, over_images
+from mfu_jax.flops.analytic.towers.encoder import over_images
 from mfu_jax.flops.masks import Full, LocalBlocks
 
 # MobileNet-V5 of timm 1.0, used by Gemma 3n and described by no config: weights, multiply-adds
@@ -33,20 +33,20 @@ _MOBILENET_TOKENS = 256
 _STEM_MACS = 9 * 3 * 64 * 384**2
 
 
-def gemma4_vision(config: ModelConfig) -> Tower:
+def gemma4_vision(config: ModelConfig) -> Layers:
     """MaxText's Gemma 4: 3 × 3 tokens averaged, then scaled and shifted by learned values."""
     heads, width = config.vision.num_attention_heads_for_vit, config.vision.hidden_size_for_vit
     *layers, projector = _gated_vision_transformer(
         config, heads=heads, kv_heads=heads, head_dim=width // heads, pooling=3
     )
-    learned = Layer(name="vision/final", components=(vector("standardize", 2 * width),))
+    learned = layer("vision/final", vector("standardize", 2 * width))
     return (*layers, learned, projector)
 
 
-def gemma4_towers(config: ModelConfig) -> tuple[Tower, ...]:
+def gemma4_towers(config: ModelConfig) -> tuple[Layers, ...]:
     """Gemma 4 from a config.json: its vision transformer and its conformer."""
     vision = config.vision
-    towers: list[Tower] = []
+    towers: list[Layers] = []
     if vision.hidden_size_for_vit:
         towers.append(
             _gated_vision_transformer(
@@ -62,13 +62,13 @@ def gemma4_towers(config: ModelConfig) -> tuple[Tower, ...]:
         heard = projection(
             "projection", config.audio.output_dim_for_audio, config.emb_dim, tokens=tokens
         )
-        towers.append((*_conformer(config), Layer(name="audio/projector", components=(heard,))))
+        towers.append((*_conformer(config), layer("audio/projector", heard)))
     return tuple(towers)
 
 
 def _gated_vision_transformer(
     config: ModelConfig, *, heads: int, kv_heads: int, head_dim: int, pooling: int
-) -> Tower:
+) -> Layers:
     """Patches ``[3·p², C]``, one table per axis, layers of attention and a gated MLP.
 
     k × k tokens are averaged before the projector. Their positions determine which: there is no
@@ -97,22 +97,17 @@ def _gated_vision_transformer(
     )
     pooled = (rows // pooling) * (columns // pooling) * images
     return (
-        Layer(
-            name="vision/patches",
-            components=(
-                projection("patch_embedding", 3 * patch**2, width, tokens=tokens * images),
-                table("vision/positions", 2 * vision.num_position_embeddings_for_vit, width),
-            ),
+        layer(
+            "vision/patches",
+            projection("patch_embedding", 3 * patch**2, width, tokens=tokens * images),
+            table("vision/positions", 2 * vision.num_position_embeddings_for_vit, width),
         ),
-        Layer(name="vision/layers", components=block, repeats=vision.num_hidden_layers_for_vit),
-        Layer(
-            name="vision/projector",
-            components=(projection("projection", width, config.emb_dim, tokens=pooled),),
-        ),
+        layer("vision/layers", *block, repeats=vision.num_hidden_layers_for_vit),
+        layer("vision/projector", projection("projection", width, config.emb_dim, tokens=pooled)),
     )
 
 
-def gemma3n_towers(config: ModelConfig) -> tuple[Tower, ...]:
+def gemma3n_towers(config: ModelConfig) -> tuple[Layers, ...]:
     """Gemma 3n: MobileNet-V5 and a conformer, each with a table of 128 hard tokens.
 
     The tables' norms and projections run at every position; only those of hard tokens are kept.
@@ -131,20 +126,20 @@ def gemma3n_towers(config: ModelConfig) -> tuple[Tower, ...]:
     heard = -(-tokens // sizes.audio_reduction)
     return (
         (
-            Layer(name="vision/stem", components=(stem,)),
-            Layer(name="vision/mobilenet", components=(rest,)),
-            Layer(
-                name="vision/projector",
-                components=_hard_and_soft_tokens(
+            layer("vision/stem", stem),
+            layer("vision/mobilenet", rest),
+            layer(
+                "vision/projector",
+                *_hard_and_soft_tokens(
                     config.vision.vision_vocab, width, config.emb_dim, _MOBILENET_TOKENS * images
                 ),
             ),
         ),
         (
             *_conformer(config),
-            Layer(
-                name="audio/projector",
-                components=_hard_and_soft_tokens(sizes.audio_vocab, audio, config.emb_dim, heard),
+            layer(
+                "audio/projector",
+                *_hard_and_soft_tokens(sizes.audio_vocab, audio, config.emb_dim, heard),
             ),
         ),
     )
@@ -167,7 +162,7 @@ def _audio_tokens(config: ModelConfig) -> tuple[int, int]:
     return first, math.ceil(first / 2)
 
 
-def _conformer(config: ModelConfig) -> Tower:
+def _conformer(config: ModelConfig) -> Layers:
     """Two strided convolutions over mel bins, then conformer layers of width C, without projector.
 
     Per layer, two MLPs of 4·C, attention in overlapping blocks, and a gated depthwise
@@ -205,22 +200,17 @@ def _conformer(config: ModelConfig) -> Tower:
         short_convolution("convolution/depthwise", sizes.audio_kernel, width, tokens=tokens),
         norm("norms", width, copies=9),
     )
-    layers = Layer(name="audio/layers", components=block, repeats=sizes.encoder_layers_for_audio)
+    layers = layer("audio/layers", *block, repeats=sizes.encoder_layers_for_audio)
     out = sizes.output_dim_for_audio
     closing = projection("output_proj", width, out, bias=True, tokens=tokens)
     return (
-        Layer(
-            name="audio/entry",
-            components=(projection("conv_0", 9, first, tokens=halved * bins),),
-        ),
-        Layer(
-            name="audio/convolutions",
-            components=(
-                projection("conv_1", 9 * first, second, tokens=tokens * fewer),
-                norm("norms", first + second),
-                projection("linear", second * fewer, width, tokens=tokens),
-            ),
+        layer("audio/entry", projection("conv_0", 9, first, tokens=halved * bins)),
+        layer(
+            "audio/convolutions",
+            projection("conv_1", 9 * first, second, tokens=tokens * fewer),
+            norm("norms", first + second),
+            projection("linear", second * fewer, width, tokens=tokens),
         ),
         layers,
-        *((Layer(name="audio/output", components=(closing,)),) if out else ()),
+        *((layer("audio/output", closing),) if out else ()),
     )

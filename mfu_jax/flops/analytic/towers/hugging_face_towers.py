@@ -10,14 +10,15 @@ import dataclasses
 from collections.abc import Callable
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.components import Layers
 from mfu_jax.flops.analytic.formulas import Components, norm, projection, vector
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.encoder import Tower, frozen_tower
+from mfu_jax.flops.analytic.towers.encoder import frozen_tower
 from mfu_jax.flops.analytic.towers.gemma_towers import gemma3n_towers, gemma4_towers
 from mfu_jax.flops.analytic.towers.vision import llama4_vision, qwen3_vision, siglip
 
 
-def hugging_face_towers(config: ModelConfig) -> Tower:
+def hugging_face_towers(config: ModelConfig) -> Layers:
     """The layers of the decoder's towers; none for a text model.
 
     Raises:
@@ -39,7 +40,7 @@ def _refuse(config: ModelConfig, name: str, tower: object) -> None:
         raise UserError(f"{name}={given}: this model has no tower for them; leave it out")
 
 
-def _frozen(config: ModelConfig, layers: Tower) -> Tower:
+def _frozen(config: ModelConfig, layers: Layers) -> Layers:
     training, audio = config.training, layers[0].name.startswith("audio")
     return frozen_tower(
         layers,
@@ -49,7 +50,7 @@ def _frozen(config: ModelConfig, layers: Tower) -> Tower:
     )
 
 
-def _siglip(config: ModelConfig) -> Tower:
+def _siglip(config: ModelConfig) -> Layers:
     """Gemma 3: SigLIP, pooled to `image_tokens`, a norm and a projection.
 
     SigLIP's own pooling head, if the config has one, is not used: weights without FLOPs.
@@ -73,7 +74,7 @@ def _siglip(config: ModelConfig) -> Tower:
     return (*layers[:-1], final, dataclasses.replace(projector, components=(*others, read)))
 
 
-def _llama4(config: ModelConfig) -> Tower:
+def _llama4(config: ModelConfig) -> Layers:
     """Llama 4: like MaxText's, with a separate field for the projector's input width."""
     *layers, shuffle, projector = llama4_vision(config)
     first, second = shuffle.components
@@ -91,7 +92,7 @@ def _llama4(config: ModelConfig) -> Tower:
     )
 
 
-_TOWERS: dict[str, Callable[[ModelConfig], tuple[Tower, ...]]] = {
+_TOWERS: dict[str, Callable[[ModelConfig], tuple[Layers, ...]]] = {
     "siglip": lambda config: (_siglip(config),),
     "llama4": lambda config: (_llama4(config),),
     "qwen3_5": lambda config: (qwen3_vision(config),),

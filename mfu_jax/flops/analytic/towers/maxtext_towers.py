@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic.components import Layer
+from mfu_jax.flops.analytic.components import Layers
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.encoder import Tower, frozen_tower
+from mfu_jax.flops.analytic.towers.encoder import frozen_tower
 
 _VIT = (
     "patch_size_for_vit",
@@ -55,7 +55,7 @@ _TOWERS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def maxtext_towers(config: ModelConfig) -> Tower:
+def maxtext_towers(config: ModelConfig) -> Layers:
     """The layers of the vision and audio towers; none for a text model.
 
     A step without images does not need the tower's sizes: if they are absent, only the text model
@@ -64,7 +64,7 @@ def maxtext_towers(config: ModelConfig) -> Tower:
     Raises:
         UserError: there are images, but the family has no known tower, or lacks one of its sizes.
     """
-    layers: tuple[Layer, ...] = ()
+    layers: Layers = ()
     step, training = config.step, config.training
     if step.images_per_sequence or (config.vision.use_multimodal and _has_vision(config)):
         require_towers(config)
@@ -77,10 +77,10 @@ def maxtext_towers(config: ModelConfig) -> Tower:
     return layers
 
 
-def _tower(name: str, config: ModelConfig) -> Tower:
+def _tower(name: str, config: ModelConfig) -> Layers:
     module, function = name.split(".")
     towers = importlib.import_module(f"mfu_jax.flops.analytic.towers.{module}")
-    layers: Tower = getattr(towers, function)(config)
+    layers: Layers = getattr(towers, function)(config)
     return layers
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 
-from mfu_jax.flops.analytic.components import Layer
+from mfu_jax.flops.analytic.components import Layers, layer
 from mfu_jax.flops.analytic.formulas import Components, norm, projection, table, vector
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.encoder import Tower, encoder_layers, patch_embedding
+from mfu_jax.flops.analytic.towers.encoder import encoder_layers, patch_embedding
 
 
-def siglip(config: ModelConfig) -> Tower:
+def siglip(config: ModelConfig) -> Layers:
     """Gemma 3: SigLIP, its tokens averaged 4 × 4, one projection."""
     vision = config.vision
     width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
@@ -21,12 +21,10 @@ def siglip(config: ModelConfig) -> Tower:
     tokens = rows * columns
     pooled = (rows // 4) * (columns // 4)
     return (
-        Layer(
-            name="vision/patches",
-            components=(
-                patch_embedding(config, tokens * images, bias=True),
-                table("vision/positions", tokens, width),
-            ),
+        layer(
+            "vision/patches",
+            patch_embedding(config, tokens * images, bias=True),
+            table("vision/positions", tokens, width),
         ),
         encoder_layers(
             "vision/layers",
@@ -36,18 +34,16 @@ def siglip(config: ModelConfig) -> Tower:
             tokens=tokens,
             copies=images,
         ),
-        Layer(name="vision/final", components=(norm("norm", width, bias=True),)),
-        Layer(
-            name="vision/projector",
-            components=(
-                norm("norm", width),
-                projection("projection", width, config.emb_dim, tokens=pooled * images),
-            ),
+        layer("vision/final", norm("norm", width, bias=True)),
+        layer(
+            "vision/projector",
+            norm("norm", width),
+            projection("projection", width, config.emb_dim, tokens=pooled * images),
         ),
     )
 
 
-def llama4_vision(config: ModelConfig) -> Tower:
+def llama4_vision(config: ModelConfig) -> Layers:
     """Llama 4: tiles with a class token, pixel shuffle, an MLP, one projection."""
     vision = config.vision
     width, side = (
@@ -60,14 +56,12 @@ def llama4_vision(config: ModelConfig) -> Tower:
     mixed = vision.projector_input_dim_for_vit
     last = vision.projector_output_dim_for_vit
     return (
-        Layer(
-            name="vision/patches",
-            components=(
-                patch_embedding(config, patches * tiles, bias=False),
-                vector("class_token", width),
-                table("vision/positions", patches + 1, width),
-                norm("norms", width, bias=True, copies=2),
-            ),
+        layer(
+            "vision/patches",
+            patch_embedding(config, patches * tiles, bias=False),
+            vector("class_token", width),
+            table("vision/positions", patches + 1, width),
+            norm("norms", width, bias=True, copies=2),
         ),
         encoder_layers(
             "vision/layers",
@@ -77,21 +71,19 @@ def llama4_vision(config: ModelConfig) -> Tower:
             tokens=patches + 1,
             copies=tiles,
         ),
-        Layer(
-            name="vision/pixel_shuffle",
-            components=(
-                projection("fc1", vision.intermediate_size_for_vit, mixed, tokens=shuffled * tiles),
-                projection("fc2", mixed, last, tokens=shuffled * tiles),
-            ),
+        layer(
+            "vision/pixel_shuffle",
+            projection("fc1", vision.intermediate_size_for_vit, mixed, tokens=shuffled * tiles),
+            projection("fc2", mixed, last, tokens=shuffled * tiles),
         ),
-        Layer(
-            name="vision/projector",
-            components=(projection("projection", last, config.emb_dim, tokens=shuffled * tiles),),
+        layer(
+            "vision/projector",
+            projection("projection", last, config.emb_dim, tokens=shuffled * tiles),
         ),
     )
 
 
-def qwen3_vision(config: ModelConfig) -> Tower:
+def qwen3_vision(config: ModelConfig) -> Layers:
     """Qwen3-VL and Omni: patches of two frames, merged 2 × 2; mergers also for inner layers."""
     vision = config.vision
     width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
@@ -108,18 +100,12 @@ def qwen3_vision(config: ModelConfig) -> Tower:
         )
 
     deep = len(vision.deepstack_visual_indexes_for_vit)
-    inner = (
-        (Layer(name="vision/deepstack_mergers", components=merger(joined), repeats=deep),)
-        if deep
-        else ()
-    )
+    inner = (layer("vision/deepstack_mergers", *merger(joined), repeats=deep),) if deep else ()
     return (
-        Layer(
-            name="vision/patches",
-            components=(
-                patch_embedding(config, tokens * images, bias=True),
-                table("vision/positions", vision.num_position_embeddings_for_vit, width),
-            ),
+        layer(
+            "vision/patches",
+            patch_embedding(config, tokens * images, bias=True),
+            table("vision/positions", vision.num_position_embeddings_for_vit, width),
         ),
         encoder_layers(
             "vision/layers",
@@ -130,5 +116,5 @@ def qwen3_vision(config: ModelConfig) -> Tower:
             copies=images,
         ),
         *inner,
-        Layer(name="vision/projector", components=merger(width)),
+        layer("vision/projector", *merger(width)),
     )

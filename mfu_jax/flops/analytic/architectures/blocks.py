@@ -90,7 +90,7 @@ def attention(config: ModelConfig, mask: Mask, **changes: Any) -> Components:
     """Multi-head or latent attention, depending on `attention_type`."""
     sizes = config.attention
     if sizes.attention_type == "mla":
-        return latent_attention(config, mask)
+        return mixers.latent_attention(config, mask)
     options: dict[str, Any] = {
         "kv_heads": sizes.num_kv_heads or sizes.num_query_heads,
         "head_dim": sizes.head_dim,
@@ -101,39 +101,6 @@ def attention(config: ModelConfig, mask: Mask, **changes: Any) -> Components:
     }
     config.require("num_query_heads", *(() if options["head_dim"] else ("head_dim",)))
     return formulas.attention(config.emb_dim, sizes.num_query_heads, mask=mask, **options)
-
-
-def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> Components:
-    """MLA without an indexer."""
-    config.require(
-        "num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
-    )
-    sizes = config.latent_attention
-    return mixers.latent_attention(
-        config.emb_dim,
-        config.attention.num_query_heads,
-        q_lora_rank=sizes.q_lora_rank,
-        kv_lora_rank=sizes.kv_lora_rank,
-        nope_dim=sizes.qk_nope_head_dim,
-        rope_dim=sizes.qk_rope_head_dim,
-        v_dim=sizes.v_head_dim,
-        mask=mask,
-        bias=bias,
-    )
-
-
-def delta_net(config: ModelConfig) -> Components:
-    """A gated delta net."""
-    sizes = config.linear_attention
-    return mixers.gated_delta_net(
-        config.emb_dim,
-        key_heads=sizes.gdn_num_key_heads,
-        value_heads=sizes.gdn_num_value_heads,
-        key_dim=sizes.gdn_key_head_dim,
-        value_dim=sizes.gdn_value_head_dim,
-        kernel=sizes.gdn_conv_kernel_dim,
-        chunk=sizes.scan_chunk_size,
-    )
 
 
 def mlp(config: ModelConfig, hidden: int | None = None, name: str = "mlp") -> Components:

@@ -42,10 +42,7 @@ def _deepseek_attention(config: ModelConfig) -> Components:
         config.require("indexer_topk", "indexer_n_heads", "indexer_head_dim", "q_lora_rank")
         attended = (
             *mixers.indexer(
-                config.emb_dim,
-                config.latent_attention.q_lora_rank,
-                sparse.indexer_n_heads,
-                sparse.indexer_head_dim,
+                config,
                 scored=config.step.max_target_length > sparse.indexer_topk,
                 trained=sparse.indexer_loss_scaling_factor > 0,
             ),
@@ -219,29 +216,11 @@ _DEEPSEEK4_LAYERS = {0: "window_layers", _INDEXED_RATIO: "sparse_compressed_laye
 
 
 def _compressed_attention(config: ModelConfig, ratio: int) -> Components:
-    heads, sparse = config.attention, config.sparse_attention
-    indexed = ratio == _INDEXED_RATIO
+    sparse, indexed = config.sparse_attention, ratio == _INDEXED_RATIO
     attended = mixers.compressed_attention(
-        config.emb_dim,
-        heads.num_query_heads,
-        heads.num_kv_heads,
-        heads.head_dim,
-        q_lora_rank=config.latent_attention.q_lora_rank,
-        o_groups=sparse.o_groups,
-        o_lora_rank=sparse.o_lora_rank,
-        window=heads.sliding_window_size,
-        ratio=ratio,
-        topk=sparse.indexer_topk if indexed else 0,
-        sparse=not _is_warm_up(sparse),
+        config, ratio, topk=sparse.indexer_topk if indexed else 0, sparse=not _is_warm_up(sparse)
     )
     if not indexed:
         return attended
-    picked = mixers.compressed_indexer(
-        config.emb_dim,
-        config.latent_attention.q_lora_rank,
-        sparse.indexer_n_heads,
-        sparse.indexer_head_dim,
-        ratio=ratio,
-        trained=sparse.indexer_loss_scaling_factor > 0,
-    )
-    return (*picked, *attended)
+    trained = sparse.indexer_loss_scaling_factor > 0
+    return (*mixers.compressed_indexer(config, ratio, trained=trained), *attended)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic import formulas, names
+from mfu_jax.flops.analytic import formulas, mixers, names
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Layers, layer, layers_of
 from mfu_jax.flops.analytic.formulas import Components
@@ -81,7 +81,7 @@ def qwen3_next(config: ModelConfig) -> Layers:
         "full_attention_layers": blocks.attention(
             config, blocks.global_mask(config), output_gate=True, qk_norm=True
         ),
-        "delta_net_layers": blocks.delta_net(config),
+        "delta_net_layers": mixers.gated_delta_net(config),
     }
     interval = config.attention.inhomogeneous_layer_cycle_interval
     before = blocks.norms(config, 2)

@@ -9,7 +9,7 @@ from mfu_jax.flops.analytic.components import Layers
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.names import LOGITS, POSITIONS
-from mfu_jax.flops.analytic.towers.maxtext_towers import require_towers
+from mfu_jax.flops.analytic.towers.selection import require_towers
 
 
 class ParameterCount(NamedTuple):

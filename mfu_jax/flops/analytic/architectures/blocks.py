@@ -8,7 +8,7 @@ from mfu_jax.flops.analytic import formulas, mixers, names
 from mfu_jax.flops.analytic.components import Layers, layer
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.maxtext_towers import maxtext_towers
+from mfu_jax.flops.analytic.towers.selection import towers
 from mfu_jax.flops.masks import (
     BlockDiffusion,
     Causal,
@@ -39,7 +39,9 @@ def learned_positions(config: ModelConfig) -> bool:
 
 
 def norms(config: ModelConfig, copies: int, name: str = "norms") -> Components:
-    """`copies` norms over the model width."""
+    """`copies` norms over the model width; none if norms have no weights."""
+    if not copies or config.stack.normalization == "none":
+        return ()
     return (formulas.norm(name, config.emb_dim, bias=layer_norm(config), copies=copies),)
 
 
@@ -157,24 +159,39 @@ def decoder(
     embedding: Components = (),
     closing: Components = (),
 ) -> Layers:
-    """`layers` between the embedding and the output head.
+    """`layers` between the tables and the head, with projections if the token table is narrower.
 
     Args:
-        embedding: further components next to the token embedding.
+        embedding: further components next to the tables.
         closing: components between the last layer and the final norm.
     """
-    first = [formulas.table("tokens", config.vocab_size, config.emb_dim)]
+    tables, stack = config.embedding, config.stack
+    width = tables.token_width or config.emb_dim
+    projected = width != config.emb_dim
+    first = [formulas.table("tokens", config.vocab_size, width)]
+    last = [*closing]
+    if projected:
+        first.append(formulas.projection("project_in", width, config.emb_dim))
     if learned_positions(config):
-        positions = config.embedding.trainable_position_size or config.step.max_target_length
+        positions = tables.trainable_position_size or config.step.max_target_length
         first.append(formulas.table(names.POSITIONS, positions, config.emb_dim))
-    output = head(config, config.emb_dim)
-    final = norms(config, 1, "final_norm")
+    if tables.embedding_norm:
+        first.extend(norms(config, 1, "embedding_norm"))
+    if stack.further_vectors:
+        last.append(formulas.vector("further_vectors", stack.further_vectors))
+    if stack.final_norm:
+        last.extend(norms(config, 1, "final_norm"))
+    if projected:
+        last.append(formulas.projection("project_out", config.emb_dim, width))
+    output = head(config, width, bias=tables.head_bias)
+    if tables.output_head:
+        last.append(output)
     return (
-        *maxtext_towers(config),
+        *towers(config),
         layer("embedding", *first, *embedding),
         *layers,
         *mtp_modules(config, layers[-1].components, output),
-        layer("head", *closing, *final, output),
+        layer("head", *last),
     )
 
 

@@ -15,7 +15,7 @@ from mfu_jax.flops.analytic.components import Component, Layers, layer
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
-from mfu_jax.flops.analytic.towers.encoder import over_images
+from mfu_jax.flops.analytic.towers.encoder import encoder_block, vision_layers
 from mfu_jax.flops.masks import Causal, Full, Mask
 
 
@@ -30,27 +30,12 @@ def _layer_norm(name: str, width: int, copies: int = 1) -> Component:
     return formulas.norm(name, width, bias=True, copies=copies)
 
 
-def _block(
-    width: int,
-    hidden: int,
-    mask: Mask,
-    *,
-    tokens: int | None = None,
-    bias: bool = True,
-    images: int = 1,
-) -> Components:
-    """Two LayerNorms, attention and a plain MLP, over `images` images of N tokens each.
-
-    The number of heads does not matter: H heads of width D/H take as many multiply-adds as one.
-    """
-    positions = None if tokens is None else tokens * images
-    attended = formulas.attention(
-        width, 1, 1, width, mask, bias=bias, output_bias=True, tokens=positions
-    )
+def _tables(config: ModelConfig) -> Components:
+    """Tokens and learned positions."""
+    positions = config.embedding.trainable_position_size
     return (
-        _layer_norm("norms", width, copies=2),
-        *over_images(attended, images),
-        *formulas.mlp(width, hidden, gated=False, bias=True, tokens=positions),
+        formulas.table("tokens", config.vocab_size, config.emb_dim),
+        formulas.table(names.POSITIONS, positions, config.emb_dim),
     )
 
 
@@ -64,14 +49,13 @@ def bert(config: ModelConfig) -> Layers:
     return (
         layer(
             "embedding",
-            formulas.table("tokens", config.vocab_size, width),
-            formulas.table(names.POSITIONS, config.embedding.trainable_position_size, width),
+            *_tables(config),
             formulas.table("token_types", config.encoder.token_types, width),
             _layer_norm("norm", width),
         ),
         layer(
             "layers",
-            *_block(width, config.feed_forward.mlp_dim, Full()),
+            *encoder_block(width, config.feed_forward.mlp_dim, Full()),
             repeats=config.num_decoder_layers,
         ),
         layer("head", *tuple(last)),
@@ -123,7 +107,7 @@ def vit(config: ModelConfig) -> Layers:
     """
     _require_config_json(config)
     width, tokens = config.emb_dim, _image_patches(config) + 1
-    block = _block(
+    block = encoder_block(
         width,
         config.feed_forward.mlp_dim,
         Full(queries=tokens),
@@ -153,12 +137,11 @@ def clip(config: ModelConfig) -> Layers:
     return (
         layer(
             "text/embedding",
-            formulas.table("tokens", config.vocab_size, text),
-            formulas.table(names.POSITIONS, config.embedding.trainable_position_size, text),
+            *_tables(config),
         ),
         layer(
             "text/layers",
-            *_block(text, config.feed_forward.mlp_dim, blocks.global_mask(config)),
+            *encoder_block(text, config.feed_forward.mlp_dim, blocks.global_mask(config)),
             repeats=config.num_decoder_layers,
         ),
         layer(
@@ -171,17 +154,7 @@ def clip(config: ModelConfig) -> Layers:
             *_patches(config, vision, bias=False, images=images),
             _layer_norm("norms", vision, copies=2),
         ),
-        layer(
-            "vision/layers",
-            *_block(
-                vision,
-                config.vision.intermediate_size_for_vit,
-                Full(queries=tokens),
-                tokens=tokens,
-                images=images,
-            ),
-            repeats=config.vision.num_hidden_layers_for_vit,
-        ),
+        vision_layers(config, tokens, images),
         layer(
             "vision/head",
             formulas.projection("projection", vision, shared, tokens=images),
@@ -270,8 +243,7 @@ def whisper(config: ModelConfig) -> Layers:
         layer("encoder/head", final),
         layer(
             "decoder/embedding",
-            formulas.table("tokens", config.vocab_size, width),
-            formulas.table(names.POSITIONS, config.embedding.trainable_position_size, width),
+            *_tables(config),
         ),
         layer("decoder/layers", *decoder, repeats=config.num_decoder_layers),
         layer("head", final, *_logits(config)),

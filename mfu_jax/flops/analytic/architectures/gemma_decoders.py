@@ -10,10 +10,8 @@ from typing import Any
 from mfu_jax.flops.analytic import formulas
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.architectures.generic_decoder import (
-    frame,
     kinds_of_layers,
     mask_of_layer,
-    norms,
 )
 from mfu_jax.flops.analytic.components import Component, Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
@@ -95,7 +93,7 @@ def gemma_by_layer(config: ModelConfig) -> Layers:
         )
 
     joined = _altup_projections(config)
-    return frame(
+    return blocks.decoder(
         config,
         layers_of(kinds, block),
         embedding=(*_per_layer_embedding(config), *joined),
@@ -127,7 +125,7 @@ def _extras(config: ModelConfig) -> Components:
     """Components besides attention and MLP: norms, experts, per-layer inputs, Laurel, AltUp."""
     width, ple = config.emb_dim, config.embedding.hidden_size_per_layer_input
     rank, streams = config.stack.laurel_rank, config.stack.altup_inputs
-    extras: list[Component] = [*norms(config, 4 + bool(ple), "norms")]
+    extras: list[Component] = [*blocks.norms(config, 4 + bool(ple))]
     if config.experts.moe_beside_mlp:
         extras.extend((*blocks.moe(config), *_expert_scales(config)))
     extras.extend(_per_layer_input(width, ple))

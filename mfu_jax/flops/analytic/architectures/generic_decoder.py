@@ -7,11 +7,10 @@ from collections.abc import Callable
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers, names
 from mfu_jax.flops.analytic.architectures import blocks
-from mfu_jax.flops.analytic.components import Layers, layer, layers_of
+from mfu_jax.flops.analytic.components import Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, INDEXED, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.hugging_face_towers import hugging_face_towers
 from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask, TopK
 
 
@@ -21,12 +20,12 @@ def generic_decoder(config: ModelConfig) -> Layers:
     def block(kind: tuple[str, str]) -> tuple[str, Components]:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
-            *norms(config, config.stack.norms_per_layer, "norms"),
+            *blocks.norms(config, config.stack.norms_per_layer),
             *token_mixer(config, kind[0]),
             *_feed_forward(config, kind[1]),
         )
 
-    return frame(config, layers_of(kinds_of_layers(config), block))
+    return blocks.decoder(config, layers_of(kinds_of_layers(config), block))
 
 
 def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
@@ -46,57 +45,6 @@ def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
                 f"one for each layer; give {name} too"
             )
     return tuple(zip(stack.layer_types, stack.feed_forward_types, strict=False))[:layers]
-
-
-def frame(
-    config: ModelConfig,
-    layers: Layers,
-    *,
-    embedding: Components = (),
-    closing: Components = (),
-) -> Layers:
-    """`layers` between the tables and the head, with projections if the table is narrower.
-
-    Args:
-        embedding: further components next to the tables.
-        closing: components between the last layer and the final norm.
-    """
-    tables = config.embedding
-    width = tables.token_width or config.emb_dim
-    projected = width != config.emb_dim
-    first = [formulas.table("tokens", config.vocab_size, width)]
-    if projected:
-        first.append(formulas.projection("project_in", width, config.emb_dim))
-    if blocks.learned_positions(config):
-        first.append(
-            formulas.table(names.POSITIONS, tables.trainable_position_size, config.emb_dim)
-        )
-    if tables.embedding_norm:
-        first.extend(norms(config, 1, "embedding_norm"))
-    vectors = config.stack.further_vectors
-    last: list[formulas.Component] = [
-        *closing,
-        *((formulas.vector("further_vectors", vectors),) if vectors else ()),
-        *(norms(config, 1, "final_norm") if config.stack.final_norm else ()),
-    ]
-    if projected:
-        last.append(formulas.projection("project_out", config.emb_dim, width))
-    output = blocks.head(config, width, bias=tables.head_bias)
-    if tables.output_head:
-        last.append(output)
-    return (
-        *hugging_face_towers(config),
-        layer("embedding", *first, *embedding),
-        *layers,
-        *blocks.mtp_modules(config, layers[-1].components, output),
-        layer("head", *tuple(last)),
-    )
-
-
-def norms(config: ModelConfig, copies: int, name: str) -> Components:
-    """`copies` norms over the model width; none if norms have no weights."""
-    weightless = not copies or config.stack.normalization == "none"
-    return () if weightless else blocks.norms(config, copies, name)
 
 
 def mask_of_layer(config: ModelConfig, kind: str) -> Mask:

@@ -18,7 +18,7 @@ def zamba(config: ModelConfig) -> Layers:
     """
     mixer = "mamba2" if config.state_space.mamba_heads else "mamba"
     mamba = (
-        *generic_decoder.norms(config, 1, "norms"),
+        *blocks.norms(config, 1),
         *generic_decoder.token_mixer(config, mixer),
     )
     shared = _shared_block(config)
@@ -31,7 +31,7 @@ def zamba(config: ModelConfig) -> Layers:
         own = (*_adapters(config), formulas.projection("linear", config.emb_dim, config.emb_dim))
         return "hybrid_layers" if first else "hybrid_layers_again", (*used, *own, *mamba)
 
-    return generic_decoder.frame(config, layers_of(_kinds(config, mixer), block))
+    return blocks.decoder(config, layers_of(_kinds(config, mixer), block))
 
 
 def _kinds(config: ModelConfig, mixer: str) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from mfu_jax.flops.analytic.components import Layers, layer
 from mfu_jax.flops.analytic.formulas import norm, projection
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.encoder import encoder_layers
+from mfu_jax.flops.analytic.towers.encoder import encoder_block
+from mfu_jax.flops.masks import Full
 
 
 def qwen3_audio(config: ModelConfig) -> Layers:
@@ -25,17 +26,13 @@ def qwen3_audio(config: ModelConfig) -> Layers:
         name = f"convolution_{i + 1}"
         convolutions.append(projection(name, 9 * inputs, channels, bias=True, tokens=positions))
     tokens = frames * chunks
+    block = encoder_block(
+        width, sizes.encoder_ffn_dim_for_audio, Full(queries=frames), tokens=frames, copies=chunks
+    )
     return (
         layer("audio/convolutions", *tuple(convolutions)),
         layer("audio/entry", projection("conv_out", channels * bins, width, tokens=tokens)),
-        encoder_layers(
-            "audio/layers",
-            sizes.encoder_layers_for_audio,
-            width,
-            sizes.encoder_ffn_dim_for_audio,
-            tokens=frames,
-            copies=chunks,
-        ),
+        layer("audio/layers", *block, repeats=sizes.encoder_layers_for_audio),
         layer("audio/final", norm("norm", width, bias=True)),
         layer(
             "audio/projector",

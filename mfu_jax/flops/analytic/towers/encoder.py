@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mfu_jax.flops.analytic.components import Component, Layer, Layers, layer
 from mfu_jax.flops.analytic.formulas import Components, attention, mlp, norm, projection
-from mfu_jax.flops.masks import Full
+from mfu_jax.flops.masks import Full, Mask
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -30,27 +30,43 @@ def patch_embedding(config: ModelConfig, tokens: int, *, bias: bool) -> Componen
     )
 
 
-def encoder_layers(
-    name: str,
-    layers: int,
+def vision_layers(config: ModelConfig, tokens: int, copies: int) -> Layer:
+    """The transformer layers of a vision tower over `copies` images of `tokens` tokens each."""
+    sizes = config.vision
+    block = encoder_block(
+        sizes.hidden_size_for_vit,
+        sizes.intermediate_size_for_vit,
+        Full(queries=tokens),
+        tokens=tokens,
+        copies=copies,
+    )
+    return layer("vision/layers", *block, repeats=sizes.num_hidden_layers_for_vit)
+
+
+def encoder_block(
     width: int,
     hidden: int,
+    mask: Mask,
     *,
-    tokens: int,
-    copies: int,
-) -> Layer:
-    """Transformer encoder layers over `copies` images (or chunks) of `tokens` tokens each.
+    tokens: int | None = None,
+    bias: bool = True,
+    copies: int = 1,
+) -> Components:
+    """One transformer encoder layer over `copies` images (or chunks) of `tokens` tokens each.
 
-    Per layer and token: q, k, v, out ``[C, C]`` and a plain MLP ``[C, F], [F, C]``; per image, N²
-    pairs with C multiply-adds for each of QKᵀ and PV, whatever the number of heads.
+    Two LayerNorms; per token, q, k, v, out ``[C, C]`` and a plain MLP ``[C, F], [F, C]``; per
+    kept pair, C multiply-adds for each of QKᵀ and PV: H heads of width C/H take as many as one.
+
+    Args:
+        tokens: None: all of the sequence's.
+        bias: whether q, k and v have a bias.
     """
-    heads = attention(width, 1, 1, width, Full(queries=tokens), bias=True, tokens=tokens * copies)
-    return layer(
-        name,
+    all_tokens = None if tokens is None else tokens * copies
+    attended = attention(width, 1, 1, width, mask, bias=bias, output_bias=True, tokens=all_tokens)
+    return (
         norm("norms", width, bias=True, copies=2),
-        *over_images(heads, copies),
-        *mlp(width, hidden, gated=False, bias=True, tokens=tokens * copies),
-        repeats=layers,
+        *over_images(attended, copies),
+        *mlp(width, hidden, gated=False, bias=True, tokens=all_tokens),
     )
 
 

@@ -43,27 +43,24 @@ def gemma4_vision(config: ModelConfig) -> Layers:
     return (*layers, learned, projector)
 
 
-def gemma4_towers(config: ModelConfig) -> tuple[Layers, ...]:
-    """Gemma 4 from a config.json: its vision transformer and its conformer."""
+def gemma4_vision_by_heads(config: ModelConfig) -> Layers:
+    """Gemma 4's vision transformer from a config.json, which gives its heads."""
     vision = config.vision
-    towers: list[Layers] = []
-    if vision.hidden_size_for_vit:
-        towers.append(
-            _gated_vision_transformer(
-                config,
-                heads=vision.vision_heads,
-                kv_heads=vision.vision_kv_heads,
-                head_dim=vision.vision_head_dim,
-                pooling=vision.vision_pooling,
-            )
-        )
-    if config.audio.d_model_for_audio:
-        _, tokens = _audio_tokens(config)
-        heard = projection(
-            "projection", config.audio.output_dim_for_audio, config.emb_dim, tokens=tokens
-        )
-        towers.append((*_conformer(config), layer("audio/projector", heard)))
-    return tuple(towers)
+    return _gated_vision_transformer(
+        config,
+        heads=vision.vision_heads,
+        kv_heads=vision.vision_kv_heads,
+        head_dim=vision.vision_head_dim,
+        pooling=vision.vision_pooling,
+    )
+
+
+def gemma4_audio(config: ModelConfig) -> Layers:
+    """Gemma 4's conformer and its projector."""
+    _, tokens = _audio_tokens(config)
+    inputs = config.audio.output_dim_for_audio
+    heard = projection("projection", inputs, config.emb_dim, tokens=tokens)
+    return (*_conformer(config), layer("audio/projector", heard))
 
 
 def _gated_vision_transformer(
@@ -107,14 +104,12 @@ def _gated_vision_transformer(
     )
 
 
-def gemma3n_towers(config: ModelConfig) -> tuple[Layers, ...]:
-    """Gemma 3n: MobileNet-V5 and a conformer, each with a table of 128 hard tokens.
+def gemma3n_vision(config: ModelConfig) -> Layers:
+    """MobileNet-V5 and a table of 128 hard tokens.
 
-    The tables' norms and projections run at every position; only those of hard tokens are kept.
+    The table's norm and projection run at every position; only those of hard tokens are kept.
     """
-    sizes = config.audio
-    images = config.step.images_per_sequence
-    width, audio = config.vision.hidden_size_for_vit, sizes.d_model_for_audio
+    images, sizes = config.step.images_per_sequence, config.vision
     stem = Component(name="stem", macs=_STEM_MACS, tokens=images)
     rest = Component(
         name="blocks",
@@ -122,27 +117,22 @@ def gemma3n_towers(config: ModelConfig) -> tuple[Layers, ...]:
         tokens=images,
         parameters=_MOBILENET_WEIGHTS,
     )
-    _, tokens = _audio_tokens(config)
-    heard = -(-tokens // sizes.audio_reduction)
-    return (
-        (
-            layer("vision/stem", stem),
-            layer("vision/mobilenet", rest),
-            layer(
-                "vision/projector",
-                *_hard_and_soft_tokens(
-                    config.vision.vision_vocab, width, config.emb_dim, _MOBILENET_TOKENS * images
-                ),
-            ),
-        ),
-        (
-            *_conformer(config),
-            layer(
-                "audio/projector",
-                *_hard_and_soft_tokens(sizes.audio_vocab, audio, config.emb_dim, heard),
-            ),
-        ),
+    seen = _hard_and_soft_tokens(
+        sizes.vision_vocab, sizes.hidden_size_for_vit, config.emb_dim, _MOBILENET_TOKENS * images
     )
+    return (
+        layer("vision/stem", stem),
+        layer("vision/mobilenet", rest),
+        layer("vision/projector", *seen),
+    )
+
+
+def gemma3n_audio(config: ModelConfig) -> Layers:
+    """A conformer, some of whose tokens are merged, and a table of 128 hard tokens."""
+    sizes, (_, tokens) = config.audio, _audio_tokens(config)
+    heard = -(-tokens // sizes.audio_reduction)
+    parts = _hard_and_soft_tokens(sizes.audio_vocab, sizes.d_model_for_audio, config.emb_dim, heard)
+    return (*_conformer(config), layer("audio/projector", *parts))
 
 
 def _hard_and_soft_tokens(rows: int, width: int, out: int, soft: int) -> Components:

@@ -181,7 +181,21 @@ def _bound(values: np.ndarray) -> Pattern | None:
 
 
 def follow(eqn: Any, patterns: Sequence[Pattern | None]) -> Pattern | None:
-    """The pattern of an equation's result, or None."""
+    """The pattern of an equation's result, or None.
+
+    What is computed from a mask in a way that is not followed is an unknown mask.
+    """
+    found = _follow(eqn, patterns)
+    is_lost = found is None and eqn.outvars[0].aval.dtype == bool
+    return UNKNOWN if is_lost and any(p and _is_unsure(p) for p in patterns) else found
+
+
+def _is_unsure(pattern: Pattern) -> bool:
+    """Whether it is a mask that may drop pairs."""
+    return pattern.is_mask and pattern != EVERYWHERE
+
+
+def _follow(eqn: Any, patterns: Sequence[Pattern | None]) -> Pattern | None:
     name = eqn.primitive.name
     if name == "iota":
         return Pattern("positions", ((int(eqn.params["dimension"]), 1),))
@@ -553,9 +567,10 @@ def _added(a: Pattern | None, b: Pattern | None, sign: int) -> Pattern | None:
 def chosen_where(mask: Pattern | None, value: bool, other: Pattern | None) -> Pattern | None:
     """Where a select with this predicate chooses the operand for `value`; None for everywhere.
 
-    An unknown mask is one only if the other operand is very negative.
+    An unknown predicate is a mask only if the other operand is very negative.
     """
-    return kept_where(mask, value) or (UNKNOWN if _is_fill("negative", other) else None)
+    is_mask = _is_fill("negative", other) or (mask is not None and _is_unsure(mask))
+    return kept_where(mask, value) or (UNKNOWN if is_mask else None)
 
 
 def _filled(
@@ -564,6 +579,8 @@ def _filled(
     """A select where one value is 0 or very negative, or both are outside some pairs."""
     is_known = mask is not None and mask.is_mask
     for kind, left in _LEFT.items():
+        if not any(_is_fill(kind, value) or left(value) for value in (if_false, if_true)):
+            continue
         regions = [
             meet(chosen_where(mask, chosen, other), left(value))
             for chosen, value, other in (

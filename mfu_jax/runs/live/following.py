@@ -14,6 +14,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.run_log.events import HOSTS, events_name
+from mfu_jax.runs.metrics.lines import object_of
 from mfu_jax.runs.metrics.run_files import metrics_file_of, read_beside
 from mfu_jax.storage.addresses import Address, path_of
 
@@ -143,7 +144,7 @@ class MetricsTail:
         """
         for line in self._events.new_lines():
             if line.startswith(_HOSTS):
-                self.hosts = _object_of(line) or self.hosts
+                self.hosts = object_of(line) or self.hosts
         if not self._events.is_known:  # of version 0.1.0
             self.hosts = read_beside(str(self.path), HOSTS)
         replaced = self._records.replaced
@@ -158,7 +159,7 @@ class MetricsTail:
     def heartbeat(self) -> Mapping[str, Any]:
         """The heartbeat in the run's folder; empty if there is none."""
         try:
-            return _object_of(self.path.with_name("heartbeat.json").read_bytes())
+            return object_of(self.path.with_name("heartbeat.json").read_bytes())
         except OSError:
             return {}
 
@@ -199,12 +200,3 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             number = float(value)
             if isinstance(value, int | float) or not math.isfinite(number):
                 yield name, number
-
-
-def _object_of(text: bytes) -> Mapping[str, Any]:
-    """The JSON object; empty if it is torn, or another value."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

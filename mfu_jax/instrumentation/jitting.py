@@ -81,8 +81,8 @@ def _bound(step_fn: Any) -> functools.partial[Any] | None:
         inner = _bound(step_fn.func) or functools.partial(step_fn.func)
         keywords = {**inner.keywords, **step_fn.keywords}
         return functools.partial(inner.func, *inner.args, *step_fn.args, **keywords)
-    jitted, is_function = getattr(step_fn, "__wrapped__", None), inspect.isfunction(step_fn)
-    if is_function and hasattr(jitted, "lower"):
+    jitted: Any = getattr(step_fn, "__wrapped__", None)
+    if inspect.isfunction(step_fn) and hasattr(jitted, "lower"):
         cached = inspect.getclosurevars(step_fn).nonlocals.get("cached_args")  # nnx.cached_partial
         return None if cached is None else functools.partial(jitted, *cached)
     function, owner = (getattr(step_fn, name, None) for name in ("__func__", "__self__"))

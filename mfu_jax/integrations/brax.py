@@ -32,6 +32,8 @@ def instrumented(**options: Any) -> Iterator[list[InstrumentedStep | DisabledSte
         call = paused(evaluate, "eval", steps[-1]) if steps else evaluate
         return call(self, *args, **kwargs)
 
-    with instrumented_jit("training_epoch", **options) as steps:
-        with mock.patch.object(Evaluator, "run_evaluation", run_evaluation):
-            yield steps
+    with (
+        instrumented_jit("training_epoch", **options) as steps,
+        mock.patch.object(Evaluator, "run_evaluation", run_evaluation),
+    ):
+        yield steps

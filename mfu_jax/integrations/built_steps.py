@@ -81,8 +81,13 @@ def instrumented_jit(name: str, **options: Any) -> Iterator[list[InstrumentedSte
 @contextlib.contextmanager
 def closing(steps: Sequence[InstrumentedStep | DisabledStep]) -> Iterator[None]:
     """Leaves the steps as their own ``with`` would: closed, or told what went wrong."""
+
+    def leave(*error: Any) -> None:
+        for step in steps:
+            step.__exit__(*error)
+
     with contextlib.ExitStack() as stack:
-        stack.push(lambda *error: any([step.__exit__(*error) for step in steps]))
+        stack.push(leave)
         yield
 
 

@@ -11,6 +11,7 @@ from maxtext.common.metric_logger import MetricLogger as MaxTextLogger
 from maxtext.utils import train_utils
 
 import mfu_jax
+from mfu_jax.flops.traced.masks.declared import MaskKind
 from mfu_jax.instrumentation.instrumented_step import InstrumentedStep, instrument
 from mfu_jax.instrumentation.wrapped_step import DisabledStep
 from mfu_jax.integrations.built_steps import closing
@@ -22,7 +23,7 @@ def scalars_of(output: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def instrumented(mask: str = "causal", **options: Any) -> Iterator[list[Any]]:
+def instrumented(mask: MaskKind = "causal", **options: Any) -> Iterator[list[Any]]:
     """Measures the steps of ``maxtext.trainers.pre_train.train`` run inside it; evals are pauses.
 
     Our step 0 is MaxText's "completed step: 0"; its time is not taken from dispatch to dispatch.

@@ -21,6 +21,7 @@ def instrument_trainer(trainer: Any, **options: Any) -> Any:
     """
     jit_steps, close = trainer.jit_train_and_eval_step, trainer.close
     run_eval, checkpoints = trainer._run_eval, trainer.checkpoint_manager
+    save = checkpoints.save
     step: Any = None
 
     def jit_train_and_eval_step(*args: Any, **kwargs: Any) -> Any:
@@ -29,7 +30,7 @@ def instrument_trainer(trainer: Any, **options: Any) -> Any:
         if step is None or step.__wrapped__ is not train_step:
             step = instrument(train_step, **options)
             trainer._run_eval = paused(run_eval, "eval", step)
-            checkpoints.save = paused(type(checkpoints).save.__get__(checkpoints), "checkpoint", step)
+            checkpoints.save = paused(save, "checkpoint", step)
         return step, eval_step
 
     def close_both() -> None:

@@ -11,7 +11,7 @@ export JAX_PLATFORMS=cpu PIP_DISABLE_PIP_VERSION_CHECK=1
 ROWS=(
     "actors  3.11 brax,keras,clu  brax==0.14.2 keras==3.15.1 clu==0.0.12 tensorflow-cpu tensorboard jax==0.8.3"
     "tunix   3.11 tunix           google-tunix==0.1.7"
-    "maxtext 3.12 maxtext         maxtext==0.2.5"
+    "maxtext 3.12 maxtext         maxtext[tpu]==0.2.5"
 )
 
 find_python() { # version $1 or newer

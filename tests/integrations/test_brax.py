@@ -22,7 +22,7 @@ from mfu_jax.integrations.built_steps import instrumented_jit  # noqa: E402
 EPOCHS, TIMESTEPS = 2, 2048
 ENVS, BATCH, MINIBATCHES, UNROLL, UPDATES = 16, 16, 2, 4, 2
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 def train() -> Any:

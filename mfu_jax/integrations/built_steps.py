@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from mfu_jax.instrumentation.instrumented_step import InstrumentedStep, instrument
 from mfu_jax.instrumentation.jitting import name_of
+from mfu_jax.instrumentation.options import OF_LOGGER
 from mfu_jax.instrumentation.wrapped_step import DisabledStep
 
 _log = logging.getLogger("mfu_jax")
@@ -89,6 +90,12 @@ def closing(steps: Sequence[InstrumentedStep | DisabledStep]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.push(leave)
         yield
+
+
+def sharing(step: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of another program of the same loop, whose steps `step`'s logger records."""
+    of_logger = (*OF_LOGGER, "sinks")
+    return {k: v for k, v in options.items() if k not in of_logger} | {"logger": step.logger}
 
 
 def paused(function: Callable[..., Any], name: str, step: Any) -> Callable[..., Any]:

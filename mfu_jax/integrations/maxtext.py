@@ -14,7 +14,7 @@ import mfu_jax
 from mfu_jax.flops.traced.masks.declared import MaskKind
 from mfu_jax.instrumentation.instrumented_step import InstrumentedStep, instrument
 from mfu_jax.instrumentation.wrapped_step import DisabledStep
-from mfu_jax.integrations.built_steps import closing
+from mfu_jax.integrations.built_steps import closing, sharing
 
 
 def scalars_of(output: Any) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def instrumented(mask: MaskKind = "causal", **options: Any) -> Iterator[list[Any
 
     def jit_train_and_eval_step(*args: Any, **kwargs: Any) -> Any:
         train_step, eval_step = jit_steps(*args, **kwargs)
-        shared = {"logger": steps[0].logger} if steps else {}
-        steps.append(instrument(train_step, metrics=scalars_of, **(options | shared)))
+        shared = sharing(steps[0], options) if steps else options
+        steps.append(instrument(train_step, metrics=scalars_of, **shared))
         return steps[-1], eval_step
 
     def mark_eval_loop_start(self: Any) -> None:

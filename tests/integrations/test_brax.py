@@ -22,7 +22,7 @@ from mfu_jax.integrations.built_steps import instrumented_jit  # noqa: E402
 EPOCHS, TIMESTEPS = 2, 2048
 ENVS, BATCH, MINIBATCHES, UNROLL, UPDATES = 16, 16, 2, 4, 2
 
-pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.full
 
 
 def train() -> Any:
@@ -71,7 +71,7 @@ def test_ppo_is_measured_and_unchanged() -> None:
     losses = [report.get("training/total_loss") for _, report in reports]
     assert losses == [report.get("training/total_loss") for _, report in measured_reports]
     (epoch,) = steps
-    assert epoch.flops.model.per_device == flops_of_an_epoch()
+    assert epoch.flops.model.per_device == flops_of_an_epoch() // jax.device_count()
     assert epoch.ledger.residual == 0
     assert len(memory.records) == EPOCHS
     # The evaluations, whose policy is compiled in the first one, are no part of an epoch's time.

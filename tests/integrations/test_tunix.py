@@ -25,7 +25,6 @@ BATCH, LENGTH, WIDTH, LAYERS, VOCABULARY, HIDDEN = 4, 16, 16, 2, 64, 32
 HEADS, KV_HEADS, HEAD_WIDTH = 4, 2, 8
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of JAX, Flax and optax, about tunix
 def test_peft_trainer() -> None:
     memory = ListSink()
     from tunix.models.llama3 import model as llama3

@@ -205,12 +205,12 @@ def test_blocks_of_attention_by_brute_force() -> None:
 @pytest.mark.parametrize(
     ("kernel", "tile"),
     [
-        ("nvjet_sm90_tst_144x128_64x6_2x1_v_bz_TNT", (144, 128)),
-        ("nvjet_sm90_tss_176x128_64x5_2x1_v_bz_coopA_TNT", (176, 128)),
-        ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x64x64_stage3_cublas", (128, 64)),
+        ("nvjet_sm90_tst_144x128_64x6_2x1_v_bz_TNT", (144, 128, 64)),
+        ("nvjet_sm90_tss_176x128_64x5_2x1_v_bz_coopA_TNT", (176, 128, 64)),
+        ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x64x64_stage3_cublas", (128, 64, 64)),
         ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn", None),
         ("loop_add_fusion", None),
     ],
 )
-def test_tiles_in_names_of_kernels(kernel: str, tile: tuple[int, int] | None) -> None:
+def test_tiles_in_names_of_kernels(kernel: str, tile: tuple[int, int, int] | None) -> None:
     assert library_tile(kernel) == tile

@@ -209,6 +209,7 @@ class Recorder:
             for monitor in self._monitors:
                 with failsafe("slow-step, drift and host findings may be missing", self._boundary):
                     record = monitor.on_record(step, record)
+            self._builder.activity.add(record.scalars)
         if record is None:
             self._lost_steps += 1
             return None

@@ -261,7 +261,8 @@ def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) 
 
 def _not_covered(measured: MeasuredStep) -> Mapping[str, float]:
     """Seconds of ops without an instruction, by kind."""
-    kinds = summed((op.op.kind, op.seconds) for op in measured.ops if op.op.record is None)
+    unknown = [op for op in measured.ops if op.op.record is None and not op.op.is_host_copy]
+    kinds = summed((op.op.kind, op.seconds) for op in unknown)
     return dict(sorted(kinds.items(), key=lambda kind: -kind[1]))
 
 

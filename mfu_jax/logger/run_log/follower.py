@@ -34,7 +34,7 @@ _log = logging.getLogger("mfu_jax")
 # A sink that writes only periodically is woken for this many items.
 MANY_ITEMS = 250
 # Items in one write, and the pause after it, in which other threads can take the GIL.
-BATCH_ITEMS = 25
+BATCH_ITEMS = 50
 BREATH_SECONDS = 1e-4
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0

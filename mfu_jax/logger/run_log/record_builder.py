@@ -76,7 +76,7 @@ class RecordBuilder:
             start_copies(step.metrics)
             start_copies(step.extra)
 
-    def build(self, step: TimedStep, *, is_last: bool = False) -> StepRecord:
+    def build(self, step: TimedStep) -> StepRecord:
         """Builds the record of one step, and adds the step to the statistics."""
         notes: list[str] = []
         kind = self._kind(step)
@@ -119,7 +119,7 @@ class RecordBuilder:
         )
         if step.extra and not record.is_logged:  # results whose names do not show that
             scalars["eval/step"] = record.step
-        ends_window = self._ends_window(record, is_last)
+        ends_window = self._ends_window(record, step.is_last)
         if self._memory_device is not None and (ends_window or record.is_logged):
             scalars |= self._memory()
         if ends_window:

@@ -155,7 +155,7 @@ class RunLog:
         """
         found = () if self._steps is None else self._steps.of(steps, self._asleep_seconds())
         records = (record for _, record in steps if record is not None and with_records)
-        self.has_steps = True
+        self.has_steps |= bool(steps)
         self.append([*records, *found])
 
     def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:

@@ -36,6 +36,7 @@ Evidence = tuple[float, str]
 RULES: Mapping[str, Callable[[ProfileStats], Evidence | None]] = {
     "host-bound loop": host.host_bound,
     "slow data": host.slow_data,
+    "host-to-device transfer": host.transfer,
     "sync in the loop": host.sync,
     "recompiles": host.recompiles,
     "unscanned dispatch": host.dispatch,

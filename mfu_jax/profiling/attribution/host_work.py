@@ -25,6 +25,7 @@ _PATTERNS = {
         r"\$.* _?(run_)?((eval|evaluate)\w*"
         r"|(validate|validation)(_(step|epoch|loop|model|batch|set|fn)\w*)?)$"
     ),
+    HostWork.TRANSFER: r"BufferFromHostBuffer|TransferLiteral|CopyRawHostToDevice",
     HostWork.WAIT: (
         r"\$array\.py:\d+ (_value|item|tolist|__(float|int|bool|array|index|complex)__)$"
         r"|^np\.asarray\(jax\.Array\)|block_until_ready|BlockHostUntilReady|effects_barrier"

@@ -81,8 +81,9 @@ class MeasuredStep:
 
     @property
     def coverage(self) -> float:
-        """The share of `busy_seconds` whose ops have an instruction."""
-        joined = sum(op.seconds for op in self.ops if op.op.record is not None)
+        """The share of `busy_seconds` whose ops have an instruction, or are the loop's copies."""
+        known = [op for op in self.ops if op.op.record is not None or op.op.is_host_copy]
+        joined = sum(op.seconds for op in known)
         return joined / self.busy_seconds if self.busy_seconds else 0.0
 
 

@@ -46,8 +46,8 @@ _LOG_VALUE = re.compile(r", (?P<name>[A-Za-z/_ ]+): (?P<value>[-+.\w]+)(?P<perce
 _KIND = re.compile(r"\[(compile|warmup)\]")
 
 
-def object_of(line: str) -> dict[str, Any]:
-    """The record of a line; empty if there is none."""
+def object_of(line: str | bytes) -> dict[str, Any]:
+    """The JSON object; empty if it is torn, or another value."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -345,4 +345,4 @@ def test_advice_is_printed_and_in_the_json_best_first(tmp_path: Path) -> None:
 
 
 def test_causes_are_a_closed_list() -> None:
-    assert len(RULES) == 16
+    assert len(RULES) == 17

@@ -351,7 +351,7 @@ def test_advice_is_printed_and_in_the_json_best_first(tmp_path: Path) -> None:
     profile = written_profile(tmp_path, lines, seconds, idle=2 * MATMUL, host=events)
     rows = profile.to_json()["advice"]
     assert [row["cause"] for row in rows] == ["slow data", "float32 matmuls"]
-    assert all(set(row) == {"cause", "evidence", "gain_seconds"} for row in rows)
+    assert all(set(row) == {"cause", "evidence", "remedy", "gain_seconds"} for row in rows)
     text = render(profile, by=[])
     assert f"slow data: {seconds_text(rows[0]['gain_seconds'])} of a step" in text
     assert text.index("slow data:") < text.index("float32 matmuls:")

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic.components import Component, ComponentKind, Model
+from mfu_jax.flops.analytic.components import Component, ComponentKind, Layers
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.names import LOGITS, ROUTER, SHARED_GATE
 from mfu_jax.flops.analytic.parameters import parameters_of
@@ -58,7 +58,7 @@ class Convention:
     name: str
     summary: str
     source: str
-    rows: Callable[[ModelConfig, Model], list[FlopsRow]]
+    rows: Callable[[ModelConfig, Layers], list[FlopsRow]]
 
 
 CONVENTIONS: dict[str, Convention] = {}
@@ -66,10 +66,10 @@ CONVENTIONS: dict[str, Convention] = {}
 
 def register_convention(
     name: str, summary: str, source: str
-) -> Callable[[Callable[[ModelConfig, Model], list[FlopsRow]]], None]:
+) -> Callable[[Callable[[ModelConfig, Layers], list[FlopsRow]]], None]:
     """Registers the decorated function as the convention `name`."""
 
-    def register(rows: Callable[[ModelConfig, Model], list[FlopsRow]]) -> None:
+    def register(rows: Callable[[ModelConfig, Layers], list[FlopsRow]]) -> None:
         CONVENTIONS[name] = Convention(name=name, summary=summary, source=source, rows=rows)
 
     return register
@@ -91,14 +91,14 @@ def find_convention(name: str) -> Convention:
 
 def matmul_rows(
     config: ModelConfig,
-    model: Model,
+    model: Layers,
     counting: PairCounting,
     change: Callable[[Component], Component] | None = None,
 ) -> list[FlopsRow]:
     """Every component with a matmul, its attention pairs counted according to `counting`."""
     rows = []
     sequences, length = config.sequences_per_step, config.step.max_target_length
-    for layer in model.layers:
+    for layer in model:
         times = layer.repeats * sequences
         for part in layer.components:
             if not part.macs or part.tokens == 0:
@@ -122,19 +122,19 @@ def matmul_rows(
 
 
 @register_convention("maxtext", "every matmul; causal S²/2, window S·W − W²/2", "MaxText")
-def _maxtext(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _maxtext(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return matmul_rows(config, model, "maxtext")
 
 
 @register_convention("exact", "every matmul; the pairs a mask keeps, one by one", "this project")
-def _exact(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _exact(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return matmul_rows(config, model, "exact")
 
 
 @register_convention(
     "dense", "every matmul; all S² pairs whatever the mask", "PyTorch's FLOP counter"
 )
-def _dense(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _dense(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return matmul_rows(config, model, "dense")
 
 
@@ -143,7 +143,7 @@ def _dense(config: ModelConfig, model: Model) -> list[FlopsRow]:
     "every matmul but the router; S²/2 in every layer, windows or not",
     "Megatron-LM, 2025, num_floating_point_operations",
 )
-def _megatron(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _megatron(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     padded = _padded_vocabulary(config)
 
     def causal(part: Component) -> Component:
@@ -169,11 +169,9 @@ def _padded_vocabulary(config: ModelConfig) -> int:
     "72·B·S·L·h²·(1 + S/6h + V/12Lh): MLP of 4h, all S² pairs, no recomputation",
     "Narayanan et al., arXiv 2104.04473, with 72 for 96 (no recomputation)",
 )
-def _megatron_2021(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _megatron_2021(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     layers = sum(
-        layer.repeats
-        for layer in model.layers
-        if any(part.mask is not None for part in layer.components)
+        layer.repeats for layer in model if any(part.mask is not None for part in layer.components)
     )
     tokens, width = _tokens(config), config.emb_dim
     return [
@@ -190,7 +188,7 @@ def _megatron_2021(config: ModelConfig, model: Model) -> list[FlopsRow]:
     "6·N + 12·L·H·Q·S per token; N: all active weights",
     "PaLM, arXiv 2204.02311, appendix B",
 )
-def _palm(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _palm(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return _formula(config, model, parameters_of(config, model).active, attention=True)
 
 
@@ -199,7 +197,7 @@ def _palm(config: ModelConfig, model: Model) -> list[FlopsRow]:
     "6·N + 12·L·H·Q·S per token; N: all active weights but the position table",
     "nanoGPT, model.py, estimate_mfu",
 )
-def _nanogpt(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _nanogpt(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     count = parameters_of(config, model)
     return _formula(config, model, count.active - count.positions, attention=True)
 
@@ -207,7 +205,7 @@ def _nanogpt(config: ModelConfig, model: Model) -> list[FlopsRow]:
 @register_convention(
     "6n", "6·N per token; N: all active weights", "Hoffmann et al., arXiv 2203.15556"
 )
-def _six_n(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _six_n(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return _formula(config, model, parameters_of(config, model).active, attention=False)
 
 
@@ -216,14 +214,14 @@ def _six_n(config: ModelConfig, model: Model) -> list[FlopsRow]:
     "6·N per token; N: active weights without tables and output head",
     "Kaplan et al., arXiv 2001.08361",
 )
-def _six_n_non_embedding(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _six_n_non_embedding(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return _formula(
         config, model, parameters_of(config, model).active_non_embedding, attention=False
     )
 
 
 def _formula(
-    config: ModelConfig, model: Model, parameters: int, *, attention: bool
+    config: ModelConfig, model: Layers, parameters: int, *, attention: bool
 ) -> list[FlopsRow]:
     """6·N per token, plus 12·L·H·Q·S, which is 3 × the dense count of QKᵀ and PV."""
     rows = [_row("6·N", "weight", 6 * parameters * _tokens(config))]
@@ -231,7 +229,7 @@ def _formula(
         pairs = config.step.max_target_length * _tokens(config)
         macs = sum(
             layer.repeats * part.macs
-            for layer in model.layers
+            for layer in model
             for part in layer.components
             if part.mask is not None
         )

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from mfu_jax.pages.document import document, headlines, notes, quiet, section
+from mfu_jax.pages.document import (
+    document,
+    headlines,
+    notes,
+    quiet,
+    section,
+    verdict_line,
+)
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.comparison.intervals import CONFIDENCE
@@ -47,7 +54,8 @@ def page(
     body: list[Markup] = [tag("h1", " · ".join(short(name) for name in names[:4]))]
     for run, name in zip(runs, names, strict=True):
         body += [] if len(runs) == 1 else [tag("h2", short(name))]
-        body += [headlines(_numbers(run)), quiet(_about(run)), notes(run.time.notes)]
+        body += [verdict_line(run.verdict.sentence), headlines(_numbers(run))]
+        body += [quiet(_about(run)), notes(run.time.notes)]
     body += [
         _comparison(found, names[0], name)
         for found, name in zip(comparisons, names[1:], strict=False)

@@ -32,6 +32,7 @@ class Chip:
     usable_memory_gib: float | None = None
     devices_per_chip: int = 1
     clock_ghz: float | None = None
+    clock_state: str = ""
     matrix_unit: int | None = None
     interconnect: Mapping[str, float] = dataclasses.field(default_factory=dict)
     aliases: tuple[str, ...] = ()

@@ -9,70 +9,37 @@ function, registered under the `model_type`s that it translates:
 Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).
 
-Adding one, in this order: a row of `decoder_table`, or a function (`model_type` is in `common`; a
-new file is imported below); into ``defaults.yml`` what ``python -m
-scripts.records.hugging_face_defaults NAME`` prints; into tests/data/hf_defaults.json the real
-model's counts, which ``python -m scripts.records.count_hugging_face NAME`` prints and the existing
-tests read; its name in docs/huggingface.md.
+Adding one, in this order: a row of `decoder_table`, or a function (`model_type` is in `common`);
+into ``defaults.yml`` what ``python -m scripts.records.hugging_face_defaults NAME`` prints; into
+tests/data/hf_defaults.json the real model's counts, which ``python -m
+scripts.records.count_hugging_face NAME`` prints and the existing tests read; its name in
+docs/huggingface.md.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
-
-# Importing a module registers its families.
-from mfu_jax.flops.analytic.huggingface import (
-    decoder_table,
-    dense,
-    encoders,
-    gemma,
-    hybrids,
-    latent,
-    mixtures,
-    recurrent,
-    shared_experts,
-)
 from mfu_jax.flops.analytic.huggingface.common import TRANSLATIONS
 from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.model_configs.group import own_fields
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
+from mfu_jax.flops.analytic.model_configs.training import StepConfig, TrainingConfig
 
-__all__ = [
-    "TRANSLATIONS",
-    "decoder_table",
-    "dense",
-    "encoders",
-    "from_hf_config",
-    "gemma",
-    "hybrids",
-    "latent",
-    "mixtures",
-    "recurrent",
-    "shared_experts",
-]
+__all__ = ["TRANSLATIONS", "from_hf_config"]
+
+for _module in pkgutil.iter_modules(__path__):  # importing a module registers its families
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 # Fields about the step and training that may accompany the config's own.
 _STEP_FIELDS = (
-    "model_name",
-    "per_device_batch_size",
-    "max_target_length",
-    "gradient_accumulation_steps",
-    "encoder_length",
-    "tiles_per_image",
-    "packed_document_lengths",
-    "packed_document_length",
-    "scan_chunk_size",
-    "images_per_sequence",
-    "audio_frames_per_sequence",
-    "image_size_for_vit",
-    "freeze_vision_encoder_params",
-    "freeze_audio_encoder_params",
-    "lora_rank",
-    "lora_targets",
-    "use_dpo",
+    *("model_name", "scan_chunk_size", "image_size_for_vit"),
+    *(field.name for group in (StepConfig, TrainingConfig) for field in own_fields(group)),
 )
 
 

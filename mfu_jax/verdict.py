@@ -59,7 +59,7 @@ class LikeRuns:
     """What published runs of the same model class and chip reach, in the run's convention.
 
     Attributes:
-        like: which runs: ``dense models of 4B to 16B on TPU v5p``.
+        like: which runs: ``models like this (7.5B to 8B active) on TPU v5p``.
         low_mfu: of the run with the lowest MFU.
         high_mfu: of the one with the highest.
         runs: their ids, which ``mfu-jax published ID`` shows.
@@ -73,7 +73,8 @@ class LikeRuns:
     def __str__(self) -> str:
         low, high = percent(self.low_mfu), percent(self.high_mfu)
         span = low if low == high else f"{low} to {high}"
-        return f"{self.like} reach {span} ({len(self.runs)} published)"
+        count = len(self.runs)
+        return f"{self.like} reach {span} ({count} published run{'s' * (count > 1)})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ def test_a_sentence_has_the_number_the_loss_the_next_step_and_how_good_it_is() -
     assert FULL.sentence == (
         "20.2% MFU (maxtext, peak 989.4 TFLOP/s bf16); largest loss: compile, 24.0% of the wall "
         "clock; next: remat_policy=minimal (saves 11.8%); dense models of 4B to 16B on H100 reach "
-        "40.0% to 55.0% (2 published); its plan's bound is 61.0%."
+        "40.0% to 55.0% (2 published runs); its plan's bound is 61.0%."
     )
     assert max(map(len, FULL.render().splitlines())) <= 100
 

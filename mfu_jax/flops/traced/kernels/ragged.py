@@ -57,7 +57,7 @@ def _share(groups: int, rows: int, lengths: Lengths) -> tuple[Fraction, str]:
         return Fraction(1), ""
     if len(sizes) != groups or sum(sizes) > rows:
         return Fraction(1), (
-            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows, this product {groups} "
+            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; this product has {groups} "
             f"groups of {rows} rows at most: every row was counted"
         )
     return Fraction(sum(sizes), rows), ""

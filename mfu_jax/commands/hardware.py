@@ -98,6 +98,7 @@ def _describe(chip: Chip) -> str:
         "dense TFLOP/s": peaks,
         "float32 matmuls": _float32(chip),
         "memory": f"{chip.memory_gib:g} GiB{_usable(chip)}, {chip.memory_bandwidth_gbps:g} GB/s",
+        "clock at the peak": _clock(chip),
         "devices per chip": f"{chip.devices_per_chip} (all numbers are for one)"
         if chip.devices_per_chip > 1
         else "",
@@ -113,6 +114,11 @@ def _describe(chip: Chip) -> str:
         f"  {'sources' if i == 0 else '':<17} {source}" for i, source in enumerate(chip.sources)
     ]
     return "\n".join(lines)
+
+
+def _clock(chip: Chip) -> str:
+    at = f" at {chip.clock_state}" if chip.clock_state else ""
+    return f"{chip.clock_ghz:g} GHz{at}" if chip.clock_ghz else ""
 
 
 def _usable(chip: Chip) -> str:

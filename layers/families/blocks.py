@@ -9,8 +9,7 @@ from typing import Any
 from ..attention.indexer import DENSE, SPARSE, IndexerSpec
 from ..attention.multi_head import AttentionSpec
 from ..attention.ops import AttentionPattern, SplashBlocks
-from ..attention.rope import Rope
-from ..attention.rope_scaling import DynamicNtk, Llama3, LongRope, RopeScaling, Yarn
+from ..attention.rope import DynamicNtkRope, Llama3Rope, LongRope, Rope, YarnRope
 from ..feed_forward.experts import ExpertsSpec
 from ..feed_forward.mlp import MlpSpec
 from ..feed_forward.routers import RouterSpec
@@ -46,49 +45,51 @@ def uses_rope(config: Any) -> bool:
 
 def rope(config: Any) -> Rope:
     """The config's rotary positions."""
-    if config.rope_type == "llama3.1" and not config.rope_use_scale:
-        return _linear(config)
-    return _ROPE_SCALINGS[config.rope_type](config)
+    kind = config.rope_type
+    if kind == "default" or (kind == "llama3.1" and not config.rope_use_scale):
+        base, factor = config.rope_max_timescale, config.rope_linear_scaling_factor
+        return Rope(timescale=base, factor=factor)
+    return _STRETCHED[kind](config)
 
 
-def _linear(config: Any) -> Rope:
-    return Rope(timescale=config.rope_max_timescale, factor=config.rope_linear_scaling_factor)
-
-
-def _scaled_rope(config: Any, scaling: RopeScaling, factor: float, pretrained: int) -> Rope:
+def _stretched(
+    config: Any, kind: Callable[..., Rope], factor: float, pretrained: int, **options: Any
+) -> Rope:
     """With the config's factor and pretrained length, or else the given (MaxText's) defaults."""
-    return Rope(
+    return kind(
         timescale=config.rope_max_timescale,
         factor=config.rope_factor or factor,
         pretrained=config.original_max_position_embeddings or pretrained,
-        scaling=scaling,
+        **options,
     )
 
 
 def _yarn(config: Any) -> Rope:
-    yarn = Yarn(
+    return _stretched(
+        config,
+        YarnRope,
+        40.0,
+        4096,
         fast=config.beta_fast,
         slow=config.beta_slow,
         truncate=config.rope_truncate,
         scales_output=config.rope_attention_scaling,
     )
-    return _scaled_rope(config, yarn, 40.0, 4096)
 
 
 def _dynamic(config: Any) -> Rope:
     length = config.max_target_length
-    return _scaled_rope(config, DynamicNtk(length=length), 1.0, length)
+    return _stretched(config, DynamicNtkRope, 1.0, length, length=length)
 
 
 def _longrope(config: Any) -> Rope:
     is_long = config.max_target_length > config.original_max_position_embeddings
     factors = config.rope_long_factor if is_long else config.rope_short_factor
-    return _scaled_rope(config, LongRope(factors=tuple(factors)), 1.0, 0)
+    return _stretched(config, LongRope, 1.0, 0, factors=tuple(factors))
 
 
-_ROPE_SCALINGS: dict[str, Callable[[Any], Rope]] = {
-    "default": _linear,
-    "llama3.1": lambda config: _scaled_rope(config, Llama3(), 8.0, 8192),
+_STRETCHED: dict[str, Callable[[Any], Rope]] = {
+    "llama3.1": lambda config: _stretched(config, Llama3Rope, 8.0, 8192),
     "yarn": _yarn,
     "dynamic": _dynamic,
     "longrope": _longrope,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..attention.latent import LatentAttentionSpec
 from ..attention.ops import AttentionPattern
-from ..attention.rope_scaling import yarn_scale
+from ..attention.rope import yarn_scale
 from ..building import Spec
 from ..feed_forward.routers import RouterSpec
 from ..stack.block import LayerSpec

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..attention.multi_head import AttentionSpec
 from ..attention.rope import Rope
-from ..feed_forward.experts_beside_mlp import ExpertsBesideMlpSpec
+from ..feed_forward.compounds import ExpertsBesideMlpSpec
 from ..stack.block import POST_NORMS, PRE_NORMS, LayerSpec
 from . import blocks
 from .blocks import ModelSpec, family

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..attention.multi_head import AttentionSpec
-from ..feed_forward.latent_experts import LatentExpertsSpec
+from ..feed_forward.compounds import LatentExpertsSpec
 from ..stack.block import POST_NORMS, PRE_NORMS, LayerSpec
 from . import blocks
 from .blocks import ModelSpec, family

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from ..building import Builder, Inputs
 from ..projections.grouped_matmuls import grouped_dot, has_tiles
 from ..projections.linears import ACTIVATIONS
-from ..projections.lora import ExpertsAdapter
+from ..projections.lora import Adapter
 from ..projections.quantization import quantized_dot, quantized_ragged_dot, shard_of
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, axis_size, constrain, partition_spec
 from .mlp import MlpSpec
@@ -82,21 +82,19 @@ class Experts(nnx.Module):
         experts, width = ("whole_experts", "norm") if spec.whole else ("experts", "embed")
         inwards, outwards = (experts, width, "mlp"), (experts, "mlp", width)
         self.router = spec.router.make(build)
-        self.wi_0 = build.matrix((E, D, F), D, inwards)
-        self.wi_1 = build.matrix((E, D, F), D, inwards)
-        self.wo = build.matrix((E, F, D), F, outwards)
+        made = {
+            "wi_0": ((E, D, F), inwards),
+            "wi_1": ((E, D, F), inwards),
+            "wo": ((E, F, D), outwards),
+        }
+        for name, (shape, axes) in made.items():
+            setattr(self, name, build.matrix(shape, shape[1], axes))
         self.lora = build.lora
         if build.lora is not None:
             self.adapters = nnx.Dict(
                 {
-                    name: ExpertsAdapter(
-                        build.lora,
-                        getattr(self, name)[...].shape,
-                        logical_axes=outwards if name == "wo" else inwards,
-                        weight_dtype=build.weight_dtype,
-                        rngs=build.rngs,
-                    )
-                    for name in ("wi_0", "wi_1", "wo")
+                    name: Adapter(build.lora, build, shape, axes, in_rank=1, stacked=1)
+                    for name, (shape, axes) in made.items()
                     if name in build.lora.targets
                 }
             )

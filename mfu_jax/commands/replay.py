@@ -93,9 +93,9 @@ def _follow(path: Path, sink: Sink, first: int) -> int:
     texts = [*read_events(beside, *_FOR_SINKS)]
     totals = [*read_events(beside, events.SUMMARY)]
     log = RunLog()
-    log.append([events.Event(e["e"], (e["t"], e["m"]), e) for e in texts])
     reader = LoggedRecords(path, periods[-1] if periods else 1, after=first - 1)
-    follower = Follower(log, sink, position=0)
+    follower = Follower(log, sink)
+    follower.put([events.Event(e["e"], (e["t"], e["m"]), e) for e in texts])
     follower.begin_behind(reader)
     follower.start()
     follower.settle(is_last=True).wait()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.logger.records import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
 from mfu_jax.logger.records.strict_json import strict
 from mfu_jax.util.formatting import loss_text, percent, readable
@@ -53,6 +54,8 @@ class Summary:
         mfu: optimal time of the model FLOPs of all measured steps / their time.
         hfu: likewise for the executed FLOPs.
         mbu: likewise for the bytes moved.
+        tensor_active: share of cycles in which the tensor cores worked, by the devices' counters.
+        tensor_active_by_count: the same by the executed FLOPs, over the same seconds.
         last_loss: loss of the last step.
         compile_seconds: time that JAX spent tracing, lowering or compiling.
         compile_count: executables compiled.
@@ -78,6 +81,8 @@ class Summary:
     mfu: float | None = None
     hfu: float | None = None
     mbu: float | None = None
+    tensor_active: float | None = None
+    tensor_active_by_count: float | None = None
     last_loss: float | None = None
     compile_seconds: float = 0.0
     compile_count: int = 0
@@ -149,15 +154,19 @@ class Summary:
     def _rows(self) -> Iterator[tuple[str, str]]:
         """The lines of the text: label, value; a phase has no label."""
         if self.steps:
-            names = ("mean", "median", "p90", "p99")
-            times = (getattr(self, f"{name}_seconds") for name in names)
-            shown = zip(names, times, strict=True)
+            statistics = ("mean", "median", "p90", "p99")
+            times = (getattr(self, f"{name}_seconds") for name in statistics)
+            shown = zip(statistics, times, strict=True)
             yield "step time", ", ".join(f"{name} {_readable(time, ' s')}" for name, time in shown)
             tokens = self.tokens_per_sec_per_device
             rate = f"mean {_readable(self.tflops_per_sec_per_device)} TFLOP/s/device"
             yield "rates", rate + (f", {tokens:.1f} tokens/s/device" if tokens else "")
             mbu = "" if self.mbu is None else f", MBU {percent(self.mbu)}"
             yield "utilisation", f"mean MFU {percent(self.mfu)}, HFU {percent(self.hfu)}{mbu}"
+        if self.tensor_active is not None:
+            count = self.tensor_active_by_count
+            by_count = "" if count is None else f", {percent(count)} by count"
+            yield "tensor cores", f"active {percent(self.tensor_active)} by counter{by_count}"
         for name, values in self.phases.items():
             yield "", _phase_line(name, values)
         if self.last_loss is not None:
@@ -279,6 +288,31 @@ class StepStatistics:
         }
 
 
+class ActivityTotals:
+    """Mean activity of the tensor cores, by counter and, over the same readings, by count."""
+
+    def __init__(self) -> None:
+        self._alone: tuple[int, float] = 0, 0.0  # number of readings, and their sum
+        self._compared: tuple[int, float, float] = 0, 0.0, 0.0
+
+    def add(self, scalars: Mapping[str, float]) -> None:
+        """Adds a record's reading, if it has one."""
+        if (counter := scalars.get(names.TENSOR_ACTIVE)) is None:
+            return
+        if (count := scalars.get(names.TENSOR_ACTIVE_BY_COUNT)) is None:
+            self._alone = self._alone[0] + 1, self._alone[1] + counter
+        else:
+            times, by_counter, by_count = self._compared
+            self._compared = times + 1, by_counter + counter, by_count + count
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `Summary` that derive from the readings."""
+        if self._compared[0]:
+            times, by_counter, by_count = self._compared
+            return {"tensor_active": by_counter / times, "tensor_active_by_count": by_count / times}
+        return {"tensor_active": self._alone[1] / self._alone[0]} if self._alone[0] else {}
+
+
 class PhaseTotals:
     """Totals of each phase; any thread may add to them."""
 
@@ -307,10 +341,10 @@ class PhaseTotals:
 
 def _phase_values(times: int, seconds: float, cost: StepCost | None) -> dict[str, float]:
     rates = cost.rates(seconds) if cost is not None and seconds > 0 else {}
-    names = {
+    of_phases = {
         "tflops_per_sec_per_device": "perf/per_device_tflops_per_sec",
         "mfu": "perf/mfu",
         "hfu": "perf/hfu",
     }
-    known = {name: rates[of_step] for name, of_step in names.items() if of_step in rates}
+    known = {name: rates[of_step] for name, of_step in of_phases.items() if of_step in rates}
     return {"times": times, "seconds": seconds, **known}

@@ -16,7 +16,7 @@ from mfu_jax.logger.records.scalars import numbers_of, quick_numbers, start_copi
 from mfu_jax.logger.records.step_cost import StepCost, StepRates
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import printable
-from mfu_jax.logger.records.summary import StepStatistics, Summary
+from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.formatting import readable
 
@@ -49,6 +49,7 @@ class RecordBuilder:
 
     Attributes:
         without_recompile_notes: JAX's names of functions whose compilations are reported elsewhere.
+        activity: of the tensor cores, which a monitor adds to records.
     """
 
     def __init__(self, cost: StepCost, config: LoggerConfig) -> None:
@@ -59,6 +60,7 @@ class RecordBuilder:
         self._run = StepStatistics()
         self._window = StepStatistics()
         self.without_recompile_notes: set[str] = set()
+        self.activity = ActivityTotals()
         self._compiled: set[str] = set()
         self._kinds: Counter[str] = Counter()
         self._flags: Counter[str] = Counter()
@@ -144,6 +146,7 @@ class RecordBuilder:
         uses["other"] = max(0.0, total_seconds - sum(uses.values()))
         return Summary(
             **self._run.fields(),
+            **self.activity.fields(),
             warmup_steps=self._kinds["warmup"],
             compile_steps=self._kinds["compile"],
             last_loss=self._last_loss,

@@ -25,6 +25,8 @@ class Chip:
     name: str
     vendor: str
     peak_tflops: Mapping[str, float]
+    sparse_tflops: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    boost_tflops: Mapping[str, float] = dataclasses.field(default_factory=dict)
     memory_gib: float
     memory_bandwidth_gbps: float
     sources: tuple[str, ...]

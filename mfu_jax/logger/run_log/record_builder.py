@@ -29,14 +29,9 @@ NOTED_JUMP_FRACTION = 0.01
 _MOST_SUBJECTS = 10_000
 _WINDOW_NAMES = {
     "steps": "rolling/steps",
-    "median_seconds": "rolling/step_time_seconds_median",
-    "p90_seconds": "rolling/step_time_seconds_p90",
-    "p99_seconds": "rolling/step_time_seconds_p99",
-    "tokens_per_sec_per_device": "rolling/per_device_tokens_per_sec",
-    "tflops_per_sec_per_device": "rolling/per_device_tflops_per_sec",
-    "mfu": "rolling/mfu",
-    "hfu": "rolling/hfu",
-    "mbu": "rolling/mbu",
+    **{f"{n}_seconds": f"rolling/step_time_seconds_{n}" for n in ("median", "p90", "p99")},
+    **{f"{n}_per_sec_per_device": f"rolling/per_device_{n}_per_sec" for n in ("tokens", "tflops")},
+    **{n: f"rolling/{n}" for n in ("mfu", "hfu", "mbu")},
 }
 
 

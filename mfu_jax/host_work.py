@@ -29,6 +29,7 @@ class HostWork(StrEnum):
 
     COMPILE = "compile", "compiling"
     EVALUATION = "evaluation", "evaluation"
+    TRANSFER = "transfer", "the transfer of arrays to the device"
     WAIT = "wait", "the wait for the device"
     DATA = "data", "the wait for data"
     DISPATCH = "dispatch", "the call of the step"

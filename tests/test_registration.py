@@ -38,7 +38,7 @@ def test_every_architecture_is_in_the_table() -> None:
         if not node.name.startswith("_")
         and ast.unparse(node.args) == "config: ModelConfig"
         and node.returns is not None
-        and ast.unparse(node.returns) == "Model"
+        and ast.unparse(node.returns) == "Layers"
     }
     assert builders - {"families.build"} == set(FAMILIES.values())
 

@@ -106,21 +106,14 @@ def compiled_config(
     return config, compile_train_step(config, mesh, abstract_state(config, mesh))
 
 
-# JAX traces unrolled layers one by one, a few per second. XLA aborts the process if an array's byte
-# count overflows 63 bits; the largest array holds the layers' activations or attention scores.
-_MOST_UNROLLED_LAYERS = 1000
+# XLA aborts the process if an array's byte count overflows 63 bits; the largest array holds the
+# layers' activations or attention scores.
 _MOST_ELEMENTS = 2**56
 
 
 def _refuse_absurd(config: Config) -> None:
     """Nothing is allocated here, so any size up to these limits compiles."""
     layers, length = config.num_decoder_layers, config.max_target_length
-    if layers > _MOST_UNROLLED_LAYERS and not config.scan_layers:
-        raise UserError(
-            f"num_decoder_layers={layers} with scan_layers=false: expected at most "
-            f"{_MOST_UNROLLED_LAYERS} unrolled layers; they would be traced for hours; pass "
-            f"scan_layers=true"
-        )
     heads = config.num_query_heads
     width = max(config.vocab_size, config.emb_dim, config.mlp_dim, heads * config.head_dim)
     rows = config.per_device_batch_size * config.gradient_accumulation_steps * length

@@ -31,9 +31,10 @@ from mfu_jax.flops.analytic.inputs.maxtext_keys import override_keys, parse_over
 from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.training import StepConfig
-from mfu_jax.flops.analytic.parameters import ParameterCount, count_parameters
+from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import (
     TERA,
+    TflopsPerDevice,
     calculate_tokens_per_device,
     compare_conventions,
     tflops_of,
@@ -91,10 +92,8 @@ def _model(arguments: Arguments) -> tuple[str, Arguments]:
 
 
 def _printed(answer: dict[str, Any], arguments: Arguments) -> int:
-    if "--json" in arguments.flags:
-        print(json_text(answer))
-    else:
-        print(_table(answer))
+    answer = _plain(answer)
+    print(json_text(answer) if "--json" in arguments.flags else _table(answer))
     return 0
 
 
@@ -125,31 +124,36 @@ def _share(text: str) -> float:
 
 
 def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str, Any]:
-    """The object that ``--json`` prints; ints stay ints, fractional FLOPs become floats."""
+    """The object that ``--json`` prints."""
     rows = find_convention(convention).rows(config, training_model(config))
-    tflops = tflops_of(rows)
     counted = compare_conventions(config)
-    totals = {name: (flops.training, flops.forward) for name, flops in counted.items()}
+    count = count_parameters(config)
+    notes = []
+    if config.vision.use_multimodal and not config.step.images_per_sequence:
+        notes.append("text only: a config does not say how many images; images_per_sequence=1 does")
     return {
         "model": config.model_name,
         "decoder_block": config.decoder_block,
-        "per_device_batch_size": _plain(config.step.per_device_batch_size),
-        "max_target_length": config.step.max_target_length,
-        "gradient_accumulation_steps": config.step.gradient_accumulation_steps,
-        "convention": convention,
-        "total_tflops": tflops.total,
-        "learnable_weight_tflops": tflops.learnable_weight,
-        "attention_tflops": tflops.attention,
-        "tokens_per_device": _plain(calculate_tokens_per_device(config)),
-        "parameters": _parameters(count_parameters(config)),
-        "conventions": _conventions(totals, convention, mfu),
-        "breakdown": [_row(row) for row in rows],
-        "notes": _notes(config),
+        **_of_step(config.step, calculate_tokens_per_device(config)),
+        **_sums(convention, tflops_of(rows)),
+        "parameters": {
+            "total": count.total,
+            "active": count.active,
+            "embedding": count.embedding,
+            "active_non_embedding": count.active_non_embedding,
+        },
+        "conventions": _conventions(
+            {name: (flops.training, flops.forward) for name, flops in counted.items()},
+            convention,
+            mfu,
+        ),
+        "breakdown": [row._asdict() for row in rows],
+        "notes": notes,
     }
 
 
 _TRACED: tuple[PairCounting, ...] = ("maxtext", "exact", "dense")
-_TRACED_KEYS = ("per_device_batch_size", "max_target_length", "gradient_accumulation_steps")
+_STEP_KEYS = ("per_device_batch_size", "max_target_length", "gradient_accumulation_steps")
 
 
 def _traced(
@@ -158,9 +162,9 @@ def _traced(
     """The same object as `_answer`, from the PyTorch model; training is 3 × forward."""
     if convention not in _TRACED:
         raise UserError(f"--trace counts matmuls: convention={convention} is not one of {_TRACED}")
-    if wrong := [key for key in overrides if key not in _TRACED_KEYS]:
+    if wrong := [key for key in overrides if key not in _STEP_KEYS]:
         raise UserError(
-            f"{wrong[0]} is no field of the step; with --trace give {', '.join(_TRACED_KEYS)}, and "
+            f"{wrong[0]} is no field of the step; with --trace give {', '.join(_STEP_KEYS)}, and "
             f"change the model in its config.json"
         )
     config, _ = read_source(source)
@@ -171,42 +175,36 @@ def _traced(
     step = StepConfig(**overrides)
     sequences = integral(step.per_device_batch_size * step.gradient_accumulation_steps)
     counted = count_pytorch_model(config, step.max_target_length)
-    tables = {name: counted.rows(sequences, name) for name in _TRACED}
-    sums = {
-        name: {
-            kind: sum(row["training_flops"] for row in table if row["kind"] == kind)
-            for kind in ("weight", "attention")
-        }
-        for name, table in tables.items()
-    }
-    training = {name: integral(sum(kinds.values())) for name, kinds in sums.items()}
-    totals: dict[str, tuple[Number, Number]] = {
-        name: (flops, integral(flops * Fraction(1, 3))) for name, flops in training.items()
-    }
+    tables = {name: [FlopsRow(**row) for row in counted.rows(sequences, name)] for name in _TRACED}
+    training = {name: sum(row.training_flops for row in rows) for name, rows in tables.items()}
     return {
         "model": model_name_of(source),
         "decoder_block": config["model_type"],
-        "per_device_batch_size": _plain(step.per_device_batch_size),
-        "max_target_length": step.max_target_length,
-        "gradient_accumulation_steps": step.gradient_accumulation_steps,
-        "convention": convention,
-        "total_tflops": float(training[convention]) / TERA,
-        "learnable_weight_tflops": float(sums[convention]["weight"]) / TERA,
-        "attention_tflops": float(sums[convention]["attention"]) / TERA,
-        "tokens_per_device": _plain(integral(sequences * step.max_target_length)),
+        **_of_step(step, integral(sequences * step.max_target_length)),
+        **_sums(convention, tflops_of(tables[convention])),
         "parameters": {
             "total": counted.parameters,
             "active": None,
             "embedding": counted.embedding,
             "active_non_embedding": None,
         },
-        "conventions": _conventions(totals, convention, mfu),
-        "breakdown": [
-            {**row, **{key: _plain(row[key]) for key in ("forward_flops", "training_flops")}}
-            for row in tables[convention]
-        ],
+        "conventions": _conventions(
+            {name: (flops, integral(flops * Fraction(1, 3))) for name, flops in training.items()},
+            convention,
+            mfu,
+        ),
+        "breakdown": [row._asdict() for row in tables[convention]],
         "notes": list(counted.notes),
     }
+
+
+def _of_step(step: StepConfig, tokens: Number) -> dict[str, Any]:
+    return {**{key: getattr(step, key) for key in _STEP_KEYS}, "tokens_per_device": tokens}
+
+
+def _sums(convention: str, tflops: TflopsPerDevice) -> dict[str, Any]:
+    sums = {f"{name}_tflops": value for name, value in tflops._asdict().items()}
+    return {"convention": convention, **sums}
 
 
 def _conventions(
@@ -217,8 +215,8 @@ def _conventions(
     return {
         name: {
             "total_tflops": float(training) / TERA,
-            "training_flops": _plain(training),
-            "forward_flops": _plain(forward),
+            "training_flops": training,
+            "forward_flops": forward,
             **({} if mfu is None else {"mfu": mfu * float(training / stated)}),
         }
         for name, (training, forward) in totals.items()
@@ -234,42 +232,22 @@ def _serving(config: ModelConfig) -> dict[str, Any]:
     return {
         name: {
             "tokens": cost.tokens,
-            "flops": _plain(cost.flops),
+            "flops": cost.flops,
             "weight_bytes": cost.weight_bytes,
-            "cache_read_bytes": _plain(cost.cache_read_bytes),
-            "cache_write_bytes": _plain(cost.cache_write_bytes),
+            "cache_read_bytes": cost.cache_read_bytes,
+            "cache_write_bytes": cost.cache_write_bytes,
         }
         for name, cost in costs.items()
     }
 
 
-def _parameters(count: ParameterCount) -> dict[str, int]:
-    return {
-        "total": count.total,
-        "active": count.active,
-        "embedding": count.embedding,
-        "active_non_embedding": count.active_non_embedding,
-    }
-
-
-def _row(row: FlopsRow) -> dict[str, Any]:
-    return {
-        **row._asdict(),
-        "forward_flops": _plain(row.forward_flops),
-        "training_flops": _plain(row.training_flops),
-    }
-
-
-def _notes(config: ModelConfig) -> list[str]:
-    """Assumptions about what the config leaves open."""
-    notes = []
-    if config.vision.use_multimodal and not config.step.images_per_sequence:
-        notes.append("text only: a config does not say how many images; images_per_sequence=1 does")
-    return notes
-
-
-def _plain(value: Number) -> int | float:
-    return value if isinstance(value, int) else float(value)
+def _plain(value: Any) -> Any:
+    """Ints stay ints, fractions become floats."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, Fraction) else value
 
 
 def _table(answer: dict[str, Any]) -> str:

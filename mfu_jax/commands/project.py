@@ -11,8 +11,7 @@ Give three of tokens, chips, time and throughput to solve for the fourth.
     tokens_per_sec_per_device=…, or step_time_seconds=… with tokens_per_step=…
 
   model=llama3-8b        a bundled model, MaxText YAML or config.json, for the FLOPs per token; or
-    params=8e9 (6N); with neither, the time is per 1e9 parameters, and with tokens, chips,
-    time and mfu all given, the parameters are solved for
+    params=8e9 (6N)
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
   price=2.5              of one chip-hour"""
@@ -45,7 +44,6 @@ _NUMBERS = (
     "price",
 )
 _WORDS = (MODEL, "convention", "hardware", "dtype")
-_EACH = "every 1e9 parameters"  # in place of a model
 _SECONDS = {"days": 86400, "hours": 3600, "seconds": 1}
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -64,8 +62,6 @@ def main(argv: Sequence[str]) -> int:
     seconds = _seconds(numbers)
     flops_per_token, model_text = _flops_per_token(numbers, words)
     peak, devices_per_chip, chip_text = _peak_per_chip(numbers, words)
-    if flops_per_token is None and peak is not None:
-        flops_per_token, model_text = _without_model(numbers, seconds, peak)
     rate = numbers.get("tokens_per_sec_per_device")
     run = project(
         tokens=numbers.get("tokens"),
@@ -146,18 +142,6 @@ def _whole(length: float) -> int:
     return int(length)
 
 
-def _without_model(
-    numbers: Mapping[str, float], seconds: float | None, peak: float
-) -> tuple[float | None, str]:
-    """FLOPs per token of the largest model that the numbers allow, or of 10⁹ parameters."""
-    if not {"tokens", "chips", "mfu"} <= set(numbers) or min(numbers.values()) <= 0:
-        return None, ""
-    if seconds is None:
-        return 6e9, f"{_EACH}, 6N (no attention); give model=… or params=…"
-    flops = numbers["mfu"] * peak * numbers["chips"] * seconds / numbers["tokens"]
-    return flops, f"{flops / 6:.5g} parameters, 6N (no attention): solved for"
-
-
 def _peak_per_chip(
     numbers: Mapping[str, float], words: Mapping[str, str]
 ) -> tuple[float | None, int, str]:
@@ -186,7 +170,7 @@ def _render(run: Projection, model: str, chip: str) -> str:
     rows = {
         "tokens": f"{run.tokens:.5g}",
         "chips": f"{run.chips:,.0f}" if run.chips == round(run.chips) else f"{run.chips:,.1f}",
-        "training time": _duration(run.seconds) + f" for {_EACH}" * model.startswith(_EACH),
+        "training time": _duration(run.seconds),
         "MFU": mfu,
         "tokens/s/chip": f"{run.tokens_per_sec_per_chip:,.1f}",
         "FLOPs per token": per_token(),

@@ -91,6 +91,8 @@ def main(argv: Sequence[str]) -> int:
     runs = [_with_waits(runs[0], profile), *(_with_waits(run, None) for run in runs[1:])]
     compared = [_compared(runs[0], run) for run in runs[1:]]
     plan = _plan(arguments, runs[0])
+    if plan is not None:
+        runs[0] = dataclasses.replace(runs[0], bound_mfu=plan.bound_mfu)
     if file:
         from mfu_jax.pages.document import write_page
         from mfu_jax.runs.page import page
@@ -206,10 +208,11 @@ def _answer(
 ) -> dict[str, Any]:
     """One run's own object; for several, a list of these and the comparisons with the first."""
     beside = {} if plan is None else {"plan": plan.to_json()}
+    answers = [{**run.answer, "verdict": run.verdict.to_json()} for run in runs]
     if len(runs) == 1:
-        return {**runs[0].answer, **beside}
+        return {**answers[0], **beside}
     return {
-        "runs": [run.answer for run in runs],
+        "runs": answers,
         "comparisons": [found.to_json() for found in compared],
         **beside,
     }

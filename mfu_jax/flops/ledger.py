@@ -18,6 +18,12 @@ from mfu_jax.flops.ledger_lines import LedgerLine, StepCounts, explained_lines
 from mfu_jax.flops.ledger_table import HEAD, LedgerRow, render_rows
 from mfu_jax.flops.operation_diff import Operations, largest, missing_operations
 
+_BEYOND = {
+    names.TILES_STATED: "the rest of whole Triton blocks, which the program states",
+    names.TILES_ASSUMED: "the rest of whole cuDNN tiles, assumed from an H100's counters: "
+    "128 × 128 in attention, 1024 rows or 256 columns in gradients of strided convolutions",
+    names.ON_PADDING: "cuDNN's convolutions multiply outputs × window × channels",
+}
 _EVALUATION = "forward work that trains nothing: a loss or metrics on the side"
 
 
@@ -31,6 +37,7 @@ class Ledger:
         lines: from `model` to `executed`, including the model line.
         executed: matmul FLOPs that the program runs.
         of_which: parts of `executed` worth knowing; they do not sum to it.
+        beyond: what the hardware runs in addition to `executed`, the program's mathematics.
         xla_reported: ``compiled.cost_analysis()["flops"]``, or None if XLA reports nothing.
         causes: from `executed` to `xla_reported`; empty if XLA reports nothing.
         notes: what the count could not see, and the choices that it made.
@@ -44,6 +51,7 @@ class Ledger:
     causes: tuple[LedgerLine, ...]
     notes: tuple[str, ...] = ()
     of_which: tuple[LedgerLine, ...] = ()
+    beyond: tuple[LedgerLine, ...] = ()
 
     @property
     def residual(self) -> int:
@@ -88,13 +96,16 @@ class Ledger:
         return fragment("FLOPs ledger", HEAD, rows, words=(3,), notes=self.notes)
 
     def rows(self) -> list[LedgerRow]:
-        """The rows from model FLOPs to executed FLOPs, and the parts of these."""
+        """The rows from model FLOPs to executed FLOPs, their parts, and what runs beyond them."""
         model, *lines = self.lines
         rows = [LedgerRow(model.label, model.flops, model.note)]
         rows += [LedgerRow(f"+ {line.label}", line.flops, line.note) for line in lines]
         rows.append(LedgerRow(names.RESIDUAL, self.residual, self._doubt()))
         rows.append(LedgerRow(names.EXECUTED, self.executed, "what the compiled program runs"))
         rows += [LedgerRow(f"  of which {p.label}", p.flops, p.note) for p in self.of_which]
+        rows += [
+            LedgerRow(f"  beyond it: {b.label}", b.flops, b.note) for b in self.beyond if b.flops
+        ]
         return rows
 
     def _reported_rows(self) -> list[LedgerRow]:
@@ -206,6 +217,10 @@ def compare_flops(
             *(_surplus(operations or {}, executed) if residual > 0 else ()),
         ),
         of_which=_of_which(executed, {line.label for line in lines}),
+        beyond=tuple(
+            LedgerLine(label=label, flops=executed.beyond.get(label, 0), note=note)
+            for label, note in _BEYOND.items()
+        ),
     )
 
 

@@ -167,8 +167,13 @@ def _beside_kernels(of: StepCounts, attention: int) -> int:
 
 
 def _rematerialised(of: StepCounts) -> Iterator[LedgerLine]:
-    """Matmuls named so."""
+    """Matmuls named so, and what attention kernels recompute in their backward pass."""
+    in_kernels = of.executed.recomputed_in_kernels
     note = "forward work done again by jax.checkpoint"
+    if in_kernels and in_kernels == of.executed.rematerialized:
+        note = "forward work that attention kernels do again in their backward pass"
+    elif in_kernels:
+        note += f"; {in_kernels:,} of it by attention kernels in their backward pass"
     yield LedgerLine(label=names.REMATERIALISED, flops=of.executed.rematerialized, note=note)
 
 

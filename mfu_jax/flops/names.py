@@ -28,3 +28,8 @@ OVERHANG_ATTENTION = "Pallas blocks beyond their arrays: attention"
 RESIDUAL = "+ residual"
 EXECUTED = "= executed"
 VECTOR_UNITS = "matmuls run on vector units"
+
+# What the hardware runs beyond executed FLOPs.
+TILES_STATED = "tiles, stated"
+TILES_ASSUMED = "tiles, assumed"
+ON_PADDING = "window positions on padding"

@@ -25,6 +25,8 @@ class Chip:
     name: str
     vendor: str
     peak_tflops: Mapping[str, float]
+    sparse_tflops: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    boost_tflops: Mapping[str, float] = dataclasses.field(default_factory=dict)
     memory_gib: float
     memory_bandwidth_gbps: float
     sources: tuple[str, ...]
@@ -32,6 +34,7 @@ class Chip:
     usable_memory_gib: float | None = None
     devices_per_chip: int = 1
     clock_ghz: float | None = None
+    clock_state: str = ""
     matrix_unit: int | None = None
     interconnect: Mapping[str, float] = dataclasses.field(default_factory=dict)
     aliases: tuple[str, ...] = ()

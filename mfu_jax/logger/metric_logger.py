@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -47,8 +48,12 @@ from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe
+from mfu_jax.verdict import Verdict
 
 _log = logging.getLogger("mfu_jax")
+
+Judge = Callable[[Summary, Mapping[str, Any], Mapping[str, float]], Verdict]
+_NO_SUMMARY = Summary(steps=0)
 
 
 class MetricLogger:
@@ -79,6 +84,8 @@ class MetricLogger:
 
     Attributes:
         cost: cost of a step, unless `record` is given another.
+        judge: makes the summary's verdict, of the summary without it, the set-up (``values`` and
+            ``texts``) and the ``profile/…`` numbers; None: it has none.
 
     Raises:
         UserError: an unknown field, or an impossible number.
@@ -103,6 +110,9 @@ class MetricLogger:
         **fields: Any,
     ) -> None:
         self.cost, config = assembly.with_fields(cost, config, fields)
+        self.judge: Judge | None = None
+        self._setup: Mapping[str, Any] = {}
+        self._profile: dict[str, float] = {}
         self._monotonic = monotonic
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary = boundary or log.boundary
@@ -224,7 +234,7 @@ class MetricLogger:
         """
         self._spans.add(self._filter.of(metrics), step)
 
-    @failsafe("a pause is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
+    @failsafe("a pause is not timed", passes=RERAISED, instead=DISABLED_SCOPE)
     def pause(
         self, name: str, *, flush: bool | None = None
     ) -> contextlib.AbstractContextManager[Any]:
@@ -243,11 +253,11 @@ class MetricLogger:
         """
         self._interrupt.raise_pending()
         if self._thread.refuses(f"the pause {name}"):
-            return assembly.NO_SPAN
+            return DISABLED_SCOPE
         flush = name == "checkpoint" if flush is None else flush
         return Pause(self._spans, name, functools.partial(self._check_pause, flush))
 
-    @failsafe("a wait is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
+    @failsafe("a wait is not timed", passes=RERAISED, instead=DISABLED_SCOPE)
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[Any]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
@@ -256,7 +266,7 @@ class MetricLogger:
         if self._interrupt.pending is not None:
             self._interrupt.raise_pending()
         if get_ident() != self._thread.ident and self._thread.refuses(f"the wait for {name}"):
-            return assembly.NO_SPAN
+            return DISABLED_SCOPE
         return Wait(self._spans, name)
 
     @failsafe("a step is not logged", passes=RERAISED, instead=DISABLED_SCOPE)
@@ -306,10 +316,11 @@ class MetricLogger:
 
     def own_pause(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """A pause for work of this package; not timed on another thread than the loop's."""
-        return Pause(self._spans, name) if self._thread.is_here() else assembly.NO_SPAN
+        return Pause(self._spans, name) if self._thread.is_here() else DISABLED_SCOPE
 
     def add_numbers(self, numbers: Mapping[str, float]) -> None:
         """Adds numbers that belong to no particular step to the next record."""
+        self._profile |= {name: n for name, n in numbers.items() if name.startswith("profile/")}
         self._spans.add(numbers)
 
     def raise_interrupt(self) -> None:
@@ -325,7 +336,8 @@ class MetricLogger:
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
         """Writes the set-up, known before the first step, to every sink: values, longer texts."""
-        self._pipeline.tell(SETUP, values=dict(values or {}), texts=dict(texts or {}))
+        self._setup = {"values": dict(values or {}), "texts": dict(texts or {})}
+        self._pipeline.tell(SETUP, **self._setup)
 
     @failsafe("a text is not written")
     def write_text(self, tag: str, text: str) -> None:
@@ -345,7 +357,7 @@ class MetricLogger:
         self._spans.release()
         self._pipeline.flush()
 
-    @failsafe("there is no summary", instead=assembly.NO_SUMMARY)
+    @failsafe("there is no summary", instead=_NO_SUMMARY)
     def summary(self) -> Summary:
         """Totals of the run so far; after `close`, of the whole run."""
         self._interrupt.raise_pending()
@@ -353,7 +365,7 @@ class MetricLogger:
             self.flush()
         return self._summary or self._summarize()
 
-    @failsafe("there is no summary", passes=RERAISED, instead=assembly.NO_SUMMARY)
+    @failsafe("there is no summary", passes=RERAISED, instead=_NO_SUMMARY)
     def close(self) -> Summary:
         """Waits for the step in flight, writes everything, closes the sinks.
 
@@ -379,14 +391,14 @@ class MetricLogger:
 
     def _close(self) -> Summary:
         if os.getpid() != self._process_id:
-            return Summary(steps=0)  # in a forked child, which has none of the threads
+            return _NO_SUMMARY  # in a forked child, which has none of the threads
         with self._closing:  # a second caller waits for the summary
             if self._summary is None:
                 self._close_all()
-            return self._summary or Summary(steps=0)
+            return self._summary or _NO_SUMMARY
 
     def _close_all(self) -> None:
-        self._summary = Summary(steps=0)  # counts as closed, whatever fails below
+        self._summary = _NO_SUMMARY  # counts as closed, whatever fails below
         with contextlib.ExitStack() as rest:  # runs even after Ctrl-C
             rest.callback(self._close_parts)
             rest.callback(self._close_pipeline)
@@ -395,13 +407,12 @@ class MetricLogger:
                     self._spans.hold_last()
 
     def _close_parts(self) -> None:
+        atexit.unregister(self._close_quietly)
         for part in (self._timer, self._phases, self._log):
             with failsafe("the logger is not closed", self._boundary):
                 part.close()
         with failsafe("the logger is not closed", self._boundary):
             self._compile_log.unsubscribe(self._thread.on_compile)
-        with failsafe("the logger is not closed", self._boundary):
-            atexit.unregister(self._close_quietly)
 
     @failsafe("metrics may not all be written")
     def _close_pipeline(self) -> None:
@@ -421,13 +432,18 @@ class MetricLogger:
                 _log.warning("%s", self._pipeline.failure)
 
     def _summarize(self) -> Summary:
-        return self._builder.summary(
+        summary = self._builder.summary(
             total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
             dropped_by_sink=self._pipeline.dropped_by_sink,
             phases=self._phases.totals.values(),
         )
+        if self.judge is not None and summary.steps:
+            with failsafe("the summary has no verdict", self._boundary):
+                verdict = self.judge(summary, self._setup, self._profile)
+                return dataclasses.replace(summary, verdict=verdict)
+        return summary
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()

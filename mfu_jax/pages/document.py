@@ -57,6 +57,12 @@ def headlines(numbers: Sequence[tuple[str, str, float | None]]) -> Markup:
     return tag("dl", *cards)
 
 
+def verdict_line(sentence: str) -> Markup:
+    """The answer, at the top of a page: `Verdict.sentence`, its first part in bold."""
+    first, semicolon, rest = sentence.partition("; ")
+    return tag("p", tag("strong", first), f"{semicolon}{rest}", class_="verdict")
+
+
 def quiet(text: str) -> Markup:
     """A remark."""
     return tag("p", text, class_="quiet")

@@ -27,6 +27,7 @@ _QUANTITIES = {
 _FACTORS = ("tokens_per_sec_per_chip", "chips", "seconds")  # of the tokens
 # Properties of a `Projection`; the step time divides by the number of steps.
 _DERIVED = ("mfu", "chip_hours", "cost", "total_flops", "steps", "step_time_seconds")
+_SMALLEST, _LARGEST = 1e-60, 1e60  # so that every product and quotient is a float, too
 _TOLERANCE = 1e-9  # two derivations of a number may differ by rounding
 
 
@@ -128,35 +129,22 @@ def project(
             f"too little is given to solve for the rest; expected three of tokens, chips, time "
             f"and throughput; unknown: {', '.join(missing)}; pass one more of them"
         )
-    run = Projection(
+    return Projection(
         **known,
         flops_per_token=flops_per_token,
         peak_flops_per_sec_per_chip=peak_flops_per_sec_per_chip,
         tokens_per_step=tokens_per_step,
         price_per_chip_hour=price_per_chip_hour,
     )
-    for name in _DERIVED:
-        if (value := getattr(run, name)) is not None:
-            _refuse_absurd(name, value)
-    return run
-
-
-def _refuse_absurd(name: str, value: float) -> None:
-    """Rejects values that floats cannot hold: 0 or infinity from finite numbers above 0."""
-    if not (math.isfinite(value) and value > 0):
-        raise UserError(
-            f"{name} would be {value:g}; expected a finite number above 0; usually a typo in an "
-            f"exponent makes a number too large or too small; pass it again"
-        )
 
 
 def _refuse_impossible(given: dict[str, float]) -> None:
     """Rejects numbers that make no sense, alone or without their partner."""
     for name, value in given.items():
-        if not (math.isfinite(value) and value > 0):
+        if not _SMALLEST < value < _LARGEST:
             raise UserError(
-                f"{name}={value:g} is impossible; expected a finite number above 0; usually a "
-                f"typo; leave it out to solve for it"
+                f"{name}={value:g} is impossible; expected a number above 0 and below "
+                f"{_LARGEST:g}; usually a typo; leave it out to solve for it"
             )
     if (mfu := given.get("mfu", 0.0)) > 1:
         raise UserError(
@@ -207,7 +195,6 @@ def _apply_rules(
 
 
 def _learn(known: dict[str, float], name: str, value: float) -> None:
-    _refuse_absurd(name, value)
     if name in known and not math.isclose(known[name], value, rel_tol=_TOLERANCE):
         raise UserError(
             f"the input contradicts itself: {name} would be both {known[name]:g} and "

@@ -7,17 +7,22 @@ of its last printed digit. Differences that rounded measurements explain have th
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.flops.analytic.conventions import CONVENTIONS
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import flops_breakdown
+from mfu_jax.hardware.chips import named
 from mfu_jax.util.yaml_files import read_mapping
+from mfu_jax.verdict import LikeRuns
 
 _FILE = Path(__file__).with_name("published.yml")
+_CLASS = 3.0  # FLOPs per token of models of one class differ by less
 
 Status = Literal["reproduces", "within input rounding", "differs"]
 
@@ -49,20 +54,39 @@ class PublishedRun:
     tflops_per_sec_per_device: float = 0.0
     note: str = ""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the speed in tokens is published."""
+        return bool(self.throughput or self.step_time)
+
+    @property
+    def dtype_bits(self) -> int:
+        """Width of the dtype of its matmuls, which the peak is of."""
+        return 8 if "8" in self.dtype else 16
+
+    def flops_per_token(self, convention: str) -> float:
+        """Model FLOPs per token as a convention counts them; ``maxtext`` for an unknown one."""
+        convention = convention if convention in CONVENTIONS else "maxtext"
+        return sum(_per_token(self.config, convention).values())
+
+    def mfu(self, convention: str, peak_flops_per_sec: float) -> float:
+        """MFU in another convention, relative to another peak of one device."""
+        return self.rate.value * self.flops_per_token(convention) / peak_flops_per_sec
+
     @functools.cached_property
     def weight_flops_per_token(self) -> float:
         """6 × the weights used in matmuls, output head included."""
-        return _per_token(self.config, "dense", "weight")
+        return _per_token(self.config, "dense")["weight"]
 
     @functools.cached_property
     def attention_flops_per_token(self) -> float:
         """Scores and their product with the values over all S² pairs: 12·L·H·Q·T where uniform."""
-        return _per_token(self.config, "dense", "attention")
+        return _per_token(self.config, "dense")["attention"]
 
     @property
     def causal_attention_flops_per_token(self) -> float:
         """The same with S²/2 pairs."""
-        return _per_token(self.config, "maxtext", "attention")
+        return _per_token(self.config, "maxtext")["attention"]
 
     @property
     def embedding_parameters(self) -> float:
@@ -166,10 +190,63 @@ VALUES: Mapping[str, Callable[[PublishedRun, float, Mapping[str, Any]], _Rounded
 }
 
 
+@functools.cache
 def published_runs() -> tuple[PublishedRun, ...]:
     """The rows of published.yml."""
     rows = read_mapping(_FILE)["runs"]
     return tuple(PublishedRun(**{**row, "checks": tuple(row["checks"])}) for row in rows)
+
+
+def like_runs(
+    *,
+    chip: str,
+    dtype: str,
+    peak_flops_per_sec: float,
+    flops_per_token: float | None,
+    convention: str,
+    has_experts: bool | None = None,
+) -> LikeRuns | None:
+    """The published runs of the same model class on a chip, in one convention.
+
+    The class is given by the FLOPs per token, within a factor of three, and experts. Where there is
+    none, all runs on that chip.
+
+    Args:
+        chip: a name of the hardware table.
+        dtype: of the peak.
+        peak_flops_per_sec: of one device.
+        flops_per_token: model FLOPs by `convention`; None: not known.
+        convention: see `PublishedRun.flops_per_token`.
+        has_experts: whether the model is a mixture of experts; None: not known.
+
+    Returns:
+        None if no published run is on this chip.
+    """
+    bits = 8 if "8" in dtype else 16
+    on_chip = [
+        run
+        for run in published_runs()
+        if run.is_measured and run.dtype_bits == bits and named(run.hardware).name == chip
+    ]
+    near = [
+        run
+        for run in on_chip
+        if flops_per_token
+        and has_experts in (None, "num_experts" in run.config)
+        and 1 / _CLASS <= run.flops_per_token(convention) / flops_per_token <= _CLASS
+    ]
+    found = near or on_chip
+    if not found:
+        return None
+    mfus = [run.mfu(convention, peak_flops_per_sec) for run in found]
+    sizes = sorted(run.weight_flops_per_token / 6e9 for run in found)
+    span = f"{sizes[0]:.2g}B" + (f" to {sizes[-1]:.2g}B" if len(sizes) > 1 else "")
+    return LikeRuns(
+        like=f"{'models like this' if near else 'other models'} ({span} active) on {chip}",
+        low_mfu=min(mfus),
+        high_mfu=max(mfus),
+        runs=tuple(run.id for run in found),
+    )
 
 
 def recompute(run: PublishedRun) -> list[Recomputed]:
@@ -217,9 +294,9 @@ def _peak(run: PublishedRun) -> float:
     return run.peak_tflops * 1e12
 
 
-def _per_token(config: Mapping[str, Any], convention: str, kind: str) -> float:
-    """Training FLOPs per token of one kind, for one sequence."""
-    sequence = {**config, "per_device_batch_size": 1}
-    rows = flops_breakdown(sequence, convention)
-    total = sum(row.training_flops for row in rows if row.kind == kind)
-    return float(total) / config["max_target_length"]
+def _per_token(config: Mapping[str, Any], convention: str) -> Counter[str]:
+    """Training FLOPs per token by kind, for one sequence."""
+    flops = Counter[str]()
+    for row in flops_breakdown({**config, "per_device_batch_size": 1}, convention):
+        flops[row.kind] += row.training_flops / config["max_target_length"]
+    return flops

@@ -15,14 +15,8 @@ from mfu_jax.errors import UserError, nearest
 MODEL = "model"  # the name or file of a model
 MODEL_FLOPS = "model_flops"  # model FLOPs of one step on one device
 PEAK = "peak_tflops_per_device"  # dense peak of one JAX device in TFLOP/s
-# What else a key may be called, where the command has no key of that name. `model_name` is
-# MaxText's word in configs; `model` for a number and `peak_tflops` are older spellings, accepted
-# for one release.
-_SYNONYMS = {
-    MODEL: ("model_name", MODEL_FLOPS),
-    "model_name": (MODEL,),
-    "peak_tflops": (PEAK,),
-}
+# MaxText's word in configs, and ours: either is taken where the command has the other.
+_SYNONYMS = {MODEL: "model_name", "model_name": MODEL}
 _PAGE = "html"  # the key of --html, whose value may be left out
 _PAGE_SUFFIXES = (".html", ".htm")
 _MOST_LISTED = 25  # the most keys that an error message lists; a model has more fields than this
@@ -144,11 +138,11 @@ def _with_page(arguments: Arguments) -> Arguments:
 def own_key(key: str, keys: Collection[str]) -> str:
     """The command's word for a key: itself, or that of which it is a synonym.
 
-    >>> own_key("model", ("model", "dtype")), own_key("model", ("model_flops", "dense"))
-    ('model', 'model_flops')
+    >>> own_key("model", ("model", "dtype")), own_key("model", ("model_name", "steps"))
+    ('model', 'model_name')
     """
-    known = (name for name in _SYNONYMS.get(key, ()) if name in keys)
-    return key if key in keys else next(known, key)
+    other = _SYNONYMS.get(key, key)
+    return other if key not in keys and other in keys else key
 
 
 def check_key(key: str, known: Collection[str], *, usually: str = "") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ CONFIG_FOLDER = next(
     (f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if (f / "base.yml").exists()),
     _PACKAGE / "configs",
 )
-_DEEPEST_NESTING = 50
 # Configs are a few kilobytes; a larger file is something else.
 _MOST_BYTES = 2**20
-_MOST_NODES = 50_000  # scalars, lists and mappings, counted again for each alias
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -33,14 +30,13 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
     text = read_text(path, "a YAML file of a few KiB", _MOST_BYTES)
     try:
-        loader = _loader()(text)
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
         node = loader.get_single_node()
-        _refuse_bombs(node)
         _refuse_repeated_keys(node, path)
         values = None if node is None else loader.construct_document(node)
     except UserError:
         raise
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise UserError(f"{path} is not plain YAML: {_one_line(error)}") from None
     except (KeyError, IndexError, AttributeError) as error:  # PyYAML's, for !!bool x, !!int ""
         raise UserError(
@@ -72,66 +68,6 @@ def model_file(name: str) -> Path:
 def model_names() -> list[str]:
     """Names of the bundled architectures."""
     return sorted(p.stem for p in (CONFIG_FOLDER / "models").glob("*.yml"))
-
-
-@functools.cache
-def _loader() -> Any:
-    """A safe loader that refuses deep nesting, in C if PyYAML was built with it.
-
-    Composing nodes 50,000 deep overflows the C stack. PyYAML calls these two methods on entering
-    and leaving each node, so counting levels needs no second pass over the file.
-    """
-    import yaml
-
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Loader(base):
-        depth = 0
-
-        def descend_resolver(self, *_: Any) -> None:
-            self.depth += 1
-            if self.depth > _DEEPEST_NESTING + 1:  # a scalar is also a node
-                raise ValueError(f"it nests more than {_DEEPEST_NESTING} levels")
-
-        def ascend_resolver(self) -> None:
-            self.depth -= 1
-
-    return Loader
-
-
-def _refuse_bombs(node: Any) -> None:
-    """Refuses alias bombs: thirty lines can stand for 9³⁰ items, which a merge (``<<``) expands.
-
-    Raises:
-        ValueError: too many nodes, or too deep a nesting, once each alias is expanded.
-    """
-    sizes: dict[int, tuple[int, int]] = {}
-
-    def measure(node: Any) -> tuple[int, int]:
-        """Number of nodes and levels from `node` down, including it."""
-        if isinstance(node.value, str):
-            return 1, 1
-        if id(node) not in sizes:
-            sizes[id(node)] = _MOST_NODES, 0  # an alias of itself
-            parts = [measure(part) for part in _parts(node)]
-            nodes = 1 + sum(count for count, _ in parts)
-            levels = 1 + max((depth for _, depth in parts), default=0)
-            if nodes > _MOST_NODES:
-                raise ValueError(f"it stands for more than {_MOST_NODES:,} values")
-            if levels > _DEEPEST_NESTING + 1:
-                raise ValueError(f"its aliases nest more than {_DEEPEST_NESTING} levels")
-            sizes[id(node)] = nodes, levels
-        return sizes[id(node)]
-
-    if node is not None:
-        measure(node)
-
-
-def _parts(node: Any) -> list[Any]:
-    """The items of a list, the keys and values of a mapping."""
-    if node.id == "mapping":
-        return [part for pair in node.value for part in pair]
-    return list(node.value)
 
 
 def _refuse_repeated_keys(node: Any, path: Path) -> None:

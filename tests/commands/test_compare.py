@@ -95,7 +95,6 @@ def test_compressed_texts_are_read(
         (["nowhere.yml"], "nowhere.yml"),
         (["stesp=3"], "did you mean 'steps'?"),
         (["steps=9e18"], "steps=9000000000000000000: expected a number below 2^31"),
-        (["num_decoder_layers=2000", "scan_layers=false"], "pass scan_layers=true"),
         (["per_device_batch_size=1e12"], "expected at most 2^56"),
         (["max_target_length=1e9"], "expected at most 2^56"),
         (["emb_dim=2e9", "mlp_dim=2e9"], "expected at most 2^56"),

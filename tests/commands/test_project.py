@@ -19,21 +19,6 @@ def test_the_command_answers_by_6n(capsys: pytest.CaptureFixture[str]):
     assert "H100 SXM" in answer["hardware"]
 
 
-def test_without_a_model_the_time_is_of_each_billion_parameters(
-    capsys: pytest.CaptureFixture[str],
-):
-    numbers = ["tokens=15e12", "chips=16384", "peak_tflops_per_device=1000", "mfu=0.4"]
-    assert main(["project", *numbers, "--json"]) == 0
-    run = json.loads(capsys.readouterr().out)
-    # 6·10⁹·15·10¹² FLOPs at 0.4·10¹⁵ FLOP/s on each of 16384 chips
-    assert run["seconds"] == pytest.approx(9e22 / (0.4e15 * 16384))
-    assert main(["project", *numbers]) == 0
-    assert "for every 1e9 parameters" in capsys.readouterr().out
-    # With a time: the model it is enough for. 86400 s · 0.4e15 · 16384 / (6 · 15e12) = 6.29e9
-    assert main(["project", *numbers, "days=1"]) == 0
-    assert "(6.2915e+09 parameters, 6N (no attention): solved for)" in capsys.readouterr().out
-
-
 def test_a_chip_of_two_devices_has_twice_the_peak(capsys: pytest.CaptureFixture[str]):
     arguments = "tokens=1T chips=2 hardware=v7x mfu=0.5 params=1B --json"
     assert main(["project", *arguments.split()]) == 0

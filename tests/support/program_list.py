@@ -26,6 +26,7 @@ from tests.support import (
     program_patterns,
     program_rings,
     program_shared_calls,
+    program_silicon,
     program_tokamax,
     program_vectors,
 )
@@ -177,6 +178,10 @@ def _fill() -> None:
                 PROGRAMS[f"{platform}_{topic}_{name}"] = Program(
                     platform=platform, build=on_one_device(function, *arguments), flops=flops
                 )
+    for name, (function, arguments, options) in program_silicon.PROGRAMS.items():
+        PROGRAMS[f"h100_silicon_{name}"] = Program(
+            platform="h100", build=on_one_device(function, *arguments), options=options
+        )
     for platform in program_devices.PLATFORMS:
         for name in program_devices.PROGRAMS:
             build = functools.partial(program_devices.build, name)

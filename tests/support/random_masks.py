@@ -152,7 +152,7 @@ def _program(rng: random.Random) -> Program:
     uses = [
         (
             _steps(rng),
-            rng.choice((softmax_with_sink, softmax_with_sink, jax.nn.sigmoid)),
+            rng.choice((softmax_with_sink, softmax_beside_sink, jax.nn.sigmoid)),
             _after(rng),
         )
         for _ in range(rng.choice((1, 1, 2)))
@@ -174,7 +174,8 @@ def _program(rng: random.Random) -> Program:
         return jax.value_and_grad(lambda w: jnp.sum(forward(w, flags, x) ** 2))(w)
 
     numbers = np.random.default_rng(rng.randrange(2**32))
-    w = numbers.normal(size=(layers, 3, MODEL, MODEL)).astype(np.float32)
+    # So small that no tanh saturates: its gradient of 0 would need no pair at all.
+    w = 0.1 * numbers.normal(size=(layers, 3, MODEL, MODEL)).astype(np.float32)
     x = numbers.normal(size=(S, MODEL)).astype(np.float32)
     flags = numbers.integers(0, 2, layers).astype(bool)
     return Program(rng.choice((forward, gradient)), (w, flags, x))
@@ -247,6 +248,7 @@ def _steps(rng: random.Random) -> Step:
             a,
             a,
             lambda s, flag: 0.7 * s,
+            lambda s, flag: jnp.concatenate([s[:, :, :3], s[:, :, 3:]], -1),
             lambda s, flag, a=a, b=b: jnp.where(flag, a(s, flag), b(s, flag)),
             lambda s, flag, a=a, b=b: lax.cond(flag, lambda: a(s, flag), lambda: b(s, flag)),
             lambda s, flag, a=a: lax.cond(flag, lambda: a(s, flag), lambda: s),
@@ -265,6 +267,12 @@ def softmax_with_sink(s: Any) -> Any:
     """A query that sees one key depends on its score, too."""
     weights = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
     return weights / (1 + weights.sum(-1, keepdims=True))
+
+
+def softmax_beside_sink(s: Any) -> Any:
+    """The same with the sink as another key, whose weight is dropped (gpt-oss)."""
+    s = jnp.concatenate([s, jnp.zeros((HEADS, S, 1))], -1)
+    return jax.nn.softmax(s)[..., :-1]
 
 
 def _after(rng: random.Random) -> Callable[[Any, Any, Any], Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mfu_jax.dumps import ModelFlops, ProgramDump, Topology, write
+from mfu_jax.dumps import ModelFlops, ProgramDump, Topology, load, write
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.records import InstructionRecord
+from mfu_jax.profiling.join.ops import kernel_name
 from mfu_jax.profiling.profile import Profile, read_profile
 from tests.support.accelerator_traces import write_trace
 from tests.support.xspace import Plane
@@ -80,6 +83,39 @@ def written_profile(
     step = sum(seconds.values()) + idle
     planes = [_device(i, {**seconds, **own}, step) for i, own in enumerate(({}, *slower))]
     write_trace(folder, _host(host, step, call), *planes)
+    return read_profile(folder)
+
+
+def scheduled_profile(file: Path, folder: Path) -> Profile:
+    """Four steps of a dumped program: each op takes as long as its roof and the launch.
+
+    Args:
+        file: the dump.
+        folder: an empty one.
+    """
+    dump = load(file)
+    write(dump, folder / "programs" / "step.mfu")
+    computations: dict[str, list[InstructionRecord]] = {}
+    for record in instruction_costs(dump).records.values():
+        if record.runs and not record.is_control and record.hbm_bytes:
+            computations.setdefault(record.computation, []).append(record)
+    plane, events, at = Plane("/device:GPU:0", gpu_device_name=KIND), [], 0
+    once = [
+        record
+        for records in computations.values()
+        for turn in range(max(record.runs for record in records))
+        for record in records
+        if turn < record.runs
+    ]
+    for record in (STEPS + 1) * once:
+        flops = sum(record.flops_by_dtype.values())
+        moving, least = record.hbm_bytes / (0.87 * BANDWIDTH), flops / (0.7 * BF16)
+        length = round(max(moving, least, 1.5e-6) * PS)
+        of = {"hlo_module": dump.name, "program_id": 7, "hlo_op": record.name}
+        events.append((kernel_name(record.name), at, length, of))
+        at += length
+    plane.line("Stream #7(Compute)", events)
+    write_trace(folder, plane)
     return read_profile(folder)
 
 

@@ -52,8 +52,6 @@ def test_where_any_key_may_be_meant_a_misspelt_flag_at_the_end_is_still_seen() -
         ("model", ("model", "dtype"), "model"),
         ("model_name", ("model", "dtype"), "model"),
         ("model", ("model_name", "steps"), "model_name"),
-        ("model", ("model_flops", "dense"), "model_flops"),
-        ("peak_tflops", ("peak_tflops_per_device",), "peak_tflops_per_device"),
     ],
 )
 def test_a_synonym_means_the_key_of_the_command(key: str, keys: tuple[str], means: str) -> None:

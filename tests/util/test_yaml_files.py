@@ -20,19 +20,10 @@ def test_the_bundled_files_are_read_as_pyyaml_reads_them() -> None:
         assert read_mapping(path) == yaml.safe_load(path.read_text(encoding="utf-8")), path
 
 
-# Thirty lines that stand for 9³⁰ items; merges (<<) that write as many keys; merges of merges.
-_NINE = [", ".join([f"*a{n}"] * 9) for n in range(30)]
-LAUGHS = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{_NINE[n - 1]}]\n" for n in range(1, 31))
-MERGES = LAUGHS.replace("[1]", "{x: 1}").replace(" [*", "\n  <<: [*")
-CHAIN = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: *a{n - 1}\n" for n in range(1, 5000))
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: " + "[" * 50_000, "nest"),  # PyYAML 6.0.4 refuses it before we do, in its own words
-        ("a: " + "[" * 60 + "]" * 60, "nests more than 50 levels"),
-        ("- " * 60 + "1", "nests more than 50 levels"),
+        ("a: " + "[" * 50_000, "nest"),  # in PyYAML's own words
         ("a: 1\na: 2", "line 2: 'a' is given twice"),
         ("? [1]\n: 2", "line 1: found unhashable key"),
         ("1: 2", "expected `key: value` lines"),
@@ -41,12 +32,6 @@ CHAIN = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: *a{n - 1}\n" for n in 
         ("a: !!bool foo", "is not plain YAML: a tag does not fit"),
         ('a: !!int ""', "is not plain YAML: a tag does not fit"),
         ("a: !!timestamp x", "is not plain YAML: a tag does not fit"),
-        ("a: &a [*a]", "it stands for more than 50,000 values"),
-        ("a: &a {x: *a}", "it stands for more than 50,000 values"),
-        (LAUGHS, "it stands for more than 50,000 values"),
-        (MERGES, "it stands for more than 50,000 values"),
-        (CHAIN, "its aliases nest more than 50 levels"),
-        ("a: [" + "1," * 50_000 + "1]", "it stands for more than 50,000 values"),
         ("a: " + "x" * 2**20, "cannot be read (1 MiB, more than 1)"),
         ("a: !!python/object/apply:os.system ['true']", "is not plain YAML"),
     ],
@@ -61,10 +46,8 @@ def test_a_fault_is_one_line_that_names_the_file(text: str, says: str, tmp_path:
     assert "\n" not in str(error.value)
 
 
-def test_nesting_up_to_the_limit_and_empty_files_are_read(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_mapping_without_keys(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
-    path.write_text("a: " + "[" * 49 + "1" + "]" * 49)
-    assert set(read_mapping(path)) == {"a"}
     path.write_text("# nothing yet\n")
     assert read_mapping(path) == {}
 

@@ -94,17 +94,24 @@ class Layer:
     components: tuple[Component, ...]
     repeats: int = 1
 
+    def each(self, change: Callable[[Component], Iterable[Component]]) -> Self:
+        """A copy with the components that `change` makes of each."""
+        parts = tuple(new for part in self.components for new in change(part))
+        return dataclasses.replace(self, components=parts)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
-    """Every layer of a model, in order."""
 
-    layers: tuple[Layer, ...]
+# Every layer of a model or of a tower, in order.
+Layers = tuple[Layer, ...]
+
+
+def layer(name: str, *components: Component, repeats: int = 1) -> Layer:
+    """A layer with these components."""
+    return Layer(name=name, components=components, repeats=repeats)
 
 
 def layers_of(
     kinds: Iterable[KindOfLayer], block: Callable[[KindOfLayer], tuple[str, tuple[Component, ...]]]
-) -> tuple[Layer, ...]:
+) -> Layers:
     """Builds each kind of layer once and counts its repeats, in order of first appearance.
 
     Args:
@@ -118,5 +125,5 @@ def layers_of(
     layers = []
     for kind, repeats in Counter(kinds).items():
         name, components = block(kind)
-        layers.append(Layer(name=name, components=components, repeats=repeats))
+        layers.append(layer(name, *components, repeats=repeats))
     return tuple(layers)

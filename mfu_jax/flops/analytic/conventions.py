@@ -13,12 +13,12 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic.components import Component, ComponentKind, Model
+from mfu_jax.flops.analytic.components import Component, ComponentKind, Layers
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.names import LOGITS, ROUTER, SHARED_GATE
+from mfu_jax.flops.analytic.names import INDEXER, LOGITS, ROUTER, SHARED_GATE
 from mfu_jax.flops.analytic.parameters import parameters_of
 from mfu_jax.flops.exact import Number, integral
-from mfu_jax.flops.masks import Causal, Full, PairCounting
+from mfu_jax.flops.masks import Causal, Full, PairCounting, SlidingWindow, Strided
 
 
 class FlopsRow(NamedTuple):
@@ -58,7 +58,7 @@ class Convention:
     name: str
     summary: str
     source: str
-    rows: Callable[[ModelConfig, Model], list[FlopsRow]]
+    rows: Callable[[ModelConfig, Layers], list[FlopsRow]]
 
 
 CONVENTIONS: dict[str, Convention] = {}
@@ -66,10 +66,10 @@ CONVENTIONS: dict[str, Convention] = {}
 
 def register_convention(
     name: str, summary: str, source: str
-) -> Callable[[Callable[[ModelConfig, Model], list[FlopsRow]]], None]:
+) -> Callable[[Callable[[ModelConfig, Layers], list[FlopsRow]]], None]:
     """Registers the decorated function as the convention `name`."""
 
-    def register(rows: Callable[[ModelConfig, Model], list[FlopsRow]]) -> None:
+    def register(rows: Callable[[ModelConfig, Layers], list[FlopsRow]]) -> None:
         CONVENTIONS[name] = Convention(name=name, summary=summary, source=source, rows=rows)
 
     return register
@@ -91,20 +91,18 @@ def find_convention(name: str) -> Convention:
 
 def matmul_rows(
     config: ModelConfig,
-    model: Model,
+    model: Layers,
     counting: PairCounting,
     change: Callable[[Component], Component] | None = None,
 ) -> list[FlopsRow]:
     """Every component with a matmul, its attention pairs counted according to `counting`."""
     rows = []
     sequences, length = config.sequences_per_step, config.step.max_target_length
-    for layer in model.layers:
+    for layer in model:
         times = layer.repeats * sequences
         for part in layer.components:
-            if not part.macs or part.tokens == 0:
-                continue
             counted = change(part) if change else part
-            if not counted.macs:
+            if not counted.macs or counted.tokens == 0:
                 continue
             forward = integral(counted.forward_flops(length, counting) * times)
             rows.append(
@@ -114,7 +112,7 @@ def matmul_rows(
                     part.kind,
                     layer.repeats,
                     forward,
-                    forward * (1 + part.backward_multiple),
+                    forward * (1 + counted.backward_multiple),
                     part.mask is not None,
                 )
             )
@@ -122,19 +120,19 @@ def matmul_rows(
 
 
 @register_convention("maxtext", "every matmul; causal S²/2, window S·W − W²/2", "MaxText")
-def _maxtext(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _maxtext(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return matmul_rows(config, model, "maxtext")
 
 
 @register_convention("exact", "every matmul; the pairs a mask keeps, one by one", "this project")
-def _exact(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _exact(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return matmul_rows(config, model, "exact")
 
 
 @register_convention(
     "dense", "every matmul; all S² pairs whatever the mask", "PyTorch's FLOP counter"
 )
-def _dense(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _dense(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return matmul_rows(config, model, "dense")
 
 
@@ -143,7 +141,7 @@ def _dense(config: ModelConfig, model: Model) -> list[FlopsRow]:
     "every matmul but the router; S²/2 in every layer, windows or not",
     "Megatron-LM, 2025, num_floating_point_operations",
 )
-def _megatron(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _megatron(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     padded = _padded_vocabulary(config)
 
     def causal(part: Component) -> Component:
@@ -158,6 +156,58 @@ def _megatron(config: ModelConfig, model: Model) -> list[FlopsRow]:
     return matmul_rows(config, model, "maxtext", causal)
 
 
+_LATENT_NORMS = ("attention/q_norm", "attention/kv_norm", "mtp/norms")
+
+
+@register_convention(
+    "megatron_bridge",
+    "as megatron, windows exact; DeepSeek V4's sparse attention; one multiply-add a latent norm",
+    "Megatron-Bridge, August 2026 (0494433), training/utils/flop_utils.py",
+)
+def _megatron_bridge(config: ModelConfig, model: Layers) -> list[FlopsRow]:
+    """Windows as they are, and DeepSeek V4's own terms; no other indexer, no hyper-connection.
+
+    Of V4's keys, a query has a whole window, half of the S/128 summaries, those selected of S/4,
+    and the indexer scores all.
+    """
+    padded, length = _padded_vocabulary(config), config.step.max_target_length
+    compressed = bool(config.sparse_attention.compress_ratios)
+
+    def pairs_per_query(part: Component) -> Number:
+        if not isinstance(part.mask, Strided):
+            return config.attention.sliding_window_size
+        summaries = length // part.mask.ratio
+        if part.name.startswith(INDEXER):
+            return summaries
+        chosen = min(part.mask.limit, summaries)
+        return chosen * (
+            1 - Fraction(chosen * part.mask.ratio, 2 * length)
+        ) or summaries / Fraction(2)
+
+    def counted(part: Component) -> Component:
+        name, mask = part.name, part.mask
+        if name.endswith(LOGITS):
+            return part.replace(macs=part.macs * padded // config.vocab_size)
+        if name in _LATENT_NORMS:
+            return part.replace(macs=part.parameters)
+        if name == "mamba2/core":  # 7 operations a state where the recurrence needs 4
+            return part.replace(macs=Fraction(7 * part.macs, 4))
+        unseen = ("hyper_", "mamba2/conv", f"{INDEXER}/reduce" if compressed else INDEXER)
+        if name.endswith((ROUTER, SHARED_GATE)) or name.startswith(unseen):
+            return part.replace(macs=0)
+        if name.startswith(INDEXER):
+            part = part.replace(left_gradient=True, right_gradient=True)
+        if mask is None or isinstance(mask, Full):
+            return part
+        if compressed:
+            return part.replace(macs=part.macs * pairs_per_query(part), mask=None)
+        if isinstance(mask, SlidingWindow) and mask.size < length:
+            return part.replace(macs=part.macs * mask.pairs(length, "exact"), mask=None, tokens=1)
+        return part.replace(mask=Causal())
+
+    return matmul_rows(config, model, "maxtext", counted)
+
+
 def _padded_vocabulary(config: ModelConfig) -> int:
     """Megatron pads the vocabulary to a multiple (128 × tensor parallelism) and counts that."""
     multiple = config.step.make_vocab_size_divisible_by or 1
@@ -169,11 +219,9 @@ def _padded_vocabulary(config: ModelConfig) -> int:
     "72·B·S·L·h²·(1 + S/6h + V/12Lh): MLP of 4h, all S² pairs, no recomputation",
     "Narayanan et al., arXiv 2104.04473, with 72 for 96 (no recomputation)",
 )
-def _megatron_2021(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _megatron_2021(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     layers = sum(
-        layer.repeats
-        for layer in model.layers
-        if any(part.mask is not None for part in layer.components)
+        layer.repeats for layer in model if any(part.mask is not None for part in layer.components)
     )
     tokens, width = _tokens(config), config.emb_dim
     return [
@@ -190,7 +238,7 @@ def _megatron_2021(config: ModelConfig, model: Model) -> list[FlopsRow]:
     "6·N + 12·L·H·Q·S per token; N: all active weights",
     "PaLM, arXiv 2204.02311, appendix B",
 )
-def _palm(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _palm(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return _formula(config, model, parameters_of(config, model).active, attention=True)
 
 
@@ -199,7 +247,7 @@ def _palm(config: ModelConfig, model: Model) -> list[FlopsRow]:
     "6·N + 12·L·H·Q·S per token; N: all active weights but the position table",
     "nanoGPT, model.py, estimate_mfu",
 )
-def _nanogpt(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _nanogpt(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     count = parameters_of(config, model)
     return _formula(config, model, count.active - count.positions, attention=True)
 
@@ -207,7 +255,7 @@ def _nanogpt(config: ModelConfig, model: Model) -> list[FlopsRow]:
 @register_convention(
     "6n", "6·N per token; N: all active weights", "Hoffmann et al., arXiv 2203.15556"
 )
-def _six_n(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _six_n(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return _formula(config, model, parameters_of(config, model).active, attention=False)
 
 
@@ -216,14 +264,14 @@ def _six_n(config: ModelConfig, model: Model) -> list[FlopsRow]:
     "6·N per token; N: active weights without tables and output head",
     "Kaplan et al., arXiv 2001.08361",
 )
-def _six_n_non_embedding(config: ModelConfig, model: Model) -> list[FlopsRow]:
+def _six_n_non_embedding(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     return _formula(
         config, model, parameters_of(config, model).active_non_embedding, attention=False
     )
 
 
 def _formula(
-    config: ModelConfig, model: Model, parameters: int, *, attention: bool
+    config: ModelConfig, model: Layers, parameters: int, *, attention: bool
 ) -> list[FlopsRow]:
     """6·N per token, plus 12·L·H·Q·S, which is 3 × the dense count of QKᵀ and PV."""
     rows = [_row("6·N", "weight", 6 * parameters * _tokens(config))]
@@ -231,7 +279,7 @@ def _formula(
         pairs = config.step.max_target_length * _tokens(config)
         macs = sum(
             layer.repeats * part.macs
-            for layer in model.layers
+            for layer in model
             for part in layer.components
             if part.mask is not None
         )

@@ -1,11 +1,11 @@
 """Token mixers other than plain attention: latent, sparse, compressed, recurrent.
 
 Shapes as in `formulas`: T tokens, S sequence length, D model width, H heads, h head width.
+Sizes are those of the config's groups (`model_configs.attention`).
 """
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic import names
 from mfu_jax.flops.analytic.components import Cache, Component
 from mfu_jax.flops.analytic.formulas import (
     Components,
@@ -15,74 +15,59 @@ from mfu_jax.flops.analytic.formulas import (
     short_convolution,
     vector,
 )
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.names import CORE_CHUNKED, DELTA_NET, INDEXER
 from mfu_jax.flops.masks import Causal, Mask, SlidingWindow, Strided
 
 
-def latent_attention(
-    width: int,
-    heads: int,
-    *,
-    q_lora_rank: int,
-    kv_lora_rank: int,
-    nope_dim: int,
-    rope_dim: int,
-    v_dim: int,
-    mask: Mask,
-    bias: bool = False,
-    name: str = "attention",
-) -> Components:
+def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> Components:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), without weight absorption.
 
     Queries through ``[D, q_rank]`` and ``[q_rank, H·(nope+rope)]``, or one matrix if there is
     no q-LoRA; keys and values through ``[D, kv_rank+rope]`` and ``[kv_rank, H·(nope+v)]``.
     """
-    qk_dim = nope_dim + rope_dim
-    if q_lora_rank:
-        query: Components = (
-            projection(f"{name}/q_a", width, q_lora_rank, bias=bias),
-            norm(f"{name}/q_norm", q_lora_rank),
-            projection(f"{name}/q_b", q_lora_rank, heads * qk_dim),
+    config.require(
+        "num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+    )
+    width, heads, sizes = config.emb_dim, config.attention.num_query_heads, config.latent_attention
+    rank, kv_rank, rope = sizes.q_lora_rank, sizes.kv_lora_rank, sizes.qk_rope_head_dim
+    nope, value = sizes.qk_nope_head_dim, sizes.v_head_dim
+    query: Components = (projection("attention/q_proj", width, heads * (nope + rope)),)
+    if rank:
+        query = (
+            projection("attention/q_a", width, rank, bias=bias),
+            norm("attention/q_norm", rank),
+            projection("attention/q_b", rank, heads * (nope + rope)),
         )
-    else:
-        query = (projection(f"{name}/q_proj", width, heads * qk_dim),)
     return (
         *query,
-        projection(f"{name}/kv_a", width, kv_lora_rank + rope_dim, bias=bias),
-        norm(f"{name}/kv_norm", kv_lora_rank),
-        projection(f"{name}/kv_b", kv_lora_rank, heads * (nope_dim + v_dim)),
-        *_latent_scores(heads, qk_dim, v_dim, kv_lora_rank, rope_dim, mask, f"{name}/scores"),
-        projection(f"{name}/o_proj", heads * v_dim, width, bias=bias),
+        projection("attention/kv_a", width, kv_rank + rope, bias=bias),
+        norm("attention/kv_norm", kv_rank),
+        projection("attention/kv_b", kv_rank, heads * (nope + value)),
+        *_latent_scores(heads, nope + rope, value, kv_rank, rope, mask),
+        projection("attention/o_proj", heads * value, width, bias=bias),
     )
 
 
 def _latent_scores(
-    heads: int, qk_dim: int, v_dim: int, latent: int, rope: int, mask: Mask, name: str
+    heads: int, qk_dim: int, v_dim: int, latent: int, rope: int, mask: Mask
 ) -> Components:
     """Scores of MLA. Decoding caches the latent and the rotary key, and attends to them directly:
 
     latent + rope multiply-adds for Q·K and latent for P·V, per head and pair; the up-projections
     move to the query and the output, at the same cost.
     """
-    query, value = attention_scores(heads, qk_dim, v_dim, mask, name)
+    query, value = attention_scores(heads, qk_dim, v_dim, mask, "attention/scores")
     return (
         query.replace(cache=Cache(latent + rope, decode_macs=heads * (latent + rope))),
         value.replace(cache=Cache(decode_macs=heads * latent)),
     )
 
 
-def indexer(
-    width: int,
-    q_width: int,
-    heads: int,
-    dim: int,
-    *,
-    scored: bool,
-    trained: bool = False,
-    name: str = names.INDEXER,
-) -> Components:
+def indexer(config: ModelConfig, *, scored: bool, trained: bool = False) -> Components:
     """The lightning indexer of sparse attention (DeepSeek-V3.2, arXiv 2512.02556).
 
-    ``q [T,q_width]@[q_width,H·h]``, one shared key ``[T,D]@[D,h]``, head weights ``[T,D]@[D,H]``,
+    ``q [T,q_rank]@[q_rank,H·h]``, one shared key ``[T,D]@[D,h]``, head weights ``[T,D]@[D,H]``,
     then for each causal pair H·h multiply-adds for the scores and H to sum over heads.
 
     Its inputs are detached: no gradient reaches the layers below. Its own weights get gradients
@@ -93,26 +78,27 @@ def indexer(
             scored, but queries and keys are still projected.
         trained: whether an indexer loss trains the indexer's weights.
     """
-
+    width, dim = config.emb_dim, config.sparse_attention.indexer_head_dim
+    heads = config.sparse_attention.indexer_n_heads
     parts = (
-        projection(f"{name}/q_proj", q_width, heads * dim),
-        projection(f"{name}/k_proj", width, dim),
-        norm(f"{name}/k_norm", dim, bias=True),
+        projection(f"{INDEXER}/q_proj", config.latent_attention.q_lora_rank, heads * dim),
+        projection(f"{INDEXER}/k_proj", width, dim),
+        norm(f"{INDEXER}/k_norm", dim, bias=True),
     )
-    scoring: Components = (
-        projection(f"{name}/weights_proj", width, heads),
-        Component(
-            name=f"{name}/scores",
-            kind="attention",
-            macs=heads * dim,
-            mask=Causal(),
-            cache=Cache(dim),
-        ),
-        Component(name=f"{name}/reduce", kind="attention", macs=heads, mask=Causal()),
-    )
+    scoring = _scoring(width, heads, dim, Causal())
     if not scored:
         scoring = tuple(part.replace(macs=0) for part in scoring)
     return tuple(_detached(part, trained=trained) for part in (*parts, *scoring))
+
+
+def _scoring(width: int, heads: int, dim: int, mask: Mask) -> Components:
+    """An indexer's head weights, its scores, and their sum over the heads."""
+    scores, kept = f"{INDEXER}/scores", Cache(dim)
+    return (
+        projection(f"{INDEXER}/weights_proj", width, heads),
+        Component(name=scores, kind="attention", macs=heads * dim, mask=mask, cache=kept),
+        Component(name=f"{INDEXER}/reduce", kind="attention", macs=heads, mask=mask),
+    )
 
 
 def _detached(part: Component, *, trained: bool) -> Component:
@@ -124,114 +110,64 @@ def _detached(part: Component, *, trained: bool) -> Component:
     return part.replace(right_gradient=trained, left_gradient=trained and reads_other_parts)
 
 
-def gated_delta_net(
-    width: int,
-    *,
-    key_heads: int,
-    value_heads: int,
-    key_dim: int,
-    value_dim: int,
-    kernel: int,
-    chunk: int = 0,
-    name: str = names.DELTA_NET,
-) -> Components:
+def gated_delta_net(config: ModelConfig) -> Components:
     """A gated delta net layer (arXiv 2412.06464): linear attention with a state ``[h_k, h_v]``.
 
     ``in_qkvz [D, 2·K + 2·V]`` with K = H_k·h_k and V = H_v·h_v, ``in_ba [D, 2·H_v]``, a depthwise
     convolution over q, k and v, and ``out [V, D]``.
 
     The recurrent form of the core makes four passes over each head's state per token: k·kᵀ, v·kᵀ,
-    the decayed update, and the read-out, 4·h_k·h_v multiply-adds.
-
-    Args:
-        chunk: 0: the recurrent form (the model's FLOPs). A size C: the chunked program, which per
-            token and head does k·kᵀ and q·kᵀ (2·C·h_k), the triangular solve applied to v and k
-            (C·(h_k + h_v)), the in-chunk output (C·h_v), and three passes over the state.
+    the decayed update, and the read-out, 4·h_k·h_v multiply-adds. With a `scan_chunk_size` C, the
+    chunked program does per token and head k·kᵀ and q·kᵀ (2·C·h_k), the triangular solve applied to
+    v and k (C·(h_k + h_v)), the in-chunk output (C·h_v), and three passes over the state.
     """
-    keys, values = key_heads * key_dim, value_heads * value_dim
-    core = Component(
-        name=f"{name}/core",
-        kind="attention",
-        macs=value_heads * 4 * key_dim * value_dim,
-        cache=Cache(state=value_heads * key_dim * value_dim),
-    )
-    if chunk:
-        in_chunk = chunk * (3 * key_dim + 2 * value_dim)
-        core = core.replace(
-            name=f"{name}/{names.CORE_CHUNKED}",
-            macs=value_heads * (in_chunk + 3 * key_dim * value_dim),
-        )
+    width, sizes = config.emb_dim, config.linear_attention
+    heads, chunk = sizes.gdn_num_value_heads, sizes.scan_chunk_size
+    key_dim, value_dim = sizes.gdn_key_head_dim, sizes.gdn_value_head_dim
+    keys, values = sizes.gdn_num_key_heads * key_dim, heads * value_dim
+    passes = 4 * key_dim * value_dim
+    in_chunks = chunk * (3 * key_dim + 2 * value_dim) + 3 * key_dim * value_dim
     return (
-        projection(f"{name}/in_proj_qkvz", width, 2 * keys + 2 * values),
-        projection(f"{name}/in_proj_ba", width, 2 * value_heads),
-        short_convolution(f"{name}/conv", kernel, 2 * keys + values),
-        vector(f"{name}/decay", 2 * value_heads),
-        core,
-        norm(f"{name}/norm", value_dim),
-        projection(f"{name}/out_proj", values, width),
+        projection(f"{DELTA_NET}/in_proj_qkvz", width, 2 * keys + 2 * values),
+        projection(f"{DELTA_NET}/in_proj_ba", width, 2 * heads),
+        short_convolution(f"{DELTA_NET}/conv", sizes.gdn_conv_kernel_dim, 2 * keys + values),
+        vector(f"{DELTA_NET}/decay", 2 * heads),
+        _core(DELTA_NET, heads * (in_chunks if chunk else passes), values * key_dim, chunk=chunk),
+        norm(f"{DELTA_NET}/norm", value_dim),
+        projection(f"{DELTA_NET}/out_proj", values, width),
     )
 
 
-def mamba2(
-    width: int,
-    *,
-    inner: int,
-    heads: int,
-    groups: int,
-    state: int,
-    kernel: int,
-    chunk: int = 0,
-    bias: bool = False,
-    conv_bias: bool = True,
-    name: str = "mamba2",
-) -> Components:
+def _core(name: str, macs: int, state: int, *, chunk: int = 0) -> Component:
+    """A recurrence, token by token or in chunks, over `state` values per sequence."""
+    core = CORE_CHUNKED if chunk else "core"
+    return Component(name=f"{name}/{core}", kind="attention", macs=macs, cache=Cache(state=state))
+
+
+def mamba2(config: ModelConfig) -> Components:
     """A Mamba-2 layer (arXiv 2405.21060) with I inner channels, G groups and a state of N.
 
     ``in [D, 2·I + 2·G·N + H]``, a depthwise convolution over I + 2·G·N channels, ``out [I, D]``.
-    The recurrence updates the state (x·Bᵀ) and reads it (C·h): 2·I·N multiply-adds per token.
-
-    Args:
-        chunk: 0: the recurrent form (the model's FLOPs). A size C: the chunked program: per token
-            C·Bᵀ inside the chunk (C·G·N), its product with x (C·I), and the two passes over the
-            state (2·I·N).
+    The recurrence updates the state (x·Bᵀ) and reads it (C·h): 2·I·N multiply-adds per token. With
+    a `scan_chunk_size` C, the chunked program also does C·Bᵀ inside the chunk (C·G·N) and its
+    product with x (C·I) per token.
     """
-    channels = inner + 2 * groups * state
-    core = Component(
-        name=f"{name}/core",
-        kind="attention",
-        macs=2 * inner * state,
-        cache=Cache(state=inner * state),
-    )
-    if chunk:
-        core = core.replace(
-            name=f"{name}/{names.CORE_CHUNKED}",
-            macs=chunk * (groups * state + inner) + 2 * inner * state,
-        )
+    width, sizes = config.emb_dim, config.state_space
+    chunk, state = config.linear_attention.scan_chunk_size, sizes.mamba_state
+    inner, heads, grouped = sizes.mamba_inner, sizes.mamba_heads, sizes.mamba_groups * state
+    channels = inner + 2 * grouped
+    macs = chunk * (grouped + inner) + 2 * inner * state
     return (
-        projection(f"{name}/in_proj", width, inner + channels + heads, bias=bias),
-        short_convolution(f"{name}/conv", kernel, channels, bias=conv_bias),
-        vector(f"{name}/decay", 3 * heads),
-        core,
-        norm(f"{name}/norm", inner),
-        projection(f"{name}/out_proj", inner, width, bias=bias),
+        projection("mamba2/in_proj", width, inner + channels + heads, bias=sizes.mamba_bias),
+        short_convolution("mamba2/conv", sizes.mamba_kernel, channels, bias=sizes.mamba_conv_bias),
+        vector("mamba2/decay", 3 * heads),
+        _core("mamba2", macs, inner * state, chunk=chunk),
+        *((norm("mamba2/norm", inner),) if sizes.mamba_norm else ()),
+        projection("mamba2/out_proj", inner, width, bias=sizes.mamba_output_bias),
     )
 
 
-def compressed_attention(
-    width: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    *,
-    q_lora_rank: int,
-    o_groups: int,
-    o_lora_rank: int,
-    window: int,
-    ratio: int,
-    topk: int = 0,
-    sparse: bool = True,
-    name: str = "attention",
-) -> Components:
+def compressed_attention(config: ModelConfig, ratio: int, *, topk: int, sparse: bool) -> Components:
     """DeepSeek-V4's attention: a sliding window, plus keys that each summarise `ratio` tokens.
 
     Queries through ``[D, q_rank]`` and ``[q_rank, H·h]``; one matrix ``[D, K·h]`` produces keys
@@ -245,36 +181,33 @@ def compressed_attention(
         topk: number of compressed keys that the indexer selects; 0: all.
         sparse: False: queries still attend to all compressed keys, as in the indexer's warm-up.
     """
-    parts = [
-        projection(f"{name}/q_a", width, q_lora_rank),
-        norm(f"{name}/q_norm", q_lora_rank),
-        projection(f"{name}/q_b", q_lora_rank, heads * head_dim),
-        projection(f"{name}/kv_proj", width, kv_heads * head_dim),
-        norm(f"{name}/kv_norm", head_dim),
-        vector(f"{name}/sinks", heads),
-        *attention_scores(
-            heads,
-            head_dim,
-            head_dim,
-            SlidingWindow(window),
-            f"{name}/scores",
-            cache=Cache(kv_heads * head_dim),
-        ),
-    ]
+    width, rank = config.emb_dim, config.latent_attention.q_lora_rank
+    groups, o_rank = config.sparse_attention.o_groups, config.sparse_attention.o_lora_rank
+    heads, dim = config.attention.num_query_heads, config.attention.head_dim
+    keys = config.attention.num_kv_heads * dim
+    window = SlidingWindow(config.attention.sliding_window_size)
+    compressed: Components = ()
     if ratio:
-        parts.extend(_compressor(width, head_dim, ratio, overlap=topk > 0, name=name))
-        mask = Strided(ratio, topk if sparse else 0)
-        compressed = f"{name}/compressed_scores"
-        kept = Cache(head_dim)
-        parts.extend(attention_scores(heads, head_dim, head_dim, mask, compressed, cache=kept))
-    parts.append(
-        projection(f"{name}/o_a", heads * head_dim // o_groups, o_lora_rank, copies=o_groups)
+        mask, kept = Strided(ratio, topk if sparse else 0), Cache(dim)
+        compressed = (
+            *_compressor("attention", width, dim, ratio, overlap=topk > 0),
+            *attention_scores(heads, dim, dim, mask, "attention/compressed_scores", cache=kept),
+        )
+    return (
+        projection("attention/q_a", width, rank),
+        norm("attention/q_norm", rank),
+        projection("attention/q_b", rank, heads * dim),
+        projection("attention/kv_proj", width, keys),
+        norm("attention/kv_norm", dim),
+        vector("attention/sinks", heads),
+        *attention_scores(heads, dim, dim, window, "attention/scores", cache=Cache(keys)),
+        *compressed,
+        projection("attention/o_a", heads * dim // groups, o_rank, copies=groups),
+        projection("attention/o_b", groups * o_rank, width),
     )
-    parts.append(projection(f"{name}/o_b", o_groups * o_lora_rank, width))
-    return tuple(parts)
 
 
-def _compressor(width: int, dim: int, ratio: int, *, overlap: bool, name: str) -> Components:
+def _compressor(name: str, width: int, dim: int, ratio: int, *, overlap: bool) -> Components:
     """Content and gate of compressed keys, ``[D, c·h]`` each, and a bias per position."""
     outputs = (1 + overlap) * dim
     return (
@@ -284,79 +217,133 @@ def _compressor(width: int, dim: int, ratio: int, *, overlap: bool, name: str) -
     )
 
 
-def compressed_indexer(
-    width: int,
-    q_width: int,
-    heads: int,
-    dim: int,
-    *,
-    ratio: int,
-    trained: bool = False,
-    name: str = names.INDEXER,
-) -> Components:
+def compressed_indexer(config: ModelConfig, ratio: int, *, trained: bool) -> Components:
     """The indexer over compressed keys: it compresses its own and scores them like `indexer`."""
-    mask = Strided(ratio)
+    width, dim = config.emb_dim, config.sparse_attention.indexer_head_dim
+    heads = config.sparse_attention.indexer_n_heads
     parts = (
-        projection(f"{name}/q_proj", q_width, heads * dim),
-        *_compressor(width, dim, ratio, overlap=True, name=name),
-        projection(f"{name}/weights_proj", width, heads),
-        Component(
-            name=f"{name}/scores",
-            kind="attention",
-            macs=heads * dim,
-            mask=mask,
-            cache=Cache(dim),
-        ),
-        Component(name=f"{name}/reduce", kind="attention", macs=heads, mask=mask),
+        projection(f"{INDEXER}/q_proj", config.latent_attention.q_lora_rank, heads * dim),
+        *_compressor(INDEXER, width, dim, ratio, overlap=True),
+        *_scoring(width, heads, dim, Strided(ratio)),
     )
     return tuple(_detached(part, trained=trained) for part in parts)
 
 
-def mamba(
-    width: int,
-    *,
-    inner: int,
-    state: int,
-    rank: int,
-    kernel: int,
-    bias: bool = False,
-    conv_bias: bool = True,
-    inner_norms: bool = False,
-    name: str = "mamba",
-) -> Components:
-    """A Mamba-1 layer (arXiv 2312.00752) with a time step of rank R.
+def mamba(config: ModelConfig) -> Components:
+    """A Mamba-1 layer (arXiv 2312.00752) with I inner channels and a time step of rank R.
 
     ``in [D, 2·I]``, a depthwise convolution over I channels, ``x [I, R + 2·N]``, ``dt [R, I]``,
     ``out [I, D]``. The recurrence updates the state elementwise, without a sum, and reads it (h·C):
-    I·N multiply-adds per token.
-
-    Args:
-        inner_norms: norms over the time step, B and C (Jamba).
+    I·N multiply-adds per token. `mamba_norm`: norms over the time step, B and C (Jamba).
     """
-    norms = (norm(f"{name}/norms", rank + 2 * state),) if inner_norms else ()
+    width, sizes = config.emb_dim, config.state_space
+    inner, state, rank = sizes.mamba_inner, sizes.mamba_state, sizes.mamba_rank
     return (
-        projection(f"{name}/in_proj", width, 2 * inner, bias=bias),
-        short_convolution(f"{name}/conv", kernel, inner, bias=conv_bias),
-        projection(f"{name}/x_proj", inner, rank + 2 * state),
-        projection(f"{name}/dt_proj", rank, inner, bias=True),
-        vector(f"{name}/decay", inner * (state + 1)),
-        *norms,
-        Component(
-            name=f"{name}/core",
-            kind="attention",
-            macs=inner * state,
-            cache=Cache(state=inner * state),
-        ),
-        projection(f"{name}/out_proj", inner, width, bias=bias),
+        projection("mamba/in_proj", width, 2 * inner, bias=sizes.mamba_bias),
+        short_convolution("mamba/conv", sizes.mamba_kernel, inner, bias=sizes.mamba_conv_bias),
+        projection("mamba/x_proj", inner, rank + 2 * state),
+        projection("mamba/dt_proj", rank, inner, bias=True),
+        vector("mamba/decay", inner * (state + 1)),
+        *((norm("mamba/norms", rank + 2 * state),) if sizes.mamba_norm else ()),
+        _core("mamba", inner * state, inner * state),
+        projection("mamba/out_proj", inner, width, bias=sizes.mamba_bias),
     )
 
 
-def gated_short_convolution(
-    width: int, *, kernel: int, bias: bool = False, name: str = "conv"
-) -> Components:
+def gated_short_convolution(config: ModelConfig) -> Components:
     """LFM2's convolution block: ``in [D, 3·D]`` makes two gates and x, ``out [D, D]``."""
+    width, sizes = config.emb_dim, config.state_space
     return (
-        projection(f"{name}/in_proj", width, 3 * width, bias=bias),
-        short_convolution(f"{name}/conv", kernel, width, bias=bias),
-        projection(f"{name}/out_proj", width, width, bias=bias),
+        projection("conv/in_proj", width, 3 * width, bias=sizes.conv_bias),
+        short_convolution("conv/conv", sizes.conv_kernel, width, bias=sizes.conv_bias),
+        projection("conv/out_proj", width, width, bias=sizes.conv_bias),
+    )
+
+
+def lightning_attention(config: ModelConfig) -> Components:
+    """Linear attention with a decaying state ``[h, h]`` (MiniMax-01, arXiv 2501.08313).
+
+    ``qkv [D, 3·H·h]``, a gate ``[D, H·h]``, ``out [H·h, D]``. The recurrence updates the state
+    (k·vᵀ) and reads it (q·state): 2·h² multiply-adds per head and token.
+    """
+    width, head_dim = config.emb_dim, config.attention.head_dim
+    joined = config.attention.num_query_heads * head_dim
+    return (
+        projection("lightning_attention/qkv_proj", width, 3 * joined),
+        projection("lightning_attention/gate_proj", width, joined),
+        _core("lightning_attention", 2 * joined * head_dim, joined * head_dim),
+        norm("lightning_attention/norm", joined),
+        projection("lightning_attention/out_proj", joined, width),
+    )
+
+
+def kimi_delta_attention(config: ModelConfig) -> Components:
+    """Kimi delta attention (arXiv 2510.26692): a delta net whose decay differs per channel.
+
+    ``q, k, v [D, H·h]`` and a depthwise convolution over them, ``b [D, H]``, the decay and the
+    output gate ``[D, H·h]`` or, if low-rank, ``[D, h]`` and ``[h, H·h]``; ``out [H·h, D]``. The
+    recurrence makes four passes over each head's state, like a gated delta net.
+    """
+    width, sizes = config.emb_dim, config.linear_attention
+    heads, head_dim = sizes.gdn_num_value_heads, sizes.gdn_value_head_dim
+    joined = heads * head_dim
+    gates: Components = (projection("delta/gate_proj", width, joined, copies=2),)
+    if sizes.gdn_low_rank_gates:
+        gates = (
+            projection("delta/gate_proj", width, head_dim, copies=2),
+            projection("delta/gate_b", head_dim, joined, copies=2),
+        )
+    return (
+        projection("delta/in_proj", width, joined, copies=3),
+        short_convolution("delta/conv", sizes.gdn_conv_kernel_dim, 3 * joined),
+        projection("delta/in_proj_ba", width, heads),
+        *gates,
+        vector("delta/decay", heads + joined),
+        _core("delta", 4 * joined * head_dim, joined * head_dim),
+        norm("delta/norm", head_dim),
+        projection("delta/out_proj", joined, width),
+    )
+
+
+def gated_linear_recurrence(config: ModelConfig) -> Components:
+    """Griffin's recurrent block with an RG-LRU (arXiv 2402.19427), I channels in H blocks.
+
+    Two branches ``[D, I]``, a depthwise convolution, two block-diagonal gates
+    (``[I/H, I/H]`` for each of H blocks), ``out [I, D]``; the recurrence itself is elementwise.
+    """
+    width, inner = config.emb_dim, config.state_space.recurrent_width
+    heads, kernel = config.attention.num_query_heads, config.state_space.conv_kernel
+    block = inner // heads
+    return (
+        projection("recurrence/in_proj", width, inner, bias=True, copies=2),
+        short_convolution("recurrence/conv", kernel, inner, bias=True),
+        projection("recurrence/gates", block, block, bias=True, copies=2 * heads),
+        vector("recurrence/decay", inner),
+        projection("recurrence/out_proj", inner, width, bias=True),
+    )
+
+
+def rwkv_time_mixing(config: ModelConfig) -> Components:
+    """RWKV-4's time mixing (arXiv 2305.13048): an elementwise recurrence between projections.
+
+    Receptance, key and value ``[D, I]``, ``out [I, D]``; per channel a decay, a bonus and the
+    share of the previous token that is mixed in.
+    """
+    width, inner = config.emb_dim, config.state_space.recurrent_width
+    return (
+        projection("time_mixing/in_proj", width, inner, copies=3),
+        vector("time_mixing/decay", 2 * inner),
+        vector("time_mixing/shift", 3 * width),
+        projection("time_mixing/out_proj", inner, width),
+    )
+
+
+def rwkv_channel_mixing(config: ModelConfig) -> Components:
+    """RWKV-4's feed-forward: key ``[D, F]``, value ``[F, D]``, receptance ``[D, D]``."""
+    width, hidden = config.emb_dim, config.feed_forward.mlp_dim
+    return (
+        projection("channel_mixing/wi", width, hidden),
+        projection("channel_mixing/receptance", width, width),
+        vector("channel_mixing/shift", 2 * width),
+        projection("channel_mixing/wo", hidden, width),
     )

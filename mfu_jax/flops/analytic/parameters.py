@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mfu_jax.flops.analytic.architectures.families import build
-from mfu_jax.flops.analytic.components import Model
+from mfu_jax.flops.analytic.components import Layers
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.names import LOGITS, POSITIONS
-from mfu_jax.flops.analytic.towers.maxtext_towers import require_towers
+from mfu_jax.flops.analytic.towers.selection import require_towers
 
 
 class ParameterCount(NamedTuple):
@@ -50,7 +50,7 @@ def count_parameters(config: Any) -> ParameterCount:
     return parameters_of(model_config, build(model_config))
 
 
-def parameters_of(config: ModelConfig, model: Model) -> ParameterCount:
+def parameters_of(config: ModelConfig, model: Layers) -> ParameterCount:
     """Counts the weights of the model built from `config`.
 
     Raises:
@@ -60,7 +60,7 @@ def parameters_of(config: ModelConfig, model: Model) -> ParameterCount:
         config.require("engram_vocab_bases")
     require_towers(config)
     total = active = embedding = head = positions = 0
-    for layer in model.layers:
+    for layer in model:
         for part in layer.components:
             held = layer.repeats * part.parameters
             total += held

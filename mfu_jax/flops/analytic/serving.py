@@ -12,7 +12,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.architectures.families import build
-from mfu_jax.flops.analytic.components import Cache, Component, Model
+from mfu_jax.flops.analytic.components import Cache, Component, Layers
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.names import LOGITS, MULTI_TOKEN_PREDICTION
 from mfu_jax.flops.exact import Number, integral
@@ -121,9 +121,9 @@ def decode_cost(
     )
 
 
-def _serving_parts(model: Model) -> Iterator[tuple[int, Component]]:
+def _serving_parts(model: Layers) -> Iterator[tuple[int, Component]]:
     """Each component with its repeats, except multi-token prediction, which only trains."""
-    for layer in model.layers:
+    for layer in model:
         if layer.name != MULTI_TOKEN_PREDICTION:
             yield from ((layer.repeats, part) for part in layer.components)
 

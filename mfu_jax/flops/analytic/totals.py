@@ -49,7 +49,10 @@ def flops_breakdown(config: Any, convention: str = "dense") -> list[FlopsRow]:
 
 def model_flops_per_device(config: Any, convention: str = "dense") -> FlopsPerDevice:
     """The exact sums of `flops_breakdown`."""
-    rows = flops_breakdown(config, convention)
+    return _summed(flops_breakdown(config, convention))
+
+
+def _summed(rows: list[FlopsRow]) -> FlopsPerDevice:
     return FlopsPerDevice(
         integral(sum(row.forward_flops for row in rows)),
         integral(sum(row.training_flops for row in rows)),
@@ -143,12 +146,8 @@ def compare_conventions(config: Any) -> dict[str, FlopsPerDevice]:
     model_config = as_model_config(config)
     model = training_model(model_config)
     return {
-        name: FlopsPerDevice(
-            integral(sum(row.forward_flops for row in rows)),
-            integral(sum(row.training_flops for row in rows)),
-        )
+        name: _summed(convention.rows(model_config, model))
         for name, convention in CONVENTIONS.items()
-        for rows in (convention.rows(model_config, model),)
     }
 
 

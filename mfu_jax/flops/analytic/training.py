@@ -8,11 +8,12 @@ counted.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.architectures.families import build
-from mfu_jax.flops.analytic.components import Component, Layer, Model
+from mfu_jax.flops.analytic.components import Component, Layer, Layers
+from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.names import FIRST, INDEXER, LOGITS, LORA_A, LORA_B
 
@@ -30,7 +31,7 @@ _OF_INDEXED_QUERIES = (f"{INDEXER}/q_proj", f"{INDEXER}/weights_proj")
 _ENDS_BLOCK = frozenset({"o_proj", "o_b", "out_proj", "wo"})
 
 
-def training_model(config: ModelConfig) -> Model:
+def training_model(config: ModelConfig) -> Layers:
     """The layers of `config` with the gradients that its training step needs.
 
     Raises:
@@ -47,36 +48,33 @@ def training_model(config: ModelConfig) -> Model:
     return _with_reference(model) if training.use_dpo else model
 
 
-def _with_reference(model: Model) -> Model:
+def _with_reference(model: Layers) -> Layers:
     """Adds DPO's reference model to the policy: a separate forward pass, no gradient."""
-    reference = tuple(
-        dataclasses.replace(
-            layer,
-            name=f"reference/{layer.name}",
-            components=tuple(
-                part.replace(left_gradient=False, right_gradient=False, parameters=0)
-                for part in layer.components
-            ),
-        )
-        for layer in model.layers
+
+    def forward_only(part: Component) -> Components:
+        return (part.replace(left_gradient=False, right_gradient=False, parameters=0),)
+
+    reference = (
+        dataclasses.replace(layer.each(forward_only), name=f"reference/{layer.name}")
+        for layer in model
     )
-    return Model(layers=(*model.layers, *reference))
+    return (*model, *reference)
 
 
-def _with_adapters(model: Model, rank: int, targets: tuple[str, ...]) -> Model:
+def _with_adapters(model: Layers, rank: int, targets: tuple[str, ...]) -> Layers:
     """LoRA: freezes everything; targets get ``A [inputs, r]`` and ``B [r, outputs]`` beside it."""
     if not targets:
         raise UserError(
             f"lora_rank={rank} needs lora_targets, the projections that get adapters; for example "
             f"lora_targets=q_proj,v_proj"
         )
-    open_layers = [layer for layer in model.layers if not _is_frozen_tower(layer)]
+    open_layers = [layer for layer in model if not _is_frozen_tower(layer)]
     names = {_last(part) for layer in open_layers for part in layer.components if part.inputs}
     _check_names("lora_targets", targets, names)
 
-    def adapted(layer: Layer, part: Component) -> tuple[Component, ...]:
+    def adapted(part: Component) -> Components:
         frozen = part.replace(right_gradient=part.kind == "attention")
-        if _last(part) not in targets or not part.inputs or _is_frozen_tower(layer):
+        if _last(part) not in targets or not part.inputs:
             return (frozen,)
         copies = part.parameters // (part.inputs * part.outputs) or 1
         times = part.macs // (part.inputs * part.outputs)
@@ -94,31 +92,24 @@ def _with_adapters(model: Model, rank: int, targets: tuple[str, ...]) -> Model:
         )
         return (frozen, down, up)
 
-    return _changed(model, adapted)
+    def still(part: Component) -> Components:
+        return (part.replace(right_gradient=part.kind == "attention"),)
+
+    return tuple(layer.each(still if _is_frozen_tower(layer) else adapted) for layer in model)
 
 
-def _frozen(model: Model, frozen: tuple[str, ...]) -> Model:
+def _frozen(model: Layers, frozen: tuple[str, ...]) -> Layers:
     """Freezes the weights of the layers and components named in `frozen`."""
-    known = {
-        name for layer in model.layers for part in layer.components for name in _names(layer, part)
-    }
+    known = {name for layer in model for part in layer.components for name in _names(layer, part)}
     _check_names("frozen", frozen, known)
     chosen = set(frozen)
 
-    def freeze(layer: Layer, part: Component) -> Component:
-        named = chosen & _names(layer, part)
-        if part.kind == "attention" or not named:
-            return part
-        return part.replace(right_gradient=False)
+    def freeze(layer: Layer, part: Component) -> Components:
+        if part.kind == "attention" or chosen.isdisjoint(_names(layer, part)):
+            return (part,)
+        return (part.replace(right_gradient=False),)
 
-    return Model(
-        layers=tuple(
-            dataclasses.replace(
-                layer, components=tuple(freeze(layer, part) for part in layer.components)
-            )
-            for layer in model.layers
-        )
-    )
+    return tuple(layer.each(functools.partial(freeze, layer)) for layer in model)
 
 
 def _names(layer: Layer, part: Component) -> set[str]:
@@ -132,14 +123,14 @@ def _is_frozen_tower(layer: Layer) -> bool:
     return not any(part.right_gradient for part in layer.components if part.macs)
 
 
-def _without_unneeded_gradients(model: Model) -> Model:
+def _without_unneeded_gradients(model: Layers) -> Layers:
     """Follows the residual stream up: below the first trained weight, inputs need no gradient.
 
     Kinds of layers are taken in order of first appearance.
     """
     layers: list[Layer] = []
     flows = False
-    for layer in model.layers:
+    for layer in model:
         first, flows_after = _through(layer, flows)
         if flows_after == flows or layer.repeats == 1:
             layers.append(first)
@@ -148,7 +139,7 @@ def _without_unneeded_gradients(model: Model) -> Model:
             layers.append(dataclasses.replace(first, name=f"{layer.name}/{FIRST}", repeats=1))
             layers.append(dataclasses.replace(rest, repeats=layer.repeats - 1))
         flows = flows_after
-    return Model(layers=tuple(layers))
+    return tuple(layers)
 
 
 def _through(layer: Layer, flows: bool) -> tuple[Layer, bool]:
@@ -228,18 +219,6 @@ def _is_adapter_of(part: Component, names: frozenset[str]) -> bool:
 
 def _last(part: Component) -> str:
     return part.name.rsplit("/", 1)[-1]
-
-
-def _changed(model: Model, change: Callable[[Layer, Component], tuple[Component, ...]]) -> Model:
-    return Model(
-        layers=tuple(
-            dataclasses.replace(
-                layer,
-                components=tuple(new for part in layer.components for new in change(layer, part)),
-            )
-            for layer in model.layers
-        )
-    )
 
 
 def _check_names(key: str, given: tuple[str, ...], known: set[str]) -> None:

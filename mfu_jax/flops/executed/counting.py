@@ -179,6 +179,8 @@ class ProgramCounter:
             in_pieces={name: dict(whole(parts)) for name, parts in sums.in_pieces.items()},
             vector_matmuls=int(sums.vector_matmuls),
             hardware_passes=dict(whole(sums.passes)),
+            beyond=dict(whole(sums.beyond)),
+            recomputed_in_kernels=int(sums.recomputed_in_kernels),
             named=self.named,
             host=on_host.total(),
             host_operations=dict(on_host),

@@ -21,7 +21,7 @@ from mfu_jax.flops.executed.records import HOST_TRANSFER, ArrayShape, Instructio
 _ELEMENTWISE = ELEMENTWISE | TRANSCENDENTAL | {"bitcast-convert"}
 _SAME = frozenset({"bitcast", "opt-barrier", "optimization-barrier"})
 _COPIES = _SAME | {"copy", "copy-start", "copy-done"}
-_BESIDE = FREE | {"broadcast", "iota"}
+_BESIDE = FREE | {"broadcast", "iota", "slice", "dynamic-slice"}
 
 
 def shape_of(

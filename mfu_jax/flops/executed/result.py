@@ -46,6 +46,10 @@ class ExecutedCount(FlopCount):
         attention_operations: the same by operation: a part of `by_operation`.
         elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
             Not part of `total`.
+        beyond: what the hardware runs in addition to `total`, by its line in the ledger: the rest
+            of whole tiles, and window positions on padding.
+        recomputed_in_kernels: the part of `rematerialized` that attention kernels recompute in
+            their backward pass, without `jax.checkpoint`.
         named: how many instructions have the name of each operation, keyed as `by_operation`, in a
             forward, backward or rematerialised phase, whether or not they cost anything.
         host: FLOPs that the program hands to the host (`compute_on("device_host")`). Not part of
@@ -74,6 +78,8 @@ class ExecutedCount(FlopCount):
     vector_matmuls: int = 0
     hardware_passes: Mapping[str, int] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
+    beyond: Mapping[str, int] = field(default_factory=dict)
+    recomputed_in_kernels: int = 0
     attention_kernels: int = 0
     attention_operations: Mapping[str, int] = field(default_factory=dict)
     elementwise: int = 0
@@ -94,3 +100,8 @@ class ExecutedCount(FlopCount):
     def total(self) -> int:
         """Everything that runs."""
         return super().total + self.xla_rematerialized
+
+    @property
+    def on_hardware(self) -> int:
+        """`total` and `beyond`: what the tensor cores' counters see."""
+        return self.total + sum(self.beyond.values())

@@ -26,11 +26,13 @@ class Score(NamedTuple):
         number: identifies the product.
         axes: where each of its dimensions lies in the array; None if that is not known.
         needs: a mask over its dimensions that keeps what the array depends on; None for all.
+        is_cut: whether the array lacks some of its elements.
     """
 
     number: int
     axes: tuple[int | None, ...]
     needs: Pattern | None = None
+    is_cut: bool = False
 
     def moved(self, where: Callable[[int], int | None]) -> Score:
         """The score in an array to which every dimension is mapped by `where`."""
@@ -40,9 +42,12 @@ class Score(NamedTuple):
 
     def limited(self, mask: Pattern | None) -> Score:
         """The score in an array that depends only on the pairs that a mask over it keeps."""
+        if mask is None:
+            return self
         dims = {axis: dim for dim, axis in enumerate(self.axes) if axis is not None}
-        own = mask and mask.moved(dims.get)
-        return self._replace(needs=mask_patterns.meet(self.needs, own)) if own else self
+        if own := mask.moved(dims.get):
+            return self._replace(needs=mask_patterns.meet(self.needs, own))
+        return self._replace(needs=mask_patterns.at_most(self.needs or mask_patterns.EVERYWHERE))
 
 
 class AbstractValue(NamedTuple):
@@ -120,6 +125,7 @@ def merged(scores: Iterable[Score], merge: Merge = mask_patterns.union) -> froze
         if before := found.get(score.number):
             pairs = zip(before.axes, score.axes, strict=True)
             axes = tuple(a if a == b else None for a, b in pairs)
-            score = Score(score.number, axes, merge(before.needs, score.needs))
+            needs, is_cut = merge(before.needs, score.needs), before.is_cut or score.is_cut
+            score = Score(score.number, axes, needs, is_cut)
         found[score.number] = score
     return frozenset(found.values())

@@ -186,8 +186,10 @@ class JaxprCounter:
                 unaccounted(eqn, stack, "this primitive has no known cost; add it with "
                              "mfu_jax.flops.traced.rules.register_rule")
             ] += 1  # fmt: skip
-        elif len(eqn.outvars) == 1:
-            return [self._elementwise(eqn, values)]
+        elif name == "optimization_barrier":
+            return values
+        elif len(eqn.outvars) == 1 or name == "split":
+            return [self._elementwise(eqn, values, index) for index in range(len(eqn.outvars))]
         self.use_scores(values)
         return [everything] * len(eqn.outvars)
 
@@ -197,10 +199,11 @@ class JaxprCounter:
         there = self.decisions.operands(eqn, known)
         return values if there is known else list(map(AbstractValue.with_known, values, there))
 
-    def _elementwise(self, eqn: Any, values: Values) -> AbstractValue:
-        """An elementwise equation's result."""
-        pattern = mask_patterns.follow(eqn, [value.pattern for value in values])
-        return join(values)._replace(pattern=pattern, scores=self.scores.follow(eqn, values))
+    def _elementwise(self, eqn: Any, values: Values, index: int) -> AbstractValue:
+        """A result of an elementwise equation, or one that moves elements."""
+        pattern = mask_patterns.follow(eqn, [value.pattern for value in values], index)
+        scores = self.scores.follow(eqn, values, index)
+        return join(values)._replace(pattern=pattern, scores=scores)
 
     def _matmul(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         flops = RULES[eqn.primitive.name](eqn)

@@ -13,8 +13,8 @@ from typing import Any
 from mfu_jax.flops.traced.abstract_values import AbstractValue, Origin, Score, merged
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.declared import declared_around, declared_mask
-from mfu_jax.flops.traced.masks.pairs import KeptPairs, kept_pairs, unknown_pairs
-from mfu_jax.flops.traced.masks.patterns import Pattern
+from mfu_jax.flops.traced.masks.pairs import KeptPairs, kept_pairs, part_of_pairs, unknown_pairs
+from mfu_jax.flops.traced.masks.patterns import DimMap, Pattern
 
 # Possible origins of operands of a score matmul; the cotangent of a plain sum is a constant.
 _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
@@ -45,6 +45,8 @@ class ScoreMasks:
         self._shapes: dict[int, tuple[int, ...]] = {}
         self._needs: dict[int, Pattern | None] = {}
         self._shared: set[int] = set()
+        self._cut: set[int] = set()
+        self._whole: set[int] = set()
 
     @property
     def masks(self) -> dict[int, KeptPairs]:
@@ -54,6 +56,8 @@ class ScoreMasks:
             kept = _kept(needs, self._shapes[number])
             if kept and (number not in found or found[number].yields_to(kept)):
                 found[number] = kept
+        for number in self._cut - self._whole:
+            found.setdefault(number, part_of_pairs(math.prod(self._shapes[number])))
         return found
 
     def of_matmul(
@@ -131,6 +135,9 @@ class ScoreMasks:
         """Records that everything that these values depend on is needed."""
         for score in (s for value in values if self.is_recording for s in value.scores):
             needs = score.needs
+            (self._cut if score.is_cut else self._whole).add(score.number)
+            if needs and score.is_cut:
+                needs = mask_patterns.at_most(needs)
             if score.number < self.first_sure:
                 needs = mask_patterns.at_most(needs or mask_patterns.EVERYWHERE)
             if score.number in self._needs and (before := self._needs[score.number]) != needs:
@@ -139,14 +146,13 @@ class ScoreMasks:
                     needs = mask_patterns.at_most(needs)
             self._needs[score.number] = needs
 
-    def follow(self, eqn: Any, values: Sequence[AbstractValue]) -> frozenset[Score]:
-        """The scores in the result of an equation that does no work; records what it uses."""
+    def follow(self, eqn: Any, values: Sequence[AbstractValue], index: int = 0) -> frozenset[Score]:
+        """The scores in a result of an equation that does no work; records what it uses."""
         if not any(value.scores for value in values):
             return frozenset()
-        name, (result,) = eqn.primitive.name, eqn.outvars
-        if name in mask_patterns.MOVES and eqn.invars[0].aval.size == result.aval.size:
-            where = mask_patterns.MOVES[name](eqn)
-            return frozenset(score.moved(where) for score in values[0].scores)
+        name, result = eqn.primitive.name, eqn.outvars[0]
+        if name in mask_patterns.MOVES or name in mask_patterns.CUTS:
+            return self._moved(eqn, values, index)
         found: list[Score] = []
         for index, (value, variable) in enumerate(zip(values, eqn.invars, strict=True)):
             if name in _ELEMENTWISE and variable.aval.shape == result.aval.shape:
@@ -161,6 +167,32 @@ class ScoreMasks:
             for score in scores if known else ():
                 self._masks.setdefault(score.number, known[0])
         return scores
+
+    def _moved(self, eqn: Any, values: Sequence[AbstractValue], index: int) -> frozenset[Score]:
+        """The scores in a result of an equation that moves elements or leaves some out."""
+        nowhere: DimMap = lambda d: None  # noqa: E731
+        where = mask_patterns.MOVES.get(eqn.primitive.name, lambda eqn: nowhere)(eqn)
+        found = [
+            score.moved(nowhere if operand else where)._replace(
+                is_cut=score.is_cut or self._cuts(eqn, score, index)
+            )
+            for operand, value in enumerate(values)
+            for score in value.scores
+        ]
+        return merged(found)
+
+    def _cuts(self, eqn: Any, score: Score, index: int) -> bool:
+        """Whether an equation leaves elements of its first operand out that depend on a score."""
+        name, sizes = eqn.primitive.name, eqn.invars[0].aval.shape
+        if name == "pad":
+            return any(low < 0 or high < 0 for low, high, _ in eqn.params["padding_config"])
+        if name not in ("slice", "split"):
+            return name in mask_patterns.CUTS
+        own = dict(zip(score.axes, self._shapes[score.number], strict=True))
+        return any(
+            start > 0 or end < own.get(d, sizes[d]) or stride != 1
+            for d, (start, end, stride) in enumerate(mask_patterns.slice_bounds(eqn, index))
+        )
 
 
 def _limit(name: str, index: int, patterns: Sequence[Pattern | None]) -> Pattern | None:
@@ -180,8 +212,9 @@ def _kept(mask: Pattern | None, shape: Sequence[int]) -> KeptPairs | None:
     """The pairs that a mask over an array keeps; None if it keeps all."""
     if mask is None:
         return None
-    if not mask.terms:
-        return unknown_pairs(math.prod(shape)) if mask.partial else None
+    is_more = any(size < shape[dim] for dim, size in mask.beyond)
+    if not mask.terms or is_more:
+        return unknown_pairs(math.prod(shape)) if mask.partial or is_more else None
     (a, _), (b, _) = mask.terms
     return kept_pairs(mask.band, shape[a], shape[b], is_bound=mask.partial)
 

@@ -38,6 +38,12 @@ DRAIN_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 # The limit for a sink that has hung before, so that no later checkpoint waits for it.
 HUNG_DRAIN_SECONDS = 0.5
+# The GIL is released between slices of work by a short sleep: otherwise the training thread may
+# wait for it for 5 ms, which is a whole step.
+SLICE = 25
+BREATH_SECONDS = 1e-4
+# Records are appended this long after the first of them was begun, at the latest.
+_LONG_SECONDS = 0.1
 
 
 class Recorder:
@@ -84,6 +90,9 @@ class Recorder:
             abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
         )
         self._lost_steps = 0
+        self._of_monitor = failsafe(
+            "slow-step, drift and host findings may be missing", self._boundary
+        )
         self._thread = RecorderThread(
             self._handle, size=config.queue_size, period_seconds=config.write_period_seconds
         )
@@ -134,7 +143,8 @@ class Recorder:
         """
         end = time.monotonic() + DRAIN_SECONDS
         if last is not None:
-            self.put(functools.partial(self._handle, [last], is_last=True))
+            last.is_last = True
+            self.put(last)
         self.put(functools.partial(self._builder.add_spans, spans))
         try:
             self._settle(end - CLOSE_SECONDS, is_last=True)
@@ -188,27 +198,34 @@ class Recorder:
     def _tell(self, kind: str, values: Mapping[str, Any]) -> None:
         self._log.event(kind, **values)
 
-    def _handle(self, steps: Sequence[TimedStep], *, is_last: bool = False) -> None:
-        """Makes the records of steps and appends them."""
-        if self.failure is not None:
-            return
-        for step in steps:
-            step.measure()
+    def _handle(self, steps: Sequence[TimedStep]) -> None:
+        """Makes the records of steps and appends them, all at once unless it takes long."""
+        due = time.monotonic() + _LONG_SECONDS
+        made: list[tuple[TimedStep, StepRecord | None]] = []
         self._builder.prepare(steps)
-        self._log.steps([(step, self._record(step, is_last=is_last)) for step in steps])
+        for number, step in enumerate(steps, 1):
+            if self.failure is not None:
+                break
+            made.append((step, self._record(step)))
+            if number % SLICE == 0:
+                time.sleep(BREATH_SECONDS)
+            if time.monotonic() > due:
+                self._log.steps(made)
+                made, due = [], time.monotonic() + _LONG_SECONDS
+        self._log.steps(made)
 
-    def _record(self, step: TimedStep, *, is_last: bool) -> StepRecord | None:
-        """The record of a step; None if making it failed, or after a loss that aborts."""
-        if self.failure is not None:
-            return None
+    def _record(self, step: TimedStep) -> StepRecord | None:
+        """The record of a step; None if making it failed."""
         record = None
         with failsafe(f"the metrics of step {step.step} were lost", self._boundary):
-            record = self._builder.build(step, is_last=is_last)
+            step.measure()
+            record = self._builder.build(step)
             if not self._log.has_steps:  # starting the monitors takes time
                 self._log.steps([(step, record)], with_records=False)
             for monitor in self._monitors:
-                with failsafe("slow-step, drift and host findings may be missing", self._boundary):
+                with self._of_monitor:
                     record = monitor.on_record(step, record)
+            self._builder.activity.add(record.scalars)
         if record is None:
             self._lost_steps += 1
             return None

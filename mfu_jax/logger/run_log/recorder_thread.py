@@ -26,16 +26,11 @@ IDLE_SECONDS = 1.0
 # The first period, and the part of its age that a young run loses in a kill.
 FIRST_PERIOD_SECONDS = 0.05
 _PART_OF_AGE = 0.2
+_SHORTEST_SECONDS = 1e-4
 # Longest wait for room if items arrive faster than they are handled; then the oldest are dropped.
 # This budget recovers at the given fraction of elapsed time: no run is slowed by more.
 PATIENCE_SECONDS = 1.0
 _REGAINED = 0.01
-
-
-# The GIL is released between slices of work by a short sleep: otherwise the training thread may
-# wait for it for 5 ms, which is a whole step.
-SLICE = 25
-BREATH_SECONDS = 1e-4
 
 
 class RecorderThread:
@@ -154,16 +149,14 @@ class RecorderThread:
             items = self._take()
             # Calls alone, such as a set-up just before the loop, must not delay the first step.
             waits = self._period_seconds > 0 and not all(map(callable, items))
-            with self._failsafe:
-                self._handle_all(items)
-            items = []  # keep no device arrays alive while the thread waits
+            self._handle_all(items)
 
     def _due_seconds(self) -> float:
         """Until the next items are to be taken."""
         now = time.monotonic()
         self._began = min(self._began, self._took_at)
         period = period_at(now - self._began, self._period_seconds)
-        return max(BREATH_SECONDS, self._took_at + period - now)
+        return max(_SHORTEST_SECONDS, self._took_at + period - now)
 
     def _take(self) -> list[Any]:
         self._took_at = time.monotonic()
@@ -179,21 +172,14 @@ class RecorderThread:
     def _handle_all(self, items: list[Any]) -> None:
         """Empties `items`, so that during a call nothing keeps the steps before it alive."""
         while items:
-            if callable(items[0]):
-                with self._failsafe:
-                    items.pop(0)()
-                continue
             steps = list(itertools.takewhile(lambda item: not callable(item), items))
             del items[: len(steps)]
-            self._handle_slices(steps)
-            del steps
-
-    def _handle_slices(self, items: Sequence[Any]) -> None:
-        for start in range(0, len(items), SLICE):
-            if start:
-                time.sleep(BREATH_SECONDS)
             with self._failsafe:
-                self._handle(items[start : start + SLICE])
+                if steps:
+                    self._handle(steps)
+                else:
+                    items.pop(0)()
+            del steps
 
 
 def period_at(age: float, longest: float) -> float:

@@ -65,6 +65,7 @@ class TimedStep:
         refused_seconds: the text of an invalid `step_time_seconds`, else None.
         overhead_seconds: time that the logger spent on it on the training thread.
         completed: both clocks when its outputs became ready, if observed.
+        is_last: no step comes after it in this run.
         watched: the watcher was asked to set `completed`.
         seen: both clocks when the watcher began to wait for its outputs, and when they were ready.
         extra: scalars of the same step that came later, such as those of an eval.
@@ -89,6 +90,7 @@ class TimedStep:
     refused_seconds: str | None = None
     overhead_seconds: float = 0.0
     completed: Reading | None = None
+    is_last: bool = False
     watched: bool = False
     seen: tuple[Reading, Reading] | None = None
     extra: Mapping[str, Any] = NOTHING

@@ -25,6 +25,9 @@ from mfu_jax.util.failsafe import Boundary
 
 # A step that is found ready at the first look ended less than this before.
 LOOK_SECONDS = 0.02
+# A wake-up costs tens of microseconds, so steps that are shorter than that are looked at less
+# often: until the loop takes longer for one.
+_RARE_LOOK_SECONDS = 0.1
 # After this many looks without a new step, the thread sleeps until the next one.
 _MOST_LOOKS = 20
 # A thread still waiting for the device at interpreter exit would abort the process; but a hung
@@ -41,7 +44,7 @@ class Watcher:
 
     def __init__(self, read: Callable[[], Reading]) -> None:
         self._read = read
-        self._newest: deque[TimedStep] = deque(maxlen=1)
+        self._newest: deque[TimedStep] = deque(maxlen=2)
         self._alarm = Alarm()
         self._sleeps, self._is_over = True, False
         self._thread = Boundary().thread(
@@ -76,26 +79,28 @@ class Watcher:
     def _run(self) -> None:
         looks = 0
         while not self._is_over:
-            looks = 0 if self._look() else looks + 1
+            newest, pause = self._newest, LOOK_SECONDS
+            looks = 0 if newest else looks + 1
+            if len(newest) > 1 and not newest[-1].watched:  # the loop comes back soon by itself
+                newest.popleft()
+                pause = _RARE_LOOK_SECONDS
+            elif newest:
+                self._look(newest.pop())
             self._sleeps = looks >= _MOST_LOOKS
-            if not (self._sleeps and self._newest):  # a step may have come before it fell asleep
-                self._alarm.wait(None if self._sleeps else LOOK_SECONDS)
+            if not (self._sleeps and newest):  # a step may have come before it fell asleep
+                self._alarm.wait(None if self._sleeps else pause)
 
-    def _look(self) -> bool:
-        """Waits for the newest step and stamps it; False if there is no new one."""
-        if not self._newest:
-            return False
-        step = self._newest.pop()
+    def _look(self, step: TimedStep) -> None:
+        """Waits for a step and stamps it."""
         begun = self._read()
         try:
             block_until_ready(step.metrics)
         except Exception:  # the training thread hits the same error, where it can be handled
-            return True
+            return
         ready = self._read()
         step.seen = step.seen or (begun, ready)
         if step.watched:
             step.completed = step.completed or ready
-        return True
 
 
 class PhaseEnds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from mfu_jax.flops.count import dtype_bits
@@ -19,7 +20,7 @@ _BUSY = 0.3  # of the memory bandwidth, above which an op is memory-bound
 
 
 def chain(stats: ProfileStats) -> tuple[float, str] | None:
-    """Elementwise ops write results that only other elementwise ops read.
+    """Elementwise ops write results that other elementwise ops read.
 
     On CPUs, caches keep the results, and the first touch of a result costs more: fusing was seen to
     gain nothing.
@@ -30,7 +31,7 @@ def chain(stats: ProfileStats) -> tuple[float, str] | None:
         if record_of(op).shape.is_elementwise and op.runs
     }
     users = _users(stats)
-    links = {name: found for name, op in ops.items() if (found := _next(op, ops, users))}
+    links = {name: found for name, op in ops.items() if (found := _next(stats, op, ops, users))}
     if not links or stats.is_cpu:
         return None
     chains = _joined(links)
@@ -57,14 +58,36 @@ def _users(stats: ProfileStats) -> dict[str, list[str]]:
     return users
 
 
-def _next(op: OpTime, ops: dict[str, OpTime], users: dict[str, list[str]]) -> list[str]:
-    """The readers of a result, if all are elementwise ops on as many elements; else none."""
+def _next(
+    stats: ProfileStats, op: OpTime, ops: dict[str, OpTime], users: dict[str, list[str]]
+) -> list[str]:
+    """The readers of a result that XLA could have fused: elementwise ops on as many elements.
+
+    A result with other readers, such as one that is saved for the backward pass, is written in any
+    case. Then a reader that needs the outcome of one of those can share no fusion with this op.
+    """
     record = record_of(op)
     found = users.get(record.name, [])
-    is_passed_on = all(
-        name in ops and _elements(record) == _elements(record_of(ops[name])) for name in found
-    )
-    return found if is_passed_on else []
+    size = _elements(record)
+    alike = [name for name in found if name in ops and _elements(record_of(ops[name])) == size]
+    others = set(found) - set(alike)
+    behind = _behind(stats, record, others, alike) if alike and others else set()
+    return [name for name in alike if name not in behind]
+
+
+def _behind(
+    stats: ProfileStats, record: InstructionRecord, others: set[str], until: list[str]
+) -> set[str]:
+    """What depends on `others`, which read a result, up to the last of `until` in the schedule."""
+    behind, waiting = set(others), set(until)
+    schedule = iter(stats.program.computations[record.computation])
+    for later in itertools.dropwhile(lambda r: r is not record, schedule):
+        if not behind.isdisjoint(later.shape.operands):
+            behind.add(later.name)
+        waiting.discard(later.name)
+        if not waiting:
+            break
+    return behind
 
 
 def _joined(links: dict[str, list[str]]) -> list[set[str]]:
@@ -87,15 +110,19 @@ def _saved(
     """Time to write and read what is between members; all their time if a TPU matmul absorbs them.
 
     On TPUs, XLA fuses elementwise ops into an adjacent matmul; on GPUs, a library runs the matmul.
+    What has other readers is written in any case.
     """
     records = stats.program.costs.records
+    written = {name for name in links if set(users[name]) - set(links[name])}
     readers = {reader for name in members for reader in users.get(name, ())}
-    if stats.measured.platform == "tpu" and any(records[name].shape.matmul for name in readers):
+    is_tpu = stats.measured.platform == "tpu" and not written & members
+    if is_tpu and any(records[name].shape.matmul for name in readers):
         return seconds_of(ops[name] for name in members)
     saved = 0.0
     for name in [name for name in links if name in members]:
         size = record_of(ops[name]).shape.result_bytes
-        saved += sum(_time_of(stats, ops[other], size) for other in (name, *links[name]))
+        less = links[name] if name in written else (name, *links[name])
+        saved += sum(_time_of(stats, ops[other], size) for other in less)
     return saved
 
 

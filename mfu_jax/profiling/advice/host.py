@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mfu_jax.host_work import HostWork
-from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, idle_time, milliseconds
+from mfu_jax.profiling.advice.stats import (
+    LEAST,
+    ProfileStats,
+    idle_time,
+    milliseconds,
+    seconds_of,
+)
 from mfu_jax.profiling.attribution.host_time import HostTime
+from mfu_jax.profiling.timeline.devices import TO_DEVICE
 
 _MANY = 4  # program executions per step
 
@@ -42,7 +49,8 @@ def _rule(kind: HostWork, evidence: str) -> HostRule:
 
 
 def _called(found: HostTime) -> str:
-    return f" ({found.name} in {found.caller})" if found.caller else f" ({found.name})"
+    names = " in ".join(filter(None, (found.name, found.caller)))
+    return f" ({names})" if names else ""
 
 
 recompiles = _rule(
@@ -72,6 +80,27 @@ def sync(stats: ProfileStats) -> tuple[float, str]:
     return gain - lost, (
         f"{evidence}; the host's work beside it then takes one of the {threads} threads that "
         f"compute, {milliseconds(lost)}"
+    )
+
+
+_transferring = _rule(
+    HostWork.TRANSFER,
+    "the step waits for arrays that the host hands over{called}: the device is idle for {idle} of "
+    "a step",
+)
+
+
+def transfer(stats: ProfileStats) -> tuple[float, str] | None:
+    """The step waits until its arguments are copied to the device."""
+    idle, evidence = _transferring(stats)
+    copies = [op for op in stats.measured.ops if op.op.is_host_copy and op.op.kind == TO_DEVICE]
+    copying = seconds_of(copies)
+    if not idle + copying:
+        return None
+    return idle + copying, (
+        f"{evidence}, and copies for {milliseconds(copying)} beside nothing else; prefetch: put "
+        f"the next batch on the device (jax.device_put, with its sharding) before this step's "
+        f"results are read, or in the loader's thread"
     )
 
 

@@ -24,7 +24,8 @@ from mfu_jax.profiling.timeline.devices import Program
 if TYPE_CHECKING:
     from mfu_jax.profiling.join.programs import KnownProgram
 
-_OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time
+# By their own idle time.
+_OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.TRANSFER, HostWork.WAIT)
 LEAST = 0.05
 """Of a step: a smaller gain is noise, or not worth a change."""
 

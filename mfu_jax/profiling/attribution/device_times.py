@@ -17,10 +17,17 @@ from mfu_jax.profiling.attribution.step_windows import (
     step_by_step,
 )
 from mfu_jax.profiling.join.ops import DeviceWork, Join, JoinedOp
-from mfu_jax.profiling.timeline.devices import DeviceTimeline, Executions, OpName, Program
+from mfu_jax.profiling.timeline.devices import (
+    TO_DEVICE,
+    DeviceTimeline,
+    Executions,
+    OpName,
+    Program,
+)
 from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.time_attribution import (
     FloatArray,
+    Intervals,
     TimeAttribution,
     attribute_time,
     parents_of,
@@ -132,7 +139,9 @@ def on_one_device(
     late_after: Sequence[tuple[Program, float]] = ()
     if thread is not None and events is not None:
         waits = waits_of(thread, executions)
-        gaps = DispatchGaps(thread, waits, executions, executions.of(versions), time)
+        gaps = DispatchGaps(
+            thread, waits, executions, executions.of(versions), time, _copies(timeline, joined)
+        )
         host = host_sums(thread, events, gaps, executions, window.bounds, scale)
         until = np.append(executions.starts[1:], executions.ends[-1:])
         late_after = _by_program(executions, gaps.idle_within(executions.ends, until) * scale)
@@ -157,6 +166,13 @@ def on_one_device(
         idle_within=_by_program(executions, time.idle_within(executions.starts, until) * scale),
         host=host,
     )
+
+
+def _copies(timeline: DeviceTimeline, joined: Sequence[JoinedOp]) -> Intervals:
+    """When the loop's arrays are copied to the device."""
+    is_copy = np.array([op.is_host_copy and op.kind == TO_DEVICE for op in joined], bool)
+    chosen = is_copy[timeline.ops]
+    return timeline.starts[chosen], timeline.ends[chosen]
 
 
 def _by_program(executions: Executions, seconds: FloatArray) -> list[tuple[Program, float]]:

@@ -1,6 +1,8 @@
 """Idle time caused by the host: the device has finished a step, and the next is not yet called.
 
-Idle time after the call, or within a step, is due to the device or the runtime. So is idle time
+A step that is called may still have to wait for its arguments: the copy of an array of the host's
+ends such an interval, if it comes after the call. Idle time after that, or within a step, is due to
+the device or the runtime. So is idle time
 before another program that the host waits for when the step ends, such as an evaluation: it was
 called in time, and a next step in its place would have started no earlier. What the profiler takes
 to record Python's calls delays the next step only in a trace, and is left out.
@@ -31,6 +33,7 @@ class DispatchGaps:
         executions: executions of all programs on a device.
         steps: executions of the step's program.
         attributed: the device's time.
+        copies: starts and ends of the loop's copies to the device.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class DispatchGaps:
         executions: Executions,
         steps: Executions,
         attributed: TimeAttribution,
+        copies: Intervals,
     ) -> None:
         self._attributed = attributed
         self.starts = _device_ready(waits, executions, steps)
@@ -47,6 +51,8 @@ class DispatchGaps:
         ends = np.minimum(steps.starts, called)[1:]
         since = np.maximum(called[:-1], _last_before(waits[1], ends))
         ends = ends - thread.recording(since, ends).astype(np.int64)
+        self._copies, self._called = copies, called
+        ends = np.maximum(ends, _last_before(copies[1], steps.starts[1:]))
         self.ends = np.maximum(self.starts, ends)
         lengths = (steps.ends - steps.starts)[: len(self.starts)]
         self._done = self.starts - (lengths * _AT_ITS_END).astype(np.int64)
@@ -61,6 +67,24 @@ class DispatchGaps:
     def idle_within(self, starts: IntArray, ends: IntArray) -> FloatArray:
         """Idle time in these intervals that lies within other intervals, picoseconds."""
         return self._idle_until(ends) - self._idle_until(starts)
+
+    def transferring(self, starts: IntArray, ends: IntArray) -> FloatArray:
+        """Idle time of each interval from which a step waits for its arguments, picoseconds.
+
+        Args:
+            starts: when the host begins to transfer an array.
+            ends: when it goes on, as the copy may follow later.
+        """
+        begins, until = self._copies
+        gap = np.searchsorted(self.starts, begins, "right") - 1
+        put = _last_before(starts, begins)
+        is_steps = (gap >= 0) & (put >= self._called[gap])  # no array of an earlier step
+        begins = np.concatenate([starts, np.where(is_steps, put, begins)])
+        until = np.concatenate([ends, until])
+        order = np.argsort(begins, kind="stable")
+        begins, until = begins[order], np.maximum.accumulate(until[order])
+        begins = np.maximum(begins, np.append(0, until[:-1]))  # overlaps count once
+        return self.idle_within(np.minimum(begins, until), until)
 
     def next_step(self, times: IntArray) -> IntArray:
         """The ends of the intervals that contain `times`, or begin at nearly the same time; a time

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps
@@ -30,7 +31,7 @@ class HostTime(NamedTuple):
     Attributes:
         seconds: per step; for calls, without the programs that the device runs within them.
         idle: the part between the end of a step on the device and the call of the next one; for
-            waiting, from its start until that call.
+            waiting, from its start until that call; for transfers, until the array is copied.
         times: how often per step; waits only if they leave the device idle.
         steps: number of measured steps in which it occurred.
         name: what took most of it, as named in the trace; of waits, what left the device idle.
@@ -115,29 +116,40 @@ def host_sums(
     idle = without_inner(gaps.idle_within(thread.starts, thread.ends), events.parents) * scale
     asleep = float(idle[named(thread, SLEEPS)].sum())
     is_wait = events.kinds == KINDS.index(HostWork.WAIT)
-    stalls = np.where(events.is_first, _stalls(thread, gaps) * scale, 0.0)
+    stalls = _stalls(thread, gaps, is_wait & events.is_first) * scale
     idle = np.where(is_wait, stalls, idle)
+    transfer = KINDS.index(HostWork.TRANSFER)
+    puts = events.is_first & (events.kinds == transfer)
+    transferring = gaps.transferring(thread.starts[puts], thread.ends[puts]).sum() * scale
     step = np.searchsorted(bounds, thread.starts, "right") - 1
     starts = events.is_first & (step >= 0) & (thread.starts < end)
     starts &= ~is_wait | (stalls > 0)
     columns = (own, idle, starts * scale * _PICOSECONDS)
     occurred = np.unique(np.stack([events.kinds[starts], step[starts]]), axis=1)
     seconds = np.bincount(events.names, np.where(is_wait, stalls, own), len(events.table))
+    sums = [np.bincount(events.kinds, column, len(KINDS)) for column in columns]
+    by_kind: FloatArray = np.stack(sums).astype(np.float64)
+    by_kind[1, transfer] = transferring
     return HostSums(
         late=float(gaps.idle_within(*np.array([[begin], [end]]))[0]) * scale,
         asleep=asleep,
         recording=float(thread.recording(bounds[:1], bounds[-1:])[0]) * scale,
-        by_kind=np.stack([np.bincount(events.kinds, column, len(KINDS)) for column in columns]),
+        by_kind=by_kind,
         steps=np.bincount(occurred[0], minlength=len(KINDS)),
         by_name=dict(zip(events.table, seconds.tolist(), strict=True)),
     )
 
 
-def _stalls(thread: HostThread, gaps: DispatchGaps) -> FloatArray:
-    """Each event's idle time as a wait: from its start until the next step is called, at most its
-    length; 0 if the device has another step to run when it ends."""
-    idle = gaps.idle_within(thread.starts, gaps.next_step(thread.ends))
-    return np.minimum(idle, (thread.ends - thread.starts).astype(np.float64))
+def _stalls(thread: HostThread, gaps: DispatchGaps, is_wait: npt.NDArray[np.bool_]) -> FloatArray:
+    """Each event's idle time as a wait: from its start until the next step is called; 0 if the
+    device has another step to run when it ends.
+
+    A loop without its waits is shorter by their length at most. Since it may then run several steps
+    ahead of the device, this limits their sum, not each.
+    """
+    idle = np.where(is_wait, gaps.idle_within(thread.starts, gaps.next_step(thread.ends)), 0.0)
+    lengths = np.where(idle > 0, thread.ends - thread.starts, 0)
+    return idle * min(1.0, lengths.sum() / max(idle.sum(), 1.0))
 
 
 def _executing(executions: Executions, starts: IntArray, ends: IntArray) -> FloatArray:

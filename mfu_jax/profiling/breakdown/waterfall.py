@@ -128,6 +128,8 @@ def _bar_of(op: OpTime) -> str:
     joined = op.op
     if joined.work is DeviceWork.COMMUNICATION:
         return f"{names.EXPOSED_COMMUNICATION}{communication_of(op)}"
+    if joined.is_host_copy:
+        return f"{_TRANSFER}the host"
     if joined.record is None:
         return f"{_NOT_JOINED}{joined.kind}"
     if joined.work is DeviceWork.TRANSFER:

@@ -8,7 +8,13 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from mfu_jax.flops.executed.records import InstructionRecord
-from mfu_jax.profiling.timeline.devices import OpName, Program
+from mfu_jax.profiling.timeline.devices import (
+    TO_DEVICE,
+    TO_HOST,
+    OpName,
+    Program,
+    copy_kind,
+)
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
@@ -37,7 +43,6 @@ _NCCL_KINDS = {
     "Broadcast": "collective-broadcast",
     "AllToAll": "all-to-all",
 }
-_COPY = re.compile(r"Mem(cpy|set)|^Copy\w+To\w+$|rocclr_(copy|fill)Buffer", re.IGNORECASE)
 
 
 class JoinedOp(NamedTuple):
@@ -59,6 +64,11 @@ class JoinedOp(NamedTuple):
     work: DeviceWork
     kind: str
     start: InstructionRecord | None = None
+
+    @property
+    def is_host_copy(self) -> bool:
+        """Whether the loop, no instruction, copies an array between the host and the device."""
+        return self.record is None and self.kind in (TO_DEVICE, TO_HOST)
 
     @property
     def module(self) -> str:
@@ -128,6 +138,6 @@ def work_by_name(name: str) -> tuple[DeviceWork, str]:
     """Work and kind of an op without an instruction, from its name."""
     if match := _NCCL.search(name):
         return DeviceWork.COMMUNICATION, _NCCL_KINDS[match[1]]
-    if _COPY.search(name):
-        return DeviceWork.TRANSFER, "memory copy"
+    if kind := copy_kind(name):
+        return DeviceWork.TRANSFER, kind
     return DeviceWork.COMPUTE, re.sub(r"[._]?\d+$", "", name)

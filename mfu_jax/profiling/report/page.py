@@ -1,4 +1,4 @@
-"""A profile as a self-contained HTML page: headline numbers, waterfall, advice, tables, ledger.
+"""A profile as a self-contained HTML page: verdict, advice, waterfall, tables, ledger.
 
 Adding a section: a section here; only `mfu_jax.pages` makes HTML.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax import names
-from mfu_jax.pages.document import document, headlines, notes, quiet, section
+from mfu_jax.pages.document import document, headlines, notes, quiet, section, verdict_line
 from mfu_jax.pages.markup import Markup, joined, number, tag
 from mfu_jax.pages.tables import Word, ledger_table, rest_row, table, wide
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
@@ -45,11 +45,12 @@ def page(profile: Profile) -> str:
     title = f"{short(answer['program'])}: MFU {percent(profile.mfu)}"
     body = [
         tag("h1", short(answer["program"])),
+        verdict_line(profile.verdict.sentence),
         _headlines(profile, answer),
+        _advice(profile),
         notes(profile.notes),
         section("Where the peak went", quiet(_UNITS), _waterfall(profile.waterfall, "waterfall")),
         *_phases(profile),
-        *_advice(profile),
         section("Scopes", _row_table("scope", by["scope"])),
         section("Ops", _row_table("op", by["op"])),
         section("By kernel", _row_table("kernel", by["kernel"])),
@@ -126,15 +127,16 @@ def _phases(profile: Profile) -> Iterator[Markup]:
         yield section("Each program on its own", *parts)
 
 
-def _advice(profile: Profile) -> Iterator[Markup]:
-    if profile.advice:
-        items = []
-        for advice in profile.advice:
-            gain, evidence = profile.gain_of(advice), tag("div", advice.evidence)
-            cause = tag("b", advice.cause)
-            items.append(tag("li", cause, f": {gain}", evidence, data_gain=advice.gain_seconds))
-        note = quiet("The largest gain first; gains do not add up.")
-        yield section("Advice", note, tag("ol", *items, class_="advice"))
+def _advice(profile: Profile) -> Markup:
+    if not profile.advice:
+        return section("Advice", quiet(profile.no_advice))
+    items = []
+    for advice in profile.advice:
+        head = tag("b", advice.cause), f": {profile.gain_of(advice)}"
+        lines = tag("div", tag("b", f"Do: {advice.remedy}")), tag("div", advice.evidence)
+        items.append(tag("li", *head, *lines, data_gain=advice.gain_seconds))
+    note = quiet("The largest gain first; gains do not add up.")
+    return section("Advice", note, tag("ol", *items, class_="advice"))
 
 
 def _row_table(by: str, rows: Sequence[TableRow]) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,6 +11,24 @@ import numpy as np
 
 from mfu_jax.profiling.trace.wire import IntArray
 from mfu_jax.profiling.trace.xspace import ABSENT
+
+TO_DEVICE, TO_HOST = "host-to-device copy", "device-to-host copy"
+_COPIES = {
+    TO_DEVICE: re.compile(r"MemcpyH(2|to)D|CopyHostToDevice", re.IGNORECASE),
+    TO_HOST: re.compile(r"MemcpyD(2|to)H|CopyDeviceToHost", re.IGNORECASE),
+    "memory copy": re.compile(
+        r"Mem(cpy|set)|^Copy\w+To\w+$|rocclr_(copy|fill)Buffer", re.IGNORECASE
+    ),
+}
+
+
+def copy_kind(name: str) -> str:
+    """What an op of this name copies; empty if it is no copy.
+
+    >>> copy_kind("MemcpyH2D"), copy_kind("Memset 0"), copy_kind("loop_add_fusion")
+    ('host-to-device copy', 'memory copy', '')
+    """
+    return next((kind for kind, pattern in _COPIES.items() if pattern.search(name)), "")
 
 
 class Program(NamedTuple):

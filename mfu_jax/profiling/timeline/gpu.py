@@ -21,6 +21,7 @@ from mfu_jax.profiling.timeline.devices import (
     OpTable,
     Program,
     by_start,
+    copy_kind,
     groups,
     numbered,
     spans,
@@ -110,21 +111,30 @@ def _name(
 def _executions(names: tuple[OpName, ...], events: LaneEvents) -> Executions:
     """Executions of each program, separated by the first of its ops that run once in each.
 
-    They begin where that op does, so their spacing is right; they end with their last op.
+    They begin where that op does, so their spacing is right; they end with their last op. A copy
+    that neither a program nor a graph launched is the loop's, such as that of a result to the host.
     """
     programs: list[Program] = []
     begins: list[IntArray] = [np.zeros(0, np.int64)]
     finishes: list[IntArray] = [np.zeros(0, np.int64)]
     numbers = {program: number for number, program in enumerate({n.program: 0 for n in names})}
-    of_event = np.array([numbers[name.program] for name in names], np.int64)[events.ops]
+    of_name = [ABSENT if _is_loops(name) else numbers[name.program] for name in names]
+    of_event = np.array(of_name, np.int64)[events.ops]
     for program, number in numbers.items():
         chosen = np.flatnonzero(of_event == number)
+        if not len(chosen):
+            continue
         begin = _begins(events.ops[chosen], events.starts[chosen])
         within = np.maximum(np.searchsorted(begin, events.starts[chosen], "right") - 1, 0)
         begins.append(begin)
         finishes.append(spans(within, len(begin), begin[within], events.ends[chosen])[1])
         programs += [program] * len(begin)
     return by_start(programs, np.concatenate(begins), np.concatenate(finishes))
+
+
+def _is_loops(name: OpName) -> bool:
+    """Whether an op is a copy that no program launched."""
+    return bool(copy_kind(name.name)) and not (name.program.module or name.buffer)
 
 
 def _begins(ops: IntArray, starts: IntArray) -> IntArray:

@@ -14,7 +14,9 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.run_log.events import HOSTS, events_name
+from mfu_jax.runs.metrics.lines import object_of
 from mfu_jax.runs.metrics.run_files import metrics_file_of, read_beside
+from mfu_jax.runs.report.setup import Setup, read_setup
 from mfu_jax.storage.addresses import Address, path_of
 
 # Steps kept for the frame, and how much of a long file is read for them.
@@ -124,6 +126,7 @@ class MetricsTail:
         notes: the last notes, with their steps.
         restarts: how often the run was seen to go back, or its file to be replaced.
         hosts: the last exchange of the job's processes; empty for a single process.
+        profile: the ``profile/…`` numbers of the last profiled steps.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,6 +135,8 @@ class MetricsTail:
         self.notes: deque[tuple[int, str]] = deque(maxlen=_KEPT_NOTES)
         self.restarts = 0
         self.hosts: Mapping[str, Any] = {}
+        self.profile: Mapping[str, float] = {}
+        self._setup: Setup | None = None
         self._records = GrowingFile(path)
         self._events = GrowingFile(path.with_name(events_name(path.name, 0)))
 
@@ -143,7 +148,7 @@ class MetricsTail:
         """
         for line in self._events.new_lines():
             if line.startswith(_HOSTS):
-                self.hosts = _object_of(line) or self.hosts
+                self.hosts = object_of(line) or self.hosts
         if not self._events.is_known:  # of version 0.1.0
             self.hosts = read_beside(str(self.path), HOSTS)
         replaced = self._records.replaced
@@ -155,10 +160,17 @@ class MetricsTail:
             self._add(step)
         return bool(lines)
 
+    @property
+    def setup(self) -> Setup:
+        """The run's set-up, read once it has a step."""
+        if self._setup is None:
+            self._setup = read_setup(str(self.path))
+        return self._setup
+
     def heartbeat(self) -> Mapping[str, Any]:
         """The heartbeat in the run's folder; empty if there is none."""
         try:
-            return _object_of(self.path.with_name("heartbeat.json").read_bytes())
+            return object_of(self.path.with_name("heartbeat.json").read_bytes())
         except OSError:
             return {}
 
@@ -168,6 +180,8 @@ class MetricsTail:
             while self.steps and self.steps[-1].number >= step.number:
                 self.steps.pop()  # they are being redone
         self.steps.append(step)
+        profile = {name: n for name, n in step.scalars.items() if name.startswith("profile/")}
+        self.profile = profile or self.profile
         for note in step.notes:
             if (step.number, note) not in self.notes:
                 self.notes.append((step.number, note))
@@ -199,12 +213,3 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             number = float(value)
             if isinstance(value, int | float) or not math.isfinite(number):
                 yield name, number
-
-
-def _object_of(text: bytes) -> Mapping[str, Any]:
-    """The JSON object; empty if it is torn, or another value."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.logger.records.summary import StepStatistics, Summary
 from mfu_jax.runs.live.following import LiveStep, MetricsTail
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
+from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.util.formatting import loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
+from mfu_jax.verdict import Verdict
 
 _BARS = "▁▂▃▄▅▆▇█"
 _LAST_STEPS = 8
@@ -36,6 +39,7 @@ def frame(follower: MetricsTail, now: float) -> Any:
     steps = list(follower.steps)
     parts = [_headline(follower, steps, now)]
     if steps:
+        parts += [_rich("text").Text(_plain(_verdict(follower, steps).sentence), style="bold")]
         parts += [_table(steps), *_curves(steps), *_split(steps)]
         parts += [_hosts(follower.hosts, steps)]
         parts += [_alarms(follower)]
@@ -109,6 +113,22 @@ def _headline(follower: MetricsTail, steps: Sequence[LiveStep], now: float) -> A
     if medians:
         text.append(f"\nmedian of {len(measured)} steps: {', '.join(medians)}")
     return text
+
+
+def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
+    """The verdict on the last steps; compile and warm-up steps count in the wall clock only."""
+    statistics_of = StepStatistics()
+    for step in steps:
+        seconds = step.scalars.get(STEP_SECONDS, 0.0)
+        if step.kind == "step" and 0 < seconds < math.inf:
+            statistics_of.add_many({name: [value] for name, value in step.scalars.items()})
+    return run_verdict(
+        str(follower.path),
+        Summary(**statistics_of.fields()),
+        follower.setup,
+        wall=time_split(steps),
+        profile=follower.profile,
+    )
 
 
 def _state(heartbeat: Mapping[str, Any], steps: Sequence[LiveStep], now: float) -> tuple[str, str]:

@@ -4,9 +4,7 @@ levanter (tracker/json_logger.py) writes ``{"tracker": …, "event": "log", "ste
 after its logger's prefix, several lines per step. Times are of a step without the wait for
 data; rates are of all devices, whose number follows from its summary of theoretical FLOP/s.
 
-torchtitan's metrics (components/metrics.py) are per device, one record per `log_freq` steps. Its
-structured logs (observability/structured_logger) have spans in milliseconds; only the step's own
-span and the non-training spans inside it are read, of the first rank in the file.
+torchtitan's metrics (components/metrics.py) are per device, one record per `log_freq` steps.
 
 torchtitan's console, ``[titan] 2025-12-17 01:18:26,708 - root - INFO - step:  2  loss: …``, has
 rates but no step time, which follows from the time stamps of two lines, one line per `log_freq`
@@ -24,9 +22,7 @@ from typing import Any
 
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 
-_MARKS = re.compile(
-    r'"tracker": ?"|"log_type_name"|"throughput/duration"|"time_metrics/end_to_end\(s\)"'
-)
+_MARKS = re.compile(r'"tracker": ?"|"throughput/duration"|"time_metrics/end_to_end\(s\)"')
 # Their name → our name and the factor. "total": of all devices.
 _LEVANTER = {
     "throughput/duration": (STEP_SECONDS, 1.0),
@@ -44,12 +40,6 @@ _TORCHTITAN = {
     "loss_metrics/global_avg_loss": ("learning/loss", 1.0),
     "memory/max_reserved(GiB)": ("memory/peak_bytes_in_use", 2.0**30),
 }
-_INSIDE_A_STEP = {
-    "fetching_batch_end": "goodput/data_wait_seconds",
-    "checkpoint_save_end": "goodput/checkpoint_seconds",
-    "eval_end": "goodput/eval_seconds",
-}
-_SPANS = {"step_end": STEP_SECONDS, **_INSIDE_A_STEP}
 _FLOPS, _FLOPS_OF_ONE = "throughput/theoretical_flops", "throughput/theoretical_flops_per_device"
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _CONSOLE_LINE = re.compile(
@@ -81,7 +71,6 @@ class ForeignLines:
     def __init__(self) -> None:
         self.devices = 0
         self._console = _TorchtitanConsole()
-        self._rank: Any = None
         self._form = ""
         self._step: Any = None
         self._scalars: dict[str, float] = {}
@@ -110,17 +99,12 @@ class ForeignLines:
             return []
         ended = list(self.rest()) if (form, step) != (self._form, self._step) else []
         self._form, self._step = form, step
-        for name, value in scalars:
-            is_sum = name in _INSIDE_A_STEP.values() and form == "torchtitan"
-            self._scalars[name] = value + (self._scalars.get(name, 0.0) if is_sum else 0.0)
+        self._scalars.update(scalars)
         return ended
 
     def rest(self) -> Iterator[ForeignStep]:
         """The step whose lines are still being read."""
         if self._scalars:
-            if self._form == "torchtitan" and STEP_SECONDS in self._scalars:
-                inside = (self._scalars.get(name, 0.0) for name in _INSIDE_A_STEP.values())
-                self._scalars[STEP_SECONDS] -= sum(inside)
             yield self._form, self._step, dict(_per_device(self._scalars, self.devices))
         self._scalars = {}
 
@@ -130,8 +114,6 @@ class ForeignLines:
             self._count_devices(metrics)
             step = record.get("step") if record.get("event") == "log" else None
             return "levanter", step, _named(metrics, _LEVANTER)
-        if "log_type_name" in record or "normal" in record:
-            return "torchtitan", *self._span(record)
         step = record.get("step", record.get("_step"))
         if "throughput/duration" in record:
             self._count_devices(record)
@@ -142,18 +124,6 @@ class ForeignLines:
         whole, one = metrics.get(_FLOPS), metrics.get(_FLOPS_OF_ONE)
         if isinstance(whole, int | float) and isinstance(one, int | float) and one > 0:
             self.devices = round(whole / one)
-
-    def _span(self, record: Mapping[str, Any]) -> tuple[Any, list[tuple[str, float]]]:
-        """The step and the time of a span; older logs group their columns by type."""
-        flat = dict(record)
-        for group in ("int", "normal", "double"):
-            flat |= record.get(group) or {}
-        rank = flat.get("rank")
-        self._rank = rank if self._rank is None else self._rank
-        name = _SPANS.get(str(flat.get("log_type_name")))
-        if name is None or rank != self._rank or "value" not in flat:
-            return None, []
-        return flat.get("step"), [(name, float(flat["value"]) / 1e3)]
 
 
 def _flat(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mfu_jax.logger.records.names import HARDWARE
 from mfu_jax.runs.metrics.foreign import ForeignStep
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS, LoggedStep
 from mfu_jax.util.values import convert
@@ -45,8 +46,8 @@ _LOG_VALUE = re.compile(r", (?P<name>[A-Za-z/_ ]+): (?P<value>[-+.\w]+)(?P<perce
 _KIND = re.compile(r"\[(compile|warmup)\]")
 
 
-def object_of(line: str) -> dict[str, Any]:
-    """The record of a line; empty if there is none."""
+def object_of(line: str | bytes) -> dict[str, Any]:
+    """The JSON object; empty if it is torn, or another value."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -61,10 +62,10 @@ def profile_of(line: str) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
-def gpu_of(line: str) -> Iterator[tuple[str, float]]:
-    """A record's step, its ``gpu/…`` numbers, and the MFU at the GPUs' clock."""
+def reading_of(line: str) -> Iterator[tuple[str, float]]:
+    """A record's step, what was read from its devices, and the MFU at their clock."""
     for name, value in object_of(line).items():
-        is_kept = name.startswith("gpu/") or name in ("step", "perf/mfu_at_clock")
+        is_kept = name.startswith(HARDWARE) or name in ("step", "perf/mfu_at_clock")
         if is_kept and isinstance(value, int | float):
             yield name, value
 

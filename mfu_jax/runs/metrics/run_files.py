@@ -6,7 +6,6 @@ JSON files such as ``….setup.json`` in place of some events.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.run_log.events import START, SUMMARY
+from mfu_jax.runs.metrics.lines import object_of
 from mfu_jax.storage.addresses import Address, filesystem_of, open_object, open_place, path_of
 from mfu_jax.util.user_files import line_blocks, opened
 
@@ -94,7 +94,7 @@ def read_beside(metrics_file: str, kind: str) -> dict[str, Any]:
         if found := _last_event(metrics, kind):
             return _values_of(found)
         with open_place(metrics.parent / f"{metrics.name}.{kind}.json", "JSON") as file:
-            return _object_of(file.read())
+            return object_of(file.read())
     except UserError:
         return {}
 
@@ -132,17 +132,8 @@ def _last_of(place: Path | Address, kind: str) -> dict[str, Any]:
             at = 0 if block.startswith(start) else -1
             at = max(at, block.rfind(b"\n" + start) + 1 or at)
             if at >= 0:
-                found = _object_of(block[at:].partition(b"\n")[0]) or found
+                found = object_of(block[at:].partition(b"\n")[0]) or found
     return found
-
-
-def _object_of(text: bytes) -> dict[str, Any]:
-    """The JSON object; empty if it is torn, or another value."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _log_places(metrics_file: Path | Address, which: str = "") -> list[Path | Address]:

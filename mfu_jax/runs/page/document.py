@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from mfu_jax.pages.document import document, headlines, notes, quiet, section
+from mfu_jax.logger.records.summary import Summary
+from mfu_jax.pages.document import (
+    document,
+    headlines,
+    notes,
+    quiet,
+    section,
+    verdict_line,
+)
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.comparison.intervals import CONFIDENCE
@@ -47,7 +55,8 @@ def page(
     body: list[Markup] = [tag("h1", " · ".join(short(name) for name in names[:4]))]
     for run, name in zip(runs, names, strict=True):
         body += [] if len(runs) == 1 else [tag("h2", short(name))]
-        body += [headlines(_numbers(run)), quiet(_about(run)), notes(run.time.notes)]
+        body += [verdict_line(run.verdict.sentence), headlines(_numbers(run))]
+        body += [quiet(_about(run)), notes(run.time.notes)]
     body += [
         _comparison(found, names[0], name)
         for found, name in zip(comparisons, names[1:], strict=False)
@@ -101,10 +110,19 @@ def _numbers(run: RunData) -> list[tuple[str, str, float | None]]:
         ("steps", f"{run.answer['steps']:,}", run.answer["steps"]),
         ("wall clock", _span(time.wall_seconds), time.wall_seconds),
     ]
+    if summary.tensor_active is not None:
+        numbers.insert(2, ("tensor cores", _tensor_cores(summary), summary.tensor_active))
     if run.options.price is not None:
         cost = "n/a" if run.cost is None else f"{run.cost:,.2f}"
         numbers.append(("cost", cost, run.cost))
     return numbers
+
+
+def _tensor_cores(summary: Summary) -> str:
+    """How active they were, by their counter and by the executed FLOPs."""
+    count = summary.tensor_active_by_count
+    by_count = "" if count is None else f" ({percent(count)} by count)"
+    return f"{percent(summary.tensor_active)}{by_count}"
 
 
 def _seconds(seconds: float | None) -> str:

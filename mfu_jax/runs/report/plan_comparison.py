@@ -86,6 +86,7 @@ class PlanComparison:
         rows: step time, MFU, HFU and memory.
         causes: seconds of a step by cause; measured ones come from the run's profile.
         notes: what is unknown.
+        bound_mfu: the MFU at the shortest step that the plan holds for possible, if it says so.
     """
 
     path: str
@@ -93,6 +94,7 @@ class PlanComparison:
     rows: tuple[PlannedRow, ...]
     causes: tuple[PlannedRow, ...]
     notes: tuple[str, ...] = ()
+    bound_mfu: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -162,8 +164,14 @@ def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanC
     if profile and (traced := profile.get("profile/step_time_seconds")):
         notes.append(f"measured causes are of profiled steps of {seconds_text(traced)}")
     causes = tuple(_causes(dict(_predicted(plan["time_by_cause"])), dict(_measured(profile))))
+    mfu, bound = _number(plan, "mfu"), _number(plan, "step_time_bound_seconds")
     return PlanComparison(
-        path=path, target=str(plan.get("target", "")), rows=rows, causes=causes, notes=tuple(notes)
+        path=path,
+        target=str(plan.get("target", "")),
+        rows=rows,
+        causes=causes,
+        notes=tuple(notes),
+        bound_mfu=mfu * step / bound if mfu and step and bound else None,
     )
 
 

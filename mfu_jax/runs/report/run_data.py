@@ -27,8 +27,10 @@ from mfu_jax.runs.report.setup import (
     count_model,
     read_setup,
 )
+from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.util.formatting import percent, readable
+from mfu_jax.verdict import Verdict
 
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
 _FORMS = {
@@ -77,6 +79,7 @@ class RunData:
         answer: the output of ``mfu-jax report --json``.
         options: how it was read.
         waits: its hosts' waits in collectives, from a profile; None: no profile of several hosts.
+        bound_mfu: the MFU that its plan holds for possible; None: no plan.
     """
 
     metrics: MetricsRun
@@ -88,6 +91,21 @@ class RunData:
     answer: Mapping[str, Any]
     options: Options
     waits: CollectiveWaits | None = None
+    bound_mfu: float | None = None
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The answer in a sentence."""
+        return run_verdict(
+            self.metrics.path,
+            self.summary,
+            self.setup,
+            wall=self.time.time,
+            profile=self.metrics.profile,
+            peak=(self.answer["peak"], self.answer["peak_tflops_per_device"]),
+            convention=self.options.convention if self.options.model else "",
+            bound_mfu=self.bound_mfu,
+        )
 
     @property
     def cost(self) -> float | None:
@@ -354,6 +372,7 @@ def _text(data: RunData) -> str:
         if count
     ]
     lines = [
+        data.verdict.render(),
         f"{_FORMS[run.form]}, steps {answer['first_step']} to {answer['last_step']}"
         + (f" ({', '.join(asides)})" if asides else ""),
         data.summary.render(),
@@ -368,7 +387,7 @@ def _text(data: RunData) -> str:
             lines.append(
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
-    if run.gpu:
+    if any(name.startswith("gpu/") for name in run.gpu):
         lines.append(f"  GPUs         {_gpus(run.gpu)}")
     processes = data.processes.render() if data.processes else ""
     waits = data.waits.render() if data.waits else ""

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,30 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "DRAIN_SECONDS", 1.5)
     monkeypatch.setattr(recorder, "CLOSE_SECONDS", 0.5)
     monkeypatch.setattr(recorder, "HUNG_DRAIN_SECONDS", 0.0)
+
+
+def test_steps_that_come_together_are_appended_together_and_let_the_loop_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long hold of the GIL would delay the loop, and each append wakes threads."""
+    sleep, breaths, appended = time.sleep, list[float](), list[int]()
+    run = Run()
+    log, pipeline = run.logger._log, run.logger._pipeline
+    steps = log.steps
+
+    def count(made: Sequence[Any], **options: Any) -> None:
+        appended.append(len(made))
+        steps(made, **options)
+
+    monkeypatch.setattr(log, "steps", count)
+    monkeypatch.setattr(recorder, "_LONG_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(recorder, "BREATH_SECONDS", 2e-4)
+    monkeypatch.setattr(time, "sleep", lambda s: breaths.append(s) if s == 2e-4 else sleep(s))
+    pipeline.put(lambda: run.steps(*[1.0] * 63))
+    assert pipeline._thread.settle(HANG_SECONDS)
+    assert pipeline._thread.settle(HANG_SECONDS)
+    assert (len(breaths), appended) == (2, [1, 62])  # the first one is told at once
+    run.logger.close()
 
 
 @pytest.mark.usefixtures("soon")

@@ -51,7 +51,7 @@ def test_items_are_handled_in_order_and_in_batches() -> None:
     gate.release.set()
     assert thread.settle(HANG_SECONDS)
     assert gate.seen == list(range(42))
-    assert [len(batch) for batch in gate.batches] == [1, 25, 16]
+    assert [len(batch) for batch in gate.batches] == [1, 41]
     thread.close(HANG_SECONDS)
     assert thread.dropped == 0
 

@@ -228,6 +228,19 @@ def test_a_callback_in_the_step(tmp_path: Path) -> None:
     assert bars["waiting for callbacks on the host"] == pytest.approx(MATMUL)
 
 
+def test_a_callback_that_only_the_host_records(tmp_path: Path) -> None:
+    """The GPU copies its argument and waits; the host's thread is in it before the GPU is done."""
+    call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
+    seconds = {**HEALTHY_SECONDS, "ask": 2e-6}
+    host = [("PjitFunction(step)", 0.0, 5 * MATMUL), ("ask", MATMUL, 4 * MATMUL)]
+    profile = written_profile(tmp_path, [*HEALTHY, call], seconds, idle=3 * MATMUL, host=host)
+    first(profile, "host callback in the step", 3 * MATMUL)
+    assert len(profile.advice) == 1
+    assert "run 1 × a step" in profile.advice[0].evidence
+    bars = {bar.name: bar.seconds for bar in profile.waterfall}
+    assert bars["waiting for callbacks on the host"] == pytest.approx(3 * MATMUL, rel=0.01)
+
+
 EVALUATED = dot_seconds(M, K, K, 0.7)
 EVALUATED_SECONDS = {
     **{"check": EVALUATED, "check.act": EVALUATED / 2},
@@ -338,11 +351,11 @@ def test_advice_is_printed_and_in_the_json_best_first(tmp_path: Path) -> None:
     profile = written_profile(tmp_path, lines, seconds, idle=2 * MATMUL, host=events)
     rows = profile.to_json()["advice"]
     assert [row["cause"] for row in rows] == ["slow data", "float32 matmuls"]
-    assert all(set(row) == {"cause", "evidence", "gain_seconds"} for row in rows)
+    assert all(set(row) == {"cause", "evidence", "remedy", "gain_seconds"} for row in rows)
     text = render(profile, by=[])
     assert f"slow data: {seconds_text(rows[0]['gain_seconds'])} of a step" in text
     assert text.index("slow data:") < text.index("float32 matmuls:")
 
 
 def test_causes_are_a_closed_list() -> None:
-    assert len(RULES) == 16
+    assert len(RULES) == 17

@@ -17,6 +17,17 @@ NONE = np.zeros(0, np.int64)
 def late(
     waits: Intervals, calls_of_python: npt.NDArray[np.int64] = NONE, *, more: int = 0
 ) -> float:
+    """Idle time because of late calls: `gaps`."""
+    return gaps(waits, calls_of_python, more=more).idle
+
+
+def gaps(
+    waits: Intervals,
+    calls_of_python: npt.NDArray[np.int64] = NONE,
+    *,
+    more: int = 0,
+    copies: Intervals = (NONE, NONE),
+) -> DispatchGaps:
     """Two steps, and an evaluation between them that begins 5 after the first one.
 
     The device is idle from 10 to 15 and from 25 to 33; the second step is called at 31.
@@ -25,6 +36,7 @@ def late(
         waits: of the host for the device.
         calls_of_python: when the host calls a Python function.
         more: calls of the step after these, whose executions are not in the trace.
+        copies: of the host's arrays to the device.
     """
     starts, ends = np.array([0, 15, 33]), np.array([10, 25, 43])
     executions = Executions(programs=(STEP, EVALUATION, STEP), starts=starts, ends=ends)
@@ -40,7 +52,7 @@ def late(
         ends=calls_of_python,
     )
     division = attribute_time(starts, ends, classes, parents, 0, 33)
-    return DispatchGaps(thread, waits, executions, executions.of({STEP}), division).idle
+    return DispatchGaps(thread, waits, executions, executions.of({STEP}), division, copies)
 
 
 def test_idle_time_until_the_next_call_is_late() -> None:
@@ -81,6 +93,29 @@ def test_a_wait_seen_to_end_just_before_its_step_lasts_until_the_next_call() -> 
         ends=NONE,
     )
     division = attribute_time(starts, ends, np.zeros(3, np.int64), np.full(3, NO_PARENT), 0, 4000)
-    calls_late = DispatchGaps(thread, (NONE, NONE), executions, executions.of({STEP}), division)
+    none = NONE, NONE
+    calls_late = DispatchGaps(thread, none, executions, executions.of({STEP}), division, none)
     ends_of_waits = np.array([1500, 1995, 2000, 2001, 3500])
     assert calls_late.next_step(ends_of_waits).tolist() == [1500, 3000, 3000, 3000, 3500]
+
+
+def transferring(begins: list[int], ends: list[int], copies: tuple[list[int], list[int]]) -> float:
+    found = gaps((NONE, NONE), copies=(np.array(copies[0]), np.array(copies[1])))
+    return float(found.transferring(np.array(begins), np.array(ends)).sum())
+
+
+def test_a_step_that_is_called_is_late_until_its_arguments_are_copied() -> None:
+    assert gaps((NONE, NONE)).idle == 5 + 6
+    assert gaps((NONE, NONE), copies=(np.array([29]), np.array([32]))).idle == 5 + 7
+    assert gaps((NONE, NONE), copies=(np.array([34]), np.array([36]))).idle == 5 + 6
+
+
+def test_from_the_begin_of_a_transfer_to_the_end_of_its_copy_the_step_waits_for_it() -> None:
+    assert transferring([26], [27], ([29], [32])) == 6
+    assert transferring([22], [23], ([29], [32])) == 7  # while the device was at work until 25
+    assert transferring([26, 28], [27, 29], ([29, 30], [30, 32])) == 1 + 4
+    assert transferring([], [], ([29], [32])) == 3  # another thread's
+
+
+def test_a_copy_is_not_that_of_an_array_handed_over_for_an_earlier_step() -> None:
+    assert transferring([-3], [-2], ([29], [32])) == 3

@@ -79,47 +79,12 @@ def test_torchtitans_metrics_are_per_device(tmp_path: Path) -> None:
     }
 
 
-def span(step: int, name: str, value: float, rank: int = 0) -> str:
-    record = {"rank": rank, "source": "training", "step": step, "log_type_name": name}
-    return json.dumps({**record, "value": value, "time_us": 1}) + "\n"
-
-
-def test_torchtitans_spans_are_the_times_of_its_steps(tmp_path: Path) -> None:
-    lines = []
-    for step in (1, 2):
-        lines += [span(step, "fetching_batch_end", 20.0), span(step, "fetching_batch_end", 10.0)]
-        lines += [span(step, "fwd_bwd_end", 800.0), span(step, "checkpoint_save_end", 5.0)]
-        lines += [span(step, "eval_end", 100.0), span(step, "step_end", 1000.0 * step)]
-        lines += [span(step, "step_end", 9.0, rank=1), span(step, "step_start", 0.0)]
-    run = read(tmp_path / "rank0.jsonl", lines)
-    assert (run.form, len(run.steps)) == ("torchtitan", 2)
-    times = [step.scalars["perf/step_time_seconds"] for step in run.steps]
-    assert times == pytest.approx([0.865, 1.865])  # without what the span of the step has inside
-    waits = [step.scalars["goodput/data_wait_seconds"] for step in run.steps]
-    assert waits == pytest.approx([0.03, 0.03])
-    first, _ = run.steps
-    assert first.scalars["goodput/eval_seconds"] == pytest.approx(0.1)
-    assert first.scalars["goodput/checkpoint_seconds"] == pytest.approx(0.005)
-
-
-def test_torchtitans_older_spans_group_their_columns(tmp_path: Path) -> None:
-    record = {
-        "int": {"step": 42, "rank": 0, "time_us": 1},
-        "normal": {"log_type_name": "step_end", "source": "trainer"},
-        "double": {"value": 123.45},
-    }
-    run = read(tmp_path / "system.jsonl", [json.dumps(record) + "\n"])
-    (step,) = run.steps
-    assert (step.number, step.scalars["perf/step_time_seconds"]) == (42, pytest.approx(0.12345))
-
-
 @pytest.mark.parametrize(
     "damaged",
     [
         '{"tracker": "json_logger", "event": "log", "step": 1, "metr',
         levanter(1, **{"throughput/duration": "soon"}),
         levanter(1, **{"throughput/duration": -1.0}),
-        '{"log_type_name": "step_end", "rank": 0, "step": "x", "value": 1.0}\n',
         '"tracker": "x"\n',
     ],
 )

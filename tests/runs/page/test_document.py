@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,8 @@ def test_the_numbers_are_those_of_the_files(tmp_path: Path) -> None:
     run = read(tmp_path / "run")
     text = page([run])
     check_numbers(text)
+    words = unescape(re.sub("<[^>]+>", "", text))
+    assert words.index(run.verdict.sentence) < words.index("mean MFU")
     answer = run.answer
     assert time_ledger(text) == answer["time"]
     assert headlines(text)["effective MFU"] == answer["effective_mfu"]

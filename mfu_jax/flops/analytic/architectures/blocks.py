@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from mfu_jax.flops.analytic import formulas, mixers, names
-from mfu_jax.flops.analytic.components import Layer, Model
+from mfu_jax.flops.analytic.components import Layers, layer
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.maxtext_towers import maxtext_towers
+from mfu_jax.flops.analytic.towers.selection import towers
 from mfu_jax.flops.masks import (
     BlockDiffusion,
     Causal,
@@ -39,7 +39,9 @@ def learned_positions(config: ModelConfig) -> bool:
 
 
 def norms(config: ModelConfig, copies: int, name: str = "norms") -> Components:
-    """`copies` norms over the model width."""
+    """`copies` norms over the model width; none if norms have no weights."""
+    if not copies or config.stack.normalization == "none":
+        return ()
     return (formulas.norm(name, config.emb_dim, bias=layer_norm(config), copies=copies),)
 
 
@@ -90,7 +92,7 @@ def attention(config: ModelConfig, mask: Mask, **changes: Any) -> Components:
     """Multi-head or latent attention, depending on `attention_type`."""
     sizes = config.attention
     if sizes.attention_type == "mla":
-        return latent_attention(config, mask)
+        return mixers.latent_attention(config, mask)
     options: dict[str, Any] = {
         "kv_heads": sizes.num_kv_heads or sizes.num_query_heads,
         "head_dim": sizes.head_dim,
@@ -101,39 +103,6 @@ def attention(config: ModelConfig, mask: Mask, **changes: Any) -> Components:
     }
     config.require("num_query_heads", *(() if options["head_dim"] else ("head_dim",)))
     return formulas.attention(config.emb_dim, sizes.num_query_heads, mask=mask, **options)
-
-
-def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> Components:
-    """MLA without an indexer."""
-    config.require(
-        "num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
-    )
-    sizes = config.latent_attention
-    return mixers.latent_attention(
-        config.emb_dim,
-        config.attention.num_query_heads,
-        q_lora_rank=sizes.q_lora_rank,
-        kv_lora_rank=sizes.kv_lora_rank,
-        nope_dim=sizes.qk_nope_head_dim,
-        rope_dim=sizes.qk_rope_head_dim,
-        v_dim=sizes.v_head_dim,
-        mask=mask,
-        bias=bias,
-    )
-
-
-def delta_net(config: ModelConfig) -> Components:
-    """A gated delta net."""
-    sizes = config.linear_attention
-    return mixers.gated_delta_net(
-        config.emb_dim,
-        key_heads=sizes.gdn_num_key_heads,
-        value_heads=sizes.gdn_num_value_heads,
-        key_dim=sizes.gdn_key_head_dim,
-        value_dim=sizes.gdn_value_head_dim,
-        kernel=sizes.gdn_conv_kernel_dim,
-        chunk=sizes.scan_chunk_size,
-    )
 
 
 def mlp(config: ModelConfig, hidden: int | None = None, name: str = "mlp") -> Components:
@@ -185,43 +154,50 @@ def head(config: ModelConfig, width: int, *, bias: bool = False) -> formulas.Com
 
 def decoder(
     config: ModelConfig,
-    layers: tuple[Layer, ...],
+    layers: Layers,
     *,
     embedding: Components = (),
     closing: Components = (),
-) -> Model:
-    """`layers` between the embedding and the output head.
+) -> Layers:
+    """`layers` between the tables and the head, with projections if the token table is narrower.
 
     Args:
-        embedding: further components next to the token embedding.
+        embedding: further components next to the tables.
         closing: components between the last layer and the final norm.
     """
-    first = [formulas.table("tokens", config.vocab_size, config.emb_dim)]
+    tables, stack = config.embedding, config.stack
+    width = tables.token_width or config.emb_dim
+    projected = width != config.emb_dim
+    first = [formulas.table("tokens", config.vocab_size, width)]
+    last = [*closing]
+    if projected:
+        first.append(formulas.projection("project_in", width, config.emb_dim))
     if learned_positions(config):
-        positions = config.embedding.trainable_position_size or config.step.max_target_length
+        positions = tables.trainable_position_size or config.step.max_target_length
         first.append(formulas.table(names.POSITIONS, positions, config.emb_dim))
-    output = head(config, config.emb_dim)
-    final = norms(config, 1, "final_norm")
-    return Model(
-        layers=(
-            *maxtext_towers(config),
-            Layer(name="embedding", components=(*first, *embedding)),
-            *layers,
-            *mtp_modules(config, layers[-1].components, output),
-            Layer(name="head", components=(*closing, *final, output)),
-        )
+    if tables.embedding_norm:
+        first.extend(norms(config, 1, "embedding_norm"))
+    if stack.further_vectors:
+        last.append(formulas.vector("further_vectors", stack.further_vectors))
+    if stack.final_norm:
+        last.extend(norms(config, 1, "final_norm"))
+    if projected:
+        last.append(formulas.projection("project_out", config.emb_dim, width))
+    output = head(config, width, bias=tables.head_bias)
+    if tables.output_head:
+        last.append(output)
+    return (
+        *towers(config),
+        layer("embedding", *first, *embedding),
+        *layers,
+        *mtp_modules(config, layers[-1].components, output),
+        layer("head", *last),
     )
 
 
-def mtp_modules(
-    config: ModelConfig, layer: Components, output: formulas.Component
-) -> tuple[Layer, ...]:
+def mtp_modules(config: ModelConfig, repeated: Components, output: formulas.Component) -> Layers:
     """The multi-token-prediction modules, each with a copy of the last decoder layer."""
     if not config.stack.mtp_num_layers:
         return ()
-    parts = formulas.multi_token_prediction(config.emb_dim, layer, output)
-    return (
-        Layer(
-            name=names.MULTI_TOKEN_PREDICTION, components=parts, repeats=config.stack.mtp_num_layers
-        ),
-    )
+    parts = formulas.multi_token_prediction(config.emb_dim, repeated, output)
+    return (layer(names.MULTI_TOKEN_PREDICTION, *parts, repeats=config.stack.mtp_num_layers),)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers
 from mfu_jax.flops.analytic.architectures import blocks
-from mfu_jax.flops.analytic.components import Model, layers_of
+from mfu_jax.flops.analytic.components import Component, Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.attention import SparseAttentionConfig
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -16,7 +15,7 @@ from mfu_jax.flops.masks import Causal, Mask, TopK
 from mfu_jax.util.values import shown
 
 
-def deepseek(config: ModelConfig) -> Model:
+def deepseek(config: ModelConfig) -> Layers:
     """Latent attention; dense layers first, then experts; indexer, hyper-connections, engram."""
     attended = _deepseek_attention(config)
 
@@ -43,10 +42,7 @@ def _deepseek_attention(config: ModelConfig) -> Components:
         config.require("indexer_topk", "indexer_n_heads", "indexer_head_dim", "q_lora_rank")
         attended = (
             *mixers.indexer(
-                config.emb_dim,
-                config.latent_attention.q_lora_rank,
-                sparse.indexer_n_heads,
-                sparse.indexer_head_dim,
+                config,
                 scored=config.step.max_target_length > sparse.indexer_topk,
                 trained=sparse.indexer_loss_scaling_factor > 0,
             ),
@@ -151,7 +147,7 @@ def _is_prime(number: int) -> bool:
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17)
 
 
-def deepseek4(config: ModelConfig) -> Model:
+def deepseek4(config: ModelConfig) -> Layers:
     """Window, compressed and sparse compressed attention, by layer; experts everywhere."""
     config.require(
         "num_query_heads",
@@ -175,24 +171,17 @@ def deepseek4(config: ModelConfig) -> Model:
     return _compressed_decoder(config, streamed=config.stack.mhc_expansion_rate > 1)
 
 
-def hf_deepseek_v4(config: ModelConfig) -> Model:
+def hf_deepseek_v4(config: ModelConfig) -> Layers:
     """Like `deepseek4`, but the norms of hyper-connections have no weights."""
-    model = _compressed_decoder(config, streamed=True)
-    layers = tuple(
-        dataclasses.replace(
-            layer,
-            components=tuple(
-                part
-                for part in layer.components
-                if not (part.name.startswith("hyper_connection/") and part.name.endswith("/norm"))
-            ),
-        )
-        for layer in model.layers
-    )
-    return dataclasses.replace(model, layers=layers)
+
+    def weightless(part: Component) -> Components:
+        removed = part.name.startswith("hyper_connection/") and part.name.endswith("/norm")
+        return () if removed else (part,)
+
+    return tuple(layer.each(weightless) for layer in _compressed_decoder(config, streamed=True))
 
 
-def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Model:
+def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Layers:
     """The layers of DeepSeek V4.
 
     Args:
@@ -227,29 +216,11 @@ _DEEPSEEK4_LAYERS = {0: "window_layers", _INDEXED_RATIO: "sparse_compressed_laye
 
 
 def _compressed_attention(config: ModelConfig, ratio: int) -> Components:
-    heads, sparse = config.attention, config.sparse_attention
-    indexed = ratio == _INDEXED_RATIO
+    sparse, indexed = config.sparse_attention, ratio == _INDEXED_RATIO
     attended = mixers.compressed_attention(
-        config.emb_dim,
-        heads.num_query_heads,
-        heads.num_kv_heads,
-        heads.head_dim,
-        q_lora_rank=config.latent_attention.q_lora_rank,
-        o_groups=sparse.o_groups,
-        o_lora_rank=sparse.o_lora_rank,
-        window=heads.sliding_window_size,
-        ratio=ratio,
-        topk=sparse.indexer_topk if indexed else 0,
-        sparse=not _is_warm_up(sparse),
+        config, ratio, topk=sparse.indexer_topk if indexed else 0, sparse=not _is_warm_up(sparse)
     )
     if not indexed:
         return attended
-    picked = mixers.compressed_indexer(
-        config.emb_dim,
-        config.latent_attention.q_lora_rank,
-        sparse.indexer_n_heads,
-        sparse.indexer_head_dim,
-        ratio=ratio,
-        trained=sparse.indexer_loss_scaling_factor > 0,
-    )
-    return (*picked, *attended)
+    trained = sparse.indexer_loss_scaling_factor > 0
+    return (*mixers.compressed_indexer(config, ratio, trained=trained), *attended)

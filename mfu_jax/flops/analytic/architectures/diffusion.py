@@ -6,14 +6,14 @@ import math
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, names
-from mfu_jax.flops.analytic.components import Layer, Model
+from mfu_jax.flops.analytic.components import Layers, layer
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Full
 
 _TIMESTEP_FREQUENCIES = 256
 
 
-def dit(config: ModelConfig) -> Model:
+def dit(config: ModelConfig) -> Layers:
     """DiT (arXiv 2212.09748): patches of a latent ``[side, side, channels]``, adaLN-Zero blocks.
 
     The condition (timestep and one of `vocab_size` classes) produces six vectors per block,
@@ -47,25 +47,19 @@ def dit(config: ModelConfig) -> Model:
         ),
         *formulas.mlp(width, config.feed_forward.mlp_dim, gated=False, bias=True),
     )
-    return Model(
-        layers=(
-            Layer(
-                name="embedding",
-                components=(
-                    patches,
-                    formulas.table(names.POSITIONS, tokens, width),
-                    frequencies,
-                    formulas.projection("timestep/mlp_2", width, width, bias=True, tokens=1),
-                    formulas.table("classes", config.vocab_size, width),
-                ),
-            ),
-            Layer(name="layers", components=block, repeats=config.num_decoder_layers),
-            Layer(
-                name="head",
-                components=(
-                    formulas.projection("modulation", width, 2 * width, bias=True, tokens=1),
-                    formulas.projection("output", width, 2 * pixels, bias=True),
-                ),
-            ),
-        )
+    return (
+        layer(
+            "embedding",
+            patches,
+            formulas.table(names.POSITIONS, tokens, width),
+            frequencies,
+            formulas.projection("timestep/mlp_2", width, width, bias=True, tokens=1),
+            formulas.table("classes", config.vocab_size, width),
+        ),
+        layer("layers", *block, repeats=config.num_decoder_layers),
+        layer(
+            "head",
+            formulas.projection("modulation", width, 2 * width, bias=True, tokens=1),
+            formulas.projection("output", width, 2 * pixels, bias=True),
+        ),
     )

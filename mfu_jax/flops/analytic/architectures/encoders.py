@@ -11,11 +11,11 @@ import math
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, names
 from mfu_jax.flops.analytic.architectures import blocks
-from mfu_jax.flops.analytic.components import Component, Layer, Model
+from mfu_jax.flops.analytic.components import Component, Layers, layer
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
-from mfu_jax.flops.analytic.towers.encoder import over_images
+from mfu_jax.flops.analytic.towers.encoder import encoder_block, vision_layers
 from mfu_jax.flops.masks import Causal, Full, Mask
 
 
@@ -30,57 +30,35 @@ def _layer_norm(name: str, width: int, copies: int = 1) -> Component:
     return formulas.norm(name, width, bias=True, copies=copies)
 
 
-def _block(
-    width: int,
-    hidden: int,
-    mask: Mask,
-    *,
-    tokens: int | None = None,
-    bias: bool = True,
-    images: int = 1,
-) -> Components:
-    """Two LayerNorms, attention and a plain MLP, over `images` images of N tokens each.
-
-    The number of heads does not matter: H heads of width D/H take as many multiply-adds as one.
-    """
-    positions = None if tokens is None else tokens * images
-    attended = formulas.attention(
-        width, 1, 1, width, mask, bias=bias, output_bias=True, tokens=positions
-    )
+def _tables(config: ModelConfig) -> Components:
+    """Tokens and learned positions."""
+    positions = config.embedding.trainable_position_size
     return (
-        _layer_norm("norms", width, copies=2),
-        *over_images(attended, images),
-        *formulas.mlp(width, hidden, gated=False, bias=True, tokens=positions),
+        formulas.table("tokens", config.vocab_size, config.emb_dim),
+        formulas.table(names.POSITIONS, positions, config.emb_dim),
     )
 
 
-def bert(config: ModelConfig) -> Model:
+def bert(config: ModelConfig) -> Layers:
     """Tables and a norm, post-norm encoder layers, and the heads of the trained class."""
     _require_config_json(config)
     width = config.emb_dim
     last: list[Component] = []
     for head in config.encoder.output_heads:
         last.extend(_text_head(config, head))
-    return Model(
-        layers=(
-            Layer(
-                name="embedding",
-                components=(
-                    formulas.table("tokens", config.vocab_size, width),
-                    formulas.table(
-                        names.POSITIONS, config.embedding.trainable_position_size, width
-                    ),
-                    formulas.table("token_types", config.encoder.token_types, width),
-                    _layer_norm("norm", width),
-                ),
-            ),
-            Layer(
-                name="layers",
-                components=_block(width, config.feed_forward.mlp_dim, Full()),
-                repeats=config.num_decoder_layers,
-            ),
-            Layer(name="head", components=tuple(last)),
-        )
+    return (
+        layer(
+            "embedding",
+            *_tables(config),
+            formulas.table("token_types", config.encoder.token_types, width),
+            _layer_norm("norm", width),
+        ),
+        layer(
+            "layers",
+            *encoder_block(width, config.feed_forward.mlp_dim, Full()),
+            repeats=config.num_decoder_layers,
+        ),
+        layer("head", *tuple(last)),
     )
 
 
@@ -122,14 +100,14 @@ def _image_patches(config: ModelConfig) -> int:
     return math.prod(config.vision.patch_grid)
 
 
-def vit(config: ModelConfig) -> Model:
+def vit(config: ModelConfig) -> Layers:
     """Patches and a class token through pre-norm encoder layers; a sequence is one image.
 
     The image determines the number of tokens, whatever ``max_target_length`` is.
     """
     _require_config_json(config)
     width, tokens = config.emb_dim, _image_patches(config) + 1
-    block = _block(
+    block = encoder_block(
         width,
         config.feed_forward.mlp_dim,
         Full(queries=tokens),
@@ -137,16 +115,14 @@ def vit(config: ModelConfig) -> Model:
         bias=config.attention.attention_bias,
     )
     heads = [part for head in config.encoder.output_heads for part in _text_head(config, head)]
-    return Model(
-        layers=(
-            Layer(name="embedding", components=_patches(config, width, bias=True)),
-            Layer(name="layers", components=block, repeats=config.num_decoder_layers),
-            Layer(name="head", components=(_layer_norm("final_norm", width), *heads)),
-        )
+    return (
+        layer("embedding", *_patches(config, width, bias=True)),
+        layer("layers", *block, repeats=config.num_decoder_layers),
+        layer("head", _layer_norm("final_norm", width), *heads),
     )
 
 
-def clip(config: ModelConfig) -> Model:
+def clip(config: ModelConfig) -> Layers:
     """A causal text encoder and a vision encoder, each projected to a shared width.
 
     Each text of the batch is compared with each of its images; pairs across devices are extra.
@@ -158,58 +134,37 @@ def clip(config: ModelConfig) -> Model:
     tokens = _image_patches(config) + 1
     compared = config.step.per_device_batch_size * images * shared
     similarity = Component(name="similarity", kind="attention", macs=compared, tokens=1)
-    return Model(
-        layers=(
-            Layer(
-                name="text/embedding",
-                components=(
-                    formulas.table("tokens", config.vocab_size, text),
-                    formulas.table(names.POSITIONS, config.embedding.trainable_position_size, text),
-                ),
-            ),
-            Layer(
-                name="text/layers",
-                components=_block(text, config.feed_forward.mlp_dim, blocks.global_mask(config)),
-                repeats=config.num_decoder_layers,
-            ),
-            Layer(
-                name="text/head",
-                components=(
-                    _layer_norm("final_norm", text),
-                    formulas.projection("projection", text, shared, tokens=1),
-                ),
-            ),
-            Layer(
-                name="vision/embedding",
-                components=(
-                    *_patches(config, vision, bias=False, images=images),
-                    _layer_norm("norms", vision, copies=2),
-                ),
-            ),
-            Layer(
-                name="vision/layers",
-                components=_block(
-                    vision,
-                    config.vision.intermediate_size_for_vit,
-                    Full(queries=tokens),
-                    tokens=tokens,
-                    images=images,
-                ),
-                repeats=config.vision.num_hidden_layers_for_vit,
-            ),
-            Layer(
-                name="vision/head",
-                components=(
-                    formulas.projection("projection", vision, shared, tokens=images),
-                    formulas.vector("logit_scale", 1),
-                    similarity,
-                ),
-            ),
-        )
+    return (
+        layer(
+            "text/embedding",
+            *_tables(config),
+        ),
+        layer(
+            "text/layers",
+            *encoder_block(text, config.feed_forward.mlp_dim, blocks.global_mask(config)),
+            repeats=config.num_decoder_layers,
+        ),
+        layer(
+            "text/head",
+            _layer_norm("final_norm", text),
+            formulas.projection("projection", text, shared, tokens=1),
+        ),
+        layer(
+            "vision/embedding",
+            *_patches(config, vision, bias=False, images=images),
+            _layer_norm("norms", vision, copies=2),
+        ),
+        vision_layers(config, tokens, images),
+        layer(
+            "vision/head",
+            formulas.projection("projection", vision, shared, tokens=images),
+            formulas.vector("logit_scale", 1),
+            similarity,
+        ),
     )
 
 
-def t5(config: ModelConfig) -> Model:
+def t5(config: ModelConfig) -> Layers:
     """T5: an encoder over the source, a decoder with cross attention; RMSNorm, no bias.
 
     The first layer of each stack has a table of relative positions: one value per bucket and head.
@@ -228,44 +183,36 @@ def t5(config: ModelConfig) -> Model:
     def forward(tokens: int | None) -> Components:
         return formulas.mlp(width, sizes.mlp_dim, gated=sizes.gated, tokens=tokens)
 
-    encoder = Layer(
-        name="encoder/layers",
-        components=(
-            formulas.norm("norms", width, copies=2),
-            *attend(Full(queries=source), "attention", source, source),
-            *forward(source),
-        ),
+    encoder = layer(
+        "encoder/layers",
+        formulas.norm("norms", width, copies=2),
+        *attend(Full(queries=source), "attention", source, source),
+        *forward(source),
         repeats=config.encoder.num_encoder_layers,
     )
-    decoder = Layer(
-        name="decoder/layers",
-        components=(
-            formulas.norm("norms", width, copies=3),
-            *attend(Causal(), "attention", None, None),
-            *attend(Full(keys=source), "cross_attention", None, source),
-            *forward(None),
-        ),
+    decoder = layer(
+        "decoder/layers",
+        formulas.norm("norms", width, copies=3),
+        *attend(Causal(), "attention", None, None),
+        *attend(Full(keys=source), "cross_attention", None, source),
+        *forward(None),
         repeats=config.num_decoder_layers,
     )
     final = formulas.norm("final_norm", width)
-    tables = Layer(
-        name="embedding", components=(formulas.table("tokens", config.vocab_size, width), relative)
-    )
+    tables = layer("embedding", formulas.table("tokens", config.vocab_size, width), relative)
     if "encoder" in config.encoder.output_heads:
-        return Model(layers=(tables, encoder, Layer(name="encoder/head", components=(final,))))
-    return Model(
-        layers=(
-            tables,
-            encoder,
-            Layer(name="encoder/head", components=(final,)),
-            Layer(name="decoder/embedding", components=(relative,)),
-            decoder,
-            Layer(name="head", components=(final, *_logits(config))),
-        )
+        return (tables, encoder, layer("encoder/head", final))
+    return (
+        tables,
+        encoder,
+        layer("encoder/head", final),
+        layer("decoder/embedding", relative),
+        decoder,
+        layer("head", final, *_logits(config)),
     )
 
 
-def whisper(config: ModelConfig) -> Model:
+def whisper(config: ModelConfig) -> Layers:
     """Whisper: two convolutions of kernel 3 (the second halves the length), encoder, decoder.
 
     The audio determines the encoder's length, two mel frames per token. Keys have no bias.
@@ -285,30 +232,21 @@ def whisper(config: ModelConfig) -> Model:
     )
     frames = formulas.projection("conv1", 3 * sizes.audio_bins, width, bias=True, tokens=2 * source)
     final = _layer_norm("final_norm", width)
-    return Model(
-        layers=(
-            Layer(
-                name="encoder/embedding",
-                components=(
-                    frames.replace(left_gradient=False),  # audio is data
-                    formulas.projection("conv2", 3 * width, width, bias=True, tokens=source),
-                    formulas.table(names.POSITIONS, source, width),
-                ),
-            ),
-            Layer(name="encoder/layers", components=encoder, repeats=sizes.num_encoder_layers),
-            Layer(name="encoder/head", components=(final,)),
-            Layer(
-                name="decoder/embedding",
-                components=(
-                    formulas.table("tokens", config.vocab_size, width),
-                    formulas.table(
-                        names.POSITIONS, config.embedding.trainable_position_size, width
-                    ),
-                ),
-            ),
-            Layer(name="decoder/layers", components=decoder, repeats=config.num_decoder_layers),
-            Layer(name="head", components=(final, *_logits(config))),
-        )
+    return (
+        layer(
+            "encoder/embedding",
+            frames.replace(left_gradient=False),  # audio is data
+            formulas.projection("conv2", 3 * width, width, bias=True, tokens=source),
+            formulas.table(names.POSITIONS, source, width),
+        ),
+        layer("encoder/layers", *encoder, repeats=sizes.num_encoder_layers),
+        layer("encoder/head", final),
+        layer(
+            "decoder/embedding",
+            *_tables(config),
+        ),
+        layer("decoder/layers", *decoder, repeats=config.num_decoder_layers),
+        layer("head", final, *_logits(config)),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic.components import Model
+from mfu_jax.flops.analytic.components import Layers
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 # decoder_block → module.function in this folder
@@ -51,7 +51,7 @@ FAMILIES = {
 }
 
 
-def build(config: ModelConfig) -> Model:
+def build(config: ModelConfig) -> Layers:
     """The layers of `config`.
 
     Raises:
@@ -65,5 +65,5 @@ def build(config: ModelConfig) -> Model:
         )
     module, function = FAMILIES[block].split(".")
     family = importlib.import_module(f"mfu_jax.flops.analytic.architectures.{module}")
-    model: Model = getattr(family, function)(config)
+    model: Layers = getattr(family, function)(config)
     return model

@@ -10,12 +10,10 @@ from typing import Any
 from mfu_jax.flops.analytic import formulas
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.architectures.generic_decoder import (
-    frame,
     kinds_of_layers,
     mask_of_layer,
-    norms,
 )
-from mfu_jax.flops.analytic.components import Component, Model, layers_of
+from mfu_jax.flops.analytic.components import Component, Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import FULL
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -26,7 +24,7 @@ _INTERVAL = 6
 _SMALL_INTERVALS = {False: _INTERVAL, True: 5}
 
 
-def gemma4(config: ModelConfig) -> Model:
+def gemma4(config: ModelConfig) -> Layers:
     """Five local layers, then a global one with its own heads; a dense MLP, or also experts."""
     masks = {False: blocks.window_mask(config), True: blocks.global_mask(config)}
     if config.experts.num_experts > 1:
@@ -48,7 +46,7 @@ def gemma4(config: ModelConfig) -> Model:
     return blocks.decoder(config, layers_of(kinds, block))
 
 
-def gemma4_small(config: ModelConfig) -> Model:
+def gemma4_small(config: ModelConfig) -> Layers:
     """E2B and E4B: the last layers reuse keys and values; each layer has its own inputs."""
     masks = {False: blocks.window_mask(config), True: blocks.global_mask(config)}
     is_wide = config.feed_forward.use_double_wide_mlp
@@ -75,7 +73,7 @@ def gemma4_small(config: ModelConfig) -> Model:
     return blocks.decoder(config, layers, embedding=_per_layer_embedding(config))
 
 
-def gemma_by_layer(config: ModelConfig) -> Model:
+def gemma_by_layer(config: ModelConfig) -> Layers:
     """Gemma 3n and 4 from a config.json, which lists the kind and MLP width of each layer."""
     sizes = config.feed_forward
     first_shared = config.num_decoder_layers - config.attention.num_kv_shared_layers
@@ -95,7 +93,7 @@ def gemma_by_layer(config: ModelConfig) -> Model:
         )
 
     joined = _altup_projections(config)
-    return frame(
+    return blocks.decoder(
         config,
         layers_of(kinds, block),
         embedding=(*_per_layer_embedding(config), *joined),
@@ -127,7 +125,7 @@ def _extras(config: ModelConfig) -> Components:
     """Components besides attention and MLP: norms, experts, per-layer inputs, Laurel, AltUp."""
     width, ple = config.emb_dim, config.embedding.hidden_size_per_layer_input
     rank, streams = config.stack.laurel_rank, config.stack.altup_inputs
-    extras: list[Component] = [*norms(config, 4 + bool(ple), "norms")]
+    extras: list[Component] = [*blocks.norms(config, 4 + bool(ple))]
     if config.experts.moe_beside_mlp:
         extras.extend((*blocks.moe(config), *_expert_scales(config)))
     extras.extend(_per_layer_input(width, ple))

@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import formulas, mixers, names, recurrences
+from mfu_jax.flops.analytic import formulas, mixers, names
 from mfu_jax.flops.analytic.architectures import blocks
-from mfu_jax.flops.analytic.components import Layer, Model, layers_of
+from mfu_jax.flops.analytic.components import Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, INDEXED, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.hugging_face_towers import hugging_face_towers
 from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask, TopK
 
 
-def generic_decoder(config: ModelConfig) -> Model:
+def generic_decoder(config: ModelConfig) -> Layers:
     """Embedding, the layers as listed, final norm, output head."""
 
     def block(kind: tuple[str, str]) -> tuple[str, Components]:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
-            *norms(config, config.stack.norms_per_layer, "norms"),
+            *blocks.norms(config, config.stack.norms_per_layer),
             *token_mixer(config, kind[0]),
             *_feed_forward(config, kind[1]),
         )
 
-    return frame(config, layers_of(kinds_of_layers(config), block))
+    return blocks.decoder(config, layers_of(kinds_of_layers(config), block))
 
 
 def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
@@ -48,59 +47,6 @@ def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
     return tuple(zip(stack.layer_types, stack.feed_forward_types, strict=False))[:layers]
 
 
-def frame(
-    config: ModelConfig,
-    layers: tuple[Layer, ...],
-    *,
-    embedding: Components = (),
-    closing: Components = (),
-) -> Model:
-    """`layers` between the tables and the head, with projections if the table is narrower.
-
-    Args:
-        embedding: further components next to the tables.
-        closing: components between the last layer and the final norm.
-    """
-    tables = config.embedding
-    width = tables.token_width or config.emb_dim
-    projected = width != config.emb_dim
-    first = [formulas.table("tokens", config.vocab_size, width)]
-    if projected:
-        first.append(formulas.projection("project_in", width, config.emb_dim))
-    if blocks.learned_positions(config):
-        first.append(
-            formulas.table(names.POSITIONS, tables.trainable_position_size, config.emb_dim)
-        )
-    if tables.embedding_norm:
-        first.extend(norms(config, 1, "embedding_norm"))
-    vectors = config.stack.further_vectors
-    last: list[formulas.Component] = [
-        *closing,
-        *((formulas.vector("further_vectors", vectors),) if vectors else ()),
-        *(norms(config, 1, "final_norm") if config.stack.final_norm else ()),
-    ]
-    if projected:
-        last.append(formulas.projection("project_out", config.emb_dim, width))
-    output = blocks.head(config, width, bias=tables.head_bias)
-    if tables.output_head:
-        last.append(output)
-    return Model(
-        layers=(
-            *hugging_face_towers(config),
-            Layer(name="embedding", components=(*first, *embedding)),
-            *layers,
-            *blocks.mtp_modules(config, layers[-1].components, output),
-            Layer(name="head", components=tuple(last)),
-        )
-    )
-
-
-def norms(config: ModelConfig, copies: int, name: str) -> Components:
-    """`copies` norms over the model width; none if norms have no weights."""
-    weightless = not copies or config.stack.normalization == "none"
-    return () if weightless else blocks.norms(config, copies, name)
-
-
 def mask_of_layer(config: ModelConfig, kind: str) -> Mask:
     """The mask of an attention layer; `kind` as in `layer_types`."""
     if config.attention.bidirectional:
@@ -113,18 +59,22 @@ def mask_of_layer(config: ModelConfig, kind: str) -> Mask:
 def token_mixer(config: ModelConfig, kind: str) -> Components:
     """The components of a token mixer; `kind` as in `layer_types`."""
     names = kind.split("+")
-    if unknown := [name for name in names if name not in _MIXERS]:
+    known = (*_ATTENTION, *_MIXERS)
+    if unknown := [name for name in names if name not in known]:
         raise UserError(
-            f"layer_types has {unknown[0]!r}; expected {', '.join(_MIXERS)}; count_model_flops(fn, "
+            f"layer_types has {unknown[0]!r}; expected {', '.join(known)}; count_model_flops(fn, "
             f"*args) counts any JAX function"
         )
-    return tuple(part for name in names for part in _MIXERS[name](config, name))
+    mixed = (
+        _MIXERS[name](config) if name in _MIXERS else _attention(config, name) for name in names
+    )
+    return tuple(part for parts in mixed for part in parts)
 
 
 def _attention(config: ModelConfig, kind: str) -> Components:
     sizes, mask = config.attention, mask_of_layer(config, kind)
     if sizes.attention_type == "mla":
-        attended = blocks.latent_attention(config, mask, bias=sizes.attention_bias)
+        attended = mixers.latent_attention(config, mask, bias=sizes.attention_bias)
         return (*_gate(config), *attended)
     windowed = kind == SLIDING and sizes.sliding_kv_heads > 0
     attended = blocks.attention(
@@ -164,112 +114,25 @@ def _twice_as_wide(part: formulas.Component) -> formulas.Component:
     return part.replace(macs=2 * part.macs) if part.name.endswith("scores_pv") else part
 
 
-def _indexed_attention(config: ModelConfig, _: str) -> Components:
+def _indexed_attention(config: ModelConfig) -> Components:
     """PyTorch scores every key, even if the indexer selects them all."""
-    sparse = config.sparse_attention
-    picked = mixers.indexer(
-        config.emb_dim,
-        config.latent_attention.q_lora_rank,
-        sparse.indexer_n_heads,
-        sparse.indexer_head_dim,
-        scored=True,
-    )
-    bias = config.attention.attention_bias
-    return (*picked, *blocks.latent_attention(config, TopK(sparse.indexer_topk), bias=bias))
+    mask, bias = TopK(config.sparse_attention.indexer_topk), config.attention.attention_bias
+    attended = mixers.latent_attention(config, mask, bias=bias)
+    return (*mixers.indexer(config, scored=True), *attended)
 
 
-def _delta_net(config: ModelConfig, _: str) -> Components:
-    return blocks.delta_net(config)
-
-
-def _mamba(config: ModelConfig, _: str) -> Components:
-    sizes = config.state_space
-    return mixers.mamba(
-        config.emb_dim,
-        inner=sizes.mamba_inner,
-        state=sizes.mamba_state,
-        rank=sizes.mamba_rank,
-        kernel=sizes.mamba_kernel,
-        bias=sizes.mamba_bias,
-        conv_bias=sizes.mamba_conv_bias,
-        inner_norms=sizes.mamba_norm,
-    )
-
-
-def _mamba2(config: ModelConfig, _: str) -> Components:
-    sizes = config.state_space
-    mixed = mixers.mamba2(
-        config.emb_dim,
-        inner=sizes.mamba_inner,
-        heads=sizes.mamba_heads,
-        groups=sizes.mamba_groups,
-        state=sizes.mamba_state,
-        kernel=sizes.mamba_kernel,
-        chunk=config.linear_attention.scan_chunk_size,
-        bias=sizes.mamba_bias,
-        conv_bias=sizes.mamba_conv_bias,
-    )
-    out_bias = (sizes.mamba_output_bias - sizes.mamba_bias) * config.emb_dim
-    return tuple(
-        part.replace(parameters=part.parameters + out_bias)
-        if part.name.endswith("out_proj")
-        else part
-        for part in mixed
-        if sizes.mamba_norm or not part.name.endswith("/norm")
-    )
-
-
-def _short_convolution(config: ModelConfig, _: str) -> Components:
-    sizes = config.state_space
-    return mixers.gated_short_convolution(
-        config.emb_dim, kernel=sizes.conv_kernel, bias=sizes.conv_bias
-    )
-
-
-def _lightning_attention(config: ModelConfig, _: str) -> Components:
-    sizes = config.attention
-    return recurrences.lightning_attention(config.emb_dim, sizes.num_query_heads, sizes.head_dim)
-
-
-def _kimi_delta(config: ModelConfig, _: str) -> Components:
-    sizes = config.linear_attention
-    return recurrences.kimi_delta_attention(
-        config.emb_dim,
-        sizes.gdn_num_value_heads,
-        sizes.gdn_value_head_dim,
-        kernel=sizes.gdn_conv_kernel_dim,
-        low_rank=sizes.gdn_low_rank_gates,
-    )
-
-
-def _recurrence(config: ModelConfig, _: str) -> Components:
-    sizes = config.state_space
-    return recurrences.gated_linear_recurrence(
-        config.emb_dim,
-        sizes.recurrent_width,
-        config.attention.num_query_heads,
-        kernel=sizes.conv_kernel,
-    )
-
-
-def _rwkv(config: ModelConfig, _: str) -> Components:
-    return recurrences.rwkv_time_mixing(config.emb_dim, config.state_space.recurrent_width)
-
-
-_MIXERS: dict[str, Callable[[ModelConfig, str], Components]] = {
-    FULL: _attention,
-    SLIDING: _attention,
-    CHUNKED: _attention,
+_ATTENTION = (FULL, SLIDING, CHUNKED)
+_MIXERS: dict[str, Callable[[ModelConfig], Components]] = {
     INDEXED: _indexed_attention,
-    "linear_attention": _delta_net,
-    "mamba": _mamba,
-    "mamba2": _mamba2,
-    "conv": _short_convolution,
-    "lightning_attention": _lightning_attention,
-    "kimi_delta": _kimi_delta,
-    "recurrent": _recurrence,
-    "rwkv": _rwkv,
-    "none": lambda config, _: (),
+    "linear_attention": mixers.gated_delta_net,
+    "mamba": mixers.mamba,
+    "mamba2": mixers.mamba2,
+    "conv": mixers.gated_short_convolution,
+    "lightning_attention": mixers.lightning_attention,
+    "kimi_delta": mixers.kimi_delta_attention,
+    "recurrent": mixers.gated_linear_recurrence,
+    "rwkv": mixers.rwkv_time_mixing,
+    "none": lambda config: (),
 }
 
 
@@ -281,7 +144,7 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
         scalars = (formulas.vector("mlp/activation", weights),) if weights else ()
         return (*blocks.mlp(config), *scalars)
     if kind == "rwkv":
-        return recurrences.rwkv_channel_mixing(config.emb_dim, config.feed_forward.mlp_dim)
+        return mixers.rwkv_channel_mixing(config)
     if kind != "moe":
         raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe, rwkv or none")
     sizes = config.experts

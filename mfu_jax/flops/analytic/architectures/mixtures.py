@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic import formulas, names
+from mfu_jax.flops.analytic import formulas, mixers, names
 from mfu_jax.flops.analytic.architectures import blocks
-from mfu_jax.flops.analytic.components import Layer, Model, layers_of
+from mfu_jax.flops.analytic.components import Layers, layer, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-def llama4(config: ModelConfig) -> Model:
+def llama4(config: ModelConfig) -> Layers:
     """Chunked attention except in every n-th layer; experts in every m-th layer."""
     interval = config.attention.nope_layer_interval
     step = max(config.experts.interleave_moe_layer_step, 1)
@@ -32,7 +32,7 @@ def llama4(config: ModelConfig) -> Model:
     return blocks.decoder(config, layers_of(kinds, block))
 
 
-def envy(config: ModelConfig) -> Model:
+def envy(config: ModelConfig) -> Layers:
     """Switch-style: experts in every n-th layer, a dense MLP in the others."""
     step = max(config.experts.interleave_moe_layer_step, 1)
     attended = (*blocks.norms(config, 3), *blocks.attention(config, blocks.global_mask(config)))
@@ -45,7 +45,7 @@ def envy(config: ModelConfig) -> Model:
     return blocks.decoder(config, layers_of(kinds, block))
 
 
-def qwen3_custom_moe(config: ModelConfig) -> Model:
+def qwen3_custom_moe(config: ModelConfig) -> Layers:
     """Attention projects to a narrower latent for the experts; a projection leads back."""
     config.require("attention_output_dim", "moe_expert_input_dim")
     latent = config.experts.moe_expert_input_dim
@@ -61,12 +61,10 @@ def qwen3_custom_moe(config: ModelConfig) -> Model:
         *blocks.moe(config, width=latent),
         formulas.projection("up_proj", latent, config.emb_dim),
     )
-    return blocks.decoder(
-        config, (Layer(name="layers", components=block, repeats=config.num_decoder_layers),)
-    )
+    return blocks.decoder(config, (layer("layers", *block, repeats=config.num_decoder_layers),))
 
 
-def qwen3_next(config: ModelConfig) -> Model:
+def qwen3_next(config: ModelConfig) -> Layers:
     """Gated delta nets, gated full attention in every n-th layer, experts with a shared one."""
     config.require(
         "gdn_num_key_heads",
@@ -83,7 +81,7 @@ def qwen3_next(config: ModelConfig) -> Model:
         "full_attention_layers": blocks.attention(
             config, blocks.global_mask(config), output_gate=True, qk_norm=True
         ),
-        "delta_net_layers": blocks.delta_net(config),
+        "delta_net_layers": mixers.gated_delta_net(config),
     }
     interval = config.attention.inhomogeneous_layer_cycle_interval
     before = blocks.norms(config, 2)

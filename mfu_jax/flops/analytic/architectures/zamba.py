@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from mfu_jax.flops.analytic import formulas
 from mfu_jax.flops.analytic.architectures import blocks, generic_decoder
-from mfu_jax.flops.analytic.components import Component, Model, layers_of
+from mfu_jax.flops.analytic.components import Component, Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import HYBRID
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-def zamba(config: ModelConfig) -> Model:
+def zamba(config: ModelConfig) -> Layers:
     """Mamba in every layer, preceded in hybrid layers by a shared block and a projection.
 
     Hybrid layers cycle through the shared blocks (arXiv 2405.16712, 2411.15242): a block's weights
@@ -18,7 +18,7 @@ def zamba(config: ModelConfig) -> Model:
     """
     mixer = "mamba2" if config.state_space.mamba_heads else "mamba"
     mamba = (
-        *generic_decoder.norms(config, 1, "norms"),
+        *blocks.norms(config, 1),
         *generic_decoder.token_mixer(config, mixer),
     )
     shared = _shared_block(config)
@@ -31,7 +31,7 @@ def zamba(config: ModelConfig) -> Model:
         own = (*_adapters(config), formulas.projection("linear", config.emb_dim, config.emb_dim))
         return "hybrid_layers" if first else "hybrid_layers_again", (*used, *own, *mamba)
 
-    return generic_decoder.frame(config, layers_of(_kinds(config, mixer), block))
+    return blocks.decoder(config, layers_of(_kinds(config, mixer), block))
 
 
 def _kinds(config: ModelConfig, mixer: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.fields import Fields
@@ -91,8 +91,10 @@ def equal_heads(c: Fields) -> dict[str, int]:
     return {"num_query_heads": query_heads, "num_kv_heads": query_heads, "head_dim": width}
 
 
-def layer_types(c: Fields, default: Callable[[int], str], name: str = "layer_types") -> list[str]:
-    """The list in the file, or else ``default(i)`` for each layer i.
+def layer_types(
+    c: Fields, default: Callable[[int], str], name: str = "layer_types", **renamed: str
+) -> list[str]:
+    """The list in the file, or else ``default(i)`` for each layer i; with some kinds renamed.
 
     Raises:
         UserError: its length is not the number of layers.
@@ -100,8 +102,8 @@ def layer_types(c: Fields, default: Callable[[int], str], name: str = "layer_typ
     layers = c.size("num_hidden_layers")
     given = c.list_of(str, name)
     if given is None:
-        return [default(i) for i in range(layers)]
-    return checked_length(c, name, given)
+        given = [default(i) for i in range(layers)]
+    return [renamed.get(kind, kind) for kind in checked_length(c, name, given)]
 
 
 def checked_length(c: Fields, name: str, given: list[Any]) -> list[Any]:
@@ -122,17 +124,15 @@ def first_of(interval: int, first: str, others: str) -> Callable[[int], str]:
     return lambda i: others if i % interval else first
 
 
-def feed_forward_types(c: Fields, default: Callable[[int], str]) -> list[str]:
-    """The file's ``mlp_layer_types``, or else ``default(i)`` for each layer i: dense or moe."""
-    kinds = layer_types(c, default, "mlp_layer_types")
+def moe_where(c: Fields, is_moe: Callable[[int], bool]) -> list[str]:
+    """``moe`` or ``dense`` for each layer: as in ``mlp_layer_types``, or else by ``is_moe(i)``."""
+    default = ["moe" if is_moe(i) else "dense" for i in range(c.size("num_hidden_layers"))]
+    if not c.knows("mlp_layer_types"):
+        return default
+    kinds = layer_types(c, default.__getitem__, "mlp_layer_types")
     if wrong := [kind for kind in kinds if kind not in ("dense", "sparse", "moe")]:
         c.fail("mlp_layer_types", f"expected dense or sparse, got {wrong[0]!r}")
     return ["dense" if kind == "dense" else "moe" for kind in kinds]
-
-
-def dense_first(number: int) -> Callable[[int], str]:
-    """A dense MLP in the first `number` layers, experts in the others."""
-    return lambda i: "dense" if i < number else "moe"
 
 
 def experts(
@@ -148,18 +148,13 @@ def experts(
     return {"num_experts": number, "num_experts_per_tok": chosen, "moe_mlp_dim": c.size(hidden)}
 
 
-def moe_layers(layers: int, is_moe: Callable[[int], bool]) -> Sequence[str]:
-    """``moe`` where `is_moe(i)`, else ``dense``."""
-    return ["moe" if is_moe(i) else "dense" for i in range(layers)]
-
-
 def routed_and_shared(c: Fields) -> dict[str, Any]:
     """DeepSeek's experts: dense layers first, then experts plus shared ones of the same width."""
     layers = c.size("num_hidden_layers")
     first = c.size("first_k_dense_replace", zero=True)
     return {
         "first_num_dense_layers": min(first, layers),
-        "feed_forward_types": moe_layers(layers, lambda i: i >= first),
+        "feed_forward_types": moe_where(c, lambda i: i >= first),
         "shared_experts": c.optional_size("n_shared_experts"),
         **experts(c, "n_routed_experts"),
     }

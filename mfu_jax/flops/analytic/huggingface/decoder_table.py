@@ -15,14 +15,13 @@ from mfu_jax.flops.analytic.huggingface.common import (
     TRANSLATIONS,
     Translate,
     decoder,
-    dense_first,
     equal_heads,
     every,
     experts,
-    feed_forward_types,
     first_of,
     heads,
     layer_types,
+    moe_where,
     routed_and_shared,
     shared_expert,
 )
@@ -75,9 +74,8 @@ def _listed(default: Callable[[int], str]) -> FieldValue:
     return lambda c: layer_types(c, default)
 
 
-def _listed_experts(default: Callable[[int], str]) -> FieldValue:
-    """The file's ``mlp_layer_types``, or else ``default(i)`` for each layer i."""
-    return lambda c: feed_forward_types(c, default)
+def _experts_where(is_moe: Callable[[int], bool]) -> FieldValue:
+    return lambda c: moe_where(c, is_moe)
 
 
 def _experts(count: str) -> FieldValues:
@@ -94,17 +92,44 @@ def _all_experts(
     }
 
 
-def _qwen_windows(c: Fields) -> list[str]:
+def _late_windows(c: Fields) -> list[str]:
     """Windows, if used, from layer max_window_layers on."""
-    windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
+    used = c.flag("use_sliding_window", default=not c.knows("use_sliding_window"))
+    windowed = used and c.optional_size("sliding_window")
     first = c.size("max_window_layers", zero=True) if windowed else c.size("num_hidden_layers")
     return layer_types(c, lambda i: SLIDING if i >= first else FULL)
 
 
+def _interval_windows(c: Fields) -> list[str]:
+    """Windows except in every n-th layer; if layers are listed, some files spell n "LLLG"."""
+    windowed = c.optional_size("sliding_window") and not c.has("layer_types")
+    interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
+    return layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL)
+
+
 _DENSE = {
     # A window in every layer if the config has one
-    ("llama", "granite", "mistral", "ministral3", "phi3", "gemma", "internlm3", "iquestcoder"): (
-        _llama(bidirectional=lambda c: c.get("use_bidirectional_attention") is True)
+    (
+        "llama",
+        "granite",
+        "granite_docling_text",
+        "mistral",
+        "ministral3",
+        "phi3",
+        "gemma",
+        "internlm3",
+        "iquestcoder",
+    ): (_llama(bidirectional=lambda c: c.get("use_bidirectional_attention") is True)),
+    ("ministral",): _llama(
+        layer_types=lambda c: layer_types(
+            c, lambda _: SLIDING if c.optional_size("sliding_window") else FULL
+        )
+    ),
+    # A norm before each output projection, in attention and MLP
+    ("bitnet",): _llama(
+        further_vectors=lambda c: (
+            c.size("num_hidden_layers") * (c.size("hidden_size") + c.size("intermediate_size"))
+        )
     ),
     ("cwm",): _llama(layer_types=_listed(first_of(4, FULL, SLIDING))),
     ("granite_swa",): _llama(attention_sinks=True, layer_types=_listed(first_of(4, FULL, SLIDING))),
@@ -112,16 +137,33 @@ _DENSE = {
     ("hunyuan_v1_dense",): _llama(qk_norm="head"),  # after the rotary embedding
     ("nanochat",): _llama(mlp_activations=PLAIN_MLP, normalization="none"),
     ("nemotron", "jais2"): _llama(mlp_activations=PLAIN_MLP, normalization="layernorm"),
+    ("cosmos3_edge_text",): _llama(mlp_activations=PLAIN_MLP),
     ("arcee",): _llama(mlp_activations=PLAIN_MLP),  # squared ReLU
     ("glm",): _llama(attention_output_bias=False),
+    ("glm4v_text",): _llama(attention_bias=True, attention_output_bias=False, norms_per_layer=4),
+    ("glm_ocr_text",): _llama(attention_bias=False, norms_per_layer=4),
     ("glm4",): _llama(attention_output_bias=False, norms_per_layer=4),
+    ("exaone4",): _llama(qk_norm="head", layer_types=_interval_windows),
+    # The norms on queries and keys have one scale per head
+    ("stablelm",): _llama(
+        lambda c: heads(c, derived=True),
+        normalization="layernorm",
+        attention_bias=_flag("use_qkv_bias"),
+        attention_output_bias=False,
+        norms_per_layer=_choice("use_parallel_residual", 1, 2),
+        qk_norm=_choice("qk_layernorm", "all_heads", ""),
+    ),
     ("seed_oss",): _llama(attention_output_bias=_flag("attention_out_bias")),
-    ("ernie4_5",): _llama(attention_bias=_flag("use_bias"), use_bias=_flag("use_bias")),
+    ("ernie4_5", "paddleocr_vl_text"): _llama(
+        attention_bias=_flag("use_bias"), use_bias=_flag("use_bias")
+    ),
     ("olmo",): _llama(normalization="none"),
     ("olmo2",): _llama(qk_norm="all_heads"),
     ("olmo3",): _llama(qk_norm="all_heads", layer_types=_listed(every(4, FULL, SLIDING))),
-    ("qwen2",): _llama(attention_bias=True, attention_output_bias=False, layer_types=_qwen_windows),
-    ("qwen3",): _llama(qk_norm="head", layer_types=_qwen_windows),
+    ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"): _llama(
+        attention_bias=True, attention_output_bias=False, layer_types=_late_windows
+    ),
+    ("qwen3", "qwen3_vl_text"): _llama(qk_norm="head", layer_types=_late_windows),
     # xIELU has two learned scalars
     ("apertus",): _llama(mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2),
     # Attention and MLP in parallel after one norm
@@ -159,6 +201,14 @@ _GPT = {
         norms_per_layer=1,
         head_bias=True,
         mlp_dim=lambda c: c.size("n_inner", 4 * c.size("hidden_size")),
+    ),
+    # One bias in the whole model, on the last layer's attention output
+    ("gpt_neox_japanese",): _gpt(
+        equal_heads,
+        attention_bias=False,
+        use_bias=False,
+        further_vectors=_size("hidden_size"),
+        mlp_dim=lambda c: c.size("hidden_size") * c.size("intermediate_multiple_size"),
     ),
     # Two norms even if attention and MLP are parallel
     ("gpt_neox",): _gpt(equal_heads, attention_bias=_flag("attention_bias", default=True)),
@@ -218,7 +268,17 @@ _MIXTURES = {
     ("hy_v3",): _llama(
         _experts("num_experts"),
         qk_norm="head",
-        feed_forward_types=_listed_experts(dense_first(1)),
+        feed_forward_types=_experts_where(lambda i: i >= 1),
+        shared_experts=_optional("num_shared_experts"),
+    ),
+    ("dots1",): _llama(routed_and_shared, qk_norm="head", layer_types=_late_windows),
+    ("exaone_moe",): _llama(
+        _experts("num_experts"),
+        qk_norm="head",
+        layer_types=_interval_windows,
+        feed_forward_types=lambda c: moe_where(
+            c, lambda i: i >= c.size("first_k_dense_replace", 0, zero=True)
+        ),
         shared_experts=_optional("num_shared_experts"),
     ),
     ("kolibri1",): _llama(
@@ -233,9 +293,9 @@ _MIXTURES = {
         _experts("num_experts"),
         qk_norm="head",
         layer_types=_listed(lambda _: FULL),
-        feed_forward_types=_listed_experts(lambda _: "moe"),
+        feed_forward_types=_experts_where(lambda _: True),
     ),
-    ("glm4_moe",): _llama(
+    ("glm4_moe", "glm4v_moe_text"): _llama(
         lambda c: heads(c, floor=True),
         routed_and_shared,
         attention_output_bias=False,
@@ -243,6 +303,7 @@ _MIXTURES = {
     ),
     ("qwen3_next",): _llama(delta_net, lambda c: qwen_experts(c, shared=True)),
     ("deepseek_v2", "deepseek_v3"): _llama(latent, routed_and_shared),
+    ("deepseek_ocr2_text",): _llama(lambda c: listed_experts(c, 1)),
     ("glm4_moe_lite",): _llama(latent, lambda c: listed_experts(c, 1)),
 }
 

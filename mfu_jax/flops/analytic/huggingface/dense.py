@@ -7,7 +7,6 @@ from mfu_jax.flops.analytic.huggingface.common import (
     checked_length,
     decoder,
     equal_heads,
-    every,
     heads,
     layer_types,
     model_type,
@@ -16,20 +15,6 @@ from mfu_jax.flops.analytic.huggingface.common import (
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-
-
-@model_type("ministral")
-def ministral(c: Fields) -> ModelConfig:
-    """Each layer states whether it has the window."""
-    windowed = SLIDING if c.optional_size("sliding_window") else FULL
-    return decoder(c, layer_types=layer_types(c, lambda _: windowed))
-
-
-@model_type("bitnet")
-def bitnet(c: Fields) -> ModelConfig:
-    """A norm before each output projection, in attention and MLP."""
-    widths = c.size("hidden_size") + c.size("intermediate_size")
-    return decoder(c, further_vectors=c.size("num_hidden_layers") * widths)
 
 
 @model_type("diffllama")
@@ -62,30 +47,6 @@ def smollm3(c: Fields) -> ModelConfig:
         return SLIDING if windowed and not has_rope else FULL
 
     return decoder(c, layer_types=layer_types(c, kind))
-
-
-@model_type("exaone4")
-def exaone4(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; windows except in every n-th layer; no bias."""
-    # If layers are listed, the pattern is not read: some files spell it "LLLG".
-    windowed = c.optional_size("sliding_window") and not c.has("layer_types")
-    interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
-    kinds = layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL)
-    return decoder(c, qk_norm="head", layer_types=kinds)
-
-
-@model_type("stablelm")
-def stablelm(c: Fields) -> ModelConfig:
-    """LayerNorm, gated MLP; norms on queries and keys have one scale per head."""
-    return decoder(
-        c,
-        normalization="layernorm",
-        attention_bias=c.flag("use_qkv_bias"),
-        attention_output_bias=False,
-        norms_per_layer=1 if c.flag("use_parallel_residual") else 2,
-        qk_norm="all_heads" if c.flag("qk_layernorm") else "",
-        **heads(c, derived=True),
-    )
 
 
 def _layer_norm_decoder(c: Fields, **changes: object) -> ModelConfig:
@@ -146,20 +107,6 @@ def _attention_types(c: Fields) -> list[str]:
     except (TypeError, ValueError, KeyError):
         c.fail("attention_types", 'expected lists such as [[["global", "local"], 12]]')
     return checked_length(c, "attention_types", kinds)
-
-
-@model_type("gpt_neox_japanese")
-def gpt_neox_japanese(c: Fields) -> ModelConfig:
-    """No bias except one on the last layer's attention output."""
-    width = c.size("hidden_size")
-    return _layer_norm_decoder(
-        c,
-        attention_bias=False,
-        use_bias=False,
-        further_vectors=width,
-        mlp_dim=width * c.size("intermediate_multiple_size"),
-        **equal_heads(c),
-    )
 
 
 @model_type("opt")

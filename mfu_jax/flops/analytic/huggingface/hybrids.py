@@ -12,7 +12,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     heads,
     layer_types,
     model_type,
-    moe_layers,
+    moe_where,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.model_configs.layers import FULL, HYBRID
@@ -59,11 +59,16 @@ def bamba(c: Fields) -> ModelConfig:
     """Mamba-2 layers, attention in the layers of attn_layer_indices; an MLP in each layer."""
     attended = c.list_of(int, "attn_layer_indices") or []
     bias = c.flag("mamba_proj_bias")
-    kinds = layer_types(c, lambda i: FULL if i in attended else "mamba2", "layers_block_type")
-    renamed = {"attention": FULL, "mamba": "mamba2"}
+    kinds = layer_types(
+        c,
+        lambda i: FULL if i in attended else "mamba2",
+        "layers_block_type",
+        attention=FULL,
+        mamba="mamba2",
+    )
     return decoder(
         c,
-        layer_types=[renamed.get(kind, kind) for kind in kinds],
+        layer_types=kinds,
         mamba_output_bias=bias,
         mamba_norm=True,
         **state_space(c, c.size("mamba_expand") * c.size("hidden_size")),
@@ -115,7 +120,7 @@ def jamba(c: Fields) -> ModelConfig:
         c,
         attention_bias=False,
         layer_types=["mamba" if (i - offset) % period else FULL for i in range(layers)],
-        feed_forward_types=moe_layers(layers, lambda i: number > 1 and (i - first) % sparse == 0),
+        feed_forward_types=moe_where(c, lambda i: number > 1 and (i - first) % sparse == 0),
         mamba_inner=c.size("mamba_expand") * width,
         mamba_state=c.size("mamba_d_state"),
         mamba_kernel=c.size("mamba_d_conv"),

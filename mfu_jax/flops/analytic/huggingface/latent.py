@@ -8,11 +8,10 @@ from typing import Any
 from mfu_jax.flops.analytic.huggingface.common import (
     checked_length,
     decoder,
-    dense_first,
     experts,
-    feed_forward_types,
     layer_types,
     model_type,
+    moe_where,
     needs_trace,
     refuse,
 )
@@ -75,7 +74,7 @@ def _indexer(c: Fields) -> dict[str, Any]:
 def listed_experts(c: Fields, dense: int) -> dict[str, Any]:
     """Experts where ``mlp_layer_types`` lists them, else after `dense` layers; also shared ones."""
     return {
-        "feed_forward_types": feed_forward_types(c, dense_first(dense)),
+        "feed_forward_types": moe_where(c, lambda i: i >= dense),
         "shared_experts": c.optional_size("n_shared_experts"),
         **experts(c, "n_routed_experts"),
     }

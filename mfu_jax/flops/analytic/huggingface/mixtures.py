@@ -12,7 +12,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     experts,
     layer_types,
     model_type,
-    moe_layers,
+    moe_where,
     tied_text,
     vision_encoder,
 )
@@ -49,7 +49,7 @@ def qwen2_moe(c: Fields) -> ModelConfig:
     )
 
 
-@model_type("qwen3_moe")
+@model_type("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text")
 def qwen3_moe(c: Fields) -> ModelConfig:
     """Norms on queries and keys; no shared expert."""
     windowed = c.flag("use_sliding_window")
@@ -99,9 +99,8 @@ def qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
     step = c.size("decoder_sparse_step")
     number = c.optional_size("num_experts")
     values: dict[str, Any] = {
-        "feed_forward_types": moe_layers(
-            c.size("num_hidden_layers"),
-            lambda i: number > 0 and i not in dense and (i + 1) % step == 0,
+        "feed_forward_types": moe_where(
+            c, lambda i: number > 0 and i not in dense and (i + 1) % step == 0
         ),
         **(experts(c, "num_experts") if number else {}),
     }
@@ -115,7 +114,6 @@ def qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
 @model_type("llama4_text")
 def llama4_text(c: Fields) -> ModelConfig:
     """Chunked attention except in every n-th layer; experts plus a shared one where listed."""
-    layers = c.size("num_hidden_layers")
     interval, step = c.size("no_rope_layer_interval", 4), c.size("interleave_moe_layer_step")
     rotary = c.list_of(int, "no_rope_layers")
     sparse = c.list_of(int, "moe_layers")
@@ -129,8 +127,8 @@ def llama4_text(c: Fields) -> ModelConfig:
         layer_types=layer_types(c, kind),
         chunk_attn_window_size=c.optional_size("attention_chunk_size"),
         mlp_dim=c.size("intermediate_size_mlp"),
-        feed_forward_types=moe_layers(
-            layers, lambda i: i in sparse if sparse is not None else (i + 1) % step == 0
+        feed_forward_types=moe_where(
+            c, lambda i: i in sparse if sparse is not None else (i + 1) % step == 0
         ),
         shared_experts=1,
         **experts(c, "num_local_experts", "intermediate_size"),

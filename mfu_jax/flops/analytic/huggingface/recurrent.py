@@ -9,13 +9,12 @@ from mfu_jax.flops.analytic.huggingface.common import (
     PLAIN_MLP,
     checked_length,
     decoder,
-    dense_first,
     every,
     experts,
-    feed_forward_types,
     heads,
     layer_types,
     model_type,
+    moe_where,
     needs_trace,
     shared_expert,
 )
@@ -50,8 +49,8 @@ def mamba(c: Fields) -> ModelConfig:
 @model_type("granitemoehybrid")
 def granitemoehybrid(c: Fields) -> ModelConfig:
     """Mamba-2 and attention as listed; experts plus a shared one, or only the shared one."""
-    kinds = layer_types(c, lambda _: "mamba2")
     renamed = {"attention": FULL, "mamba": "mamba2", "linear_attention": "mamba2"}
+    kinds = layer_types(c, lambda _: "mamba2", **renamed)
     number = c.optional_size("num_local_experts")
     routed: dict[str, Any] = {}
     if number:
@@ -63,7 +62,7 @@ def granitemoehybrid(c: Fields) -> ModelConfig:
     bias = c.flag("mamba_proj_bias")
     return decoder(
         c,
-        layer_types=[renamed.get(kind, kind) for kind in kinds],
+        layer_types=kinds,
         mlp_dim=c.optional_size("shared_intermediate_size"),
         mamba_output_bias=bias,
         mamba_norm=True,
@@ -103,10 +102,11 @@ def nemotron_h(c: Fields) -> ModelConfig:
 @model_type("minimax")
 def minimax(c: Fields) -> ModelConfig:
     """Alternating attention and lightning attention; experts in every layer."""
-    kinds = layer_types(c, lambda i: "linear_attention" if i % 2 else FULL)
+    lightning = "lightning_attention"
+    kinds = layer_types(c, lambda i: lightning if i % 2 else FULL, linear_attention=lightning)
     return decoder(
         c,
-        layer_types=["lightning_attention" if k == "linear_attention" else k for k in kinds],
+        layer_types=kinds,
         feed_forward_types=("moe",) * len(kinds),
         **experts(c, "num_local_experts", "intermediate_size"),
     )
@@ -145,15 +145,14 @@ def kimi_linear(c: Fields) -> ModelConfig:
 
     def kind(i: int) -> str:
         full = i + 1 in attended if isinstance(attended, list) else i > 0 and i % 4 == 0
-        return FULL if full else "linear_attention"
+        return FULL if full else "kimi_delta"
 
-    kinds = layer_types(c, kind)
     dense = c.size("first_k_dense_replace", 1, zero=True)
     return decoder(
         c,
         logits_via_embedding=False,  # transformers does not read tie_word_embeddings
-        layer_types=["kimi_delta" if k == "linear_attention" else k for k in kinds],
-        feed_forward_types=feed_forward_types(c, dense_first(dense)),
+        layer_types=layer_types(c, kind, linear_attention="kimi_delta"),
+        feed_forward_types=moe_where(c, lambda i: i >= dense),
         gdn_num_value_heads=inner.size("linear_num_heads"),
         gdn_value_head_dim=inner.size("linear_head_dim"),
         gdn_conv_kernel_dim=inner.size("linear_conv_kernel_dim"),
@@ -175,13 +174,12 @@ _KIMI = {
 def bailing_hybrid(c: Fields) -> ModelConfig:
     """Like kimi_linear, but the gates have full rank, and attention has one gate per head."""
     group = c.size("layer_group_size")
-    kinds = layer_types(c, every(group, FULL, "linear_attention"))
     dense = c.size("first_k_dense_replace", zero=True)
     return decoder(
         c,
         logits_via_embedding=False,  # transformers does not read tie_word_embeddings
-        layer_types=["kimi_delta" if k == "linear_attention" else k for k in kinds],
-        feed_forward_types=feed_forward_types(c, dense_first(dense)),
+        layer_types=layer_types(c, every(group, FULL, "kimi_delta"), linear_attention="kimi_delta"),
+        feed_forward_types=moe_where(c, lambda i: i >= dense),
         attention_gate_width=1,
         gdn_num_value_heads=c.size("num_attention_heads"),
         gdn_value_head_dim=c.size("head_dim"),
@@ -211,15 +209,13 @@ def rwkv(c: Fields) -> ModelConfig:
 @model_type("lfm2_moe")
 def lfm2_moe(c: Fields) -> ModelConfig:
     """Like lfm2, with experts after the first layers."""
+    dense = c.size("num_dense_layers", zero=True)
     return decoder(
         c,
         attention_bias=False,
         qk_norm="head",
         layer_types=_listed(c),
-        feed_forward_types=[
-            dense_first(c.size("num_dense_layers", zero=True))(i)
-            for i in range(c.size("num_hidden_layers"))
-        ],
+        feed_forward_types=moe_where(c, lambda i: i >= dense),
         conv_kernel=c.size("conv_L_cache"),
         conv_bias=c.flag("conv_bias"),
         logits_via_embedding=c.flag("tie_embedding", default=c.flag("tie_word_embeddings")),

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from mfu_jax.flops.analytic.huggingface.common import (
     decoder,
-    dense_first,
     every,
     experts,
-    feed_forward_types,
     heads,
     layer_types,
     model_type,
-    moe_layers,
+    moe_where,
     needs_trace,
-    routed_and_shared,
     shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-
-
-@model_type("dots1")
-def dots1(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; windows, if any, from layer max_window_layers on."""
-    windowed = c.optional_size("sliding_window")
-    first = c.size("max_window_layers", zero=True) if windowed else c.size("num_hidden_layers")
-    kinds = layer_types(c, lambda i: SLIDING if i >= first else FULL)
-    return decoder(c, qk_norm="head", layer_types=kinds, **routed_and_shared(c))
 
 
 @model_type("ernie4_5_moe")
@@ -37,34 +25,15 @@ def ernie4_5_moe(c: Fields) -> ModelConfig:
     first, step = c.size("moe_layer_start_index", zero=True), c.size("moe_layer_interval")
     end = c.get("moe_layer_end_index")
     last = layers - 1 if end in (-1, None) else c.size("moe_layer_end_index", zero=True)
-    kinds = moe_layers(layers, lambda i: (i + 1) % step == 0 and first <= i <= last)
-    sizes = experts(c, "moe_num_experts", used="moe_k")
     return decoder(
         c,
         attention_bias=bias,
         use_bias=bias,
         head_bias=bias,
-        feed_forward_types=kinds,
+        feed_forward_types=moe_where(c, lambda i: (i + 1) % step == 0 and first <= i <= last),
         shared_experts=c.optional_size("moe_num_shared_experts"),
-        further_vectors=list(kinds).count("moe") * sizes["num_experts"],
-        **sizes,
-    )
-
-
-@model_type("exaone_moe")
-def exaone_moe(c: Fields) -> ModelConfig:
-    """Like exaone4, with experts and shared ones."""
-    windowed = c.optional_size("sliding_window") and not c.has("layer_types")
-    interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
-    return decoder(
-        c,
-        qk_norm="head",
-        layer_types=layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL),
-        feed_forward_types=feed_forward_types(
-            c, dense_first(c.size("first_k_dense_replace", 0, zero=True))
-        ),
-        shared_experts=c.optional_size("num_shared_experts"),
-        **experts(c, "num_experts"),
+        routed_bias=True,
+        **experts(c, "moe_num_experts", used="moe_k"),
     )
 
 
@@ -80,7 +49,7 @@ def flint(c: Fields) -> ModelConfig:
         qk_norm="head",
         attention_sinks=True,
         layer_types=layer_types(c, lambda i: FULL if i in full or i % 4 == 1 else SLIDING),
-        feed_forward_types=moe_layers(layers, lambda i: i not in skipped and (i + 1) % step == 0),
+        feed_forward_types=moe_where(c, lambda i: i not in skipped and (i + 1) % step == 0),
         **shared_expert(c, "shared_expert_intermediate_size"),
         **experts(c, "num_experts"),
     )
@@ -90,18 +59,17 @@ def flint(c: Fields) -> ModelConfig:
 def afmoe(c: Fields) -> ModelConfig:
     """A gate as wide as the heads; norms before and after; a bias helps select the experts."""
     interval, dense = c.size("global_attn_every_n_layers"), c.size("num_dense_layers", zero=True)
-    kinds = [dense_first(dense)(i) for i in range(c.size("num_hidden_layers"))]
-    sizes, attention = experts(c, "num_experts"), heads(c)
+    attention = heads(c)
     return decoder(
         c,
         norms_per_layer=4,
         qk_norm="head",
         attention_gate_width=attention["head_dim"],
         layer_types=layer_types(c, every(interval, FULL, SLIDING)),
-        feed_forward_types=kinds,
+        feed_forward_types=moe_where(c, lambda i: i >= dense),
         shared_experts=c.optional_size("num_shared_experts"),
-        further_vectors=kinds.count("moe") * sizes["num_experts"],
-        **sizes,
+        routed_bias=True,
+        **experts(c, "num_experts"),
         **attention,
     )
 
@@ -111,17 +79,16 @@ def laguna(c: Fields) -> ModelConfig:
     """One gate per head or channel; a shared expert; a bias helps select the experts."""
     if len(set(c.list_of(int, "num_attention_heads_per_layer") or [0])) > 1:
         c.fail("num_attention_heads_per_layer", "expected the same number in each layer")
-    kinds = feed_forward_types(c, dense_first(1))
-    sizes, attention = experts(c, "num_experts"), heads(c)
+    attention = heads(c)
     return decoder(
         c,
         qk_norm="head",
         attention_gate_width=1 if c.get("gating") in (True, "per-head") else attention["head_dim"],
         layer_types=layer_types(c, lambda _: FULL),
-        feed_forward_types=kinds,
-        further_vectors=kinds.count("moe") * sizes["num_experts"],
+        feed_forward_types=moe_where(c, lambda i: i >= 1),
+        routed_bias=True,
         **shared_expert(c, "shared_expert_intermediate_size"),
-        **sizes,
+        **experts(c, "num_experts"),
         **attention,
     )
 
@@ -138,7 +105,7 @@ def beam(c: Fields) -> ModelConfig:
         layer_types=layer_types(
             c, lambda i: FULL if (i + 1) % 6 == 0 or i == layers - 1 else SLIDING
         ),
-        feed_forward_types=feed_forward_types(c, dense_first(3)),
+        feed_forward_types=moe_where(c, lambda i: i >= 3),
         further_vectors=layers * attention["num_query_heads"],
         **experts(c, "num_experts"),
         **attention,
@@ -161,7 +128,7 @@ def mimo_v2_flash(c: Fields) -> ModelConfig:
         value_head_dim=c.size("v_head_dim"),
         sliding_window_size=window + 1 if window else c.size("sliding_window"),
         layer_types=layer_types(c, lambda i: FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING),
-        feed_forward_types=feed_forward_types(c, dense_first(1)),
+        feed_forward_types=moe_where(c, lambda i: i >= 1),
         **experts(c, "n_routed_experts"),
         **attention,
     )
@@ -180,9 +147,7 @@ def minimax_m3_vl_text(c: Fields) -> ModelConfig:
         qk_norm="head",
         layer_types=kinds,
         mlp_dim=c.size("dense_intermediate_size"),
-        feed_forward_types=feed_forward_types(
-            c, lambda i: "moe" if sparse is None or sparse[i : i + 1] != [0] else "dense"
-        ),
+        feed_forward_types=moe_where(c, lambda i: sparse is None or sparse[i : i + 1] != [0]),
         **shared_expert(c),
         **experts(c, "num_local_experts", "intermediate_size"),
     )
@@ -203,7 +168,7 @@ def cohere2_moe(c: Fields) -> ModelConfig:
         norms_per_layer=1,
         mlp_dim=c.size("prefix_dense_intermediate_size", hidden),
         layer_types=layer_types(c, kind),
-        feed_forward_types=feed_forward_types(c, dense_first(dense)),
+        feed_forward_types=moe_where(c, lambda i: i >= dense),
         shared_experts=c.optional_size("num_shared_experts"),
         **experts(c, "num_experts", "intermediate_size"),
     )

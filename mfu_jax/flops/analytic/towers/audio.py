@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic.components import Layer
+from mfu_jax.flops.analytic.components import Layers, layer
 from mfu_jax.flops.analytic.formulas import norm, projection
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.encoder import Tower, encoder_layers
+from mfu_jax.flops.analytic.towers.encoder import encoder_block
+from mfu_jax.flops.masks import Full
 
 
-def qwen3_audio(config: ModelConfig) -> Tower:
+def qwen3_audio(config: ModelConfig) -> Layers:
     """Qwen3-Omni's audio encoder: three strided convolutions over chunks of mel frames, full
     attention inside a chunk, two projections.
 
@@ -25,26 +26,17 @@ def qwen3_audio(config: ModelConfig) -> Tower:
         name = f"convolution_{i + 1}"
         convolutions.append(projection(name, 9 * inputs, channels, bias=True, tokens=positions))
     tokens = frames * chunks
+    block = encoder_block(
+        width, sizes.encoder_ffn_dim_for_audio, Full(queries=frames), tokens=frames, copies=chunks
+    )
     return (
-        Layer(name="audio/convolutions", components=tuple(convolutions)),
-        Layer(
-            name="audio/entry",
-            components=(projection("conv_out", channels * bins, width, tokens=tokens),),
-        ),
-        encoder_layers(
-            "audio/layers",
-            sizes.encoder_layers_for_audio,
-            width,
-            sizes.encoder_ffn_dim_for_audio,
-            tokens=frames,
-            copies=chunks,
-        ),
-        Layer(name="audio/final", components=(norm("norm", width, bias=True),)),
-        Layer(
-            name="audio/projector",
-            components=(
-                projection("proj1", width, width, bias=True, tokens=tokens),
-                projection("proj2", width, sizes.output_dim_for_audio, bias=True, tokens=tokens),
-            ),
+        layer("audio/convolutions", *tuple(convolutions)),
+        layer("audio/entry", projection("conv_out", channels * bins, width, tokens=tokens)),
+        layer("audio/layers", *block, repeats=sizes.encoder_layers_for_audio),
+        layer("audio/final", norm("norm", width, bias=True)),
+        layer(
+            "audio/projector",
+            projection("proj1", width, width, bias=True, tokens=tokens),
+            projection("proj2", width, sizes.output_dim_for_audio, bias=True, tokens=tokens),
         ),
     )

@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from mfu_jax.flops.analytic.components import Component, Layer
+from mfu_jax.flops.analytic.components import Component, Layer, Layers, layer
 from mfu_jax.flops.analytic.formulas import Components, attention, mlp, norm, projection
-from mfu_jax.flops.masks import Full
+from mfu_jax.flops.masks import Full, Mask
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-
-Tower = tuple[Layer, ...]
 
 
 def patch_embedding(config: ModelConfig, tokens: int, *, bias: bool) -> Component:
@@ -32,29 +30,43 @@ def patch_embedding(config: ModelConfig, tokens: int, *, bias: bool) -> Componen
     )
 
 
-def encoder_layers(
-    name: str,
-    layers: int,
+def vision_layers(config: ModelConfig, tokens: int, copies: int) -> Layer:
+    """The transformer layers of a vision tower over `copies` images of `tokens` tokens each."""
+    sizes = config.vision
+    block = encoder_block(
+        sizes.hidden_size_for_vit,
+        sizes.intermediate_size_for_vit,
+        Full(queries=tokens),
+        tokens=tokens,
+        copies=copies,
+    )
+    return layer("vision/layers", *block, repeats=sizes.num_hidden_layers_for_vit)
+
+
+def encoder_block(
     width: int,
     hidden: int,
+    mask: Mask,
     *,
-    tokens: int,
-    copies: int,
-) -> Layer:
-    """Transformer encoder layers over `copies` images (or chunks) of `tokens` tokens each.
+    tokens: int | None = None,
+    bias: bool = True,
+    copies: int = 1,
+) -> Components:
+    """One transformer encoder layer over `copies` images (or chunks) of `tokens` tokens each.
 
-    Per layer and token: q, k, v, out ``[C, C]`` and a plain MLP ``[C, F], [F, C]``; per image, N²
-    pairs with C multiply-adds for each of QKᵀ and PV, whatever the number of heads.
+    Two LayerNorms; per token, q, k, v, out ``[C, C]`` and a plain MLP ``[C, F], [F, C]``; per
+    kept pair, C multiply-adds for each of QKᵀ and PV: H heads of width C/H take as many as one.
+
+    Args:
+        tokens: None: all of the sequence's.
+        bias: whether q, k and v have a bias.
     """
-    heads = attention(width, 1, 1, width, Full(queries=tokens), bias=True, tokens=tokens * copies)
-    return Layer(
-        name=name,
-        repeats=layers,
-        components=(
-            norm("norms", width, bias=True, copies=2),
-            *over_images(heads, copies),
-            *mlp(width, hidden, gated=False, bias=True, tokens=tokens * copies),
-        ),
+    all_tokens = None if tokens is None else tokens * copies
+    attended = attention(width, 1, 1, width, mask, bias=bias, output_bias=True, tokens=all_tokens)
+    return (
+        norm("norms", width, bias=True, copies=2),
+        *over_images(attended, copies),
+        *mlp(width, hidden, gated=False, bias=True, tokens=all_tokens),
     )
 
 
@@ -66,7 +78,7 @@ def over_images(attended: Components, images: int) -> Components:
     )
 
 
-def frozen_tower(layers: tuple[Layer, ...], *, frozen: bool) -> Tower:
+def frozen_tower(layers: Layers, *, frozen: bool) -> Layers:
     """The tower's layers with the gradients they need; the last one is the projector.
 
     A frozen tower runs only forward; its projector needs only its weights' gradient.
@@ -90,13 +102,9 @@ def _reading_frozen(projector: Components) -> Components:
 
 
 def _without(layer: Layer, *, left: bool, right: bool) -> Layer:
-    return dataclasses.replace(
-        layer,
-        components=tuple(
-            part.replace(
-                left_gradient=part.left_gradient and not left,
-                right_gradient=part.right_gradient and not right,
-            )
-            for part in layer.components
-        ),
-    )
+    def change(part: Component) -> Components:
+        left_gradient = part.left_gradient and not left
+        right_gradient = part.right_gradient and not right
+        return (part.replace(left_gradient=left_gradient, right_gradient=right_gradient),)
+
+    return layer.each(change)

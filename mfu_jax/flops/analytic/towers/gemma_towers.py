@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from mfu_jax.flops.analytic.components import Component, Layer
+from mfu_jax.flops.analytic.components import Component, Layers, layer
 from mfu_jax.flops.analytic.formulas import (
     Components,
     attention,
@@ -20,7 +20,7 @@ from mfu_jax.flops.analytic.formulas import (
     vector,
 )
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.encoder import Tower, over_images
+from mfu_jax.flops.analytic.towers.encoder import over_images
 from mfu_jax.flops.masks import Full, LocalBlocks
 
 # MobileNet-V5 of timm 1.0, used by Gemma 3n and described by no config: weights, multiply-adds
@@ -33,42 +33,39 @@ _MOBILENET_TOKENS = 256
 _STEM_MACS = 9 * 3 * 64 * 384**2
 
 
-def gemma4_vision(config: ModelConfig) -> Tower:
+def gemma4_vision(config: ModelConfig) -> Layers:
     """MaxText's Gemma 4: 3 × 3 tokens averaged, then scaled and shifted by learned values."""
     heads, width = config.vision.num_attention_heads_for_vit, config.vision.hidden_size_for_vit
     *layers, projector = _gated_vision_transformer(
         config, heads=heads, kv_heads=heads, head_dim=width // heads, pooling=3
     )
-    learned = Layer(name="vision/final", components=(vector("standardize", 2 * width),))
+    learned = layer("vision/final", vector("standardize", 2 * width))
     return (*layers, learned, projector)
 
 
-def gemma4_towers(config: ModelConfig) -> tuple[Tower, ...]:
-    """Gemma 4 from a config.json: its vision transformer and its conformer."""
+def gemma4_vision_by_heads(config: ModelConfig) -> Layers:
+    """Gemma 4's vision transformer from a config.json, which gives its heads."""
     vision = config.vision
-    towers: list[Tower] = []
-    if vision.hidden_size_for_vit:
-        towers.append(
-            _gated_vision_transformer(
-                config,
-                heads=vision.vision_heads,
-                kv_heads=vision.vision_kv_heads,
-                head_dim=vision.vision_head_dim,
-                pooling=vision.vision_pooling,
-            )
-        )
-    if config.audio.d_model_for_audio:
-        _, tokens = _audio_tokens(config)
-        heard = projection(
-            "projection", config.audio.output_dim_for_audio, config.emb_dim, tokens=tokens
-        )
-        towers.append((*_conformer(config), Layer(name="audio/projector", components=(heard,))))
-    return tuple(towers)
+    return _gated_vision_transformer(
+        config,
+        heads=vision.vision_heads,
+        kv_heads=vision.vision_kv_heads,
+        head_dim=vision.vision_head_dim,
+        pooling=vision.vision_pooling,
+    )
+
+
+def gemma4_audio(config: ModelConfig) -> Layers:
+    """Gemma 4's conformer and its projector."""
+    _, tokens = _audio_tokens(config)
+    inputs = config.audio.output_dim_for_audio
+    heard = projection("projection", inputs, config.emb_dim, tokens=tokens)
+    return (*_conformer(config), layer("audio/projector", heard))
 
 
 def _gated_vision_transformer(
     config: ModelConfig, *, heads: int, kv_heads: int, head_dim: int, pooling: int
-) -> Tower:
+) -> Layers:
     """Patches ``[3·p², C]``, one table per axis, layers of attention and a gated MLP.
 
     k × k tokens are averaged before the projector. Their positions determine which: there is no
@@ -97,29 +94,22 @@ def _gated_vision_transformer(
     )
     pooled = (rows // pooling) * (columns // pooling) * images
     return (
-        Layer(
-            name="vision/patches",
-            components=(
-                projection("patch_embedding", 3 * patch**2, width, tokens=tokens * images),
-                table("vision/positions", 2 * vision.num_position_embeddings_for_vit, width),
-            ),
+        layer(
+            "vision/patches",
+            projection("patch_embedding", 3 * patch**2, width, tokens=tokens * images),
+            table("vision/positions", 2 * vision.num_position_embeddings_for_vit, width),
         ),
-        Layer(name="vision/layers", components=block, repeats=vision.num_hidden_layers_for_vit),
-        Layer(
-            name="vision/projector",
-            components=(projection("projection", width, config.emb_dim, tokens=pooled),),
-        ),
+        layer("vision/layers", *block, repeats=vision.num_hidden_layers_for_vit),
+        layer("vision/projector", projection("projection", width, config.emb_dim, tokens=pooled)),
     )
 
 
-def gemma3n_towers(config: ModelConfig) -> tuple[Tower, ...]:
-    """Gemma 3n: MobileNet-V5 and a conformer, each with a table of 128 hard tokens.
+def gemma3n_vision(config: ModelConfig) -> Layers:
+    """MobileNet-V5 and a table of 128 hard tokens.
 
-    The tables' norms and projections run at every position; only those of hard tokens are kept.
+    The table's norm and projection run at every position; only those of hard tokens are kept.
     """
-    sizes = config.audio
-    images = config.step.images_per_sequence
-    width, audio = config.vision.hidden_size_for_vit, sizes.d_model_for_audio
+    images, sizes = config.step.images_per_sequence, config.vision
     stem = Component(name="stem", macs=_STEM_MACS, tokens=images)
     rest = Component(
         name="blocks",
@@ -127,27 +117,22 @@ def gemma3n_towers(config: ModelConfig) -> tuple[Tower, ...]:
         tokens=images,
         parameters=_MOBILENET_WEIGHTS,
     )
-    _, tokens = _audio_tokens(config)
-    heard = -(-tokens // sizes.audio_reduction)
-    return (
-        (
-            Layer(name="vision/stem", components=(stem,)),
-            Layer(name="vision/mobilenet", components=(rest,)),
-            Layer(
-                name="vision/projector",
-                components=_hard_and_soft_tokens(
-                    config.vision.vision_vocab, width, config.emb_dim, _MOBILENET_TOKENS * images
-                ),
-            ),
-        ),
-        (
-            *_conformer(config),
-            Layer(
-                name="audio/projector",
-                components=_hard_and_soft_tokens(sizes.audio_vocab, audio, config.emb_dim, heard),
-            ),
-        ),
+    seen = _hard_and_soft_tokens(
+        sizes.vision_vocab, sizes.hidden_size_for_vit, config.emb_dim, _MOBILENET_TOKENS * images
     )
+    return (
+        layer("vision/stem", stem),
+        layer("vision/mobilenet", rest),
+        layer("vision/projector", *seen),
+    )
+
+
+def gemma3n_audio(config: ModelConfig) -> Layers:
+    """A conformer, some of whose tokens are merged, and a table of 128 hard tokens."""
+    sizes, (_, tokens) = config.audio, _audio_tokens(config)
+    heard = -(-tokens // sizes.audio_reduction)
+    parts = _hard_and_soft_tokens(sizes.audio_vocab, sizes.d_model_for_audio, config.emb_dim, heard)
+    return (*_conformer(config), layer("audio/projector", *parts))
 
 
 def _hard_and_soft_tokens(rows: int, width: int, out: int, soft: int) -> Components:
@@ -167,7 +152,7 @@ def _audio_tokens(config: ModelConfig) -> tuple[int, int]:
     return first, math.ceil(first / 2)
 
 
-def _conformer(config: ModelConfig) -> Tower:
+def _conformer(config: ModelConfig) -> Layers:
     """Two strided convolutions over mel bins, then conformer layers of width C, without projector.
 
     Per layer, two MLPs of 4·C, attention in overlapping blocks, and a gated depthwise
@@ -205,22 +190,17 @@ def _conformer(config: ModelConfig) -> Tower:
         short_convolution("convolution/depthwise", sizes.audio_kernel, width, tokens=tokens),
         norm("norms", width, copies=9),
     )
-    layers = Layer(name="audio/layers", components=block, repeats=sizes.encoder_layers_for_audio)
+    layers = layer("audio/layers", *block, repeats=sizes.encoder_layers_for_audio)
     out = sizes.output_dim_for_audio
     closing = projection("output_proj", width, out, bias=True, tokens=tokens)
     return (
-        Layer(
-            name="audio/entry",
-            components=(projection("conv_0", 9, first, tokens=halved * bins),),
-        ),
-        Layer(
-            name="audio/convolutions",
-            components=(
-                projection("conv_1", 9 * first, second, tokens=tokens * fewer),
-                norm("norms", first + second),
-                projection("linear", second * fewer, width, tokens=tokens),
-            ),
+        layer("audio/entry", projection("conv_0", 9, first, tokens=halved * bins)),
+        layer(
+            "audio/convolutions",
+            projection("conv_1", 9 * first, second, tokens=tokens * fewer),
+            norm("norms", first + second),
+            projection("linear", second * fewer, width, tokens=tokens),
         ),
         layers,
-        *((Layer(name="audio/output", components=(closing,)),) if out else ()),
+        *((layer("audio/output", closing),) if out else ()),
     )

@@ -5,15 +5,16 @@ Shapes as in `encoder`. A config gives the size of an image, not the number per 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-from mfu_jax.flops.analytic.components import Layer
+from mfu_jax.flops.analytic.components import Layers, layer
 from mfu_jax.flops.analytic.formulas import Components, norm, projection, table, vector
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.encoder import Tower, encoder_layers, patch_embedding
+from mfu_jax.flops.analytic.towers.encoder import patch_embedding, vision_layers
 
 
-def siglip(config: ModelConfig) -> Tower:
+def siglip(config: ModelConfig) -> Layers:
     """Gemma 3: SigLIP, its tokens averaged 4 × 4, one projection."""
     vision = config.vision
     width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
@@ -21,33 +22,22 @@ def siglip(config: ModelConfig) -> Tower:
     tokens = rows * columns
     pooled = (rows // 4) * (columns // 4)
     return (
-        Layer(
-            name="vision/patches",
-            components=(
-                patch_embedding(config, tokens * images, bias=True),
-                table("vision/positions", tokens, width),
-            ),
+        layer(
+            "vision/patches",
+            patch_embedding(config, tokens * images, bias=True),
+            table("vision/positions", tokens, width),
         ),
-        encoder_layers(
-            "vision/layers",
-            vision.num_hidden_layers_for_vit,
-            width,
-            vision.intermediate_size_for_vit,
-            tokens=tokens,
-            copies=images,
-        ),
-        Layer(name="vision/final", components=(norm("norm", width, bias=True),)),
-        Layer(
-            name="vision/projector",
-            components=(
-                norm("norm", width),
-                projection("projection", width, config.emb_dim, tokens=pooled * images),
-            ),
+        vision_layers(config, tokens, images),
+        layer("vision/final", norm("norm", width, bias=True)),
+        layer(
+            "vision/projector",
+            norm("norm", width),
+            projection("projection", width, config.emb_dim, tokens=pooled * images),
         ),
     )
 
 
-def llama4_vision(config: ModelConfig) -> Tower:
+def llama4_vision(config: ModelConfig) -> Layers:
     """Llama 4: tiles with a class token, pixel shuffle, an MLP, one projection."""
     vision = config.vision
     width, side = (
@@ -60,38 +50,27 @@ def llama4_vision(config: ModelConfig) -> Tower:
     mixed = vision.projector_input_dim_for_vit
     last = vision.projector_output_dim_for_vit
     return (
-        Layer(
-            name="vision/patches",
-            components=(
-                patch_embedding(config, patches * tiles, bias=False),
-                vector("class_token", width),
-                table("vision/positions", patches + 1, width),
-                norm("norms", width, bias=True, copies=2),
-            ),
+        layer(
+            "vision/patches",
+            patch_embedding(config, patches * tiles, bias=False),
+            vector("class_token", width),
+            table("vision/positions", patches + 1, width),
+            norm("norms", width, bias=True, copies=2),
         ),
-        encoder_layers(
-            "vision/layers",
-            vision.num_hidden_layers_for_vit,
-            width,
-            vision.intermediate_size_for_vit,
-            tokens=patches + 1,
-            copies=tiles,
+        vision_layers(config, patches + 1, tiles),
+        layer(
+            "vision/pixel_shuffle",
+            projection("fc1", vision.intermediate_size_for_vit, mixed, tokens=shuffled * tiles),
+            projection("fc2", mixed, last, tokens=shuffled * tiles),
         ),
-        Layer(
-            name="vision/pixel_shuffle",
-            components=(
-                projection("fc1", vision.intermediate_size_for_vit, mixed, tokens=shuffled * tiles),
-                projection("fc2", mixed, last, tokens=shuffled * tiles),
-            ),
-        ),
-        Layer(
-            name="vision/projector",
-            components=(projection("projection", last, config.emb_dim, tokens=shuffled * tiles),),
+        layer(
+            "vision/projector",
+            projection("projection", last, config.emb_dim, tokens=shuffled * tiles),
         ),
     )
 
 
-def qwen3_vision(config: ModelConfig) -> Tower:
+def qwen3_vision(config: ModelConfig) -> Layers:
     """Qwen3-VL and Omni: patches of two frames, merged 2 × 2; mergers also for inner layers."""
     vision = config.vision
     width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
@@ -108,27 +87,56 @@ def qwen3_vision(config: ModelConfig) -> Tower:
         )
 
     deep = len(vision.deepstack_visual_indexes_for_vit)
-    inner = (
-        (Layer(name="vision/deepstack_mergers", components=merger(joined), repeats=deep),)
-        if deep
-        else ()
-    )
+    inner = (layer("vision/deepstack_mergers", *merger(joined), repeats=deep),) if deep else ()
     return (
-        Layer(
-            name="vision/patches",
-            components=(
-                patch_embedding(config, tokens * images, bias=True),
-                table("vision/positions", vision.num_position_embeddings_for_vit, width),
-            ),
+        layer(
+            "vision/patches",
+            patch_embedding(config, tokens * images, bias=True),
+            table("vision/positions", vision.num_position_embeddings_for_vit, width),
         ),
-        encoder_layers(
-            "vision/layers",
-            vision.num_hidden_layers_for_vit,
-            width,
-            vision.intermediate_size_for_vit,
-            tokens=tokens,
-            copies=images,
-        ),
+        vision_layers(config, tokens, images),
         *inner,
-        Layer(name="vision/projector", components=merger(width)),
+        layer("vision/projector", *merger(width)),
+    )
+
+
+def siglip_with_tokens(config: ModelConfig) -> Layers:
+    """Gemma 3: SigLIP, pooled to `image_tokens`, a norm and a projection.
+
+    SigLIP's own pooling head, if the config has one, is not used: weights without FLOPs.
+    """
+    vision = config.vision
+    *layers, projector = siglip(config)
+    width, hidden = vision.hidden_size_for_vit, vision.intermediate_size_for_vit
+    *others, last = projector.components
+    tokens = vision.image_tokens * config.step.images_per_sequence
+    unread: Components = ()
+    if vision.vision_pooling_head:
+        unread = (
+            vector("pooling/probe", width),
+            projection("pooling/attention", width, width, bias=True, copies=4, tokens=0),
+            norm("pooling/norm", width, bias=True),
+            projection("pooling/wi", width, hidden, bias=True, tokens=0),
+            projection("pooling/wo", hidden, width, bias=True, tokens=0),
+        )
+    final = dataclasses.replace(layers[-1], components=(*layers[-1].components, *unread))
+    read = last.replace(tokens=tokens)
+    return (*layers[:-1], final, dataclasses.replace(projector, components=(*others, read)))
+
+
+def llama4_by_width(config: ModelConfig) -> Layers:
+    """Llama 4: like MaxText's, with a separate field for the projector's input width."""
+    *layers, shuffle, projector = llama4_vision(config)
+    first, second = shuffle.components
+    out = config.vision.projector_output_dim_for_vit
+    read = config.vision.vision_output_dim or out
+    tokens = second.tokens
+    return (
+        *layers,
+        dataclasses.replace(
+            shuffle, components=(first, projection("fc2", out, out, tokens=tokens))
+        ),
+        dataclasses.replace(
+            projector, components=(projection("projection", read, config.emb_dim, tokens=tokens),)
+        ),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
+from mfu_jax.flops import names
 from mfu_jax.flops.count import operation
 from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.attribution.padding import Wasted
@@ -37,6 +38,7 @@ class FoundMatmul(NamedTuple):
 
 MODEL_PHASES = ("forward", "evaluation", "backward")
 _SHARD_MAP = "/shard_map/"  # around work that each device runs because the user wrote it so
+_BEYOND = (names.TILES_STATED, names.TILES_ASSUMED, names.ON_PADDING)
 _AGAIN = ("rematerialized", "xla_rematerialized")
 
 
@@ -64,6 +66,8 @@ class MatmulSums:
     vector_matmuls: Number = 0
     vector_once: int = 0
     passes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    beyond: dict[str, Number] = field(default_factory=lambda: dict.fromkeys(_BEYOND, 0))
+    recomputed_in_kernels: Number = 0
 
     def add(self, matmul: MatmulCost, scope: Scope, runs: Number, once: int) -> None:
         again = 0 if scope.phase == "xla_rematerialized" else matmul.rematerialized
@@ -71,6 +75,11 @@ class MatmulSums:
             self.attention_kernels += runs * (matmul.flops - again)
         self.phases[scope.phase] += runs * (matmul.flops - again)
         self.phases["rematerialized"] += runs * again
+        if scope.phase not in _AGAIN:
+            self.recomputed_in_kernels += runs * again
+        if any(matmul.beyond):
+            for label, flops in zip(_BEYOND, matmul.beyond, strict=True):
+                self.beyond[label] += runs * flops
         self.scopes[scope.path] += runs * matmul.flops
         self.dtypes[matmul.dtype] += runs * matmul.flops
         self.loops_once += once * matmul.flops

@@ -68,6 +68,7 @@ class CustomCalls:
             or is_attention(call.name)
             or call.attention_in_scope is not None,
             padding=cost.padding,
+            beyond=cost.beyond,
         )
         return InstructionCost(matmul, note=cost.note)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import compress
 
 from mfu_jax.flops.attention_kernels import BESIDE_KERNELS
+from mfu_jax.flops.count import Beyond
 from mfu_jax.flops.executed.costs.collectives import (
     KINDS,
     is_further_link,
@@ -25,6 +26,7 @@ from mfu_jax.flops.executed.costs.types import (
 from mfu_jax.flops.executed.formulas.elementwise import elementwise_flops
 from mfu_jax.flops.executed.formulas.factorizations import FACTORIZATIONS, Iterations
 from mfu_jax.flops.executed.formulas.matmuls import MATMULS, hardware_passes, operand_dtype
+from mfu_jax.flops.executed.formulas.tiles import TritonTiles
 from mfu_jax.flops.executed.formulas.tpu_factorizations import FactorizationPart, TpuFactorizations
 from mfu_jax.flops.executed.formulas.vector_matmuls import VectorMatmuls
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
@@ -88,6 +90,7 @@ class CostReader:
         self.traffic = Traffic(module)
         self.vector_matmuls = VectorMatmuls(self.dataflow)
         self.tpu_factorizations = TpuFactorizations(module)
+        self.triton_tiles = TritonTiles(module)
         self.iterations = Iterations(module)
         self.custom_calls = CustomCalls(self.dataflow, kernel_flops, constants, lengths)
         self.trip_counts = trip_counts
@@ -155,7 +158,16 @@ class CostReader:
         flops = MATMULS[instruction.opcode.removesuffix("-start")](computation, instruction)
         dtype = operand_dtype(computation, instruction)
         passes = hardware_passes(computation, instruction)
-        matmul = MatmulCost(instruction, flops, dtype, seen_by_xla=flops, passes=passes)
+        is_dot = instruction.opcode in ("dot", "scaled-dot")
+        stated = self.triton_tiles.beyond(computation, instruction) if is_dot else 0
+        matmul = MatmulCost(
+            instruction,
+            flops,
+            dtype,
+            seen_by_xla=flops,
+            passes=passes,
+            beyond=Beyond(stated=stated),
+        )
         return InstructionCost(matmul)
 
     def _call(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:

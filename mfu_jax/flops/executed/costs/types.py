@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.count import NOTHING_BEYOND, Beyond, Unaccounted
 from mfu_jax.flops.executed.hlo.module import HloInstruction
 
 
@@ -47,6 +47,7 @@ class MatmulCost(NamedTuple):
         is_vector: whether it is a multiplication and a sum, for vector units.
         passes: the lower-precision passes that it runs as, such as ``bf16_x6``.
         padding: the part spent on rows of a kernel's tiles whose results are cut off.
+        beyond: what the hardware runs in addition.
     """
 
     instruction: HloInstruction
@@ -59,6 +60,7 @@ class MatmulCost(NamedTuple):
     is_vector: bool = False
     passes: str = ""
     padding: int = 0
+    beyond: Beyond = NOTHING_BEYOND
 
 
 class InstructionCost(NamedTuple):

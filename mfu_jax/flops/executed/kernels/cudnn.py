@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mfu_jax.flops.attention_kernels import BY_TARGET, OF_VALUE_WIDTH, AttentionKernel, Product
+from mfu_jax.flops.count import Beyond
 from mfu_jax.flops.executed.formulas.matmuls import (
     CUDNN_CONVOLUTIONS,
     convolution_flops_of,
     result_shape,
 )
+from mfu_jax.flops.executed.formulas.tiles import beyond_convolution, pairs_in_blocks
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
@@ -51,8 +54,11 @@ def _sum_to(n: int) -> int:
 def _attention(call: KernelCall) -> KernelCost | UnknownCost:
     """2 · pairs · head width for each of the kernel's matmuls."""
     kernel = BY_TARGET[call.target]
-    pairs, note = _pairs(call, kernel)
-    return attention_cost(call, kernel, pairs, (_head_width(call, 1), _head_width(call, 2)), note)
+    pairs, in_blocks, note = _pairs(call, kernel)
+    widths = _head_width(call, 1), _head_width(call, 2)
+    cost = attention_cost(call, kernel, pairs, widths, note)
+    whole = attention_cost(call, kernel, in_blocks, widths, note)
+    return replace(cost, beyond=Beyond(assumed=whole.flops - cost.flops))
 
 
 def attention_cost(
@@ -87,8 +93,11 @@ def _fmha_config(call: KernelCall) -> dict[str, Any]:
     return config
 
 
-def _pairs(call: KernelCall, kernel: AttentionKernel) -> tuple[int, str]:
-    """Pairs that the mask keeps in all heads of the batch, and a note if lengths are data."""
+def _pairs(call: KernelCall, kernel: AttentionKernel) -> tuple[int, int, str]:
+    """Pairs that the mask keeps in all heads of the batch, those of their blocks, and a note.
+
+    The note says that lengths are data.
+    """
     config = _fmha_config(call)
     scores = config.get("intermediate_tensor_shape")
     dims = json_integers(call, scores.get("dimensions") if isinstance(scores, dict) else None)
@@ -102,8 +111,11 @@ def _pairs(call: KernelCall, kernel: AttentionKernel) -> tuple[int, str]:
     is_padded = "PADDING" in mask or config.get("max_seg_per_batch", 1) not in (0, 1)
     note = note_on_lengths(call, queries, keys) if is_padded else ""
     left, right = (window - 1 if window > 0 else -1, 0) if "CAUSAL" in mask else (-1, -1)
-    pairs = attention_pairs(queries, keys, left, right)
-    return batch * heads * pairs, note
+    pairs, in_blocks = (
+        batch * heads * count(queries, keys, left, right)
+        for count in (attention_pairs, pairs_in_blocks)
+    )
+    return pairs, in_blocks, note
 
 
 def _head_width(call: KernelCall, operand: int) -> int:
@@ -118,5 +130,8 @@ def _head_width(call: KernelCall, operand: int) -> int:
 def _convolution(call: KernelCall) -> KernelCost:
     arrays = (call.operand(0), call.operand(1), result_shape(call.instruction))
     roles = CUDNN_CONVOLUTIONS.get(call.target, (0, 1, 2))
-    flops = convolution_flops_of(call.instruction, *(arrays[i] for i in roles))
-    return KernelCost(flops=flops, seen_by_xla=flops)
+    ordered = [arrays[i] for i in roles]
+    flops = convolution_flops_of(call.instruction, *ordered)
+    kind = call.target.removeprefix("__cudnn$conv")
+    beyond = beyond_convolution(call.instruction, kind, ordered, flops)
+    return KernelCost(flops=flops, seen_by_xla=flops, beyond=beyond)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from mfu_jax.flops.attention_kernels import AttentionKernel, kernel_in_scope
-from mfu_jax.flops.count import dtype_bits
+from mfu_jax.flops.count import NOTHING_BEYOND, Beyond, dtype_bits
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
@@ -32,6 +32,7 @@ class KernelCost:
         seen_by_xla: FLOPs that XLA's own cost analysis reports for the kernel.
         padding: the part that only fills up tiles: rows of other groups, zeros beyond a matrix.
         note: a choice that the reader should know about, shown as a flag.
+        beyond: what the hardware runs in addition to `flops`.
     """
 
     flops: int
@@ -40,6 +41,7 @@ class KernelCost:
     seen_by_xla: int = 0
     padding: int = 0
     note: str = ""
+    beyond: Beyond = NOTHING_BEYOND
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ class SettledWork:
 
     def skipped(self) -> dict[MaskConvention, int]:
         """FLOPs saved by masks. Each convention counts its own most expensive branches."""
-        if all(kept is None or kept.is_unknown for kept in map(self.kept_pairs, self.flops)):
+        if all(kept is None or kept.saves_nothing for kept in map(self.kept_pairs, self.flops)):
             return {}
         dense = self.flops.total()
         return {

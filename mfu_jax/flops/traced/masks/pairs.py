@@ -190,6 +190,7 @@ def _pairs_up_to(bound: int, queries: int, keys: int) -> int:
 
 
 _UNKNOWN = "a mask that depends on data"
+_PART = "at most all pairs"
 
 
 class KeptPairs(NamedTuple):
@@ -214,6 +215,11 @@ class KeptPairs(NamedTuple):
         """Whether the mask depends on data, and all pairs are counted."""
         return self.label == _UNKNOWN
 
+    @property
+    def saves_nothing(self) -> bool:
+        """Whether all pairs are counted because it is not known which are kept."""
+        return self.label in (_UNKNOWN, _PART)
+
     def yields_to(self, recognised: KeptPairs) -> bool:
         """Whether a recognised mask overrides this declared one."""
         return not self.declared and not recognised.is_unknown
@@ -222,6 +228,11 @@ class KeptPairs(NamedTuple):
 def unknown_pairs(pairs: int) -> KeptPairs:
     """Pairs under a mask that depends on data."""
     return KeptPairs(_UNKNOWN, pairs, 2 * pairs, pairs)
+
+
+def part_of_pairs(pairs: int) -> KeptPairs:
+    """Pairs of which some are left out, without a mask."""
+    return KeptPairs(_PART, pairs, 2 * pairs, pairs)
 
 
 def kept_pairs(band: Band, queries: int, keys: int, *, is_bound: bool = False) -> KeptPairs:

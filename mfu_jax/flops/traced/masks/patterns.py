@@ -49,6 +49,7 @@ class Pattern:
             ``negative``: very negative where such a mask drops a pair, unknown elsewhere.
         terms: (dim, sign) pairs in order of dim.
         partial: whether the mask keeps only an unknown subset of the pairs in the band.
+        beyond: (dim, size) pairs: nothing is dropped from this index along dim on.
         size: by which a position is divided.
         table: the elements of a short list of integers.
     """
@@ -58,16 +59,20 @@ class Pattern:
     offset: float = 0
     band: Band = _NO_BOUNDS
     partial: bool = False
+    beyond: tuple[tuple[int, int], ...] = ()
     size: int = 0
     table: tuple[int, ...] = ()
 
     def moved(self, where: Callable[[int], int | None]) -> Pattern | None:
         """The pattern with every dim mapped by `where`; None if a dim it uses disappears."""
-        moved = [(where(dim), sign) for dim, sign in self.terms]
-        if any(dim is None for dim, _ in moved):
+        terms, beyond = (
+            sorted((to, fact) for dim, fact in facts if (to := where(dim)) is not None)
+            for facts in (self.terms, self.beyond)
+        )
+        if len(terms) < len(self.terms):
             return None
-        terms = tuple(sorted((dim, sign) for dim, sign in moved if dim is not None))
-        return _with_first_positive(dataclasses.replace(self, terms=terms))
+        moved = dataclasses.replace(self, terms=tuple(terms), beyond=tuple(beyond))
+        return _with_first_positive(moved)
 
     @property
     def is_mask(self) -> bool:
@@ -180,13 +185,30 @@ def _bound(values: np.ndarray) -> Pattern | None:
     return Pattern("keeps", ((a, 1), (b, -1)), band=band, partial=True)
 
 
-def follow(eqn: Any, patterns: Sequence[Pattern | None]) -> Pattern | None:
-    """The pattern of an equation's result, or None."""
+def follow(eqn: Any, patterns: Sequence[Pattern | None], index: int = 0) -> Pattern | None:
+    """The pattern of an equation's result with this index, or None.
+
+    What is computed from a mask in a way that is not followed is an unknown mask.
+    """
+    found = _follow(eqn, patterns, index)
+    if found is None and eqn.outvars[0].aval.dtype == bool:
+        return UNKNOWN if any(p and _is_unsure(p) for p in patterns) else None
+    if found is None and eqn.primitive.name in {*MOVES, *CUTS}:
+        return next((_as_fill(kind, UNKNOWN) for kind in _LEFT if _is(patterns[0], kind)), None)
+    return found
+
+
+def _is_unsure(pattern: Pattern) -> bool:
+    """Whether it is a mask that may drop pairs."""
+    return pattern.is_mask and pattern != EVERYWHERE
+
+
+def _follow(eqn: Any, patterns: Sequence[Pattern | None], index: int) -> Pattern | None:
     name = eqn.primitive.name
     if name == "iota":
         return Pattern("positions", ((int(eqn.params["dimension"]), 1),))
     if name in MOVES:
-        return patterns[0] and _moved(eqn, patterns[0])
+        return patterns[0] and _moved(eqn, patterns[0], index)
     if name == "convert_element_type":
         is_lost = _is(patterns[0], "negative") and eqn.outvars[0].aval.dtype == bool
         return None if is_lost else patterns[0]
@@ -251,21 +273,41 @@ def _transpose(eqn: Any) -> DimMap:
 
 
 def _slice(eqn: Any) -> DimMap:
-    strides = eqn.params["strides"]
-    return lambda d: d if strides is None or strides[d] == 1 else None
+    bounds = slice_bounds(eqn, 0)
+    return lambda d: d if bounds[d][2] == 1 else None
+
+
+def slice_bounds(eqn: Any, index: int) -> list[tuple[int, int, int]]:
+    """Start, end and stride of a slice, or of a part of a split, along each dimension."""
+    params, sizes = eqn.params, eqn.invars[0].aval.shape
+    if eqn.primitive.name == "slice":
+        strides = params["strides"] or [1] * len(sizes)
+        return list(zip(params["start_indices"], params["limit_indices"], strides, strict=True))
+    bounds = [(0, size, 1) for size in sizes]
+    start = sum(params["sizes"][:index])
+    bounds[params["axis"]] = (start, start + params["sizes"][index], 1)
+    return bounds
+
+
+def _padded(eqn: Any) -> DimMap:
+    config = eqn.params["padding_config"]
+    return lambda d: d if config[d][0] == config[d][2] == 0 else None
 
 
 def _unmoved(eqn: Any) -> DimMap:
     return lambda d: d
 
 
-# Where the dimensions of an operand lie in the result.
+# Where the dimensions of the first operand lie in the result.
 MOVES: dict[str, Callable[[Any], DimMap]] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": _squeeze,
     "transpose": _transpose,
     "slice": _slice,
+    "split": _slice,
+    "concatenate": _unmoved,
+    "pad": _padded,
     "copy": _unmoved,
     "name": _unmoved,
     "optimization_barrier": _unmoved,
@@ -275,11 +317,22 @@ MOVES: dict[str, Callable[[Any], DimMap]] = {
 }
 
 
-def _moved(eqn: Any, pattern: Pattern) -> Pattern | None:
+# Primitives whose result has elements of the first operand at other places, or only some of them.
+CUTS = frozenset("dynamic_slice dynamic_update_slice gather rev scatter".split())
+
+
+def _moved(eqn: Any, pattern: Pattern, index: int) -> Pattern | None:
     moved = pattern.moved(MOVES[eqn.primitive.name](eqn))
-    if moved is None or eqn.primitive.name != "slice":
+    shape = eqn.outvars[index].aval.shape
+    if moved and eqn.primitive.name in ("concatenate", "pad"):
+        sizes = enumerate(eqn.invars[0].aval.shape)
+        grown = tuple((d, size) for d, size in sizes if size < shape[d])
+        return dataclasses.replace(moved, beyond=grown) if pattern.kind in _LEFT else None
+    if moved is None or eqn.primitive.name not in ("slice", "split"):
         return moved
-    starts, shape = eqn.params["start_indices"], eqn.outvars[0].aval.shape
+    starts = [start for start, _, _ in slice_bounds(eqn, index)]
+    left = ((d, size - starts[d]) for d, size in moved.beyond)
+    moved = dataclasses.replace(moved, beyond=tuple((d, n) for d, n in left if n < shape[d]))
     if pattern.is_mask or pattern.kind in _LEFT:
         firsts = {sign: starts[dim] for dim, sign in pattern.terms}
         band = pattern.band.sliced(firsts[1], firsts[-1]) if firsts else pattern.band
@@ -431,7 +484,7 @@ def meet(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     partial = a.partial or b.partial
     if not a.terms or not b.terms:
         return dataclasses.replace(a if a.terms else b, partial=partial)
-    if a.terms != b.terms:
+    if (a.terms, a.beyond) != (b.terms, b.beyond):
         return at_most(a)
     partial = partial or not a.band.meets(b.band)
     return dataclasses.replace(a, band=a.band & b.band, partial=partial)
@@ -444,8 +497,8 @@ def union(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """
     if a is None or b is None or a.kind != b.kind or not (a.terms or a.partial):
         return None
-    if a.terms != b.terms:
-        return at_most(dataclasses.replace(a, terms=(), band=_NO_BOUNDS)) if b.terms else b
+    if (a.terms, a.beyond) != (b.terms, b.beyond):
+        return dataclasses.replace(UNKNOWN, kind=a.kind) if b.terms or b.partial else None
     band = a.band | b.band
     is_exact = any(mask.band == band and not mask.partial for mask in (a, b))
     touch = a.band.touches(b.band) and not (a.partial or b.partial)
@@ -468,7 +521,7 @@ def one_of(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     for kind, left in _LEFT.items():
         if _is(a, kind) or _is(b, kind):
             return _as_fill(kind, choice(left(a), left(b)))
-    return None
+    return UNKNOWN if any(p and _is_unsure(p) for p in (a, b)) else None
 
 
 def at_most(mask: Pattern) -> Pattern:
@@ -553,9 +606,10 @@ def _added(a: Pattern | None, b: Pattern | None, sign: int) -> Pattern | None:
 def chosen_where(mask: Pattern | None, value: bool, other: Pattern | None) -> Pattern | None:
     """Where a select with this predicate chooses the operand for `value`; None for everywhere.
 
-    An unknown mask is one only if the other operand is very negative.
+    An unknown predicate is a mask only if the other operand is very negative.
     """
-    return kept_where(mask, value) or (UNKNOWN if _is_fill("negative", other) else None)
+    is_mask = _is_fill("negative", other) or (mask is not None and _is_unsure(mask))
+    return kept_where(mask, value) or (UNKNOWN if is_mask else None)
 
 
 def _filled(
@@ -564,6 +618,8 @@ def _filled(
     """A select where one value is 0 or very negative, or both are outside some pairs."""
     is_known = mask is not None and mask.is_mask
     for kind, left in _LEFT.items():
+        if not any(_is_fill(kind, value) or left(value) for value in (if_false, if_true)):
+            continue
         regions = [
             meet(chosen_where(mask, chosen, other), left(value))
             for chosen, value, other in (

@@ -141,3 +141,73 @@ def test_a_branch_that_leaves_scores_unmasked_makes_the_count_a_bound():
 
     count = count_model_flops(fn, *[shape(1, S, H, D)] * 3, shape(dtype=jnp.bool_))
     assert count.total_in("exact") == count.unknown_masks == 2 * 2 * H * D * ALL
+
+
+def masked(s):
+    return jnp.where(causal(), s, NEVER)
+
+
+def test_a_sink_beside_the_keys_leaves_the_mask_of_the_values():
+    """gpt-oss: one more column in the softmax, whose weight is dropped."""
+
+    def probabilities(s, flag):
+        sink = jnp.broadcast_to(flag.astype(s.dtype), (*s.shape[:-1], 1))
+        return jax.nn.softmax(jnp.concatenate([masked(s), sink], -1))[..., :-1]
+
+    forward, step, labels = counted(probabilities)
+    assert (forward, step) == (2 * PRODUCT * CAUSAL, 6 * PRODUCT * CAUSAL)
+    assert labels == {"causal"}
+
+
+def test_values_under_slices_of_masked_scores_need_the_pairs_of_each():
+    def fn(q, k, v):
+        early, late = jnp.split(masked(jnp.einsum("bqhd,bkhd->bhqk", q, k)), [6], axis=2)
+        return [jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v) for s in (early, late)]
+
+    count = count_model_flops(fn, *[shape(1, S, H, D)] * 3)
+    assert count.total_in("exact") == 2 * H * D * (CAUSAL + CAUSAL)
+
+
+CUT = {
+    "a slice": lambda s: s[..., 3:, :],
+    "a block": lambda s: jax.lax.dynamic_slice_in_dim(s, jnp.argmax(s[0, 0, 0]), 5, 2),
+    "some rows": lambda s: s[:, :, jnp.array([1, 3])],
+    "the last row": lambda s: s[:, :, -1:],
+}
+
+
+@pytest.mark.parametrize("cut", CUT)
+def test_scores_of_which_a_part_is_used_are_a_bound(cut):
+    def fn(q, k, v):
+        s = CUT[cut](masked(jnp.einsum("bqhd,bkhd->bhqk", q, k)))
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    count = count_model_flops(fn, *[shape(1, S, H, D)] * 3)
+    assert count.by_mask["at most causal"] == 2 * H * D * ALL
+
+
+def test_unmasked_scores_of_which_a_part_is_used_are_a_bound():
+    def fn(q, k, v):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k)[:, :, 1:]
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    count = count_model_flops(fn, *[shape(1, S, H, D)] * 3)
+    assert (count.by_mask, count.unknown_masks) == ({"at most all pairs": 2 * H * D * ALL}, 0)
+
+
+LOST = {
+    "a window or data, negated": lambda flag: ~(local() | flag) | causal(),
+    "a window or data in a triangle, negated": lambda flag: ~(causal() & (local() | flag)),
+    "a window dropped or none": lambda flag: jax.lax.cond(
+        flag, lambda: ~local(), lambda: jnp.zeros((S, S), bool)
+    ),
+}
+
+
+@pytest.mark.parametrize("mask", LOST)
+def test_a_mask_that_is_not_followed_is_an_unknown_one(mask):
+    forward, step, _ = counted(lambda s, flag: jnp.where(LOST[mask](flag), jax.nn.sigmoid(s), 0))
+    assert (forward, step) == (2 * PRODUCT * ALL, 6 * PRODUCT * ALL)
+    fn = layers(lambda s, flag: jnp.where(LOST[mask](flag), jax.nn.sigmoid(s), 0))
+    arguments = shape(LAYERS, H * D, H * D), shape(LAYERS, dtype=jnp.bool_), shape(1, S, H * D)
+    assert count_model_flops(fn, *arguments).unknown_masks == 2 * PRODUCT * ALL

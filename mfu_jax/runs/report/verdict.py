@@ -1,0 +1,160 @@
+"""The verdict on a run: where its time went, what to do about it, and how good its MFU is.
+
+No jax, no numpy: a run that ends says it, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from mfu_jax import names
+from mfu_jax.hardware.chips import find
+from mfu_jax.logger.records.summary import Summary
+from mfu_jax.runs.report.setup import Setup
+from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict
+
+_PROFILED_STEP = "profile/step_time_seconds"
+_TABLE = re.compile(r"\(table: ([^,]+)[,)]")  # the chip in the text of a peak
+_PEAK = re.compile(r"([\d.e+-]+ TFLOP/s)/device in (\w+)")
+_RUN_ON = re.compile(r"\d+ × (.+?)(?: \(\d+ processes\))?")  # devices as a run logs them
+_MOST_LOSSES = 5
+_BEYOND = "work beyond the model's FLOPs, such as recomputation"
+_INSIDE = "inside steps, not matmuls at their peak"
+# Category of the wall clock → its name, and what shortens it.
+_OF_WALL = {
+    "compile": ("compilation", "JAX_COMPILATION_CACHE_DIR=FOLDER"),
+    "data_wait": ("wait for data", "more workers that prefetch, such as grain's worker_count="),
+    "eval": ("evaluations", "a longer eval_interval="),
+    "checkpoint": ("checkpoints", "a longer checkpoint_period=, or asynchronous checkpoints"),
+    "restore": ("restoring", "checkpoints nearer to the devices"),
+    "startup": ("start-up", "less to do before step 0; JAX_COMPILATION_CACHE_DIR=FOLDER"),
+    "lost_steps": ("steps done again", "a shorter checkpoint_period="),
+    "down": ("no process", "a launcher that restarts the job at once"),
+    "slow_steps": ("slow steps", ""),
+    "idle": ("idle between steps", ""),
+    "count": ("counting FLOPs", ""),
+    "profile": ("tracing", ""),
+}
+
+
+def run_verdict(
+    run: str,
+    summary: Summary,
+    setup: Setup,
+    *,
+    wall: Mapping[str, float],
+    profile: Mapping[str, float],
+    peak: tuple[str | None, float | None] | None = None,
+    convention: str = "",
+    bound_mfu: float | None = None,
+) -> Verdict:
+    """Judges a run, or what is known of it so far.
+
+    Args:
+        run: its folder or metrics file, for commands.
+        summary: of its measured steps.
+        setup: as logged.
+        wall: seconds of the wall clock by category, ``train`` among them.
+        profile: the ``profile/…`` numbers of its last profiled steps; empty: none were.
+        peak: another peak than the logged one: its text and TFLOP/s.
+        convention: how the model FLOPs are counted, if not as logged.
+        bound_mfu: of its plan.
+    """
+    text, tflops = peak or (setup.peak, setup.peak_tflops)
+    convention = convention or setup.convention
+    losses = sorted(_losses(summary, wall, profile), key=lambda found: -found[0])
+    largest = losses[0][1] if losses and losses[0][1].fraction >= NOTABLE else None
+    lacks = ""
+    if summary.mfu is None:
+        lacks = "model=NAME_OR_FILE" if tflops else "hardware=NAME"
+    return Verdict(
+        kind="report",
+        mfu=summary.mfu,
+        hfu=summary.hfu,
+        convention=convention,
+        peak=" ".join(found.groups()) if text and (found := _PEAK.search(text)) else "",
+        peak_flops_per_sec_per_device=tflops and tflops * 1e12,
+        step_time_seconds=summary.mean_seconds,
+        losses=tuple(loss for _, loss in losses[:_MOST_LOSSES]),
+        next_steps=tuple(_next_steps(run, largest, lacks=lacks, has_profile=bool(profile))),
+        like_runs=_like_runs(summary, setup, text or "", tflops, convention),
+        bound_mfu=bound_mfu,
+    )
+
+
+def _losses(
+    summary: Summary, wall: Mapping[str, float], profile: Mapping[str, float]
+) -> Iterator[tuple[float, TimeLoss]]:
+    """Each loss with its fraction of the wall clock, so that they compare."""
+    total = sum(wall.values())
+    inside = (wall.get("train", 0.0) + wall.get("slow_steps", 0.0)) / total if total else 1.0
+    for category, seconds in wall.items():
+        if category != "train" and seconds > 0:
+            name = _OF_WALL.get(category, (category, ""))[0]
+            yield seconds / total, TimeLoss(name=name, fraction=seconds / total, of="wall clock")
+    for name, fraction in _inside_steps(summary, profile).items():
+        if fraction > 0:
+            yield inside * fraction, TimeLoss(name=name, fraction=fraction)
+
+
+def _inside_steps(summary: Summary, profile: Mapping[str, float]) -> dict[str, float]:
+    """Fractions of a step that are not the model's FLOPs: a profile's bars, else what is known."""
+    if step := profile.get(_PROFILED_STEP):
+        start = f"{names.PROFILE_SECONDS}/"
+        bars = {n.removeprefix(start): s / step for n, s in profile.items() if n.startswith(start)}
+        return {name: fraction for name, fraction in bars.items() if name != names.MFU}
+    if summary.mfu is None:
+        return {}
+    executed = max(summary.mfu, summary.hfu or 0.0)
+    return {_BEYOND: executed - summary.mfu, _INSIDE: 1 - executed}
+
+
+def _next_steps(
+    path: str, largest: TimeLoss | None, *, lacks: str, has_profile: bool
+) -> Iterator[NextStep]:
+    """What to do, most useful first.
+
+    Args:
+        path: the run's folder or metrics file; empty: it has none.
+        largest: the largest loss, if it is notable.
+        lacks: what would make the MFU known; empty: it is.
+        has_profile: whether steps were profiled.
+    """
+    run = "RUN" if path in ("", "-") else path.removesuffix("/metrics.jsonl")
+    if lacks:
+        yield NextStep(text=f"mfu-jax report {run} {lacks}")
+    remedies = dict(_OF_WALL.values())
+    if largest is not None and largest.of == "wall clock" and (text := remedies.get(largest.name)):
+        yield NextStep(text=text)
+    if has_profile:
+        yield NextStep(text=f"mfu-jax profile {run}")
+    else:
+        folder = f"{run}/profile" if path.endswith("/metrics.jsonl") else "DIR"
+        flags = f"profile_steps=10-12 profile_dir={folder}"
+        yield NextStep(text=f"{flags}, then mfu-jax profile {folder}")
+    keep = "" if path else "metrics_file=RUN/metrics.jsonl, then "
+    yield NextStep(text=f"{keep}mfu-jax report {run} --html=report.html")
+
+
+def _like_runs(
+    summary: Summary, setup: Setup, peak: str, tflops: float | None, convention: str
+) -> LikeRuns | None:
+    """Published runs on the same chip; None if there are none, or the chip is not known."""
+    table, on = _TABLE.search(peak), _RUN_ON.fullmatch(str(setup.values.get("devices")))
+    chips = [table[1]] if table else [chip.name for chip in find(on[1])] if on else []
+    rate, tokens = summary.tflops_per_sec_per_device, summary.tokens_per_sec_per_device
+    if len(chips) != 1 or not tflops or summary.mfu is None:
+        return None
+    from mfu_jax.runs.published import like_runs  # the analytic counts: 0.3 s
+
+    experts = setup.config.get("num_experts", "")
+    dtype = found[2] if (found := _PEAK.search(peak)) else "bf16"
+    return like_runs(
+        chip=chips[0],
+        dtype=dtype,
+        peak_flops_per_sec=tflops * 1e12,
+        flops_per_token=1e12 * rate / tokens if rate and tokens else None,
+        convention=convention,
+        has_experts=int(experts) > 1 if experts.isdecimal() else None,
+    )

@@ -1,0 +1,145 @@
+"""The answer first: one sentence on a run, profile, plan or comparison, and the same as JSON.
+
+``mfu-jax report|gate|profile|plan --json`` have it under ``verdict``, as docs/verdict.md says.
+A field may be added; one that changes its meaning or goes raises `SCHEMA`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mfu_jax.util.formatting import percent
+
+SCHEMA = 1
+NOTABLE = 0.02
+"""Smallest loss, as a fraction of its whole, that is worth a reader's time."""
+COLUMNS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeLoss:
+    """Time that went elsewhere than to the model's FLOPs at the peak.
+
+    Attributes:
+        name: such as ``compile``, ``wait for data`` or a bar of a waterfall.
+        fraction: its part of `of`.
+        of: ``step`` or ``wall clock``.
+    """
+
+    name: str
+    fraction: float
+    of: Literal["step", "wall clock"] = "step"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {percent(self.fraction)} of the {self.of}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextStep:
+    """What to do next.
+
+    Attributes:
+        text: with the exact flag, key or command: ``remat_policy=minimal``.
+        gain_fraction: by how much it shortens a step, as a fraction of it; None: not known.
+    """
+
+    text: str
+    gain_fraction: float | None = None
+
+    def __str__(self) -> str:
+        gain = "" if self.gain_fraction is None else f" (saves {percent(self.gain_fraction)})"
+        return f"{self.text}{gain}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikeRuns:
+    """What published runs of the same model class and chip reach, in the run's convention.
+
+    Attributes:
+        like: which runs: ``models like this (7.5B to 8B active) on TPU v5p``.
+        low_mfu: of the run with the lowest MFU.
+        high_mfu: of the one with the highest.
+        runs: their ids, which ``mfu-jax published ID`` shows.
+    """
+
+    like: str
+    low_mfu: float
+    high_mfu: float
+    runs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        low, high = percent(self.low_mfu), percent(self.high_mfu)
+        span = low if low == high else f"{low} to {high}"
+        count = len(self.runs)
+        return f"{self.like} reach {span} ({count} published run{'s' * (count > 1)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The number, the largest loss, what to do next, and how good it is.
+
+    Attributes:
+        kind: what was looked at: ``report``, ``gate``, ``profile``, ``plan`` or ``sweep``.
+        finding: the answer, where it is not the MFU: ``passed: no regression of 1% or more``.
+        passed: of a check, as a gate or a plan's memory; None: nothing was checked.
+        mfu: model FLOPs utilisation, a fraction of the peak; None: not known, like those below.
+        hfu: the same of the executed FLOPs.
+        convention: how the model FLOPs are counted.
+        peak: the peak that both refer to, in words: ``989.4 TFLOP/s bf16``.
+        peak_flops_per_sec_per_device: the same as a number.
+        step_time_seconds: mean time of a step.
+        losses: largest first; those of less than 2% may be left out.
+        next_steps: the most useful one first; never empty.
+        like_runs: how good the MFU is.
+        bound_mfu: the MFU that a plan holds for possible.
+    """
+
+    kind: Literal["report", "gate", "profile", "plan", "sweep"]
+    finding: str = ""
+    passed: bool | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    convention: str = ""
+    peak: str = ""
+    peak_flops_per_sec_per_device: float | None = None
+    step_time_seconds: float | None = None
+    losses: tuple[TimeLoss, ...] = ()
+    next_steps: tuple[NextStep, ...]
+    like_runs: LikeRuns | None = None
+    bound_mfu: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """All of it in one sentence."""
+        return f"{'; '.join(self._clauses())}."
+
+    def _clauses(self) -> Iterator[str]:
+        if self.finding:
+            yield self.finding
+        yield self._number
+        large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
+        yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
+        yield f"next: {self.next_steps[0]}"
+        if self.like_runs is not None:
+            yield str(self.like_runs)
+        if self.bound_mfu is not None:
+            yield f"its plan's bound is {percent(self.bound_mfu)}"
+
+    @property
+    def _number(self) -> str:
+        if self.mfu is None:
+            return "MFU not known"
+        peak = f"peak {self.peak}" if self.peak else ""
+        aside = ", ".join(filter(None, (self.convention, peak)))
+        return f"{percent(self.mfu)} MFU" + (f" ({aside})" if aside else "")
+
+    def render(self) -> str:
+        """The sentence for a terminal, at most 100 columns wide."""
+        return textwrap.fill(self.sentence, COLUMNS, break_long_words=False, break_on_hyphens=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema's object."""
+        return {"schema": SCHEMA, "sentence": self.sentence, **asdict(self)}

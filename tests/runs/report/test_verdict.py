@@ -1,0 +1,121 @@
+"""The verdict on a run: losses on one scale, what to do, and published runs like it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mfu_jax.logger.records.summary import Summary
+from mfu_jax.runs.published import find_run, like_runs
+from mfu_jax.runs.report.setup import Setup
+from mfu_jax.runs.report.verdict import run_verdict
+from mfu_jax.verdict import Verdict
+
+ON_V5P = Setup(
+    values={
+        "devices": "64 × TPU v5 (16 processes)",
+        "peak of one device": "459 TFLOP/s/device in bf16 (table: TPU v5p, bf16)",
+        "model TFLOP per device per step": "10 (maxtext: weights 9, attention 1)",
+    }
+)
+SUMMARY = Summary(
+    steps=40,
+    mean_seconds=2.0,
+    mfu=0.20,
+    hfu=0.26,
+    tflops_per_sec_per_device=0.20 * 459,
+    tokens_per_sec_per_device=0.20 * 459e12 / 250e9,
+)
+WALL = {"train": 60.0, "compile": 24.0, "data_wait": 16.0}
+
+
+def judged(
+    wall: dict[str, float] | None = None,
+    profile: dict[str, float] | None = None,
+    setup: Setup = ON_V5P,
+    summary: Summary = SUMMARY,
+) -> Verdict:
+    path = "runs/a/metrics.jsonl"
+    return run_verdict(path, summary, setup, wall=wall or {}, profile=profile or {})
+
+
+def test_losses_of_steps_and_of_the_wall_clock_are_compared_by_the_wall_clock() -> None:
+    verdict = judged(WALL)
+    assert [(loss.name, loss.of, round(loss.fraction, 6)) for loss in verdict.losses] == [
+        ("inside steps, not matmuls at their peak", "step", 0.74),  # 44 of 100 s
+        ("compilation", "wall clock", 0.24),
+        ("wait for data", "wall clock", 0.16),
+        ("work beyond the model's FLOPs, such as recomputation", "step", 0.06),
+    ]
+    assert verdict.sentence.startswith("20.0% MFU (maxtext, peak 459 TFLOP/s bf16); largest loss: ")
+    assert [str(step) for step in verdict.next_steps] == [
+        "profile_steps=10-12 profile_dir=runs/a/profile, then mfu-jax profile runs/a/profile",
+        "mfu-jax report runs/a --html=report.html",
+    ]
+
+
+def test_the_next_step_is_of_the_largest_loss() -> None:
+    verdict = judged({"train": 1.0, "compile": 9.0})
+    assert "largest loss: compilation, 90.0% of the wall clock" in verdict.sentence
+    assert verdict.next_steps[0].text == "JAX_COMPILATION_CACHE_DIR=FOLDER"
+
+
+def test_a_profile_splits_the_steps() -> None:
+    profile = {
+        "profile/step_time_seconds": 2.0,
+        "profile/waterfall/idle": 0.5,
+        "profile/waterfall/matmuls below peak": 1.1,
+        "profile/waterfall/MFU": 0.4,
+    }
+    verdict = judged(profile=profile)
+    assert [(loss.name, loss.fraction) for loss in verdict.losses] == [
+        ("matmuls below peak", pytest.approx(0.55)),
+        ("idle", pytest.approx(0.25)),
+    ]
+    assert verdict.next_steps[0].text == "mfu-jax profile runs/a"
+
+
+def test_a_run_is_placed_among_published_ones_in_its_own_convention_and_peak() -> None:
+    found = judged().like_runs
+    run = find_run("maxtext-docs-deepseek2-16b-v5p")
+    assert run.mfu("maxtext", 459e12) == pytest.approx(0.294, abs=5e-4), "as printed"
+    assert found is not None
+    assert found.like == "models like this (7.5B to 37B active) on TPU v5p"
+    assert found.runs == ("tpu-recipes-v5p-llama3.1-8b-256k", "maxtext-v5p-512-deepseek3-671b")
+    assert (found.low_mfu, found.high_mfu) == pytest.approx((0.333, 0.6816), abs=1e-4)
+    experts = dataclasses.replace(ON_V5P, config={"num_experts": "64"})
+    found = judged(setup=experts).like_runs
+    assert found is not None
+    assert found.runs == ("maxtext-v5p-512-deepseek3-671b",)
+
+
+def test_without_a_like_model_all_runs_on_the_chip_are_named_as_others() -> None:
+    found = like_runs(
+        chip="TPU v5p",
+        dtype="bf16",
+        peak_flops_per_sec=459e12,
+        flops_per_token=60e9,
+        convention="maxtext",
+    )
+    assert found is not None
+    assert found.like.startswith("other models (2.5B to 37B active)")
+    assert (found.low_mfu, found.high_mfu) == pytest.approx((0.294, 0.682), abs=1e-3)
+    assert (
+        like_runs(
+            chip="TPU v3",
+            dtype="bf16",
+            peak_flops_per_sec=1e12,
+            flops_per_token=1.0,
+            convention="maxtext",
+        )
+        is None
+    )
+
+
+def test_an_unknown_mfu_names_what_would_make_it_known() -> None:
+    unknown = Summary(steps=4, mean_seconds=1.0)
+    verdict = judged(setup=Setup(), summary=unknown)
+    assert verdict.sentence == (
+        "MFU not known; no loss above 2% found; next: mfu-jax report runs/a hardware=NAME."
+    )

@@ -1,0 +1,49 @@
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from mfu_jax.util.formatting import json_text
+from mfu_jax.verdict import LikeRuns, NextStep, TimeLoss, Verdict
+
+NEXT = (NextStep(text="remat_policy=minimal", gain_fraction=0.118),)
+FULL = Verdict(
+    kind="report",
+    mfu=0.2024,
+    convention="maxtext",
+    peak="989.4 TFLOP/s bf16",
+    losses=(TimeLoss(name="compile", fraction=0.24, of="wall clock"),),
+    next_steps=NEXT,
+    like_runs=LikeRuns(
+        like="dense models of 4B to 16B on H100", low_mfu=0.4, high_mfu=0.55, runs=("a", "b")
+    ),
+    bound_mfu=0.61,
+)
+
+
+def test_a_sentence_has_the_number_the_loss_the_next_step_and_how_good_it_is() -> None:
+    assert FULL.sentence == (
+        "20.2% MFU (maxtext, peak 989.4 TFLOP/s bf16); largest loss: compile, 24.0% of the wall "
+        "clock; next: remat_policy=minimal (saves 11.8%); dense models of 4B to 16B on H100 reach "
+        "40.0% to 55.0% (2 published runs); its plan's bound is 61.0%."
+    )
+    assert max(map(len, FULL.render().splitlines())) <= 100
+
+
+def test_small_losses_and_unknown_numbers_are_said() -> None:
+    small = (TimeLoss(name="wait for data", fraction=0.012),)
+    verdict = Verdict(kind="gate", finding="passed: no regression", losses=small, next_steps=NEXT)
+    assert verdict.sentence.startswith(
+        "passed: no regression; MFU not known; no loss above 2% found; next: "
+    )
+
+
+def test_the_schema_is_documented_field_by_field() -> None:
+    answer = json.loads(json_text(FULL.to_json()))
+    assert answer["schema"] == 1
+    assert answer["losses"] == [{"name": "compile", "fraction": 0.24, "of": "wall clock"}]
+    assert answer["next_steps"][0]["gain_fraction"] == 0.118
+    page = (Path(__file__).parents[1] / "docs" / "verdict.md").read_text()
+    rows = [row for row in page.splitlines() if row.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == set(answer) == {"schema", "sentence", *(f.name for f in fields(Verdict))}

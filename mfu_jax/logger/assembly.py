@@ -92,12 +92,12 @@ def monitors_of(
 ) -> list[Monitor]:
     """The monitors that are on, in the order in which they see a record."""
     from mfu_jax.logger.health.drift import DriftWatch
-    from mfu_jax.logger.health.gpus import GpuWatch
+    from mfu_jax.logger.health.hardware import HardwareWatch
     from mfu_jax.logger.health.outliers import LossSpikeWatch, OutlierWatch
 
     monitors: list[Monitor] = [LossSpikeWatch(), OutlierWatch(), DriftWatch()]
     if config.gpu_period_seconds > 0:
-        monitors.append(GpuWatch(config.gpu_period_seconds, boundary))
+        monitors.append(HardwareWatch(config.gpu_period_seconds, boundary))
     if config.host_log_period:
         from mfu_jax.logger.hosts.monitor import HostMonitor
 

@@ -81,7 +81,8 @@ class LoggerKeys:
         100, "steps between exchanges of the processes, which name slow and missing hosts; 0: none"
     )
     gpu_period_seconds: float = setting(
-        10.0, "seconds between readings of NVIDIA GPUs' power and clocks ([nvidia]); 0: none"
+        10.0,
+        "seconds between readings of the devices: power, clocks ([nvidia]) and counters; 0: none",
     )
     abort_on_nan_loss: bool = setting(
         False, "raise NonFiniteLossError when the loss is NaN; false: warn once and go on"

@@ -79,11 +79,11 @@ def ragged_dot(eqn: Any) -> int:
     return _per_pair(eqn) * math.prod(lhs) * rhs_free
 
 
-@register_rule("bcoo_dot_general")
+@register_rule("bcoo_dot_general", "bcsr_dot_general")
 def sparse_dot(eqn: Any) -> int:
     """A sparse [.., k] times a dense array: 2 · stored elements · dense elements per stored one."""
     (_, contracted), (_, batch) = eqn.params["dimension_numbers"]
-    stored, rhs = eqn.invars[0].aval.shape, eqn.invars[2].aval.shape
+    stored, rhs = eqn.invars[0].aval.shape, eqn.invars[-1].aval.shape
     free = math.prod(size for d, size in enumerate(rhs) if d not in (*contracted, *batch))
     return _per_pair(eqn) * math.prod(stored) * free
 

@@ -1,8 +1,8 @@
 """The cost of one optimizer step on one device, and the rates that follow from its time.
 
 Adding a metric: `StepRates.at`; on the console `sinks.console.format_step`, in the rolling window
-`run_log.record_builder._WINDOW_NAMES`, in totals `records.summary` (a utilisation is in
-`StepRates.optimal` and `summary._UTILIZATIONS`); read back by `_NAMES` of `runs.metrics.lines`; and
+`run_log.record_builder._WINDOW_NAMES`, in totals `Summary` and `records.summary._MEANS` (a
+utilisation is also in `StepRates.optimal`); read back by `_NAMES` of `runs.metrics.lines`; and
 a row in docs/metrics.md. One that does not follow from cost and time belongs in
 `RecordBuilder.build`.
 """

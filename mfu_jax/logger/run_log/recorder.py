@@ -225,6 +225,7 @@ class Recorder:
             for monitor in self._monitors:
                 with self._of_monitor:
                     record = monitor.on_record(step, record)
+            self._builder.activity.add(record.scalars)
         if record is None:
             self._lost_steps += 1
             return None

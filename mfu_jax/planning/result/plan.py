@@ -83,6 +83,7 @@ class Plan:
         price: price of one chip-hour; None if not given.
         days: days that `tokens` take at the predicted rate.
         cost: cost of `tokens` at `price`.
+        clock_state: at which MFU's peak holds, and which a run must set; empty if there is one.
         notes: what the plan could not see.
     """
 
@@ -117,6 +118,7 @@ class Plan:
     price: float | None = None
     days: float | None = None
     cost: float | None = None
+    clock_state: str = ""
     notes: tuple[str, ...] = ()
 
     @property

@@ -10,6 +10,7 @@ from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.mesh_axes import kind_of
 from mfu_jax.flops.executed.records import ProgramCosts
+from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
@@ -124,7 +125,13 @@ def make_plan(
         collectives=_collectives(line),
         layer=largest_layer(costs, durations),
         changes=changes(costs, durations, line, is_roomy=_is_roomy(memory, target)),
-        notes=(*_notes(costs, memory), *host_notes(costs, target), *_gpu_memory(memory, target)),
+        clock_state=target.chip.clock_state,
+        notes=(
+            *_notes(costs, memory),
+            *host_notes(costs, target),
+            *_gpu_memory(memory, target),
+            *_clock(target.chip),
+        ),
         **_rates(costs, target, work, bound, seconds),
     )
 
@@ -154,6 +161,16 @@ def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
     return (
         f"the step needs {percent(share)} of the memory, and JAX takes {percent(_JAXS_SHARE)}: set "
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    )
+
+
+def _clock(chip: Chip) -> tuple[str, ...]:
+    """A note on the clock state that a run must set."""
+    if not chip.clock_state:
+        return ()
+    return (
+        f"MFU's peak holds at {chip.clock_state}: set it in LIBTPU_INIT_ARGS; without it, "
+        f"published steps took {chip.clock_state_gain} longer",
     )
 
 

@@ -387,7 +387,7 @@ def _text(data: RunData) -> str:
             lines.append(
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
-    if run.gpu:
+    if any(name.startswith("gpu/") for name in run.gpu):
         lines.append(f"  GPUs         {_gpus(run.gpu)}")
     processes = data.processes.render() if data.processes else ""
     waits = data.waits.render() if data.waits else ""

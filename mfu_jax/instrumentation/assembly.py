@@ -132,6 +132,8 @@ def setup_table(
     values: dict[str, Any] = {
         "devices": devices,
         "peak of one device": "not known" if peaks is None else str(peaks.main),
+        "clock state": (peaks and peaks.clock_state) or None,
+        "note on the clock": (peaks and peaks.clock_note) or None,
         "number of parameters": parameters,
         "model TFLOP per device per step": flops or "not known",
         "metrics": metrics,

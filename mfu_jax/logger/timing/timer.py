@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 
 from mfu_jax.logger.timing.compile_events import CompileEvent
-from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
+from mfu_jax.logger.timing.readiness import Watcher, block_until_ready, is_ready
 from mfu_jax.logger.timing.timed_step import LoopTimes, Reading, TimedStep
-from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe, is_interrupt
 
 # Waking the watcher costs both threads tens of microseconds. After this many consecutive waits

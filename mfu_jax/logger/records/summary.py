@@ -15,6 +15,9 @@ from mfu_jax.logger.records import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
 from mfu_jax.logger.records.strict_json import strict
 from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.verdict import Verdict
+
+_MOST_LOSSES = 3
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
@@ -63,6 +66,7 @@ class Summary:
         dropped_by_sink: the same by sink and reason.
         flags: name of each impossible number → number of steps that have it.
         phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
+        verdict: what the totals mean, if the logger has a `judge`.
     """
 
     steps: int
@@ -89,6 +93,7 @@ class Summary:
     dropped_by_sink: Mapping[str, int] = dataclasses.field(default_factory=dict)
     flags: Mapping[str, int] = dataclasses.field(default_factory=dict)
     phases: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    verdict: Verdict | None = None
 
     @property
     def has_steps(self) -> bool:
@@ -112,7 +117,10 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, and what derives from them, as plain values that `json.dump` accepts."""
-        values = dataclasses.asdict(self)
+        values = dataclasses.asdict(dataclasses.replace(self, verdict=None))
+        del values["verdict"]
+        if self.verdict is not None:
+            values["verdict"] = self.verdict.to_json()
         values |= {"shares": self.shares, "train_fraction": self.train_fraction}
         if values["last_loss"] is not None and not math.isfinite(values["last_loss"]):
             values["last_loss"] = str(values["last_loss"])
@@ -127,12 +135,14 @@ class Summary:
         rows = list(self._rows())
         labelled = [(label, value) for label, value in rows if label]
         phases = [value for label, value in rows if not label]
-        return fragment(self._head(), ("", ""), labelled, words=(1,), notes=phases)
+        title = self._head() if self.verdict is None else self.verdict.sentence
+        return fragment(title, ("", ""), labelled, words=(1,), notes=phases)
 
     def render(self) -> str:
         """A few lines of text for the end of a run."""
         rows = (f"  {label:<13}{value}" if label else f"  {value}" for label, value in self._rows())
-        return "\n".join([self._head(), *rows])
+        verdict = [] if self.verdict is None else [self.verdict.render()]
+        return "\n".join([*verdict, self._head(), *rows])
 
     def _head(self) -> str:
         left_out = {"compile": self.compile_steps, "warm-up": self.warmup_steps}
@@ -173,6 +183,11 @@ class Summary:
             yield "not written", f"{count} records, {name}"
         for flag, count in self.flags.items():
             yield "impossible", f"{flag} in {count} steps"
+        if self.verdict is not None:
+            for loss in self.verdict.losses[:_MOST_LOSSES]:
+                yield "loss", str(loss)
+            for step in self.verdict.next_steps:
+                yield "next", str(step)
 
 
 def _readable(value: float | None, unit: str = "") -> str:

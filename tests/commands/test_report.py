@@ -309,6 +309,21 @@ def test_the_summary_can_be_written_again(
     assert "or summary, and nothing else" in capsys.readouterr().err
 
 
+def test_a_process_that_ends_before_its_first_step_has_a_verdict_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    log.line("compile", 9.0, spans=[[1.0, 8_000_000]])
+    log.stop(10.0)
+    assert main(["report", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "no measured step; MFU not known; largest loss: compilation, 80.0% of the wall clock; "
+        "next:\nJAX_COMPILATION_CACHE_DIR=FOLDER."
+    )
+
+
 def test_a_dash_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], report: Report
 ) -> None:

@@ -72,6 +72,8 @@ class Plan:
         hfu: predicted HFU.
         tokens_per_sec_per_chip: predicted rate.
         time_by_cause: seconds of the prediction by cause; they sum to it.
+        ops: the prediction by groups of instructions: rows of ``scope``, ``phase``, ``kind``,
+            ``seconds``, ``runs``, ``flops`` and ``hbm_bytes``, longest first; they sum to it, too.
         bound_by_resource: seconds that each resource is busy at its peak.
         collectives: rows of ``kind`` (with its mesh axes and link), ``seconds``,
             ``hidden_seconds``, ``exposed_seconds``.
@@ -107,6 +109,7 @@ class Plan:
     hfu: float | None = None
     tokens_per_sec_per_chip: float | None = None
     time_by_cause: Mapping[str, float] = field(default_factory=dict)
+    ops: tuple[Mapping[str, Any], ...] = ()
     bound_by_resource: Mapping[str, float] = field(default_factory=dict)
     collectives: tuple[Mapping[str, Any], ...] = ()
     layer: LayerTimeline | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.mesh_axes import kind_of
 from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.compilation.compiling import TooLarge
@@ -119,6 +120,7 @@ def make_plan(
             costs, durations, seconds=seconds, bound=bound, residuals=residuals
         ),
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
+        ops=_ops(costs, line, durations.mesh),
         bound_by_resource=resources,
         collectives=_collectives(line),
         layer=largest_layer(costs, durations),
@@ -195,6 +197,24 @@ def _is_roomy(memory: Mapping[str, int], target: Target) -> bool:
     """Whether twice the batch fits even if all but the resident state doubles."""
     more = 2 * memory.get("peak_memory_in_bytes", 0) - memory.get("argument_size_in_bytes", 0)
     return 0 < more <= target.chip.usable_memory_bytes
+
+
+def _ops(
+    costs: ProgramCosts, line: PredictedTime, mesh: Mapping[str, int]
+) -> tuple[dict[str, Any], ...]:
+    """The predicted time by scope, phase and kind of instruction, with their work."""
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for name, seconds in line.by_op.items():
+        record = costs.records.get(name)
+        key = (record.scope, record.phase, kind_of(record, mesh)) if record else ("", "", name)
+        row = rows.setdefault(key, {"seconds": 0.0, "runs": 0, "flops": 0, "hbm_bytes": 0})
+        row["seconds"] += seconds
+        if record:
+            row["runs"] += record.runs
+            row["flops"] += record.runs * record.flops
+            row["hbm_bytes"] += record.runs * record.hbm_bytes
+    named = [dict(zip(("scope", "phase", "kind"), key, strict=True)) | rows[key] for key in rows]
+    return tuple(sorted(named, key=lambda row: -row["seconds"]))
 
 
 def _collectives(line: PredictedTime) -> tuple[dict[str, Any], ...]:

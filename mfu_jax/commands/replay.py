@@ -110,5 +110,5 @@ def _summary(totals: Sequence[dict[str, Any]]) -> Summary:
     """The totals that the run wrote at its end, if it did."""
     if not totals:
         return Summary(steps=0)
-    known = Summary.__dataclass_fields__
+    known = Summary.__dataclass_fields__.keys() - {"verdict"}
     return Summary(**{name: value for name, value in totals[-1].items() if name in known})

@@ -6,6 +6,7 @@ once; `logger_of`, once the cost is known; `setup_table` makes the logger's firs
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -17,11 +18,13 @@ from mfu_jax.instrumentation.counts import ModelCount
 from mfu_jax.logger.assembly import open_run_log
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, make_sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 from mfu_jax.util.failsafe import Boundary
+from mfu_jax.verdict import Verdict
 
 
 def sinks_of(
@@ -77,7 +80,7 @@ def logger_of(
     """
     if sinks is None:
         sinks = sinks_of(settings)
-    return MetricLogger(
+    logger = MetricLogger(
         cost=cost,
         config=settings.logger_config(),
         sinks=sinks,
@@ -85,6 +88,19 @@ def logger_of(
         boundary=boundary,
         run_log=run_log or (open_run_log(settings.metrics_file) if settings.metrics_file else None),
     )
+    logger.judge = functools.partial(_judged, settings.metrics_file)
+    return logger
+
+
+def _judged(
+    metrics_file: str, summary: Summary, setup: Mapping[str, Any], profile: Mapping[str, float]
+) -> Verdict:
+    """The verdict on a run that ends; see `MetricLogger.judge`."""
+    from mfu_jax.runs.report.setup import Setup  # not needed before a run's end
+    from mfu_jax.runs.report.verdict import run_verdict
+
+    of_run = Setup.of(setup.get("values", {}), setup.get("texts", {}))
+    return run_verdict(metrics_file, summary, of_run, wall=summary.seconds_by_use, profile=profile)
 
 
 def setup_table(
@@ -116,6 +132,8 @@ def setup_table(
     values: dict[str, Any] = {
         "devices": devices,
         "peak of one device": "not known" if peaks is None else str(peaks.main),
+        "clock state": (peaks and peaks.clock_state) or None,
+        "note on the clock": (peaks and peaks.clock_note) or None,
         "number of parameters": parameters,
         "model TFLOP per device per step": flops or "not known",
         "metrics": metrics,

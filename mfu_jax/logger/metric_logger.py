@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -33,23 +34,25 @@ from mfu_jax.logger.loop.phases import LateCost, Phase, PhaseBook, StepScope
 from mfu_jax.logger.loop.spans import LoopSpans, Pause, Wait
 from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close, whole_number
 from mfu_jax.logger.loop.thread import LoopThread
-from mfu_jax.logger.records.drop_large import MetricFilter
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.records.values import MetricFilter
 from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
 from mfu_jax.logger.run_log.recorder import Recorder
 from mfu_jax.logger.run_log.run_log import RunLog, asleep_seconds
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.logger.timing.readiness import Watcher
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
-from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe
+from mfu_jax.verdict import Verdict
 
 _log = logging.getLogger("mfu_jax")
 
+Judge = Callable[[Summary, Mapping[str, Any], Mapping[str, float]], Verdict]
 _NO_SUMMARY = Summary(steps=0)
 
 
@@ -81,6 +84,8 @@ class MetricLogger:
 
     Attributes:
         cost: cost of a step, unless `record` is given another.
+        judge: makes the summary's verdict, of the summary without it, the set-up (``values`` and
+            ``texts``) and the ``profile/…`` numbers; None: it has none.
 
     Raises:
         UserError: an unknown field, or an impossible number.
@@ -105,6 +110,9 @@ class MetricLogger:
         **fields: Any,
     ) -> None:
         self.cost, config = assembly.with_fields(cost, config, fields)
+        self.judge: Judge | None = None
+        self._setup: Mapping[str, Any] = {}
+        self._profile: dict[str, float] = {}
         self._monotonic = monotonic
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary = boundary or log.boundary
@@ -312,6 +320,7 @@ class MetricLogger:
 
     def add_numbers(self, numbers: Mapping[str, float]) -> None:
         """Adds numbers that belong to no particular step to the next record."""
+        self._profile |= {name: n for name, n in numbers.items() if name.startswith("profile/")}
         self._spans.add(numbers)
 
     def raise_interrupt(self) -> None:
@@ -327,7 +336,8 @@ class MetricLogger:
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
         """Writes the set-up, known before the first step, to every sink: values, longer texts."""
-        self._pipeline.tell(SETUP, values=dict(values or {}), texts=dict(texts or {}))
+        self._setup = {"values": dict(values or {}), "texts": dict(texts or {})}
+        self._pipeline.tell(SETUP, **self._setup)
 
     @failsafe("a text is not written")
     def write_text(self, tag: str, text: str) -> None:
@@ -422,13 +432,18 @@ class MetricLogger:
                 _log.warning("%s", self._pipeline.failure)
 
     def _summarize(self) -> Summary:
-        return self._builder.summary(
+        summary = self._builder.summary(
             total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
             dropped_by_sink=self._pipeline.dropped_by_sink,
             phases=self._phases.totals.values(),
         )
+        if self.judge is not None and summary.steps:
+            with failsafe("the summary has no verdict", self._boundary):
+                verdict = self.judge(summary, self._setup, self._profile)
+                return dataclasses.replace(summary, verdict=verdict)
+        return summary
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()

@@ -6,6 +6,7 @@ and reports which one is gone, in which version, and what we use it for.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -55,6 +56,7 @@ __all__ = [
     "unregister_event_duration_listener",
     "user_frames",
     "without_dead_code",
+    "without_references",
 ]
 
 
@@ -90,6 +92,21 @@ def lowered(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return traced.lower()
         except Exception:
             raise error from None
+
+
+def without_references(closed: Any) -> Any:
+    """A closed jaxpr whose `jax.Ref`s are values that are passed on, as JAX lowers it."""
+    from jax._src.state.discharge import discharge_state
+
+    if not any(type(effect).__name__ in _OF_REFERENCES for effect in closed.effects):
+        return closed
+    discharge: Callable[..., Any] = discharge_state
+    if "consts" not in inspect.signature(discharge).parameters:  # since JAX 0.10
+        return discharge(closed)
+    return ClosedJaxpr(*discharge(closed.jaxpr, closed.consts))
+
+
+_OF_REFERENCES = {"InternalMutableArrayEffect", "ReadEffect", "WriteEffect", "AccumEffect"}
 
 
 def scan_groups(eqn: Any) -> tuple[int, int]:

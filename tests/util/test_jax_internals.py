@@ -28,6 +28,7 @@ PURPOSES = {
     "jax.extend.core.primitives.remat_p": "tracing with jax.checkpoint switched off",
     "jax.interpreters.partial_eval.dce_jaxpr": "dead code is not counted",
     "jax._src.compiler": "a step that another process lowered is compiled",
+    "jax._src.state.discharge.discharge_state": "what branches read from a jax.Ref is known",
     "jax._src.interpreters.mlir": "a step that another process lowered is parsed",
     "jax._src.lib.xla_client": "a step that another process lowered is compiled",
     "jax._src.distributed.global_state": "the trainer's processes find and watch each other",

@@ -88,8 +88,8 @@ class RunLog:
         self._lock = threading.Lock()
         self._followers: list[Follower] = []
         self._compiled: list[tuple[float, float]] = []
-        self._span: tuple[str, Moment, dict[str, Any]] | None = None
-        self._wait: Moment | None = None  # a long one for data
+        self._pause: Event | None = None
+        self._wait: Event | None = None  # a long one for data
         now = self.now()
         self._steps: StepEvents | None = None
         self._writer: LogWriter | None = None
@@ -146,15 +146,13 @@ class RunLog:
         values: dict[str, Any] = {"name": name}
         if last is not None:
             values |= {"step": int(last.step), "step_us": round(1e6 * last.seconds)}
-        self._span = name, self._moment(at), values
-        self.event(events.SPAN, self._span[1], **values)
+        self._pause = Event(events.SPAN, self._moment(at), values)
+        self.append([self._pause])
 
     def end(self, at: Reading) -> None:
         """The pause ends."""
-        if self._span is not None:
-            (_, begin, values), self._span = self._span, None
-            us = round(1e6 * (self._moment(at)[1] - begin[1]))
-            self.event(events.SPAN, begin, **values, us=us)
+        pause, self._pause = self._pause, None
+        self._end_span(pause, self._moment(at))
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -169,16 +167,20 @@ class RunLog:
         """The device has been idle for that long, because the loop waits for data."""
         if self._wait is None:
             t, m = self.now()
-            self._wait = t - idle_seconds, m - idle_seconds
-            self.event(events.SPAN, self._wait, name=events.DATA_WAIT)
+            at = t - idle_seconds, m - idle_seconds
+            self._wait = Event(events.SPAN, at, {"name": events.DATA_WAIT})
+            self.append([self._wait])
 
     def end_wait(self) -> None:
         """The loop waits no longer."""
         self.is_waiting = False
-        if (begin := self._wait) is not None:
-            self._wait = None
-            us = round(1e6 * (self.now()[1] - begin[1]))
-            self.event(events.SPAN, begin, name=events.DATA_WAIT, us=us)
+        if self._wait is not None:
+            wait, self._wait = self._wait, None
+            self._end_span(wait, self.now())
+
+    def _end_span(self, begun: Event | None, end: Moment) -> None:
+        if begun is not None:
+            self.event(*begun[:2], **begun.values, us=round(1e6 * (end[1] - begun.at[1])))
 
     def restored(self, step: int) -> None:
         """The run continues from a checkpoint; its next step is `step`."""

@@ -33,6 +33,15 @@ class Setup:
     config: Mapping[str, str] = field(default_factory=dict)
     ledger: tuple[LedgerRow, ...] = ()
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any], texts: Mapping[str, Any]) -> Setup:
+        """A set-up as it is logged."""
+        return cls(
+            values=values,
+            config=_pairs(str(texts.get("config", ""))),
+            ledger=tuple(read_rows(str(texts.get("ledger", "")))),
+        )
+
     @property
     def devices(self) -> int | None:
         """The job's number of JAX devices, if logged."""
@@ -67,11 +76,7 @@ def read_setup(metrics_file: str) -> Setup:
     found = read_beside(metrics_file, SETUP)
     values, texts = (found.get(name) for name in ("values", "texts"))
     values, texts = (part if isinstance(part, dict) else {} for part in (values, texts))
-    return Setup(
-        values=values,
-        config=_pairs(str(texts.get("config", ""))),
-        ledger=tuple(read_rows(str(texts.get("ledger", "")))),
-    )
+    return Setup.of(values, texts)
 
 
 def _pairs(text: str) -> dict[str, str]:

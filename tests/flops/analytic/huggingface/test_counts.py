@@ -122,7 +122,17 @@ def test_every_model_type_has_a_translation_and_a_counted_model() -> None:
     counted = {
         row.values[0]["model_type"] for name in ("hf_defaults", "hf_variants") for row in rows(name)
     }
+    counted |= {row.values[0]["text_config"]["model_type"] for row in rows("hf_wrappers")}
     assert set(TRANSLATIONS) - counted == {"llama4", "qwen3_5", "qwen3_5_moe"}  # below
+
+
+@pytest.mark.parametrize("row", rows("hf_wrappers"))
+def test_a_wrapper_counts_as_the_text_model_that_pytorch_runs(row: dict[str, Any]) -> None:
+    config = {key: row[key] for key in ("model_type", "text_config")}
+    with pytest.warns(UserWarning, match="counted as its text model"):
+        found = from_hf_config({**config, "max_target_length": row["seq"]})
+    assert sum(r.forward_flops for r in flops_breakdown(found, "dense")) == row["forward_flops"]
+    assert count_parameters(found).total == row["text_params"]
 
 
 def default_row(model_type: str) -> dict[str, Any]:

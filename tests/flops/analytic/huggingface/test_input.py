@@ -202,9 +202,49 @@ def test_unknown_model_type_tells_what_was_recognised_and_the_way_out() -> None:
         assert part in str(caught.value)
 
 
-def test_a_known_text_model_inside_an_unknown_one_is_pointed_at() -> None:
-    with pytest.raises(UserError, match="text_config has the known model_type 'llama'"):
-        from_hf_config({"model_type": "llava", "text_config": TINY})
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        {"model_type": "llava", "text_config": TINY},
+        {"model_type": "of_next_year", "thinker_config": {"text_config": TINY}},
+        # The wrapper says whether the head is tied.
+        {"model_type": "llava", "text_config": {**TINY, "tie_word_embeddings": True}},
+    ],
+)
+def test_the_text_model_of_any_wrapper_is_counted_and_said_so(wrapped: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="its text model, llama: images, audio and other parts"):
+        assert from_hf_config(wrapped) == from_hf_config(TINY)
+
+
+def test_the_type_of_a_text_model_may_be_the_wrappers_with_text() -> None:
+    sizes = {"num_hidden_layers": 3, "hidden_size": 1024, "num_attention_heads": 8}
+    with pytest.warns(UserWarning, match="its text model, qwen2_vl_text"):
+        nested = from_hf_config({"model_type": "qwen2_vl", "text_config": sizes})
+    with pytest.warns(UserWarning, match="its text model, qwen2_vl_text"):
+        older = from_hf_config({"model_type": "qwen2_vl", **sizes})
+    assert nested == older
+    assert (nested.num_decoder_layers, nested.attention.head_dim) == (3, 128)
+
+
+def test_images_of_a_wrapper_are_refused_not_left_out() -> None:
+    with pytest.warns(UserWarning, match="llama"):
+        config = from_hf_config({"model_type": "llava", "text_config": TINY})
+    with pytest.raises(UserError, match="images_per_sequence=2"):
+        flops_breakdown(config.replace(images_per_sequence=2))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llava", "text_config": {"model_type": "unheard_of", "hidden_size": 8}},
+        {"model_type": "llava", "text_config": {"hidden_size": 8}},
+        {"model_type": "vision-text-dual-encoder", "text_config": {"model_type": "bert"}},
+        {"model_type": "gemma4_assistant", "text_config": {"model_type": "gemma4_text"}},
+    ],
+)
+def test_a_wrapper_without_a_known_text_decoder_is_an_error(config: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"is not known.*--trace counts the PyTorch model"):
+        from_hf_config(config)
 
 
 @pytest.mark.parametrize(

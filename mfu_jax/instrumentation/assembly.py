@@ -137,6 +137,8 @@ def setup_table(
     values: dict[str, Any] = {
         "devices": devices,
         "peak of one device": "not known" if peaks is None else str(peaks.main),
+        "clock state": (peaks and peaks.clock_state) or None,
+        "note on the clock": (peaks and peaks.clock_note) or None,
         "number of parameters": parameters,
         "calls per step": steps.denominator if steps < 1 else None,
         "steps per call": steps.numerator if steps > 1 else None,

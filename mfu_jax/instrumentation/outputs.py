@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.records.drop_large import MOST_NUMBERS, describe_dropped, drop_large, size_text
+from mfu_jax.logger.records.values import MOST_NUMBERS, describe_dropped, drop_large, size_text
 from mfu_jax.logger.timing.readiness import end_marker
 
 Metrics = dict[str, Any]

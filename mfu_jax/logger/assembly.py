@@ -10,9 +10,9 @@ import jax
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.records.scalars import plain_seconds
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.strict_json import printable
+from mfu_jax.logger.records.values import plain_seconds
 from mfu_jax.logger.run_log.events import HOSTS
 from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.run_log.run_log import RunLog

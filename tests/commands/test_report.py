@@ -309,6 +309,21 @@ def test_the_summary_can_be_written_again(
     assert "or summary, and nothing else" in capsys.readouterr().err
 
 
+def test_a_process_that_ends_before_its_first_step_has_a_verdict_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    log.line("compile", 9.0, spans=[[1.0, 8_000_000]])
+    log.stop(10.0)
+    assert main(["report", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "no measured step; MFU not known; largest loss: compilation, 80.0% of the wall clock; "
+        "next:\nJAX_COMPILATION_CACHE_DIR=FOLDER."
+    )
+
+
 def test_a_dash_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], report: Report
 ) -> None:
@@ -427,3 +442,38 @@ def test_the_last_reading_of_the_gpus_is_shown(
     assert json.loads(capsys.readouterr().out)["gpu"] == {"step": 7, **gpu}
     main(["report", str(tmp_path), "--html"])
     assert "GPUs at step 7" in (tmp_path / "report.html").read_text()
+
+
+def test_the_counters_of_the_tensor_cores_are_beside_the_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0.612 and 0.589 are means of 0.6 and 0.624, and of 0.58 and 0.598; step 9 has no count."""
+    active, by_count = "hardware/tensor_active", "hardware/tensor_active_by_count"
+    read = {
+        3: {active: 0.6, by_count: 0.58},
+        9: {active: 0.1},
+        15: {active: 0.624, by_count: 0.598},
+    }
+    lines = [line(n, 1.0, **read.get(n, {})) for n in range(20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert main(["report", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "  tensor cores active 61.2% by counter, 58.9% by count\n" in shown
+    assert "GPUs" not in shown
+    main(["report", str(tmp_path), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["tensor_active"] == pytest.approx(0.612)
+    assert answer["tensor_active_by_count"] == pytest.approx(0.589)
+    main(["report", str(tmp_path), "--html"])
+    page = (tmp_path / "report.html").read_text()
+    assert "61.2% (58.9% by count)" in page
+    assert "TPUs at step 15" in page
+
+
+def test_counters_without_a_count_are_shown_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line(n, 1.0, **{"hardware/tensor_active": 0.25}) for n in range(20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "tensor cores active 25.0% by counter\n" in capsys.readouterr().out

@@ -29,8 +29,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.loop.spans import Span, mean_of_calls
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
 from mfu_jax.logger.records.summary import PhaseTotals
-from mfu_jax.logger.timing.readiness import end_marker
-from mfu_jax.logger.timing.watcher import PhaseEnds
+from mfu_jax.logger.timing.readiness import PhaseEnds, end_marker
 from mfu_jax.util.failsafe import Boundary, failsafe
 
 _log = logging.getLogger("mfu_jax")

@@ -12,11 +12,11 @@ import jax
 
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.records.diagnosis import diagnose
-from mfu_jax.logger.records.scalars import numbers_of, quick_numbers, start_copies
 from mfu_jax.logger.records.step_cost import StepCost, StepRates
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import printable
 from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
+from mfu_jax.logger.records.values import numbers_of, quick_numbers, start_copies
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.formatting import readable
 
@@ -76,6 +76,7 @@ class RecordBuilder:
         notes: list[str] = []
         kind = self._kind(step)
         rates = self._rates_of(step, notes)
+        step.cost = rates.cost  # for the monitors
         scalars = rates.at(step.seconds)
         findings: dict[str, str] = {}
         if kind == "step" and not rates.may_take(step.seconds):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.records.non_finite import LossWatch, NonFiniteLossError
 from mfu_jax.logger.records.step_record import StepRecord
-from mfu_jax.logger.records.strict_json import encodable, strict
+from mfu_jax.logger.records.strict_json import strict
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.monitor import Monitor
@@ -70,7 +69,6 @@ class Recorder:
         monitors: Sequence[Monitor] = (),
     ) -> None:
         self.failure: NonFiniteLossError | None = None
-        self._process_id = os.getpid()
         self._boundary = Boundary()
         self._builder = builder
         self._log = log
@@ -115,16 +113,11 @@ class Recorder:
 
     def tell(self, kind: str, **values: Any) -> None:
         """Appends an event in sequence with the steps; its texts are made encodable."""
-        plain = {n: encodable(v) if isinstance(v, str) else strict(v) for n, v in values.items()}
-        self.put(functools.partial(self._tell, kind, plain))
+        self.put(functools.partial(self._log.event, kind, **strict(values)))
 
     def flush(self) -> None:
-        """Waits until every working follower has all records on disk.
-
-        In a forked child it does nothing: the child has the files, but none of the threads.
-        """
-        if os.getpid() == self._process_id:
-            self._settle(time.monotonic() + DRAIN_SECONDS)
+        """Waits until every working follower has all records on disk."""
+        self._settle(time.monotonic() + DRAIN_SECONDS)
 
     def close(
         self,
@@ -194,9 +187,6 @@ class Recorder:
                 limit_seconds,
                 ", ".join(late),
             )
-
-    def _tell(self, kind: str, values: Mapping[str, Any]) -> None:
-        self._log.event(kind, **values)
 
     def _handle(self, steps: Sequence[TimedStep]) -> None:
         """Makes the records of steps and appends them, all at once unless it takes long."""

@@ -51,8 +51,8 @@ class TimedStep:
     """One step on its way through the timer; its metrics are still device arrays.
 
     One is made every step, so defaults live on the class, most are never set, and there is no
-    ``__init__``: set `step` and `metrics`. The training thread only stores `readings` and
-    `loop_readings`; `measure` computes the times from them.
+    ``__init__``: set `step` and `metrics`. The training thread only stores `readings`; `measure`
+    computes the times from them.
 
     Attributes:
         step: its number; of several that one call ran, the last one's.
@@ -73,12 +73,10 @@ class TimedStep:
         watched: the watcher was asked to set `completed`.
         seen: both clocks when the watcher began to wait for its outputs, and when they were ready.
         extra: scalars of the same step that came later, such as those of an eval.
-        cost: the cost passed to `record`, if it differs from that of the run.
+        cost: the cost passed to `record`, if it differs from that of the run; then, its cost.
         loop: what the training thread did in its interval; None around a pause.
         readings: both clocks at its start and end, and a function that returns how long the machine
             has been suspended since its last call.
-        loop_readings: when the loop left `record`, came back and left it again; its waits and the
-            start of its call in between; the collector's time at both departures.
     """
 
     step: int
@@ -102,18 +100,12 @@ class TimedStep:
     cost: StepCost | Callable[[], StepCost] | None = None
     loop: LoopTimes | None = None
     readings: tuple[Reading, Reading, Callable[[], float]] | None = None
-    loop_readings: tuple[float, float, float, float, float | None, float, float] | None = None
 
     def measure(self) -> None:
         """Computes its times from the readings, once."""
         if self.readings is not None:
             (begin, end, suspension), self.readings = self.readings, None
             self._measure(begin, end, suspension)
-        if self.loop_readings is not None:
-            left, back, left_again, waits, called, gc, gc_again = self.loop_readings
-            self.loop_readings = None
-            call = 0.0 if called is None else back - called
-            self.loop = LoopTimes(back - left, waits, call, left_again - back, gc_again - gc)
 
     def parts(self) -> list[TimedStep]:
         """The steps of one call, each with its share of the time, the cost and the metrics.

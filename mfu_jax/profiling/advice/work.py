@@ -82,13 +82,17 @@ def callback(stats: ProfileStats) -> tuple[float, str] | None:
 
     A CPU runs a program with callbacks within its call, so every next call is late. Without
     callbacks, a step takes as long as the device's work or the loop's, whichever is longer. What a
-    CPU computes beside a callback has one thread less.
+    CPU computes beside a callback has one thread less. A GPU is also idle after a callback, until
+    the thread that ran it has launched more kernels.
     """
     ops = [op for op in stats.measured.ops if op.op.work is DeviceWork.HOST]
     if not ops:
         return None
     waiting, late = seconds_of(ops), stats.measured.late_calls if stats.is_cpu else 0.0
     beside, threads = sum(op.self_seconds for op in ops) - waiting, stats.measured.threads
+    if stats.measured.platform == "gpu":
+        programs = {op.op.name.program for op in ops}
+        waiting += sum(stats.measured.idle_within.get(program, 0.0) for program in programs)
     slowed = beside / threads if stats.is_cpu and threads else 0.0
     runs = sum(op.runs for op in ops)
     then = f", and {milliseconds(late)} more until the next call" if late else ""

@@ -9,13 +9,21 @@ from mfu_jax.profiling.breakdown.program_times import ProgramTime
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
+from mfu_jax.profiling.report.comparison_text import render_gap
+from mfu_jax.profiling.report.plan_gap import PlanGap
 from mfu_jax.util.formatting import columns, percent, printable, seconds_text, short
 
 _WIDTH = 100
 
 
 def render(
-    profile: Profile, *, by: Sequence[str], depth: int = 0, sort: str = "time", top: int = 15
+    profile: Profile,
+    *,
+    by: Sequence[str],
+    depth: int = 0,
+    sort: str = "time",
+    top: int = 15,
+    gap: PlanGap | None = None,
 ) -> str:
     """The verdict and the advice, the waterfall and the tables.
 
@@ -25,9 +33,11 @@ def render(
         depth: as in `Profile.table`.
         sort: as in `Profile.table`.
         top: rows per table; 0: all.
+        gap: to a plan.
     """
     verdict = "\n".join(map(printable, profile.verdict.render().splitlines()))
     parts = [verdict, _head(profile), "\n".join(_advice(profile))]
+    parts += [render_gap(gap, top=top)] if gap else []
     parts.append("\n".join(_waterfall(profile.waterfall)))
     if "program" in by:
         parts += ["\n".join(_program(program)) for program in profile.programs]

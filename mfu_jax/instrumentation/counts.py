@@ -263,7 +263,9 @@ class StepFlops:
     ) -> StepCost:
         """The step's cost, as `MetricLogger.record` accepts it."""
         executed: Exact | None = self.executed.total
+        on_hardware: Exact | None = self.executed.on_hardware
         if hfu_source == "cost_analysis":
+            on_hardware = None
             executed = None if self.xla_reported is None else round(self.xla_reported)
         optimal = None
         if executed is not None and peaks is not None:
@@ -271,6 +273,7 @@ class StepFlops:
         return dataclasses.replace(
             model_cost(self.model, peaks, tokens_per_device=tokens_per_device),
             executed_flops_per_device=executed,
+            hardware_flops_per_device=on_hardware,
             optimal_executed_seconds=optimal,
             removed_flops_per_device=self.ledger.removed,
             xla_reported_flops=self.xla_reported,

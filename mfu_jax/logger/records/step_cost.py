@@ -30,6 +30,8 @@ class StepCost:
         tokens_per_device: tokens that one device processes; 0 if unknown: no tokens/s.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None if unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
+        hardware_flops_per_device: the executed FLOPs, and what their tiles and padding add on the
+            device; None if not known.
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
             sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
         optimal_executed_seconds: the same for the executed FLOPs.
@@ -47,6 +49,7 @@ class StepCost:
     tokens_per_device: int | float = 0
     peak_flops_per_sec: float | None = None
     executed_flops_per_device: int | Fraction | None = None
+    hardware_flops_per_device: int | Fraction | None = None
     optimal_model_seconds: float | None = None
     optimal_executed_seconds: float | None = None
     removed_flops_per_device: int | Fraction = 0
@@ -85,6 +88,13 @@ class StepCost:
     def memory_seconds(self) -> float | None:
         """Shortest time in seconds in which one device could move the bytes."""
         return _shortest(self.bytes_per_device, self.peak_bytes_per_sec)
+
+    @property
+    def tiles(self) -> float | None:
+        """What the device runs / executed FLOPs: 1.4 if tiles add 40%; None if not known."""
+        if self.hardware_flops_per_device is None or not self.executed_flops_per_device:
+            return None
+        return float(self.hardware_flops_per_device / Fraction(self.executed_flops_per_device))
 
     @property
     def runs_too_little(self) -> bool:
@@ -212,6 +222,7 @@ def add_costs(costs: Iterable[StepCost]) -> StepCost:
         tokens_per_device=sum(part.tokens_per_device for part in parts),
         peak_flops_per_sec=first.peak_flops_per_sec if same_peak else None,
         executed_flops_per_device=total("executed_flops_per_device"),  # type: ignore[arg-type]
+        hardware_flops_per_device=total("hardware_flops_per_device"),  # type: ignore[arg-type]
         optimal_model_seconds=total("model_seconds") or None,
         optimal_executed_seconds=total("executed_seconds") or None,
         removed_flops_per_device=sum(part.removed_flops_per_device for part in parts),

@@ -69,7 +69,7 @@ class TimedStep:
         watched: the watcher was asked to set `completed`.
         seen: both clocks when the watcher began to wait for its outputs, and when they were ready.
         extra: scalars of the same step that came later, such as those of an eval.
-        cost: the cost passed to `record`, if it differs from that of the run.
+        cost: the cost passed to `record`, if it differs from that of the run; then, its cost.
         loop: what the training thread did in its interval; None around a pause.
         readings: both clocks at its start and end, and a function that returns how long the machine
             has been suspended since its last call.

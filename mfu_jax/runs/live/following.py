@@ -49,7 +49,7 @@ def local_metrics_file(run: str | Path) -> Path:
     """The metrics file of a run, given by its folder or by the file itself.
 
     Raises:
-        UserError: there is none, or it is in an object store.
+        UserError: there is no such folder, or it is in an object store.
     """
     place = path_of(run)
     if isinstance(place, Address):

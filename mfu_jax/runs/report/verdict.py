@@ -66,10 +66,11 @@ def run_verdict(
     losses = sorted(_losses(summary, wall, profile), key=lambda found: -found[0])
     largest = losses[0][1] if losses and losses[0][1].fraction >= NOTABLE else None
     lacks = ""
-    if summary.mfu is None:
+    if summary.mfu is None and summary.steps:
         lacks = "model=NAME_OR_FILE" if tflops else "hardware=NAME"
     return Verdict(
         kind="report",
+        finding="" if summary.steps else "no measured step",
         mfu=summary.mfu,
         hfu=summary.hfu,
         convention=convention,

@@ -55,11 +55,6 @@ class Builder:
         """A copy for a layer that starts from `key`."""
         return dataclasses.replace(self, rngs=nnx.Rngs(params=key))
 
-    @property
-    def dtypes(self) -> dict[str, Any]:
-        """The dtypes and random numbers, as layers' keyword arguments."""
-        return {"dtype": self.dtype, "weight_dtype": self.weight_dtype, "rngs": self.rngs}
-
     def dense(
         self,
         in_shape: tuple[int, ...],
@@ -75,16 +70,8 @@ class Builder:
             logical_axes: a name for every dimension of the kernel.
             name: as in the analytic count, if the projection may have an adapter.
         """
-        return Dense(
-            in_shape,
-            out_shape,
-            logical_axes=logical_axes,
-            use_bias=bias,
-            quantization=self.quantization,
-            lora=self.lora if self.lora and name in self.lora.targets else None,
-            gathers=self.gathers,
-            **self.dtypes,
-        )
+        lora = self.lora if self.lora and name in self.lora.targets else None
+        return Dense(self, in_shape, out_shape, logical_axes, use_bias=bias, lora=lora)
 
     def norm(self, features: int | None = None, kind: str | None = None) -> Any:
         """A norm over `features`, by default over the residual stream's width."""

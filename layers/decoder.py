@@ -13,9 +13,8 @@ from .attention import kernels, ring  # noqa: F401  (registers them)
 from .building import Builder, Inputs
 from .families import model_spec
 from .feed_forward.routers import moved_bias
-from .projections.embeddings import Embed
 from .projections.gathered_products import gathers_of
-from .projections.linears import Dense
+from .projections.linears import Embed
 from .projections.lora import lora, lora_of_tower, trains_only_above_the_embedding
 from .projections.quantization import quantization
 from .sharding import (
@@ -76,13 +75,11 @@ class Decoder(nnx.Module):
             packed=config.dataset_type != "synthetic",
         )
         self.spec = spec
-        self.token_embedder = Embed(
-            config.vocab_size, config.emb_dim, row_axis="vocab", **build.dtypes
-        )
+        width = config.emb_dim
+        self.token_embedder = Embed(build, config.vocab_size, width, row_axis="vocab")
         if spec.learned_positions:
-            self.position_embedder = Embed(
-                spec.learned_positions, config.emb_dim, row_axis="position", **build.dtypes
-            )
+            rows = spec.learned_positions
+            self.position_embedder = Embed(build, rows, width, row_axis="position")
         if spec.per_layer_width:
             rows = config.vocab_size_per_layer_input or config.vocab_size
             self.per_layer_embedder = PerLayerEmbedding(
@@ -118,8 +115,7 @@ class Decoder(nnx.Module):
         self.decoder_norm = build.norm()
         self.tied = config.logits_via_embedding
         if not self.tied:
-            axes = ("embed", "vocab")
-            self.logits_dense: Dense = build.dense((config.emb_dim,), (config.vocab_size,), axes)
+            self.logits_dense = build.dense((width,), (config.vocab_size,), ("embed", "vocab"))
         self.further = nnx.List(
             [
                 MultiTokenPrediction(spec.layers[-1], build, remat=policy)
@@ -140,7 +136,7 @@ class Decoder(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[batch, sequence, emb_dim] → [batch, sequence, vocab_size] in float32."""
         with jax.named_scope("decoder"):
-            return self._logits(hidden, self._head)
+            return self._logits(hidden)
 
     def outputs(
         self,
@@ -177,7 +173,7 @@ class Decoder(nnx.Module):
                 with jax.named_scope(f"mtp_{number}"):
                     shifted = self._embedded(inputs.shifted(number), seen and seen.shifted(number))
                     ahead, normed, noted = module(ahead, shifted, inputs)
-                    further.append(self._logits(normed, self._head))
+                    further.append(self._logits(normed))
                     notes.append([noted])
             with jax.named_scope("decoder_norm"):
                 normed = self.decoder_norm(hidden)
@@ -243,13 +239,9 @@ class Decoder(nnx.Module):
         with jax.named_scope("hyper_head"):
             return self.hyper_head(x)
 
-    @property
-    def _head(self) -> Embed | Dense:
-        return self.token_embedder if self.tied else self.logits_dense
-
-    def _logits(self, x: jax.Array, head: Embed | Dense) -> jax.Array:
+    def _logits(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("logits_dense"):
-            logits = head.attend(x) if isinstance(head, Embed) else head(x)
+            logits = self.token_embedder.attend(x) if self.tied else self.logits_dense(x)
         logits = constrain(logits, EDGE_BATCH_AXES, SEQUENCE_AXIS, "tensor").astype(jnp.float32)
         cap = self.spec.logits_soft_cap
         return cap * jnp.tanh(logits / cap) if cap else logits

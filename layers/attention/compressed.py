@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ..building import Builder, Inputs
 from ..normalizations import scaled_to_one
-from .indexer import IndexerSpec, Picked, divergence, indexer_scores, top_keys
+from .indexer import IndexerSpec, Picked, divergence, picked
 from .ops import WHOLE, AttentionPattern, masked_probabilities, weighted
 from .rope import Rope, apply_rope
 
@@ -212,6 +212,4 @@ class CompressedIndexer(nnx.Module):
         x, latent = jax.lax.stop_gradient(x), jax.lax.stop_gradient(latent)
         keys = self.compressor(x, inputs)
         q = rotated(self.query(latent), inputs.positions, self.outer)
-        scores = indexer_scores(q, keys, self.head_weights(x))
-        best = jax.lax.stop_gradient(jnp.where(seen, scores, -jnp.inf))
-        return Picked(top_keys(best, self.spec.topk), scores, self.spec.loss)
+        return picked(self.spec, q, keys, self.head_weights(x), seen)

@@ -86,9 +86,16 @@ class Indexer(nnx.Module):
             for y in (self.query(latent), k)
         )
         seen = CAUSAL.mask(inputs.segment_ids)
-        scores = indexer_scores(q, k[:, :, 0], self.head_weights(x))
-        best = jax.lax.stop_gradient(jnp.where(seen, scores, -jnp.inf))
-        return Picked(top_keys(best, self.spec.topk), scores, self.spec.loss)
+        return picked(self.spec, q, k[:, :, 0], self.head_weights(x), seen)
+
+
+def picked(
+    spec: IndexerSpec, q: jax.Array, k: jax.Array, head_weights: jax.Array, seen: jax.Array
+) -> Picked:
+    """The best of the keys that are `seen`, [B, S, T]; others are as for `indexer_scores`."""
+    scores = indexer_scores(q, k, head_weights)
+    best = jax.lax.stop_gradient(jnp.where(seen, scores, -jnp.inf))
+    return Picked(top_keys(best, spec.topk), scores, spec.loss)
 
 
 def indexer_scores(q: jax.Array, k: jax.Array, head_weights: jax.Array) -> jax.Array:

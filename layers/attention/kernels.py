@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +19,6 @@ from .ops import (
     VALUE_DIM,
     WINDOW,
     AttentionInputs,
-    AttentionOp,
     AttentionPattern,
     SplashBlocks,
     register_attention,
@@ -61,91 +60,75 @@ def _in_chunks(segment_ids: jax.Array, pattern: AttentionPattern) -> jax.Array:
     return segment_ids * chunks + jnp.arange(length, dtype=segment_ids.dtype) // pattern.chunk
 
 
-def _over_shards(op: AttentionOp) -> AttentionOp:
-    """Runs a kernel that XLA cannot partition on each device's batch rows and heads."""
+def _over_shards(
+    run: Callable[..., jax.Array],
+    x: AttentionInputs,
+    *more: tuple[Any, Any],
+    queries: str | None = None,
+) -> jax.Array:
+    """Runs a kernel that XLA cannot partition on each device's batch rows and heads.
 
-    @functools.wraps(op)
-    def run(x: AttentionInputs) -> jax.Array:
-        if jax.sharding.get_abstract_mesh().empty:
-            return op(x)
-        heads = PartitionSpec(BATCH_AXES, None, "tensor", None)
-        specs = {"q": heads, "k": heads, "v": heads, "segment_ids": PartitionSpec(BATCH_AXES, None)}
-        if x.sinks is not None:
-            specs["sinks"] = PartitionSpec("tensor")
+    Args:
+        more: of what `run` takes besides `x`: its partition specs, its value.
+        queries: the mesh axis over which queries are split.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return run(x)
+    split = PartitionSpec(BATCH_AXES, queries, "tensor", None)
+    keys = PartitionSpec(BATCH_AXES, None, "tensor", None)
+    segments = PartitionSpec(BATCH_AXES, queries)
+    specs = {"q": split, "k": keys, "v": keys, "segment_ids": segments}
+    if x.sinks is not None:
+        specs["sinks"] = PartitionSpec("tensor")
 
-        def local(arrays: dict[str, jax.Array]) -> jax.Array:
-            return op(dataclasses.replace(x, **arrays))  # type: ignore[arg-type]
+    def local(arrays: dict[str, Any], *more: Any) -> jax.Array:
+        return run(dataclasses.replace(x, **arrays), *more)
 
-        over_shards = jax.shard_map(local, in_specs=(specs,), out_specs=heads, check_vma=False)
-        return over_shards({name: getattr(x, name) for name in specs})
-
-    return run
+    in_specs = (specs, *(of_one for of_one, _ in more))
+    over_shards = jax.shard_map(local, in_specs=in_specs, out_specs=split, check_vma=False)
+    return over_shards({name: getattr(x, name) for name in specs}, *(value for _, value in more))
 
 
 @register_attention("flash", supports=(CHUNKS,))
-@_over_shards
 def flash(x: AttentionInputs) -> jax.Array:
     """JAX's Pallas flash attention for TPU. No grouped heads: keys and values are repeated."""
     from jax.experimental.pallas.ops.tpu import flash_attention as kernel
 
-    group = x.q.shape[2] // x.k.shape[2]
-    scale = x.pattern.scale_of(x.q.shape[-1])
-    repeated = (x.q, jnp.repeat(x.k, group, 2), jnp.repeat(x.v, group, 2))
-    q, k, v = (array.swapaxes(1, 2) for array in repeated)
-    segment_ids = _in_chunks(x.segment_ids, x.pattern)
-    segments = kernel.SegmentIds(segment_ids, segment_ids)
-    out = kernel.flash_attention(q, k, v, segment_ids=segments, causal=True, sm_scale=scale)
-    return out.swapaxes(1, 2)
+    def run(x: AttentionInputs) -> jax.Array:
+        group = x.q.shape[2] // x.k.shape[2]
+        scale = x.pattern.scale_of(x.q.shape[-1])
+        repeated = (x.q, jnp.repeat(x.k, group, 2), jnp.repeat(x.v, group, 2))
+        q, k, v = (array.swapaxes(1, 2) for array in repeated)
+        segment_ids = _in_chunks(x.segment_ids, x.pattern)
+        segments = kernel.SegmentIds(segment_ids, segment_ids)
+        out = kernel.flash_attention(q, k, v, segment_ids=segments, causal=True, sm_scale=scale)
+        return out.swapaxes(1, 2)
+
+    return _over_shards(run, x)
 
 
 @register_attention("splash", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
 def splash(x: AttentionInputs) -> jax.Array:
-    """JAX's Pallas splash attention for TPU: skips blocks that are masked entirely."""
-    if axis_size(SEQUENCE_AXIS) > 1:
-        return _splash_of_parts(x)
-    return _splash_of_rows(x)
+    """JAX's Pallas splash attention for TPU: skips blocks that are masked entirely.
 
-
-@_over_shards
-def _splash_of_rows(x: AttentionInputs) -> jax.Array:
-    _, S, N, _ = x.q.shape
-    return _splashed(_splash_kernel(x.pattern, S, N), x, x.segment_ids)
-
-
-def _splash_of_parts(x: AttentionInputs) -> jax.Array:
-    """Each device has the queries of its part of the sequence, and gathers all keys and values."""
+    Where sequences are split, each device has the queries of its part, and gathers all keys.
+    """
+    parts = axis_size(SEQUENCE_AXIS)
+    if parts == 1:
+        return _over_shards(_splash_of_rows, x)
     x = with_gathered_keys(x)
     _, S, N, _ = x.q.shape
-    shards = {"head_shards": axis_size("tensor"), "q_seq_shards": axis_size(SEQUENCE_AXIS)}
-    attend = _splash_kernel(x.pattern, S, N, **shards)
+    attend = _splash_kernel(x.pattern, S, N, head_shards=axis_size("tensor"), q_seq_shards=parts)
     mesh = jax.sharding.get_abstract_mesh()
-    queries = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, "tensor", None)
-    whole = PartitionSpec(BATCH_AXES, None, "tensor", None)
-    specs: dict[str, Any] = {
-        "q": queries,
-        "k": whole,
-        "v": whole,
-        "segment_ids": PartitionSpec(BATCH_AXES, SEQUENCE_AXIS),
-    }
-    if x.sinks is not None:
-        specs["sinks"] = PartitionSpec("tensor")
+    of_kernel = NamedSharding(mesh, PartitionSpec("tensor", SEQUENCE_AXIS))
+    kernel = (attend.manual_sharding_spec(of_kernel), attend)
+    segments = (PartitionSpec(BATCH_AXES, None), x.segment_ids)
+    return _over_shards(_splashed, x, kernel, segments, queries=SEQUENCE_AXIS)
 
-    def local(attend: Any, arrays: dict[str, jax.Array], of_keys: jax.Array) -> jax.Array:
-        return _splashed(attend, dataclasses.replace(x, **arrays), of_keys)  # type: ignore[arg-type]
 
-    over_shards = jax.shard_map(
-        local,
-        in_specs=(
-            attend.manual_sharding_spec(
-                NamedSharding(mesh, PartitionSpec("tensor", SEQUENCE_AXIS))
-            ),
-            specs,
-            PartitionSpec(BATCH_AXES, None),
-        ),
-        out_specs=queries,
-        check_vma=False,
-    )
-    return over_shards(attend, {name: getattr(x, name) for name in specs}, x.segment_ids)
+def _splash_of_rows(x: AttentionInputs) -> jax.Array:
+    _, S, N, _ = x.q.shape
+    return _splashed(x, _splash_kernel(x.pattern, S, N), x.segment_ids)
 
 
 def _splash_kernel(
@@ -169,7 +152,7 @@ def _splash_kernel(
     )
 
 
-def _splashed(attend: Any, x: AttentionInputs, of_keys: jax.Array) -> jax.Array:
+def _splashed(x: AttentionInputs, attend: Any, of_keys: jax.Array) -> jax.Array:
     """Runs the kernel; `of_keys`: segments of the keys, of which there may be more than queries."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 

@@ -121,7 +121,7 @@ class Attention(nnx.Module):
         """[batch, sequence, emb_dim] → the same, or the spec's `output_width`."""
         spec = self.spec
         made = self._fused(x) if spec.fused else {}
-        q = made["query"] if made else self._heads(x, "query")
+        q = self._heads(x, "query", made)
         gate = None
         if spec.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
@@ -150,8 +150,10 @@ class Attention(nnx.Module):
         with jax.named_scope("out"):
             return checkpoint_name(self.out(context), "out_proj")
 
-    def _heads(self, x: jax.Array, name: str) -> jax.Array:
+    def _heads(self, x: jax.Array, name: str, made: Mapping[str, jax.Array]) -> jax.Array:
         """Queries, keys or values [batch, sequence, heads, head_dim], saved under their name."""
+        if made:
+            return made[name]
         with jax.named_scope(name):
             return _saved(getattr(self, name)(x), f"{name}_proj")
 
@@ -167,10 +169,8 @@ class Attention(nnx.Module):
         self, x: jax.Array, inputs: Inputs, made: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         """This layer's own keys and values; `made` has them if they are fused."""
-        k = made["key"] if made else self._heads(x, "key")
-        v = k
-        if not self.spec.shared_kv:
-            v = made["value"] if made else self._heads(x, "value")
+        k = self._heads(x, "key", made)
+        v = k if self.spec.shared_kv else self._heads(x, "value", made)
         if self.spec.value_norm:
             v = scaled_to_one(v, self.epsilon)
         return self._placed(self._normed(k, "key_norm"), inputs), v

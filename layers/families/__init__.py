@@ -4,19 +4,17 @@ Adding one: ``@family("name")`` here, its name in mfu_jax/trainer/config/model_k
 of layer is a frozen spec and its module in a room of layers/, as in recurrences/delta_net.py.
 """
 
-from . import deepseek, deepseek4, dense, gemma, mixtures, qwen_next
-from .registry import ModelSpec, family, model_spec
+from . import deepseek, dense, gemma, mixtures
+from .blocks import ModelSpec, family, model_spec
 from .towers import known_towers
 
 __all__ = [
     "ModelSpec",
     "deepseek",
-    "deepseek4",
     "dense",
     "family",
     "gemma",
     "known_towers",
     "mixtures",
     "model_spec",
-    "qwen_next",
 ]

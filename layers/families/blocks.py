@@ -1,33 +1,90 @@
-"""What families share: attention, MLP and experts from the config."""
+"""What families share: their table; attention, MLP and experts from the config."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ..attention.indexer import DENSE, SPARSE, IndexerSpec
 from ..attention.multi_head import AttentionSpec
 from ..attention.ops import AttentionPattern, SplashBlocks
-from ..attention.rope import Rope
-from ..attention.rope_scaling import DynamicNtk, Llama3, LongRope, RopeScaling, Yarn
+from ..attention.rope import DynamicNtkRope, Llama3Rope, LongRope, Rope, YarnRope
 from ..feed_forward.experts import ExpertsSpec
 from ..feed_forward.mlp import MlpSpec
 from ..feed_forward.routers import RouterSpec
 from ..stack.block import LayerSpec
-from .registry import ModelSpec
+from ..vision.encoder import VisionSpec
+from .towers import vision_spec
 
 # GPT-style blocks: LayerNorm, learned positions.
 _GPT_BLOCKS = ("gpt2", "gpt3")
 
 
-def model(config: Any, layers: tuple[LayerSpec, ...], **changes: Any) -> ModelSpec:
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A decoder: its layers, and what comes before and after them.
+
+    Attributes:
+        normalization: a name of `NORMS`.
+        learned_positions: rows of the position table; 0: none.
+        embedding_scale: factor of the embedding.
+        logits_soft_cap: logits l become ``cap · tanh(l / cap)``; 0: no cap.
+        streams: residual streams of hyper-connections; 0: a plain residual.
+        hyper_head: whether trained weights join the streams; else they are summed.
+        per_layer_width: of the layers' own inputs; 0: none.
+        vision: the tower for images; None: no images.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    normalization: str = "rmsnorm"
+    learned_positions: int = 0
+    embedding_scale: float = 1.0
+    logits_soft_cap: float = 0.0
+    streams: int = 0
+    hyper_head: bool = False
+    per_layer_width: int = 0
+    vision: VisionSpec | None = None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the model needs from the attention implementation."""
+        return frozenset().union(*(layer.needs for layer in self.layers))
+
+
+FamilyFunction = TypeVar("FamilyFunction", bound=Callable[..., ModelSpec])
+_FAMILIES: dict[str, Callable[..., ModelSpec]] = {}
+
+
+def family(*blocks: str) -> Callable[[FamilyFunction], FamilyFunction]:
+    """Registers a function of the config for the given `decoder_block` names."""
+
+    def register(function: FamilyFunction) -> FamilyFunction:
+        _FAMILIES.update(dict.fromkeys(blocks, function))
+        return function
+
+    return register
+
+
+def model_spec(config: Any) -> ModelSpec:
+    """The layers of a config.
+
+    Args:
+        config: an object with the model's fields in MaxText's names (``configs/base.yml``).
+    """
+    spec = _FAMILIES[config.decoder_block](config)
+    return dataclasses.replace(spec, vision=vision_spec(config))
+
+
+def model(
+    config: Any, layers: tuple[LayerSpec, ...], *, normalization: str = "rmsnorm", **changes: Any
+) -> ModelSpec:
     """`layers` between the embedding and the head of most families."""
-    is_gpt = config.decoder_block in _GPT_BLOCKS
-    normalization = config.normalization
-    if normalization == "auto":
-        normalization = "layernorm" if is_gpt else changes.pop("normalization", "rmsnorm")
-    changes.pop("normalization", None)
+    if config.decoder_block in _GPT_BLOCKS:
+        normalization = "layernorm"
+    if config.normalization != "auto":
+        normalization = config.normalization
     rows = config.trainable_position_size or config.max_target_length
     options: dict[str, Any] = {
         "learned_positions": 0 if uses_rope(config) else rows,
@@ -35,6 +92,24 @@ def model(config: Any, layers: tuple[LayerSpec, ...], **changes: Any) -> ModelSp
         **changes,
     }
     return ModelSpec(layers=layers, normalization=normalization, **options)
+
+
+def alternating(
+    config: Any, interval: int, whole: Any, nearby: Any = None, *, count: int = 0, **layer: Any
+) -> tuple[LayerSpec, ...]:
+    """Layers of which every `interval`-th is global, the others local.
+
+    Args:
+        whole: the mixer of global layers.
+        nearby: of local layers; None: the same in the config's window.
+        count: of layers, if it is not the config's.
+        layer: what all layers have.
+    """
+    nearby = nearby or window(config, whole)
+    return tuple(
+        LayerSpec(mixer=nearby if i % interval else whole, **layer)
+        for i in range(1, 1 + (count or config.num_decoder_layers))
+    )
 
 
 def uses_rope(config: Any) -> bool:
@@ -46,49 +121,51 @@ def uses_rope(config: Any) -> bool:
 
 def rope(config: Any) -> Rope:
     """The config's rotary positions."""
-    if config.rope_type == "llama3.1" and not config.rope_use_scale:
-        return _linear(config)
-    return _ROPE_SCALINGS[config.rope_type](config)
+    kind = config.rope_type
+    if kind == "default" or (kind == "llama3.1" and not config.rope_use_scale):
+        base, factor = config.rope_max_timescale, config.rope_linear_scaling_factor
+        return Rope(timescale=base, factor=factor)
+    return _STRETCHED[kind](config)
 
 
-def _linear(config: Any) -> Rope:
-    return Rope(timescale=config.rope_max_timescale, factor=config.rope_linear_scaling_factor)
-
-
-def _scaled_rope(config: Any, scaling: RopeScaling, factor: float, pretrained: int) -> Rope:
+def _stretched(
+    config: Any, kind: Callable[..., Rope], factor: float, pretrained: int, **options: Any
+) -> Rope:
     """With the config's factor and pretrained length, or else the given (MaxText's) defaults."""
-    return Rope(
+    return kind(
         timescale=config.rope_max_timescale,
         factor=config.rope_factor or factor,
         pretrained=config.original_max_position_embeddings or pretrained,
-        scaling=scaling,
+        **options,
     )
 
 
 def _yarn(config: Any) -> Rope:
-    yarn = Yarn(
+    return _stretched(
+        config,
+        YarnRope,
+        40.0,
+        4096,
         fast=config.beta_fast,
         slow=config.beta_slow,
         truncate=config.rope_truncate,
         scales_output=config.rope_attention_scaling,
     )
-    return _scaled_rope(config, yarn, 40.0, 4096)
 
 
 def _dynamic(config: Any) -> Rope:
     length = config.max_target_length
-    return _scaled_rope(config, DynamicNtk(length=length), 1.0, length)
+    return _stretched(config, DynamicNtkRope, 1.0, length, length=length)
 
 
 def _longrope(config: Any) -> Rope:
     is_long = config.max_target_length > config.original_max_position_embeddings
     factors = config.rope_long_factor if is_long else config.rope_short_factor
-    return _scaled_rope(config, LongRope(factors=tuple(factors)), 1.0, 0)
+    return _stretched(config, LongRope, 1.0, 0, factors=tuple(factors))
 
 
-_ROPE_SCALINGS: dict[str, Callable[[Any], Rope]] = {
-    "default": _linear,
-    "llama3.1": lambda config: _scaled_rope(config, Llama3(), 8.0, 8192),
+_STRETCHED: dict[str, Callable[[Any], Rope]] = {
+    "llama3.1": lambda config: _stretched(config, Llama3Rope, 8.0, 8192),
     "yarn": _yarn,
     "dynamic": _dynamic,
     "longrope": _longrope,

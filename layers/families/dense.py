@@ -1,4 +1,4 @@
-"""Families whose layers are all alike, or alternate between global and local attention."""
+"""Families whose layers are all alike, or alternate between two kinds of token mixers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import dataclasses
 from typing import Any
 
 from ..attention.rope import Rope
-from ..feed_forward.routers import RouterSpec
-from ..stack.block import POST_NORMS, PRE_NORMS, LayerSpec
+from ..recurrences.delta_net import DeltaNetSpec
+from ..stack.block import POST_NORMS, LayerSpec
 from . import blocks
-from .registry import ModelSpec, family
+from .blocks import ModelSpec, family
+
+# openai/gpt-oss-20b, config.json: swiglu_limit.
+_GPT_OSS_LIMIT = 7.0
+# Qwen/Qwen3-Next-80B-A3B-Instruct, config.json: partial_rotary_factor.
+_ROTATED = 0.25
 
 
 @family("default", "llama2", "mistral", "gpt2", "mixtral")
@@ -24,8 +29,7 @@ def uniform(config: Any, **attention: Any) -> ModelSpec:
 def gpt3(config: Any) -> ModelSpec:
     """Biases everywhere."""
     mixer = blocks.attention(config, bias=True, output_bias=True)
-    plain = blocks.mlp(config)
-    mlp = type(plain)(hidden=plain.hidden, activations=plain.activations, bias=True)
+    mlp = dataclasses.replace(blocks.mlp(config), bias=True)
     layer = LayerSpec(mixer=mixer, feed_forward=mlp)
     return blocks.model(config, (layer,) * config.num_decoder_layers)
 
@@ -61,32 +65,39 @@ def _by_grid(rope: Rope, head_dim: int) -> Rope:
 def olmo3(config: Any) -> ModelSpec:
     """Three local layers, then a global one; norms after the parts, and over all heads."""
     whole = blocks.attention(config, qk_norm="all_heads")
-    kinds = {"global": whole, "local": blocks.window(config, whole)}
-    layers = tuple(
-        LayerSpec(mixer=kinds[kind], feed_forward=blocks.mlp(config), norms=POST_NORMS)
-        for kind in local_global(4, config.num_decoder_layers)
-    )
-    return blocks.model(config, layers)
+    parts: dict[str, Any] = {"feed_forward": blocks.mlp(config), "norms": POST_NORMS}
+    return blocks.model(config, blocks.alternating(config, 4, whole, **parts))
 
 
 @family("gpt_oss")
 def gpt_oss(config: Any) -> ModelSpec:
     """Alternating local and global layers, sinks, biased experts with a clipped swish."""
     whole = blocks.attention(config, bias=True, output_bias=True, sinks=True)
-    kinds = {"global": whole, "local": blocks.window(config, whole)}
-    routed: RouterSpec = blocks.router(config, bias="logits", normalize=True)
+    routed = blocks.router(config, bias="logits", normalize=True)
     experts = blocks.experts(config, routed, bias=True, clamp=_GPT_OSS_LIMIT)
-    layers = tuple(
-        LayerSpec(mixer=kinds[kind], feed_forward=experts, norms=PRE_NORMS)
-        for kind in local_global(2, config.num_decoder_layers)
+    return blocks.model(config, blocks.alternating(config, 2, whole, feed_forward=experts))
+
+
+@family("qwen3_next", "qwen3_5")
+def qwen3_next(config: Any) -> ModelSpec:
+    """Delta nets, gated attention in every n-th layer; the shared expert has a gate."""
+    whole = blocks.attention(
+        config,
+        qk_norm="head",
+        output_gate=True,
+        rotary_dim=max(2, 2 * round(config.head_dim * _ROTATED / 2)),
     )
-    return blocks.model(config, layers)
-
-
-# openai/gpt-oss-20b, config.json: swiglu_limit.
-_GPT_OSS_LIMIT = 7.0
-
-
-def local_global(interval: int, layers: int) -> tuple[str, ...]:
-    """Every `interval`-th layer is global, the others local."""
-    return tuple("global" if (i + 1) % interval == 0 else "local" for i in range(layers))
+    delta = DeltaNetSpec(
+        key_heads=config.gdn_num_key_heads,
+        value_heads=config.gdn_num_value_heads,
+        key_dim=config.gdn_key_head_dim,
+        value_dim=config.gdn_value_head_dim,
+        kernel=config.gdn_conv_kernel_dim,
+        chunk=config.gdn_chunk_size,
+    )
+    feed_forward: Any = blocks.feed_forward(config)
+    if config.num_experts > 1 and config.shared_experts:
+        feed_forward = blocks.experts(config, shared_gate=True)
+    interval = config.inhomogeneous_layer_cycle_interval
+    layers = blocks.alternating(config, interval, whole, delta, feed_forward=feed_forward)
+    return blocks.model(config, layers, normalization="zero_centered_rmsnorm")

@@ -11,11 +11,10 @@ from typing import Any
 
 from ..attention.multi_head import AttentionSpec
 from ..attention.rope import Rope
-from ..feed_forward.experts_beside_mlp import ExpertsBesideMlpSpec
+from ..feed_forward.compounds import ExpertsBesideMlpSpec
 from ..stack.block import POST_NORMS, PRE_NORMS, LayerSpec
 from . import blocks
-from .dense import local_global
-from .registry import ModelSpec, family
+from .blocks import ModelSpec, family
 
 # google/gemma-2-9b, config.json: attn_logit_softcapping, final_logit_softcapping.
 _GEMMA2_SCORES_CAP, _GEMMA2_LOGITS_CAP = 50.0, 30.0
@@ -42,15 +41,12 @@ def gemma(config: Any) -> ModelSpec:
 @family("gemma2")
 def gemma2(config: Any) -> ModelSpec:
     """Alternating local and global layers (`num_decoder_layers` counts pairs), soft caps."""
-    whole = blocks.attention(config)
     cap = config.attn_logits_soft_cap or _GEMMA2_SCORES_CAP
-    whole = whole.replace(pattern=dataclasses.replace(whole.pattern, soft_cap=cap))
-    kinds = {"global": whole, "local": blocks.window(config, whole)}
-    layers = tuple(
-        LayerSpec(mixer=kinds[kind], feed_forward=blocks.mlp(config), norms=PRE_NORMS + POST_NORMS)
-        for kind in local_global(2, 2 * config.num_decoder_layers)
-    )
+    whole = blocks.attention(config, pattern=blocks.pattern(config, soft_cap=cap))
+    parts: dict[str, Any] = {"feed_forward": blocks.mlp(config), "norms": PRE_NORMS + POST_NORMS}
+    count = 2 * config.num_decoder_layers
     logits_cap = config.final_logits_soft_cap or _GEMMA2_LOGITS_CAP
+    layers = blocks.alternating(config, 2, whole, count=count, **parts)
     return gemma_model(config, layers, logits_soft_cap=logits_cap)
 
 
@@ -59,20 +55,15 @@ def gemma3(config: Any) -> ModelSpec:
     """Five local layers, then a global one; norms before and after, and on queries and keys."""
     scores = blocks.pattern(config, joins_images=config.images_per_sequence > 0)
     whole = blocks.attention(config, qk_norm="head", pattern=scores)
-    nearby = blocks.window(config, whole)
     # Only the global layers are stretched.
     base = config.local_rope_max_timescale or config.rope_max_timescale
-    nearby = nearby.replace(rope=Rope(timescale=base))
-    kinds = {"global": whole, "local": nearby}
-    layers = tuple(
-        LayerSpec(mixer=kinds[kind], feed_forward=blocks.mlp(config), norms=PRE_NORMS + POST_NORMS)
-        for kind in local_global(6, config.num_decoder_layers)
-    )
-    return gemma_model(config, layers)
+    nearby = blocks.window(config, whole).replace(rope=Rope(timescale=base))
+    parts: dict[str, Any] = {"feed_forward": blocks.mlp(config), "norms": PRE_NORMS + POST_NORMS}
+    return gemma_model(config, blocks.alternating(config, 6, whole, nearby, **parts))
 
 
-def _gemma4_kinds(config: Any) -> dict[str, AttentionSpec]:
-    """Global layers have their own heads; both have norms on queries, keys and values."""
+def _gemma4_mixers(config: Any) -> tuple[AttentionSpec, AttentionSpec]:
+    """Global layers, which have their own heads, and local ones; norms on queries, keys, values."""
     local = blocks.attention(
         config, qk_norm="head", value_norm=True, pattern=blocks.pattern(config, scale=1.0)
     )
@@ -88,17 +79,12 @@ def _gemma4_kinds(config: Any) -> dict[str, AttentionSpec]:
         near = near.replace(pattern=inside)
     if config.local_rope_max_timescale:
         near = near.replace(rope=Rope(timescale=config.local_rope_max_timescale))
-    return {"global": whole, "local": near}
-
-
-def _gemma4_model(config: Any, layers: tuple[LayerSpec, ...], **changes: Any) -> ModelSpec:
-    return blocks.model(config, layers, embedding_scale=math.sqrt(config.emb_dim), **changes)
+    return whole, near
 
 
 @family("gemma4")
 def gemma4(config: Any) -> ModelSpec:
     """Five local layers, then a global one; dense, or with experts beside the MLP."""
-    kinds = _gemma4_kinds(config)
     norms: tuple[str, ...] = PRE_NORMS + POST_NORMS
     feed_forward: Any = blocks.mlp(config)
     if config.num_experts > 1:
@@ -108,38 +94,35 @@ def gemma4(config: Any) -> ModelSpec:
         dense = blocks.mlp(config, config.shared_experts * config.mlp_dim)
         feed_forward = ExpertsBesideMlpSpec(experts=experts, mlp=dense)
         norms = ("pre_mixer", *POST_NORMS)  # the part has the other norms itself
-    layers = tuple(
-        LayerSpec(mixer=kinds[kind], feed_forward=feed_forward, norms=norms, scaled=True)
-        for kind in local_global(_GEMMA4_INTERVAL, config.num_decoder_layers)
-    )
-    return _gemma4_model(config, layers)
+    parts: dict[str, Any] = {"feed_forward": feed_forward, "norms": norms, "scaled": True}
+    layers = blocks.alternating(config, _GEMMA4_INTERVAL, *_gemma4_mixers(config), **parts)
+    return gemma_model(config, layers, normalization="rmsnorm")
 
 
 @family("gemma4_small")
 def gemma4_small(config: Any) -> ModelSpec:
     """E2B and E4B: the last layers borrow keys and values; each layer has its own inputs."""
     interval = config.sliding_window_pattern or _GEMMA4_INTERVALS[config.use_double_wide_mlp]
-    names = local_global(interval, config.num_decoder_layers)
-    kinds = _gemma4_kinds(config)
-    lent = len(names) - config.num_kv_shared_layers
+    width = config.hidden_size_per_layer_input
+    parts: dict[str, Any] = {
+        "norms": PRE_NORMS + POST_NORMS,
+        "per_layer_width": width,
+        "scaled": True,
+    }
+    layers = blocks.alternating(config, interval, *_gemma4_mixers(config), **parts)
+    lent = len(layers) - config.num_kv_shared_layers
+    kinds = ["local" if i % interval else "global" for i in range(1, len(layers) + 1)]
     # The last layer of each kind that computes its own keys and values lends them.
-    lenders = {kind: lent - 1 - names[:lent][::-1].index(kind) for kind in set(names[:lent])}
-    layers = []
-    for i, kind in enumerate(names):
-        borrows = i >= lent
-        mixer = kinds[kind]
-        if borrows:
-            mixer = mixer.replace(borrows=kind)
-        elif config.num_kv_shared_layers and lenders[kind] == i:
-            mixer = mixer.replace(keeps=kind)
-        wide = 2 if borrows and config.use_double_wide_mlp else 1
-        layers.append(
-            LayerSpec(
-                mixer=mixer,
-                feed_forward=blocks.mlp(config, wide * config.mlp_dim),
-                norms=PRE_NORMS + POST_NORMS,
-                per_layer_width=config.hidden_size_per_layer_input,
-                scaled=True,
-            )
-        )
-    return _gemma4_model(config, tuple(layers), per_layer_width=config.hidden_size_per_layer_input)
+    lenders = {kind: i for i, kind in enumerate(kinds[:lent])} if lent < len(layers) else {}
+
+    def of_place(i: int, kind: str) -> LayerSpec:
+        shares = {"borrows": kind} if i >= lent else {}
+        if lenders.get(kind) == i:
+            shares = {"keeps": kind}
+        mixer: Any = layers[i].mixer
+        wide = 2 if i >= lent and config.use_double_wide_mlp else 1
+        mlp = blocks.mlp(config, wide * config.mlp_dim)
+        return dataclasses.replace(layers[i], mixer=mixer.replace(**shares), feed_forward=mlp)
+
+    placed = tuple(of_place(i, kind) for i, kind in enumerate(kinds))
+    return gemma_model(config, placed, normalization="rmsnorm", per_layer_width=width)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..attention.multi_head import AttentionSpec
-from ..feed_forward.latent_experts import LatentExpertsSpec
+from ..feed_forward.compounds import LatentExpertsSpec
 from ..stack.block import POST_NORMS, PRE_NORMS, LayerSpec
 from . import blocks
-from .registry import ModelSpec, family
+from .blocks import ModelSpec, family
 
 # meta-llama/Llama-4-Scout-17B-16E, config.json: floor_scale, attn_scale.
 _LLAMA4_TEMPERATURE = (8192, 0.1)

@@ -17,13 +17,14 @@ from jax.sharding import PartitionSpec
 from ..building import Builder, Inputs
 from ..projections.grouped_matmuls import grouped_dot, has_tiles
 from ..projections.linears import ACTIVATIONS
-from ..projections.lora import ExpertsAdapter
+from ..projections.lora import Adapter
 from ..projections.quantization import quantized_dot, quantized_ragged_dot, shard_of
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, axis_size, constrain, partition_spec
 from .mlp import MlpSpec
 from .routers import RouterSpec, Routing
 from .row_moves import moved, sum_of_copies
 
+_MATRICES = ("wi_0", "wi_1", "wo")
 # How `shard_map` receives the experts' weights: split over experts and hidden width, else gathered.
 _WEIGHT_SPECS = {
     "wi_0": PartitionSpec("expert", None, "tensor"),
@@ -80,23 +81,17 @@ class Experts(nnx.Module):
     def __init__(self, spec: ExpertsSpec, build: Builder) -> None:
         E, D, F = spec.router.experts, build.emb_dim, spec.hidden
         experts, width = ("whole_experts", "norm") if spec.whole else ("experts", "embed")
-        inwards, outwards = (experts, width, "mlp"), (experts, "mlp", width)
         self.router = spec.router.make(build)
-        self.wi_0 = build.matrix((E, D, F), D, inwards)
-        self.wi_1 = build.matrix((E, D, F), D, inwards)
-        self.wo = build.matrix((E, F, D), F, outwards)
+        first = ((E, D, F), (experts, width, "mlp"))
+        made = {"wi_0": first, "wi_1": first, "wo": ((E, F, D), (experts, "mlp", width))}
+        for name, (shape, axes) in made.items():
+            setattr(self, name, build.matrix(shape, shape[1], axes))
         self.lora = build.lora
         if build.lora is not None:
             self.adapters = nnx.Dict(
                 {
-                    name: ExpertsAdapter(
-                        build.lora,
-                        getattr(self, name)[...].shape,
-                        logical_axes=outwards if name == "wo" else inwards,
-                        weight_dtype=build.weight_dtype,
-                        rngs=build.rngs,
-                    )
-                    for name in ("wi_0", "wi_1", "wo")
+                    name: Adapter(build.lora, build, shape, axes, in_rank=1, stacked=1)
+                    for name, (shape, axes) in made.items()
                     if name in build.lora.targets
                 }
             )
@@ -141,11 +136,7 @@ class Experts(nnx.Module):
         to its own experts, and reduce-scatters the results. Over `tensor`, each device has a part
         of the hidden width, and gets a part of the result's width.
         """
-        names = ["wi_0", "wi_1", "wo"]
-        if self.spec.bias:
-            names += ["wi_0_bias", "wi_1_bias", "wo_bias"]
-        weights = {name: getattr(self, name)[...].astype(self.dtype) for name in names}
-        weights |= self._of_adapters()
+        weights = self._weights()
         if jax.sharding.get_abstract_mesh().empty:
             return self._sorted_rows(x, routing, weights, first=0, own=self.spec.router.experts)
         rows = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, None)
@@ -178,15 +169,13 @@ class Experts(nnx.Module):
         y: jax.Array = over_shards(x, (routing.experts, routing.weights), weights)
         return y
 
-    def _of_adapters(self) -> dict[str, jax.Array]:
-        """Both matrices of each adapter, keyed by the adapted matrix and the adapter's own name."""
-        if self.lora is None:
-            return {}
-        return {
-            f"{name}/{half}": getattr(adapter, half)[...].astype(self.dtype)
-            for name, adapter in self.adapters.items()
-            for half in ("lora_a", "lora_b")
-        }
+    def _weights(self) -> dict[str, jax.Array]:
+        """Matrices, biases, and both matrices of each adapter, by name."""
+        biases = [f"{name}_bias" for name in _MATRICES] if self.spec.bias else []
+        found = {name: getattr(self, name) for name in (*_MATRICES, *biases)}
+        for name, adapter in self.adapters.items() if self.lora else ():
+            found |= {f"{name}/lora_a": adapter.lora_a, f"{name}/lora_b": adapter.lora_b}
+        return {name: weight[...].astype(self.dtype) for name, weight in found.items()}
 
     @property
     def gathers_narrow(self) -> bool:
@@ -196,7 +185,7 @@ class Experts(nnx.Module):
     def _shards(self) -> dict[str, PartitionSpec]:
         """How the matrices are stored."""
         sizes = dict(jax.sharding.get_abstract_mesh().shape)
-        names = {name: getattr(self, name) for name in ("wi_0", "wi_1", "wo")}
+        names = {name: getattr(self, name) for name in _MATRICES}
         return {
             name: partition_spec(weight.get_metadata("logical_axes"), weight[...].shape, sizes)
             for name, weight in names.items()
@@ -231,33 +220,22 @@ class Experts(nnx.Module):
             rows = rows * weight_of[order]
         sorted_experts = expert_of[order]
 
+        def plain(rows: jax.Array, kernels: jax.Array) -> jax.Array:
+            return grouped_dot(rows, kernels, sizes, on_tpu=self.on_tpu)
+
         def multiply(rows: jax.Array, name: str) -> jax.Array:
             if self.quantization is None:
-                product = grouped_dot(rows, weights[name], sizes, on_tpu=self.on_tpu)
-            else:
-                recipe, fits = self.quantization, has_tiles(rows.shape[0])
-                shard = shard_of(shards[name]) if name in shards else None
-                product = quantized_ragged_dot(
-                    rows, weights[name], sizes, recipe, self.on_tpu and fits, shard
-                )
-            product = self._adapted(
-                product,
-                name,
-                weights,
-                rows,
-                lambda x, kernels: grouped_dot(x, kernels, sizes, on_tpu=self.on_tpu),
-            )
-            if not self.spec.bias:
-                return product
-            return product + weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]
+                return plain(rows, weights[name])
+            recipe, on_tpu = self.quantization, self.on_tpu and has_tiles(rows.shape[0])
+            shard = shard_of(shards[name]) if name in shards else None
+            return quantized_ragged_dot(rows, weights[name], sizes, recipe, on_tpu, shard)
 
-        with jax.named_scope("wi_0"):
-            gate = _named(multiply(rows, "wi_0"), "mlpwi_0")
-        with jax.named_scope("wi_1"):
-            up = _named(multiply(rows, "wi_1"), "mlpwi_1")
-        with jax.named_scope("wo"):
-            out = _summed(multiply(self._activated(gate, up), "wo"))
-            out = _named(out, "mlpwo")
+        def placed(product: jax.Array, name: str) -> jax.Array:
+            if self.spec.bias:
+                product += weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]
+            return _summed(product) if name == "wo" else product
+
+        out = self._mlp(rows, weights, multiply, plain, placed)
         out = jnp.where((sorted_experts < E)[:, None], out, 0)
         back = moved(1, out, reverse, order)
         if not self.spec.weigh_inputs:
@@ -270,7 +248,7 @@ class Experts(nnx.Module):
         E, k = self.spec.router.experts, self.spec.router.per_token
         capacity = min(math.ceil(self.spec.capacity_factor * S * k / E), S * k)
         expert_of = routing.experts.reshape(B, S * k)
-        weights = routing.weights.swapaxes(1, 2).reshape(B, S * k, 1).astype(x.dtype)
+        shares = routing.weights.swapaxes(1, 2).reshape(B, S * k, 1).astype(x.dtype)
         chosen = jax.nn.one_hot(expert_of, E, dtype=jnp.int32)
         place = jnp.take_along_axis(jnp.cumsum(chosen, axis=1), expert_of[..., None], -1)[..., 0]
         is_kept = place <= capacity
@@ -281,59 +259,67 @@ class Experts(nnx.Module):
         choice = free.at[jnp.arange(B)[:, None], slot].set(jnp.arange(S * k))[:, :-1]
         slots = jax.vmap(functools.partial(moved, k))(x, choice, slot)
         if self.spec.weigh_inputs:
-            slots = slots * jax.vmap(functools.partial(moved, 1))(weights, choice, slot)
+            slots = slots * jax.vmap(functools.partial(moved, 1))(shares, choice, slot)
         slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
         slots = _at_experts(slots, None)
 
-        adapters = self._of_adapters()
+        weights = self._weights()
 
-        def multiply(slots: jax.Array, name: str) -> jax.Array:
-            product = self._of_each(slots, getattr(self, name)[...].astype(self.dtype))
-            product = self._adapted(product, name, adapters, slots, _slot_by_slot)
-            return product + self._bias(f"{name}_bias")[:, None] if self.spec.bias else product
+        def placed(product: jax.Array, name: str) -> jax.Array:
+            if self.spec.bias:
+                product += weights[f"{name}_bias"][:, None]
+            return _at_experts(product, WIDTH_AXIS if name == "wo" else "tensor")
 
-        with jax.named_scope("wi_0"):
-            gate = _named(_at_experts(multiply(slots, "wi_0"), "tensor"), "mlpwi_0")
-        with jax.named_scope("wi_1"):
-            up = _named(_at_experts(multiply(slots, "wi_1"), "tensor"), "mlpwi_1")
-        with jax.named_scope("wo"):
-            out = _at_experts(multiply(self._activated(gate, up), "wo"), WIDTH_AXIS)
-            out = _named(out, "mlpwo")
+        of_each = functools.partial(self._of_each, weights)
+        out = self._mlp(slots, weights, of_each, _slot_by_slot, placed)
         out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
         back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
         if not self.spec.weigh_inputs:
-            back = back * weights
+            back = back * shares
         y: jax.Array = jax.vmap(functools.partial(sum_of_copies, k))(back)
         return y
 
-    def _of_each(self, slots: jax.Array, kernels: jax.Array) -> jax.Array:
-        """[batch, experts, slots, inputs] · [experts, inputs, outputs], expert by expert."""
+    def _of_each(self, weights: Mapping[str, jax.Array], x: jax.Array, name: str) -> jax.Array:
+        """Slots [batch, experts, slots, inputs] with the matrices of a name, expert by expert."""
         if self.quantization is None:
-            return _slot_by_slot(slots, kernels)
+            return _slot_by_slot(x, weights[name])
         recipe = self.quantization
         of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe), (1, 0), 1)
-        products: jax.Array = of_one(slots, kernels)
+        products: jax.Array = of_one(x, weights[name])
         return products
 
-    def _adapted(
+    def _mlp(
         self,
-        product: jax.Array,
-        name: str,
-        adapters: Mapping[str, jax.Array],
         x: jax.Array,
-        multiply: Callable[[jax.Array, jax.Array], jax.Array],
+        weights: Mapping[str, jax.Array],
+        multiply: Callable[[jax.Array, str], jax.Array],
+        plain: Callable[[jax.Array, jax.Array], jax.Array],
+        placed: Callable[[jax.Array, str], jax.Array],
     ) -> jax.Array:
-        """`product`, of the experts' matrices `name` with `x`, plus the output of their adapter."""
-        if self.lora is None or f"{name}/lora_a" not in adapters:
-            return product
-        with jax.named_scope("lora_a"):
-            low = multiply(x, adapters[f"{name}/lora_a"])
-        with jax.named_scope("lora_b"):
-            return product + multiply(low, adapters[f"{name}/lora_b"]) * self.lora.scale
+        """All experts' outputs, in the order of their inputs `x`: by rows or by slots.
 
-    def _bias(self, name: str) -> jax.Array:
-        bias: jax.Array = getattr(self, name)[...]
-        return bias.astype(self.dtype)
+        Args:
+            multiply: `x` with the matrices of a name.
+            plain: with the matrices of an adapter, which are not quantised.
+            placed: adds the bias, and puts the product where it belongs.
+        """
+
+        def named(name: str, inputs: Callable[[], jax.Array]) -> jax.Array:
+            with jax.named_scope(name):
+                x = inputs()
+                product = multiply(x, name)
+                if self.lora and f"{name}/lora_a" in weights:
+                    with jax.named_scope("lora_a"):
+                        low = plain(x, weights[f"{name}/lora_a"])
+                    with jax.named_scope("lora_b"):
+                        product += plain(low, weights[f"{name}/lora_b"]) * self.lora.scale
+                # For remat: the MLP's name, then the experts' own, as MaxText does.
+                saved = checkpoint_name(placed(product, name), f"mlp{name}")
+                out: jax.Array = checkpoint_name(saved, f"moe_mlp{name}")
+                return out
+
+        gate, up = (named(name, lambda: x) for name in ("wi_0", "wi_1"))
+        return named("wo", lambda: self._activated(gate, up))
 
     def _activated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         if not self.spec.clamp:
@@ -363,12 +349,6 @@ def _slot_by_slot(slots: jax.Array, kernels: jax.Array) -> jax.Array:
         return jnp.einsum("becd,edf->becf", slots, kernels)
     # Experts first, as in their matrices: otherwise XLA changes the layout of gathered matrices.
     return jnp.einsum("ebcd,edf->ebcf", slots.swapaxes(0, 1), kernels).swapaxes(0, 1)
-
-
-def _named(x: jax.Array, name: str) -> jax.Array:
-    """Names a tensor for remat, by the MLP's name and the experts' own, as MaxText does."""
-    named: jax.Array = checkpoint_name(checkpoint_name(x, name), f"moe_{name}")
-    return named
 
 
 def _summed(rows: jax.Array) -> jax.Array:

@@ -1,20 +1,19 @@
-"""Projections and the MLP."""
+"""Projections, and embeddings with the tied output head."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
-from .gathered_products import Gathers, gathered_product
+from .gathered_products import gathered_product
 from .lora import Adapter, Lora
-from .quantization import Quantization, quantized_dot
+from .quantization import quantized_dot
 
 if TYPE_CHECKING:
     from ..building import Builder
@@ -39,44 +38,26 @@ class Dense(nnx.Module):
 
     def __init__(
         self,
+        build: Builder,
         in_shape: Sequence[int],
         out_shape: Sequence[int],
-        *,
         logical_axes: tuple[str, ...],
+        *,
         use_bias: bool,
-        dtype: jnp.dtype,
-        weight_dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-        quantization: Quantization | None = None,
-        lora: Lora | None = None,
-        gathers: Gathers = "xla",
+        lora: Lora | None,
     ) -> None:
+        shape, rank = (*in_shape, *out_shape), len(in_shape)
         # Scaled by fan-in, so that every layer's output keeps its input's variance.
         scale = 1 / math.sqrt(math.prod(in_shape))
-        kernel = jax.random.truncated_normal(
-            rngs.params(), -2, 2, (*in_shape, *out_shape), weight_dtype
-        )
+        kernel = jax.random.truncated_normal(build.rngs.params(), -2, 2, shape, build.weight_dtype)
         self.kernel = nnx.Param(kernel * scale, logical_axes=logical_axes)
         if use_bias:
-            bias_axes = logical_axes[len(in_shape) :]
-            self.bias = nnx.Param(jnp.zeros(tuple(out_shape), weight_dtype), logical_axes=bias_axes)
-        self.use_bias = use_bias
+            self.bias = build.vector(shape[rank:], 0.0, logical_axes[rank:])
         if lora is not None:
-            self.adapter = Adapter(
-                lora,
-                in_shape,
-                out_shape,
-                logical_axes=logical_axes,
-                dtype=dtype,
-                weight_dtype=weight_dtype,
-                rngs=rngs,
-            )
-        self.is_adapted = lora is not None
-        self.in_rank = len(in_shape)
-        self.dtype = dtype
-        self.quantization = quantization
-        self.logical_axes = logical_axes
-        self.gathers = gathers
+            self.adapter = Adapter(lora, build, shape, logical_axes, in_rank=rank)
+        self.use_bias, self.is_adapted, self.in_rank = use_bias, lora is not None, rank
+        self.dtype, self.quantization = build.dtype, build.quantization
+        self.logical_axes, self.gathers = logical_axes, build.gathers
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, sequence, *in_shape] → [batch, sequence, *out_shape]."""
@@ -98,29 +79,22 @@ def _dot(in_rank: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
     return jax.lax.dot_general(x, kernel, ((contracted, tuple(range(in_rank))), ((), ())))
 
 
-class Mlp(nnx.Module):
-    """Plain, ``wo(act(wi(x)))``, or gated, ``wo(act(wi_0(x)) · wi_1(x))`` (arXiv 2002.05202)."""
+# GPT-2's value; small, so that a tied head starts near the uniform distribution.
+_EMBEDDING_STD = 0.02
 
-    def __init__(
-        self, build: Builder, hidden: int, activations: Sequence[str], *, use_bias: bool
-    ) -> None:
-        width, inwards = build.emb_dim, ("embed", "mlp")
-        self.activations = tuple(activations)
-        first = "wi_0" if len(self.activations) > 1 else "wi"
-        self.wi_0 = build.dense((width,), (hidden,), inwards, bias=use_bias, name=first)
-        if len(self.activations) > 1:
-            self.wi_1 = build.dense((width,), (hidden,), inwards, bias=use_bias, name="wi_1")
-        outwards = ("mlp", "embed")
-        self.wo = build.dense((hidden,), (width,), outwards, bias=use_bias, name="wo")
 
-    def __call__(self, x: jax.Array, inputs: Any = None) -> jax.Array:
-        """[batch, sequence, emb_dim] → the same."""
-        with jax.named_scope("wi_0"):
-            hidden = checkpoint_name(self.wi_0(x), "mlpwi_0")
-        hidden = ACTIVATIONS[self.activations[0]](hidden)
-        if len(self.activations) > 1:
-            with jax.named_scope("wi_1"):
-                gate = checkpoint_name(self.wi_1(x), "mlpwi_1")
-            hidden = hidden * ACTIVATIONS[self.activations[1]](gate)
-        with jax.named_scope("wo"):
-            return checkpoint_name(self.wo(hidden), "mlpwo")
+class Embed(nnx.Module):
+    """A table [rows, emb_dim], for lookups and, as the output head, for a matmul."""
+
+    def __init__(self, build: Builder, rows: int, emb_dim: int, *, row_axis: str) -> None:
+        table = jax.random.normal(build.rngs.params(), (rows, emb_dim), build.weight_dtype)
+        self.embedding = nnx.Param(table * _EMBEDDING_STD, logical_axes=(row_axis, "embed"))
+        self.dtype = build.dtype
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """[batch, sequence] of row numbers → [batch, sequence, emb_dim]. A gather: no matmul."""
+        return self.embedding[...].astype(self.dtype)[ids]
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """[batch, sequence, emb_dim] → logits [batch, sequence, rows]."""
+        return jnp.einsum("bsd,vd->bsv", x, self.embedding[...].astype(self.dtype))

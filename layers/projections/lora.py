@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+if TYPE_CHECKING:
+    from ..building import Builder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,55 +47,39 @@ def trains_only_above_the_embedding(config: Any) -> bool:
 
 
 class Adapter(nnx.Module):
-    """``scale · x · a · b``; b starts at 0, so that the initial model is unchanged."""
+    """``scale · x · a · b``; b starts at 0, so that the initial model is unchanged.
 
-    def __init__(
-        self,
-        spec: Lora,
-        in_shape: Sequence[int],
-        out_shape: Sequence[int],
-        *,
-        logical_axes: tuple[str, ...],
-        dtype: jnp.dtype,
-        weight_dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ) -> None:
-        a = jax.random.normal(rngs.params(), (*in_shape, spec.rank), weight_dtype)
-        b = jnp.zeros((spec.rank, *out_shape), weight_dtype)
-        in_axes, out_axes = logical_axes[: len(in_shape)], logical_axes[len(in_shape) :]
-        scale = 1 / math.sqrt(math.prod(in_shape))
-        self.lora_a = nnx.Param(a * scale, logical_axes=(*in_axes, "norm"))
-        self.lora_b = nnx.Param(b, logical_axes=("norm", *out_axes))
-        self.in_rank, self.scale, self.dtype = len(in_shape), spec.scale, dtype
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[batch, sequence, *in_shape] → [batch, sequence, *out_shape]."""
-        a, b = (weights[...].astype(self.dtype) for weights in (self.lora_a, self.lora_b))
-        with jax.named_scope("lora_a"):
-            low = jnp.tensordot(x, a, self.in_rank)
-        with jax.named_scope("lora_b"):
-            return jnp.tensordot(low, b, 1) * self.scale
-
-
-class ExpertsAdapter(nnx.Module):
-    """An adapter for each expert's matrix: a is [experts, in, rank], b [experts, rank, out].
-
-    It only holds the weights; `Experts` multiplies them, by sorted rows or by slots.
+    Args:
+        shape: of the adapted matrix: [*stacked, *inputs, *outputs]. A stack of matrices, the
+            experts', only keeps its weights here; `Experts` multiplies them, by rows or by slots.
+        logical_axes: of the matrix.
+        in_rank: number of dimensions of the inputs.
+        stacked: of the stack.
     """
 
     def __init__(
         self,
         spec: Lora,
-        shape: tuple[int, int, int],
+        build: Builder,
+        shape: tuple[int, ...],
+        logical_axes: tuple[str, ...],
         *,
-        logical_axes: tuple[str, str, str],
-        weight_dtype: jnp.dtype,
-        rngs: nnx.Rngs,
+        in_rank: int,
+        stacked: int = 0,
     ) -> None:
-        experts, inputs, outputs = shape
-        of_experts, of_inputs, of_outputs = logical_axes
-        a = jax.random.normal(rngs.params(), (experts, inputs, spec.rank), weight_dtype)
-        b = jnp.zeros((experts, spec.rank, outputs), weight_dtype)
-        scale = 1 / math.sqrt(inputs)
-        self.lora_a = nnx.Param(a * scale, logical_axes=(of_experts, of_inputs, "norm"))
-        self.lora_b = nnx.Param(b, logical_axes=(of_experts, "norm", of_outputs))
+        end = stacked + in_rank
+        a = jax.random.normal(build.rngs.params(), (*shape[:end], spec.rank), build.weight_dtype)
+        b = jnp.zeros((*shape[:stacked], spec.rank, *shape[end:]), build.weight_dtype)
+        scale = 1 / math.sqrt(math.prod(shape[stacked:end]))
+        self.lora_a = nnx.Param(a * scale, logical_axes=(*logical_axes[:end], "norm"))
+        b_axes = (*logical_axes[:stacked], "norm", *logical_axes[end:])
+        self.lora_b = nnx.Param(b, logical_axes=b_axes)
+        self.in_rank, self.scale, self.dtype = in_rank, spec.scale, build.dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, sequence, *inputs] → [batch, sequence, *outputs]."""
+        a, b = (weights[...].astype(self.dtype) for weights in (self.lora_a, self.lora_b))
+        with jax.named_scope("lora_a"):
+            low = jnp.tensordot(x, a, self.in_rank)
+        with jax.named_scope("lora_b"):
+            return jnp.tensordot(low, b, 1) * self.scale

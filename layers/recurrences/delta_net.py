@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -121,20 +122,9 @@ def chunked_delta_rule(
         [B, S, H, V] in float32.
     """
     length = q.shape[1]
-    pad = -length % chunk
-    segments = jnp.pad(segment_ids, ((0, 0), (0, pad)), mode="edge")
-    segments = segments.reshape(segments.shape[0], -1, chunk)
-    # [chunks, B, H, chunk, ...]: a scan over the first, matmuls batched over the next two.
-    q, k, v, beta, decay = (
-        in_chunks(x.astype(jnp.float32), pad, chunk) for x in (q, k, v, beta, log_decay)
-    )
-    reach = jnp.cumsum(decay, axis=-1)
-    same = (segments[..., :, None] == segments[..., None, :]).swapaxes(0, 1)[:, :, None]
+    between, from_start, to_end, across = chunk_decays(log_decay, segment_ids, chunk)
+    q, k, v, beta = (in_chunks(x, chunk) for x in (q, k, v, beta))
     places = jnp.arange(chunk)
-    between = jnp.where(
-        same & (places[:, None] >= places), reach[..., :, None] - reach[..., None, :], -jnp.inf
-    )
-    between = jnp.exp(between)
     written_k = k * beta[..., None]
     with jax.named_scope("keys"):
         overlaps = jnp.einsum("nbhck,nbhdk->nbhcd", written_k, k)
@@ -142,7 +132,6 @@ def chunked_delta_rule(
     with jax.named_scope("inverse"):
         unit = jnp.broadcast_to(jnp.eye(chunk), system.shape)
         inverse = jax.scipy.linalg.solve_triangular(system, unit, lower=True, unit_diagonal=True)
-    from_start, to_end, across = reach_of_state(reach, segments)
     with jax.named_scope("writes"):
         new_values = jnp.einsum("nbhcd,nbhdv->nbhcv", inverse, v * beta[..., None])
         reads = jnp.einsum("nbhcd,nbhdk->nbhck", inverse, written_k * from_start[..., None])
@@ -157,9 +146,7 @@ def chunked_delta_rule(
         across[..., None, None],
     )
     state = jnp.zeros((*q.shape[1:3], q.shape[-1], v.shape[-1]), jnp.float32)
-    y = jax.lax.scan(_one_chunk, state, steps)[1]  # [chunks, B, H, chunk, V]
-    y = jnp.moveaxis(y, 0, 1).swapaxes(2, 3)
-    return y.reshape(y.shape[0], -1, *y.shape[3:])[:, :length]
+    return from_chunks(jax.lax.scan(_one_chunk, state, steps)[1], length)
 
 
 def _one_chunk(state: jax.Array, step: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -171,25 +158,51 @@ def _one_chunk(state: jax.Array, step: tuple[jax.Array, ...]) -> tuple[jax.Array
     return state, y
 
 
-def in_chunks(x: jax.Array, pad: int, chunk: int) -> jax.Array:
-    """[B, S, H, ...] → [chunks, B, H, chunk, ...], padded with zeros."""
-    x = jnp.pad(x, ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2)))
+def in_chunks(x: jax.Array, chunk: int) -> jax.Array:
+    """[B, S, H, ...] → [chunks, B, H, chunk, ...] in float32, padded with zeros.
+
+    A scan goes over the first dimension, matmuls are batched over the next two.
+    """
+    pad = -x.shape[1] % chunk
+    x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2)))
     x = x.reshape(x.shape[0], -1, chunk, *x.shape[2:])
     return jnp.moveaxis(jnp.moveaxis(x, 1, 0), 3, 2)
 
 
-def reach_of_state(reach: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Remaining shares: of the state at each token, of each token at the chunk's end, and of the
-    state there; 0 across document borders.
+def from_chunks(y: jax.Array, length: int) -> jax.Array:
+    """[chunks, B, H, chunk, ...] → [B, length, H, ...]."""
+    y = jnp.moveaxis(y, 0, 1).swapaxes(2, 3)
+    return y.reshape(y.shape[0], -1, *y.shape[3:])[:, :length]
 
-    Args:
-        reach: cumulative log decay, [chunks, B, H, chunk].
-        segments: [B, chunks, chunk].
+
+class ChunkDecays(NamedTuple):
+    """Remaining shares; 0 across document borders.
+
+    Attributes:
+        between: of each token at each later one of its chunk, [chunks, B, H, chunk, chunk].
+        from_start: of the state at each token, [chunks, B, H, chunk].
+        to_end: of each token at the chunk's end, the same shape.
+        across: of the state at the chunk's end, [chunks, B, H].
     """
-    segments = segments.swapaxes(0, 1)[:, :, None]
+
+    between: jax.Array
+    from_start: jax.Array
+    to_end: jax.Array
+    across: jax.Array
+
+
+def chunk_decays(log_decay: jax.Array, segment_ids: jax.Array, chunk: int) -> ChunkDecays:
+    """The decays of log decays [B, S, H] in documents [B, S]."""
+    reach = jnp.cumsum(in_chunks(log_decay, chunk), axis=-1)
+    segments = jnp.pad(segment_ids, ((0, 0), (0, -segment_ids.shape[1] % chunk)), mode="edge")
+    segments = segments.reshape(len(segments), -1, chunk).swapaxes(0, 1)[:, :, None]
+    places = jnp.arange(chunk)
+    seen = (segments[..., :, None] == segments[..., None, :]) & (places[:, None] >= places)
     last = segments[..., -1:]
     before = jnp.concatenate([jnp.full_like(last[:1], -1), last[:-1]])
-    from_start = jnp.where(segments == before, jnp.exp(reach), 0)
-    to_end = jnp.where(segments == last, jnp.exp(reach[..., -1:] - reach), 0)
-    across = jnp.where(before == last, jnp.exp(reach[..., -1:]), 0)[..., 0]
-    return from_start, to_end, across
+    return ChunkDecays(
+        jnp.exp(jnp.where(seen, reach[..., :, None] - reach[..., None, :], -jnp.inf)),
+        jnp.where(segments == before, jnp.exp(reach), 0),
+        jnp.where(segments == last, jnp.exp(reach[..., -1:] - reach), 0),
+        jnp.where(before == last, jnp.exp(reach[..., -1:]), 0)[..., 0],
+    )

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ..attention.ops import WHOLE
 from ..building import Builder, Inputs
 from .convolutions import short_convolution
-from .delta_net import in_chunks, reach_of_state
+from .delta_net import chunk_decays, from_chunks, in_chunks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +111,8 @@ def chunked_state_space(
     """
     B, length, H, p = u.shape
     G, n = b.shape[2:]
-    pad = -length % chunk
-    segments = jnp.pad(segment_ids, ((0, 0), (0, pad)), mode="edge").reshape(B, -1, chunk)
-    u, b, c, decay = (in_chunks(x.astype(jnp.float32), pad, chunk) for x in (u, b, c, log_decay))
-    reach = jnp.cumsum(decay, axis=-1)  # [chunks, B, H, chunk]
-    same = (segments[..., :, None] == segments[..., None, :]).swapaxes(0, 1)[:, :, None]
-    places = jnp.arange(chunk)
-    seen = same & (places[:, None] >= places)
-    between = jnp.exp(jnp.where(seen, reach[..., :, None] - reach[..., None, :], -jnp.inf))
-    from_start, to_end, across = reach_of_state(reach, segments)
+    between, from_start, to_end, across = chunk_decays(log_decay, segment_ids, chunk)
+    u, b, c = (in_chunks(x, chunk) for x in (u, b, c))
     grouped = (*u.shape[:2], G, H // G)
     with jax.named_scope("overlaps"):
         overlaps = jnp.einsum("kbgcn,kbgdn->kbgcd", c, b)
@@ -137,5 +130,4 @@ def chunked_state_space(
 
     steps = (inside, ending, reading, b, c, across.reshape(*grouped, 1, 1))
     y = jax.lax.scan(one_chunk, jnp.zeros((B, G, H // G, p, n), jnp.float32), steps)[1]
-    y = y.reshape(-1, B, H, chunk, p)
-    return jnp.moveaxis(y, 0, 1).swapaxes(2, 3).reshape(B, -1, H, p)[:, :length]
+    return from_chunks(y.reshape(-1, B, H, chunk, p), length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,22 +112,15 @@ def table_sizes(bases: Sequence[int], heads: int, layers: int) -> tuple[tuple[in
     ((11, 13), (17, 19))
     """
     seen: set[int] = set()
-    sizes = []
-    for _ in range(layers):
-        of_layer = []
-        for base in bases:
-            for _ in range(heads):
-                of_layer.append(_next_prime(base, seen))
-                seen.add(of_layer[-1])
-        sizes.append(tuple(of_layer))
-    return tuple(sizes)
 
+    def next_prime(base: int) -> int:
+        free = (n for n in itertools.count(base) if n not in seen and _is_prime(n))
+        seen.add(found := next(free))
+        return found
 
-def _next_prime(least: int, seen: set[int]) -> int:
-    candidate = least
-    while candidate in seen or not _is_prime(candidate):
-        candidate += 1
-    return candidate
+    return tuple(
+        tuple(next_prime(base) for base in bases for _ in range(heads)) for _ in range(layers)
+    )
 
 
 def _is_prime(number: int) -> bool:

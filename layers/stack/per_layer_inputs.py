@@ -10,14 +10,14 @@ from flax import nnx
 
 from ..building import Builder, Inputs
 from ..normalizations import RMSNorm
-from ..projections.embeddings import Embed
+from ..projections.linears import Embed
 
 
 class PerLayerEmbedding(nnx.Module):
     """The inputs of all layers: a token table plus a projection of the embedding."""
 
     def __init__(self, rows: int, layers: int, width: int, build: Builder) -> None:
-        self.table = Embed(rows, layers * width, row_axis="vocab", **build.dtypes)
+        self.table = Embed(build, rows, layers * width, row_axis="vocab")
         self.projection = build.dense((build.emb_dim,), (layers, width), ("embed", "layers", "mlp"))
         self.norm = RMSNorm(width, epsilon=build.epsilon, weight_dtype=build.weight_dtype)
         self.shape = (layers, width)

@@ -104,62 +104,37 @@ class Stack(nnx.Module):
         notes = []
         kept: dict[str, Any] = {}
         for segment, blocks in zip(self.segments, self.groups, strict=True):
-            run = self._scanned if segment.repeats > 1 else self._once
-            own = _inputs_of(segment, per_layer)
-            x, made, noted = run(segment, blocks, x, dataclasses.replace(inputs, kept=kept), own)
+            split = [nnx.split(block) for block in blocks]
+            run = run_pattern(segment, [graphdef for graphdef, _ in split], self.remat)
+            here = dataclasses.replace(inputs, kept=kept)
+            steps = [weights for _, weights in split], _inputs_of(segment, per_layer)
+            x, made, noted = _repeated(run, x, steps, here, is_scanned=segment.repeats > 1)
             kept = {**kept, **made}
             notes.append(noted)
         return x, notes
 
-    def _once(
-        self,
-        segment: LayerSegment,
-        blocks: Any,
-        x: jax.Array,
-        inputs: Inputs,
-        own: jax.Array | None,
-    ) -> tuple[jax.Array, dict[str, Any], list[dict[str, jax.Array]]]:
-        notes = []
-        made: dict[str, Any] = {}
-        for place, block in enumerate(blocks):
-            graphdef, weights = nnx.split(block)
-            here = dataclasses.replace(
-                inputs,
-                kept={**inputs.kept, **made},
-                per_layer=None if own is None else own[0, place],
-            )
-            with jax.named_scope(f"layers_{segment.first + place}"):
-                x, kept, noted = self.remat(run_block(graphdef))(x, weights, here)
-            made |= kept
-            notes.append(noted)
+
+def _repeated(
+    run: Callable[..., Any], x: jax.Array, steps: Any, inputs: Inputs, *, is_scanned: bool
+) -> tuple[jax.Array, dict[str, Any], list[dict[str, jax.Array]]]:
+    """Runs a segment: x, what its last repeat keeps, its notes."""
+    if not is_scanned:
+        weights, own = steps
+        x, (made, notes) = run(x, weights, None if own is None else own[0], inputs)
         return x, made, notes
-
-    def _scanned(
-        self,
-        segment: LayerSegment,
-        blocks: Any,
-        x: jax.Array,
-        inputs: Inputs,
-        own: jax.Array | None,
-    ) -> tuple[jax.Array, dict[str, Any], list[dict[str, jax.Array]]]:
-        split = [nnx.split(block) for block in blocks]
-        run = run_pattern(segment, [graphdef for graphdef, _ in split], self.remat)
-
-        def body(x: jax.Array, step: Any) -> tuple[jax.Array, Any]:
-            return run(x, *step, inputs)
-
-        x, (made, notes) = jax.lax.scan(body, x, ([weights for _, weights in split], own))
-        return x, jax.tree.map(lambda stacked: stacked[-1], made), notes
+    x, (made, notes) = jax.lax.scan(lambda x, step: run(x, *step, inputs), x, steps)
+    return x, jax.tree.map(lambda stacked: stacked[-1], made), notes
 
 
 def run_pattern(
     segment: LayerSegment, graphdefs: Sequence[Any], remat: Remat
 ) -> Callable[..., Any]:
-    """One repeat of a pattern as the body of a scan: (x, weights of its places, their own inputs,
-    `Inputs`) → x, and what the blocks keep and note.
+    """One repeat of a pattern: (x, weights of its places, their own inputs, `Inputs`) → x, and what
+    the blocks keep and note.
     """
     # Inside a scan, XLA cannot merge the recomputation with the forward pass anyway.
-    blocks = [remat(run_block(graphdef), prevent_cse=False) for graphdef in graphdefs]
+    options = {"prevent_cse": False} if segment.repeats > 1 else {}
+    blocks = [remat(run_block(graphdef), **options) for graphdef in graphdefs]
     names = _names(segment)
 
     def run(x: jax.Array, weights: Any, own: jax.Array | None, inputs: Inputs) -> Any:
@@ -194,7 +169,9 @@ def run_block(graphdef: Any) -> Callable[..., Any]:
 
 
 def _names(segment: LayerSegment) -> list[str]:
-    """The named scopes of a pattern's places in the scan."""
+    """The named scopes of a pattern's places."""
+    if segment.repeats == 1:
+        return [f"layers_{segment.first + place}" for place in range(len(segment.pattern))]
     if len(segment.pattern) == 1:
         return ["layers"]
     return [f"layers/place_{place}" for place in range(len(segment.pattern))]

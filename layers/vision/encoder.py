@@ -17,7 +17,7 @@ from ..stack.block import PRE_NORMS, LayerSpec
 from ..stack.stack import Remat, Stack, results
 from .attention import VisionAttentionSpec
 from .deep_stack import SquareProjector, stretched
-from .merging import MergeSpec
+from .merging import MergeSpec, PatchMerge
 
 _BYTE = 255.0
 
@@ -141,7 +141,7 @@ class VisionEncoder(nnx.Module):
         self.layers = Stack(layers, keys, own, scan=scan, remat=remat, first_alone=first_alone)
         if spec.last_norm:
             self.norm = own.norm()
-        self.merge = spec.merge.make(own)
+        self.merge = PatchMerge(spec.merge, own)
         joined = spec.merge.width(spec.width)
         self.deep = nnx.List(
             [SquareProjector(joined, joined, build.emb_dim, own) for _ in spec.deep]

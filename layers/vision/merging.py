@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,129 +12,56 @@ from flax import nnx
 
 from ..building import Builder
 
-Merge = Callable[[jax.Array], jax.Array]
-"""[images, rows, columns, width] → [images, tokens, another width]."""
-
-
-class MergeSpec(Protocol):
-    """How a square of `side` × `side` patches becomes one token."""
-
-    @property
-    def side(self) -> int:
-        """Side of the square in patches."""
-        ...
-
-    def width(self, before: int) -> int:
-        """Width of a token merged from patches of width `before`."""
-        ...
-
-    def make(self, build: Builder) -> Merge:
-        """Builds the part, in the tower's width `build.emb_dim`."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True)
-class PoolSpec:
-    """The mean of a square of patches (Gemma 3, arXiv 2503.19786, section 2.1)."""
-
-    side: int
-
-    def width(self, before: int) -> int:
-        """Unchanged."""
-        return before
-
-    def make(self, build: Builder) -> Merge:
-        """Nothing to train."""
-        return lambda x: _squares(x, self.side).mean(axis=2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandardizedPoolSpec:
-    """The mean of a square of patches, shifted and scaled by learned values (Gemma 4)."""
-
-    side: int
-
-    def width(self, before: int) -> int:
-        """Unchanged."""
-        return before
-
-    def make(self, build: Builder) -> StandardizedPool:
-        """The learned values."""
-        return StandardizedPool(self, build)
-
-
-class StandardizedPool(nnx.Module):
-    """``(√width · mean − shift) · scale``, in float32."""
-
-    def __init__(self, spec: StandardizedPoolSpec, build: Builder) -> None:
-        self.shift = build.vector((build.emb_dim,), 0.0, ("norm",))
-        self.scale = build.vector((build.emb_dim,), 1.0, ("norm",))
-        self.side = spec.side
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[images, rows, columns, width] → [images, tokens, width]."""
-        mean = _squares(x.astype(jnp.float32), self.side).mean(axis=2)
-        standard = (math.sqrt(x.shape[-1]) * mean - self.shift[...]) * self.scale[...]
-        return standard.astype(x.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JoinSpec:
-    """A square of patches concatenated (Qwen3-VL)."""
-
-    side: int
-
-    def width(self, before: int) -> int:
-        """Of all patches of the square."""
-        return before * self.side**2
-
-    def make(self, build: Builder) -> Merge:
-        """Nothing to train."""
-        return lambda x: _joined(x, self.side)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShuffleSpec:
-    """A square of patches concatenated, then an MLP (Llama 4: pixel shuffle).
+class MergeSpec:
+    """How a square of `side` × `side` patches becomes one token.
 
     Attributes:
+        kind: ``mean`` (Gemma 3, arXiv 2503.19786, section 2.1); ``standardized``: the mean,
+            shifted and scaled by learned values (Gemma 4); ``joined``: concatenated (Qwen3-VL);
+            ``shuffled``: concatenated, then an MLP (Llama 4: pixel shuffle).
         hidden, out: widths of the MLP.
     """
 
     side: int
-    hidden: int
-    out: int
+    kind: Literal["mean", "standardized", "joined", "shuffled"]
+    hidden: int = 0
+    out: int = 0
 
     def width(self, before: int) -> int:
-        """The MLP's."""
-        return self.out
-
-    def make(self, build: Builder) -> Shuffle:
-        """The MLP's weights."""
-        return Shuffle(self, build)
+        """Width of a token merged from patches of width `before`."""
+        return self.out or (before * self.side**2 if self.kind == "joined" else before)
 
 
-class Shuffle(nnx.Module):
-    """``gelu(gelu(x · fc1) · fc2)`` of concatenated patches."""
+class PatchMerge(nnx.Module):
+    """See `MergeSpec`; `build.emb_dim` is the tower's width."""
 
-    def __init__(self, spec: ShuffleSpec, build: Builder) -> None:
-        joined = build.emb_dim * spec.side**2
-        self.fc1 = build.dense((joined,), (spec.hidden,), ("embed", "mlp"))
-        self.fc2 = build.dense((spec.hidden,), (spec.out,), ("mlp", "embed"))
-        self.side = spec.side
+    def __init__(self, spec: MergeSpec, build: Builder) -> None:
+        if spec.kind == "standardized":
+            self.shift = build.vector((build.emb_dim,), 0.0, ("norm",))
+            self.scale = build.vector((build.emb_dim,), 1.0, ("norm",))
+        if spec.kind == "shuffled":
+            joined = build.emb_dim * spec.side**2
+            self.fc1 = build.dense((joined,), (spec.hidden,), ("embed", "mlp"))
+            self.fc2 = build.dense((spec.hidden,), (spec.out,), ("mlp", "embed"))
+        self.spec = spec
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[images, rows, columns, width] → [images, tokens, out]."""
-        joined = _joined(x, self.side)
-        for fc in (self.fc1, self.fc2):
-            joined = jax.nn.gelu(fc(joined), approximate=False)
+        """[images, rows, columns, width] → [images, tokens, another width]."""
+        kind, side = self.spec.kind, self.spec.side
+        if kind == "mean":
+            return _squares(x, side).mean(axis=2)
+        if kind == "standardized":  # (√width · mean − shift) · scale, in float32
+            mean = _squares(x.astype(jnp.float32), side).mean(axis=2)
+            standard = (math.sqrt(x.shape[-1]) * mean - self.shift[...]) * self.scale[...]
+            return standard.astype(x.dtype)
+        squares = _squares(x, side)
+        joined: jax.Array = squares.reshape(*squares.shape[:2], -1)
+        if kind == "shuffled":
+            for fc in (self.fc1, self.fc2):
+                joined = jax.nn.gelu(fc(joined), approximate=False)
         return joined
-
-
-def _joined(x: jax.Array, side: int) -> jax.Array:
-    """[images, rows, columns, width] → [images, squares, side · side · width]."""
-    squares: jax.Array = _squares(x, side)
-    return squares.reshape(*squares.shape[:2], -1)
 
 
 def _squares(x: jax.Array, side: int) -> Any:

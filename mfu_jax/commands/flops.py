@@ -159,7 +159,7 @@ _STEP_KEYS = ("per_device_batch_size", "max_target_length", "gradient_accumulati
 def _traced(
     source: str, overrides: dict[str, Any], convention: str, mfu: float | None
 ) -> dict[str, Any]:
-    """The same object as `_answer`, from the PyTorch model; training is 3 × forward."""
+    """The same object as `_answer`, from the PyTorch model."""
     if convention not in _TRACED:
         raise UserError(f"--trace counts matmuls: convention={convention} is not one of {_TRACED}")
     if wrong := [key for key in overrides if key not in _STEP_KEYS]:

@@ -17,6 +17,7 @@ Exit code: 0 no regression, 1 a regression, 2 wrong input."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from mfu_jax.errors import UserError
@@ -24,9 +25,12 @@ from mfu_jax.runs.comparison.gate import Gate, check
 from mfu_jax.runs.comparison.runs import compare_with_runs
 from mfu_jax.runs.metrics.files import WARMUP_STEPS
 from mfu_jax.runs.report.run_data import read_metrics_of
+from mfu_jax.runs.report.setup import read_setup
+from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import typed
+from mfu_jax.verdict import NextStep, TimeLoss, Verdict
 
 _KEYS = ("baseline", "threshold", "junit", "warmup_steps")
 _THRESHOLD = "1%"
@@ -35,16 +39,19 @@ _THRESHOLD = "1%"
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     arguments = parse(argv, keys=_KEYS, flags=("--json", "--github"))
-    gate = _gate(arguments)
+    gate, verdict = _gate(arguments)
     if "junit" in arguments.values:
         gate.write_junit(arguments.values["junit"])
-    print(json_text(gate.to_json()) if "--json" in arguments.flags else gate.render())
+    if "--json" in arguments.flags:
+        print(json_text({"verdict": verdict.to_json(), **gate.to_json()}))
+    else:
+        print(f"{verdict.render()}\n{gate.comparison.render()}")
     if "--github" in arguments.flags:
         print(gate.annotation())
     return 1 if gate.has_failed else 0
 
 
-def _gate(arguments: Arguments) -> Gate:
+def _gate(arguments: Arguments) -> tuple[Gate, Verdict]:
     values = arguments.values
     run = arguments.one_name("run")
     baselines = [text for key, text in arguments.pairs if key == "baseline"]
@@ -56,10 +63,36 @@ def _gate(arguments: Arguments) -> Gate:
     warmup = int(typed("warmup_steps", values.get("warmup_steps", WARMUP_STEPS), int))
     if warmup < 0:
         raise UserError(f"warmup_steps={warmup}: expected 0 or more")
+    metrics = read_metrics_of(run)
     found = compare_with_runs(
-        [read_metrics_of(name) for name in baselines], read_metrics_of(run), warmup_steps=warmup
+        [read_metrics_of(name) for name in baselines], metrics, warmup_steps=warmup
     )
-    return check(found, threshold=threshold)
+    gate = check(found, threshold=threshold)
+    of_run = run_verdict(
+        run,
+        metrics.summary(warmup_steps=warmup),
+        read_setup(metrics.path),
+        wall={},
+        profile=metrics.profile,
+    )
+    return gate, _verdict(gate, of_run, f"mfu-jax report {baselines[0]} {run} --html=report.html")
+
+
+def _verdict(gate: Gate, of_run: Verdict, report: str) -> Verdict:
+    """The run's verdict, led by what the gate found."""
+    slower = [
+        TimeLoss(name=f"slower {check.row.metric.title}", fraction=1 - 1 / (1 + check.slowdown))
+        for check in gate.failed
+    ]
+    steps = of_run.next_steps[:1]
+    return dataclasses.replace(
+        of_run,
+        kind="gate",
+        finding=f"{'FAILED' if gate.has_failed else 'passed'}: {gate.message}",
+        passed=not gate.has_failed,
+        losses=(*slower, *of_run.losses),
+        next_steps=(NextStep(text=report), *steps) if gate.has_failed else steps,
+    )
 
 
 def _fraction(text: str) -> float:

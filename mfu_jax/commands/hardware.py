@@ -8,16 +8,18 @@ h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, per JAX device, in TFLOP/
   --list          every chip in the table
   --calibrate     measures a matmul peak on the attached device, now, and caches it
   dtype=bf16      dtype to measure (default: bf16)
+  --export=DIR    the table as JSON and a lookup in plain Python, to copy into other programs
   --json          one JSON object on stdout"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import Chip
+from mfu_jax.hardware.export import export_peaks
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.formatting import columns, json_text
@@ -25,15 +27,19 @@ from mfu_jax.util.formatting import columns, json_text
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    arguments = parse(argv, keys=("dtype",), flags=("--list", "--calibrate", "--json"))
-    if len({*arguments.flags - {"--json"}, *arguments.names}) > 1:
+    arguments = parse(argv, keys=("dtype", "export"), flags=("--list", "--calibrate", "--json"))
+    folder = arguments.values.get("export")
+    if len({*arguments.flags - {"--json"}, *arguments.names, *((folder,) if folder else ())}) > 1:
         raise UserError(
-            "more than one question at once; expected one name, or --list, or --calibrate; usually "
-            "a name with a space; put it in quotes, as in mfu-jax hardware 'RTX 4090'"
+            "more than one question at once; expected a name, --list, --calibrate or --export; "
+            "usually a name with a space; put it in quotes, as in mfu-jax hardware 'RTX 4090'"
         )
     dtype = hardware.canonical_dtype(arguments.values.get("dtype", "bf16"))
     answer: Any
-    if "--list" in arguments.flags:
+    if folder:
+        answer = [str(path) for path in export_peaks(folder)]
+        text = "\n".join(answer)
+    elif "--list" in arguments.flags:
         answer = [_as_json(chip) for chip in hardware.table()]
         text = _table(hardware.table())
     elif arguments.names:
@@ -57,7 +63,7 @@ def _attached(dtype: str, measure: bool) -> tuple[dict[str, Any], str]:
         from mfu_jax.hardware.calibration import calibrate
 
         peak = calibrate(dtype, device, refresh=measure)
-        return {**answer, "peak": _peak_json(peak)}, f"{head}\n  peak  {peak}"
+        return {**answer, "peak": _as_json(peak, _OF_PEAK)}, f"{head}\n  peak  {peak}"
     chip = hardware.lookup(device.device_kind, getattr(device, "compute_capability", None))
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit")
@@ -67,35 +73,24 @@ def _attached(dtype: str, measure: bool) -> tuple[dict[str, Any], str]:
     return {**answer, "chip": _as_json(chip), "bytes_limit": limit}, text
 
 
-def _peak_json(peak: Peak) -> dict[str, Any]:
-    return {
-        "tflops_per_sec": peak.tflops_per_sec,
-        "dtype": peak.dtype,
-        "kind": peak.kind,
-        "source": peak.source,
-    }
+_OF_PEAK = ("tflops_per_sec", "dtype", "kind", "source")
+_OF_CHIP = (
+    *("name", "device_kinds", "peak_tflops", "memory_bytes", "usable_memory_bytes"),
+    *("memory_bandwidth_bytes_per_sec", "devices_per_chip", "confidence", "unverified"),
+    *("note", "sources"),
+)
 
 
-def _as_json(chip: Chip) -> dict[str, Any]:
-    return {
-        "name": chip.name,
-        "device_kinds": list(chip.device_kinds),
-        "peak_tflops": dict(chip.peak_tflops),
-        "memory_bytes": chip.memory_bytes,
-        "usable_memory_bytes": chip.usable_memory_bytes,
-        "memory_bandwidth_bytes_per_sec": chip.memory_bandwidth_bytes_per_sec,
-        "devices_per_chip": chip.devices_per_chip,
-        "confidence": chip.confidence,
-        "unverified": list(chip.unverified),
-        "note": chip.note,
-        "sources": list(chip.sources),
-    }
+def _as_json(found: Chip | Peak, names: Sequence[str] = _OF_CHIP) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in names}
 
 
 def _describe(chip: Chip) -> str:
-    peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in chip.peak_tflops.items())
     rows = {
-        "dense TFLOP/s": peaks,
+        "dense TFLOP/s": _numbers(chip.peak_tflops),
+        "they hold at": chip.clock_state,
+        "with sparsity": _numbers(chip.sparse_tflops),
+        "at boost": _numbers(chip.boost_tflops),
         "float32 matmuls": _float32(chip),
         "memory": f"{chip.memory_gib:g} GiB{_usable(chip)}, {chip.memory_bandwidth_gbps:g} GB/s",
         "devices per chip": f"{chip.devices_per_chip} (all numbers are for one)"
@@ -113,6 +108,10 @@ def _describe(chip: Chip) -> str:
         f"  {'sources' if i == 0 else '':<17} {source}" for i, source in enumerate(chip.sources)
     ]
     return "\n".join(lines)
+
+
+def _numbers(tflops: Mapping[str, float]) -> str:
+    return ", ".join(f"{dtype} {value:g}" for dtype, value in tflops.items())
 
 
 def _usable(chip: Chip) -> str:

@@ -50,6 +50,7 @@ from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
+from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, request_for, work_of
 from mfu_jax.planning.targets import Target, check_dump, parse_target
 from mfu_jax.storage.dump_names import SUFFIX
@@ -57,6 +58,7 @@ from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import typed
+from mfu_jax.verdict import LikeRuns
 
 _MOST_BYTES = 2**20
 _CHIPS = ("topology", "slices", "hardware", "devices")
@@ -125,17 +127,35 @@ def _show(arguments: Arguments, plan: Plan) -> int:
     values = arguments.values
     run = {key: _number(values, key) for key in _OWN_OF_RUN}
     plan = plan.for_run(**run)
+    verdict = plan_verdict(plan, _like_runs(plan))
     if "--json" in arguments.flags:
-        print(json_text(plan.to_json()))
+        print(json_text({"verdict": verdict.to_json(), **plan.to_json()}))
     else:
-        print(plan)
+        print(f"{verdict.render()}\n{plan}")
     if "html" in values:
         from mfu_jax.pages.document import write_page
         from mfu_jax.planning.result.page import plan_page
 
-        where = write_page(values["html"] or "plan.html", plan_page(plan))
+        where = write_page(values["html"] or "plan.html", plan_page(plan, verdict))
         print(f"mfu-jax plan: wrote {where}", file=sys.stderr)
     return 0 if plan.fits else 1
+
+
+def _like_runs(plan: Plan) -> LikeRuns | None:
+    """Published runs of such a model on these chips; None if its MFU is not known."""
+    step, rate = plan.step_time_seconds, plan.tokens_per_sec_per_chip
+    if not (plan.mfu and plan.model_flops and step):
+        return None
+    from mfu_jax.runs.published import like_runs
+
+    tokens = (rate or 0.0) * step * plan.chips / (plan.devices or plan.chips)  # of a device
+    return like_runs(
+        chip=plan.hardware,
+        dtype="bf16",
+        peak_flops_per_sec=plan.model_flops / plan.mfu / step,
+        flops_per_token=plan.model_flops / tokens if tokens else None,
+        convention=plan.convention,
+    )
 
 
 def _of_dump(arguments: Arguments, target: Target) -> Plan:
@@ -247,7 +267,7 @@ def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None,
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:
-    from mfu_jax.planning.sweep.rendering import render_sweep
+    from mfu_jax.planning.sweep.rendering import render_sweep, sweep_verdict
     from mfu_jax.planning.sweep.running import Sweep, run
     from mfu_jax.planning.sweep.space import SweepPoint, seconds_of, split
 
@@ -275,7 +295,11 @@ def _sweep(arguments: Arguments, target: Target) -> int:
         ),
         progress=_progress,
     )
-    print(json_text(result.to_json()) if "--json" in arguments.flags else render_sweep(result))
+    verdict = sweep_verdict(result)
+    if "--json" in arguments.flags:
+        print(json_text({"verdict": verdict.to_json(), **result.to_json()}))
+    else:
+        print(f"{verdict.render()}\n{render_sweep(result)}")
     return 0 if result.winner else 1
 
 

@@ -1,6 +1,6 @@
 """Shows where a step's time went, from a trace: the waterfall from the peak to MFU, and tables.
 
-usage: mfu-jax profile DIR [key=value …] [--json | --html [OUT.html]]
+usage: mfu-jax profile DIR [key=value …] [--plan PLAN.json] [--json | --html [OUT.html]]
        mfu-jax profile BEFORE AFTER [key=value …] [--json]
 
 DIR is the folder of a device trace made by mfu_jax.profile, profile_steps= or
@@ -15,6 +15,8 @@ Two folders are compared: what got slower, in seconds per step, and why.
                    the trace, else the program's own forward and backward matmuls
   hardware=NAME    the chip, if the trace does not name it; or calibrate
   peak_tflops_per_device=N  dense peak, instead of the table's; CPUs are calibrated
+  plan=FILE        also prints where the time differs from the plan's, op by op, with the cause in
+                   seconds; FILE is what mfu-jax plan … --json prints
   tensorboard=LOGS writes the numbers as scalars, profile/…, in run "profile" of this log directory
   --json           one JSON object on stdout
   --html           one page that needs no network, in OUT.html (default DIR/profile.html)"""
@@ -35,8 +37,9 @@ from mfu_jax.util.values import typed
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
+    from mfu_jax.profiling.report.plan_gap import PlanGap
 
-_KEYS = ("by", "depth", "sort", "top", MODEL_FLOPS, "hardware", PEAK, "tensorboard")
+_KEYS = ("by", "depth", "sort", "top", MODEL_FLOPS, "hardware", PEAK, "plan", "tensorboard")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,21 +57,23 @@ def main(argv: Sequence[str]) -> int:
     by, sort = _tables(values.get("by", "scope,op")), _sort(values.get("sort", "time"))
     depth, top = _count(values, "depth", 0), _top(values)
     profile = _read(folders[0], values)
+    gap = _gap(profile, values.get("plan"))
     if "tensorboard" in values:
         from mfu_jax.logger.sinks.tensorboard import write_scalars
 
         write_scalars(values["tensorboard"], "profile", profile.last_step, profile.scalars())
     if "--json" in arguments.flags:
-        print(json_text(profile.to_json(depth=depth, sort=sort)))
+        beside = {} if gap is None else {"plan": gap.to_json()}
+        print(json_text({**profile.to_json(depth=depth, sort=sort), **beside}))
     elif page is not None:
         from mfu_jax.pages.document import write_page
         from mfu_jax.profiling.report.page import page as page_of
 
-        print(write_page(page or _page_in(folders[0]), page_of(profile)))
+        print(write_page(page or _page_in(folders[0]), page_of(profile, gap)))
     else:
         from mfu_jax.profiling.report.text import render
 
-        print(render(profile, by=by, depth=depth, sort=sort, top=top))
+        print(render(profile, by=by, depth=depth, sort=sort, top=top, gap=gap))
     return 0
 
 
@@ -95,6 +100,16 @@ def _read(folder: str, values: Mapping[str, str]) -> Profile:
     )
 
 
+def _gap(profile: Profile, path: str | None) -> PlanGap | None:
+    """The plan beside the profile, if one is named."""
+    if path is None:
+        return None
+    from mfu_jax.profiling.report.plan_gap import plan_gap
+    from mfu_jax.runs.report.plan_comparison import read_plan
+
+    return plan_gap(profile, read_plan(path), path)
+
+
 def _model(values: Mapping[str, str]) -> int | None:
     text = values.get(MODEL_FLOPS)
     if text is None:
@@ -116,7 +131,7 @@ def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
         raise UserError(
             "--html and two profiles: expected one folder; leave --html out, or pass --json"
         )
-    for key in ("by", "depth", "sort", "tensorboard"):
+    for key in ("by", "depth", "plan", "sort", "tensorboard"):
         if key in values:
             raise UserError(f"{key}= and two profiles: expected one folder; leave {key}= out")
     top = _top(values)

@@ -93,9 +93,9 @@ def _follow(path: Path, sink: Sink, first: int) -> int:
     texts = [*read_events(beside, *_FOR_SINKS)]
     totals = [*read_events(beside, events.SUMMARY)]
     log = RunLog()
-    log.append([events.Event(e["e"], (e["t"], e["m"]), e) for e in texts])
     reader = LoggedRecords(path, periods[-1] if periods else 1, after=first - 1)
-    follower = Follower(log, sink, position=0)
+    follower = Follower(log, sink)
+    follower.put([events.Event(e["e"], (e["t"], e["m"]), e) for e in texts])
     follower.begin_behind(reader)
     follower.start()
     follower.settle(is_last=True).wait()
@@ -110,5 +110,5 @@ def _summary(totals: Sequence[dict[str, Any]]) -> Summary:
     """The totals that the run wrote at its end, if it did."""
     if not totals:
         return Summary(steps=0)
-    known = Summary.__dataclass_fields__
+    known = Summary.__dataclass_fields__.keys() - {"verdict"}
     return Summary(**{name: value for name, value in totals[-1].items() if name in known})

@@ -35,7 +35,7 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.runs.comparison.runs import RunComparison, compare_with_runs
-from mfu_jax.runs.goodput import ml_goodput, time_table
+from mfu_jax.runs.goodput import ml_goodput
 from mfu_jax.runs.goodput.wall_clock import read_attempts
 from mfu_jax.runs.metrics.files import WARMUP_STEPS
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     except UserError:
         if file or len(names) > 1 or (found := answer_without_steps(names[0])) is None:
             raise
-        print(json_text(found[0]) if "--json" in arguments.flags else time_table.render(found[1]))
+        print(json_text(found[0]) if "--json" in arguments.flags else found[1])
         return 0
     profile = arguments.values.get("profile")
     runs = [_with_waits(runs[0], profile), *(_with_waits(run, None) for run in runs[1:])]
@@ -128,7 +128,13 @@ def _page_of(run: str) -> str:
 
 
 def _compared(a: RunData, b: RunData) -> RunComparison:
-    return compare_with_runs([a.metrics], b.metrics, warmup_steps=a.options.warmup_steps)
+    found = compare_with_runs([a.metrics], b.metrics, warmup_steps=a.options.warmup_steps)
+    peaks = [run.verdict.peak for run in (a, b)]
+    if peaks[0] == peaks[1]:
+        return found
+    of_a, of_b = (peak or "not known" for peak in peaks)
+    note = f"MFU refers to different peaks: A's is {of_a}, B's is {of_b}"
+    return dataclasses.replace(found, notes=(*found.notes, note))
 
 
 def _with_waits(run: RunData, profile: str | None) -> RunData:

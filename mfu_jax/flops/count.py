@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 COMPLEX_DTYPES = ("c64", "c128")
 # Bits per element. `pred` takes a whole byte; tokens and opaque handles have no size.
@@ -25,6 +25,23 @@ def dtype_bits(dtype: str) -> int:
         return _BITS[dtype]
     match = re.match(r"[a-z]+(\d+)", dtype)
     return int(match[1]) if match else 0
+
+
+class Beyond(NamedTuple):
+    """FLOPs that the hardware runs beyond 2·m·n·k.
+
+    Attributes:
+        stated: in tiles whose sizes the program states.
+        assumed: in tiles that a library is known to use.
+        on_padding: at window positions that read padding.
+    """
+
+    stated: int = 0
+    assumed: int = 0
+    on_padding: int = 0
+
+
+NOTHING_BEYOND = Beyond()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,8 @@ class Chip:
     name: str
     vendor: str
     peak_tflops: Mapping[str, float]
+    sparse_tflops: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    boost_tflops: Mapping[str, float] = dataclasses.field(default_factory=dict)
     memory_gib: float
     memory_bandwidth_gbps: float
     sources: tuple[str, ...]
@@ -33,6 +35,7 @@ class Chip:
     devices_per_chip: int = 1
     clock_ghz: float | None = None
     clock_state: str = ""
+    clock_state_gain: str = ""
     matrix_unit: int | None = None
     interconnect: Mapping[str, float] = dataclasses.field(default_factory=dict)
     aliases: tuple[str, ...] = ()
@@ -97,7 +100,30 @@ class Chip:
         """'H100 SXM, fp32 as tf32': which peak of the row was used."""
         key, passes = self._unit(dtype, precision)
         how = "" if key == dtype else f" as {key}" if passes == 1 else f" as {passes} {key} passes"
-        return f"{self.name}, {dtype}{how}"
+        at = f" at {self.clock_state}" if self.clock_state else ""
+        return f"{self.name}, {dtype}{how}{at}"
+
+    def clock_set_by(self, flags: str) -> str:
+        """The clock state that libtpu's flags ask for, as `clock_state`; empty if a chip has one.
+
+        >>> named("tpu7x").clock_set_by("--xla_a=1 --xla_tpu_dvfs_p_state=3")
+        '--xla_tpu_dvfs_p_state=3'
+        >>> named("tpu7x").clock_set_by(""), named("v5p").clock_set_by("")
+        ('default', '')
+        """
+        name = self.clock_state.partition("=")[0]
+        found = [flag for flag in flags.split() if name and flag.startswith(f"{name}=")]
+        return found[-1] if found else "default" if name else ""
+
+    def clock_note(self, state: str) -> str:
+        """What a run at this clock state leaves; empty if the peaks hold there."""
+        if state in ("", self.clock_state):
+            return ""
+        return (
+            f"the peaks of {self.name} hold at {self.clock_state}, this run's clock state is "
+            f"{state}; at the default clock, published steps took {self.clock_state_gain} longer; "
+            f"set LIBTPU_INIT_ARGS={self.clock_state}"
+        )
 
 
 @functools.cache

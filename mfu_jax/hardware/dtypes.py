@@ -39,6 +39,11 @@ _FLOAT32_ON_NVIDIA = {"default": ("tf32", 1), "high": ("tf32", 1), "highest": ("
 _ALGORITHM = re.compile(r"(bf16|tf32|f16)_\1_f32(?:_x(\d))?")
 
 
+def dtype_names() -> dict[str, str]:
+    """Every name of a dtype → the name that peaks are listed under."""
+    return dict(_CANONICAL)
+
+
 def canonical_dtype(dtype: object) -> str:
     """The name that peaks are listed under: 'bf16' for 'bfloat16', jnp.bfloat16, HLO's 'bf16'.
 

@@ -7,12 +7,14 @@ peak, and utilisation is that time over the measured one.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from fractions import Fraction
 
 import jax
 
 from mfu_jax.errors import UserError
+from mfu_jax.hardware.chips import find
 from mfu_jax.hardware.dtypes import DTYPES, canonical_dtype
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.hardware.peak_sources import memory_bandwidth, resolve_peak
@@ -50,11 +52,15 @@ class StepPeaks:
         main: peak of the dtype with most model FLOPs.
         by_dtype: dtype (`canonical_dtype`) → peak in FLOP/s, where known.
         bytes_per_sec: memory bandwidth; None if unknown.
+        clock_state: of the device, as its flags set it; empty if it has only one.
+        clock_note: what that state leaves; empty if the peaks hold there.
     """
 
     main: Peak
     by_dtype: Mapping[str, float]
     bytes_per_sec: float | None
+    clock_state: str = ""
+    clock_note: str = ""
 
     def optimal_seconds(self, flops: Exact, flops_by_dtype: Mapping[str, int]) -> float | None:
         """Shortest time for `flops`, with dtypes in the proportions of `flops_by_dtype`.
@@ -118,7 +124,7 @@ def find_peaks(
     )
     if main.kind == "flag":
         by_dtype = dict.fromkeys(DTYPES, main.flops_per_sec)
-        return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth)
+        return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth, **_clock(device))
     by_dtype = {main.dtype: main.flops_per_sec}
     # Measuring a peak takes seconds, so only the step's own dtypes are measured.
     for dtype in DTYPES if main.kind == "table" else counted:
@@ -127,4 +133,13 @@ def find_peaks(
         except UserError:
             continue
         by_dtype[peak.dtype] = peak.flops_per_sec
-    return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth)
+    return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth, **_clock(device))
+
+
+def _clock(device: jax.Device) -> dict[str, str]:
+    """The clock state of the attached device, and what it leaves."""
+    chips = find(device.device_kind)
+    if len(chips) != 1:
+        return {}
+    state = chips[0].clock_set_by(os.environ.get("LIBTPU_INIT_ARGS", ""))
+    return {"clock_state": state, "clock_note": chips[0].clock_note(state)}

@@ -6,6 +6,7 @@ once; `logger_of`, once the cost is known; `setup_table` makes the logger's firs
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -17,11 +18,15 @@ from mfu_jax.instrumentation.counts import ModelCount
 from mfu_jax.logger.assembly import open_run_log
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, make_sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 from mfu_jax.util.failsafe import Boundary
+from mfu_jax.verdict import Verdict
+
+_ONE = Fraction(1)
 
 
 def sinks_of(
@@ -77,7 +82,7 @@ def logger_of(
     """
     if sinks is None:
         sinks = sinks_of(settings)
-    return MetricLogger(
+    logger = MetricLogger(
         cost=cost,
         config=settings.logger_config(),
         sinks=sinks,
@@ -85,6 +90,19 @@ def logger_of(
         boundary=boundary,
         run_log=run_log or (open_run_log(settings.metrics_file) if settings.metrics_file else None),
     )
+    logger.judge = functools.partial(_judged, settings.metrics_file)
+    return logger
+
+
+def _judged(
+    metrics_file: str, summary: Summary, setup: Mapping[str, Any], profile: Mapping[str, float]
+) -> Verdict:
+    """The verdict on a run that ends; see `MetricLogger.judge`."""
+    from mfu_jax.runs.report.setup import Setup  # not needed before a run's end
+    from mfu_jax.runs.report.verdict import run_verdict
+
+    of_run = Setup.of(setup.get("values", {}), setup.get("texts", {}))
+    return run_verdict(metrics_file, summary, of_run, wall=summary.seconds_by_use, profile=profile)
 
 
 def setup_table(
@@ -98,6 +116,7 @@ def setup_table(
     parameters: str | None = None,
     metrics: str | None = None,
     left_out: str | None = None,
+    steps: Fraction = _ONE,
 ) -> dict[str, Any]:
     """The set-up shown before the first log line, name → value.
 
@@ -111,16 +130,22 @@ def setup_table(
         parameters: number of weights, if known.
         metrics: which outputs of the step are logged, if chosen.
         left_out: which outputs are too large to be logged.
+        steps: that one call makes, if not one: FLOPs and tokens are then a call's.
     """
+    unit = "step" if steps == 1 else "call"
     flops = None if model is None else f"{float(model.per_device) / 1e12:.6g} ({model_details})"
     values: dict[str, Any] = {
         "devices": devices,
         "peak of one device": "not known" if peaks is None else str(peaks.main),
+        "clock state": (peaks and peaks.clock_state) or None,
+        "note on the clock": (peaks and peaks.clock_note) or None,
         "number of parameters": parameters,
-        "model TFLOP per device per step": flops or "not known",
+        "calls per step": steps.denominator if steps < 1 else None,
+        "steps per call": steps.numerator if steps > 1 else None,
+        f"model TFLOP per device per {unit}": flops or "not known",
         "metrics": metrics,
         "metrics left out": left_out or None,
-        "tokens per device per step": tokens_per_device or None,
+        f"tokens per device per {unit}": tokens_per_device or None,
     }
     unaccounted = () if model is None else model.unaccounted
     values |= {f"not counted ({i})": text for i, text in enumerate(unaccounted, 1)}

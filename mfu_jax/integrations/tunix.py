@@ -9,7 +9,9 @@ from mfu_jax.integrations.built_steps import paused
 
 
 def instrument_trainer(trainer: Any, **options: Any) -> Any:
-    """Measures every training step of a tunix trainer; evaluations and checkpoints are pauses.
+    """Measures every training step of a tunix trainer, with the micro-batches that it accumulates.
+
+    Evaluations and checkpoints are pauses.
 
     Args:
         trainer: a ``tunix.sft.peft_trainer.PeftTrainer``. Call this after its ``with_…`` methods,
@@ -22,6 +24,9 @@ def instrument_trainer(trainer: Any, **options: Any) -> Any:
     jit_steps, close = trainer.jit_train_and_eval_step, trainer.close
     run_eval, checkpoints = trainer._run_eval, trainer.checkpoint_manager
     save = checkpoints.save
+    accumulated = trainer.config.get_with_default("gradient_accumulation_steps", 1)
+    if "logger" not in options:
+        options = {"calls_per_step": accumulated} | options
     step: Any = None
 
     def jit_train_and_eval_step(*args: Any, **kwargs: Any) -> Any:

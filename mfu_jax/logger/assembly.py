@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,20 +10,15 @@ import jax
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.records.scalars import plain_seconds
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.strict_json import printable
-from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.records.values import plain_seconds
 from mfu_jax.logger.run_log.events import HOSTS
 from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, make_sink
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary
-
-# What stands in for a pause or wait, and for a summary, if they fail.
-NO_SPAN = contextlib.nullcontext()
-NO_SUMMARY = Summary(steps=0)
 
 if TYPE_CHECKING:
     from mfu_jax.logger.watchdog import Watchdog
@@ -34,26 +28,20 @@ def with_fields(
     cost: StepCost | None, config: LoggerConfig | None, fields: Mapping[str, Any]
 ) -> tuple[StepCost, LoggerConfig]:
     """`cost` and `config` with the fields given by keyword replaced."""
-    of_cost, of_config = (
-        [field.name for field in dataclasses.fields(kind)] for kind in (StepCost, LoggerConfig)
-    )
-    if unknown := [name for name in fields if name not in of_cost and name not in of_config]:
+    given: list[Any] = [cost or StepCost(model_flops_per_device=0), config or LoggerConfig()]
+    names = [[field.name for field in dataclasses.fields(value)] for value in given]
+    known = [*names[0], *names[1]]
+    if unknown := [name for name in fields if name not in known]:
         raise UserError(
-            f"MetricLogger has no argument {unknown[0]!r}"
-            f"{nearest(unknown[0], [*of_cost, *of_config])}; expected cost, config, sinks, or a "
-            f"field of StepCost or LoggerConfig; usually a misspelling, or a setting of "
-            f"instrument(); see help(mfu_jax.MetricLogger)"
+            f"MetricLogger has no argument {unknown[0]!r}{nearest(unknown[0], known)}; "
+            f"expected cost, config, sinks, or a field of StepCost or LoggerConfig; usually a "
+            f"misspelling, or a setting of instrument(); see help(mfu_jax.MetricLogger)"
         )
-    return (
-        dataclasses.replace(
-            cost or StepCost(model_flops_per_device=0),
-            **{name: value for name, value in fields.items() if name in of_cost},
-        ),
-        dataclasses.replace(
-            config or LoggerConfig(),
-            **{name: value for name, value in fields.items() if name in of_config},
-        ),
+    new_cost, new_config = (
+        dataclasses.replace(value, **{name: fields[name] for name in own if name in fields})
+        for value, own in zip(given, names, strict=True)
     )
+    return new_cost, new_config
 
 
 def is_main_process(config: LoggerConfig) -> bool:
@@ -104,12 +92,12 @@ def monitors_of(
 ) -> list[Monitor]:
     """The monitors that are on, in the order in which they see a record."""
     from mfu_jax.logger.health.drift import DriftWatch
-    from mfu_jax.logger.health.gpus import GpuWatch
+    from mfu_jax.logger.health.hardware import HardwareWatch
     from mfu_jax.logger.health.outliers import LossSpikeWatch, OutlierWatch
 
     monitors: list[Monitor] = [LossSpikeWatch(), OutlierWatch(), DriftWatch()]
     if config.gpu_period_seconds > 0:
-        monitors.append(GpuWatch(config.gpu_period_seconds, boundary))
+        monitors.append(HardwareWatch(config.gpu_period_seconds, boundary))
     if config.host_log_period:
         from mfu_jax.logger.hosts.monitor import HostMonitor
 

@@ -20,6 +20,18 @@ _LONGEST_PERIOD_SECONDS = 60.0
 _PERIOD_SECONDS = 0.5
 
 
+_LOWEST = (
+    ("log_period", 1, "0 was meant to switch logging off; pass enable_mfu=false, or sinks=[]"),
+    ("calls_per_step", 1, "0 was meant for one call a step; leave it out"),
+    ("steps_per_call", 1, "0 was meant for one step a call; leave it out"),
+    ("warmup_steps", 0, "a subtraction went wrong; pass warmup_steps=0 or leave it out"),
+    ("hang_factor", 0, "-1 was meant to switch it off; pass hang_factor=0"),
+    ("hang_seconds", 0, "-1 was meant to switch it off; pass hang_factor=0"),
+    ("host_log_period", 0, "-1 was meant to switch it off; pass host_log_period=0"),
+    ("gpu_period_seconds", 0, "-1 was meant to switch it off; pass gpu_period_seconds=0"),
+)
+"""Keys, their lowest values, and the usual cause of a lower one."""
+
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -71,7 +83,8 @@ class LoggerKeys:
         100, "steps between exchanges of the processes, which name slow and missing hosts; 0: none"
     )
     gpu_period_seconds: float = setting(
-        10.0, "seconds between readings of NVIDIA GPUs' power and clocks ([nvidia]); 0: none"
+        10.0,
+        "seconds between readings of the devices: power, clocks ([nvidia]) and counters; 0: none",
     )
     abort_on_nan_loss: bool = setting(
         False, "raise NonFiniteLossError when the loss is NaN; false: warn once and go on"
@@ -84,16 +97,11 @@ class LoggerKeys:
         Raises:
             UserError: a number is out of range, or `heartbeat_file` is not a local path.
         """
-        if self.log_period < 1:
-            raise UserError(
-                f"log_period={self.log_period}: expected at least 1; usually 0 was meant to switch "
-                f"logging off; that is enable_mfu=false, or sinks=[] for a MetricLogger"
-            )
-        if self.warmup_steps < 0:
-            raise UserError(
-                f"warmup_steps={self.warmup_steps}: expected at least 0; usually a subtraction "
-                f"went wrong; pass warmup_steps=0 or leave it out"
-            )
+        for name, lowest, cause in _LOWEST:
+            if not getattr(self, name, lowest) >= lowest:
+                raise UserError(
+                    f"{name}={getattr(self, name)}: expected at least {lowest}; usually {cause}"
+                )
         if isinstance(check_path(self.heartbeat_file, "heartbeat_file"), Address):
             raise UserError(
                 f"heartbeat_file={self.heartbeat_file!r} is an address; expected a file of this "
@@ -105,13 +113,6 @@ class LoggerKeys:
                 f"to {_LONGEST_PERIOD_SECONDS:.0f}; usually milliseconds were meant, or -1 for "
                 f"never; leave it out for {_PERIOD_SECONDS}"
             )
-        for name in ("hang_factor", "hang_seconds", "host_log_period", "gpu_period_seconds"):
-            off = "hang_factor" if name == "hang_seconds" else name
-            if not getattr(self, name) >= 0:
-                raise UserError(
-                    f"{name}={getattr(self, name)}: expected at least 0; usually -1 was meant to "
-                    f"switch it off; pass {off}=0"
-                )
 
 
 @described
@@ -124,6 +125,7 @@ class LoggerConfig(LoggerKeys):
     """
 
     start_step: int = setting(0, "number of the first step, above 0 after a resume")
+    calls_per_step: int = setting(1, "calls of instrumented functions that make one step")
     is_main_process: bool | None = setting(
         None, "whether this process writes; None: only process 0 does"
     )

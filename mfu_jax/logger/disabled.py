@@ -25,51 +25,22 @@ class DisabledLogger:
     """The methods of `MetricLogger` as no-ops."""
 
     next_step = 0
+    calls_per_step = 1
 
-    def begin_call(self) -> None: ...
+    def _nothing(self, *args: Any, **options: Any) -> None: ...
 
-    def observe_call(self, name: str, metrics: Any, cost: Any, output: Any) -> bool:
+    def _no(self, *args: Any) -> bool:
         return False
 
-    def own_pause(self, name: str) -> DisabledScope:
+    def _scope(self, *args: Any, **options: Any) -> DisabledScope:
         return DISABLED_SCOPE
 
-    def add_numbers(self, numbers: Any) -> None: ...
-
-    def raise_interrupt(self) -> None: ...
-
-    def defer_interrupt(self, error: BaseException) -> bool:
-        return False
-
-    def suppress_recompile_notes(self, functions: Any) -> None: ...
-
-    def record(self, step: int, metrics: Any, **options: Any) -> None: ...
-
-    def record_eval(self, step: int, metrics: Any) -> None: ...
-
-    def pause(self, name: str, **options: Any) -> DisabledScope:
-        return DISABLED_SCOPE
-
-    def waiting(self, name: str = "data") -> DisabledScope:
-        return DISABLED_SCOPE
-
-    def step(self, number: int | None = None) -> DisabledScope:
-        return DISABLED_SCOPE
-
-    def phase(self, name: str, **options: Any) -> DisabledScope:
-        return DISABLED_SCOPE
-
-    def write_setup(self, values: Any = None, texts: Any = None) -> None: ...
-
-    def write_text(self, tag: str, text: str) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def summary(self) -> None: ...
-
-    def close(self) -> None: ...
+    begin_call = record = record_eval = add_numbers = raise_interrupt = _nothing
+    suppress_recompile_notes = write_setup = write_text = flush = summary = close = _nothing
+    observe_call = defer_interrupt = _no
+    pause = own_pause = waiting = step = phase = _scope
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None: ...
+    __exit__ = _nothing

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -29,26 +30,30 @@ from typing import Any, Self
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger, DisabledScope
-from mfu_jax.logger.loop.phases import LateCost, Phase, PhaseBook, StepScope
+from mfu_jax.logger.loop.phases import LateCost, Phase, PhaseBook, StepCalls, StepScope
 from mfu_jax.logger.loop.spans import LoopSpans, Pause, Wait
 from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close, whole_number
 from mfu_jax.logger.loop.thread import LoopThread
-from mfu_jax.logger.records.drop_large import MetricFilter
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.records.values import MetricFilter
 from mfu_jax.logger.run_log.events import FAILURE, SETUP, TEXT
 from mfu_jax.logger.run_log.record_builder import RecordBuilder
 from mfu_jax.logger.run_log.recorder import Recorder
 from mfu_jax.logger.run_log.run_log import RunLog, asleep_seconds
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.logger.timing.readiness import Watcher
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
-from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.util.failsafe import Boundary, failsafe
+from mfu_jax.verdict import Verdict
 
 _log = logging.getLogger("mfu_jax")
+
+Judge = Callable[[Summary, Mapping[str, Any], Mapping[str, float]], Verdict]
+_NO_SUMMARY = Summary(steps=0)
 
 
 class MetricLogger:
@@ -79,6 +84,8 @@ class MetricLogger:
 
     Attributes:
         cost: cost of a step, unless `record` is given another.
+        judge: makes the summary's verdict, of the summary without it, the set-up (``values`` and
+            ``texts``) and the ``profile/…`` numbers; None: it has none.
 
     Raises:
         UserError: an unknown field, or an impossible number.
@@ -103,6 +110,9 @@ class MetricLogger:
         **fields: Any,
     ) -> None:
         self.cost, config = assembly.with_fields(cost, config, fields)
+        self.judge: Judge | None = None
+        self._setup: Mapping[str, Any] = {}
+        self._profile: dict[str, float] = {}
         self._monotonic = monotonic
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary = boundary or log.boundary
@@ -127,6 +137,7 @@ class MetricLogger:
         self._interrupt = self._timer.interrupt
         self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._log)
         self._phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
+        self._calls = StepCalls(config.calls_per_step)
         self._thread = LoopThread(self._spans, self._phases)
         self._compile_log.subscribe(self._thread.on_compile)
         atexit.register(self._close_quietly)
@@ -145,6 +156,11 @@ class MetricLogger:
         """The last recorded step's number plus one."""
         return self._numbers.last + 1
 
+    @property
+    def calls_per_step(self) -> int:
+        """How many calls of instrumented functions make a step."""
+        return self._calls.count
+
     def record(
         self,
         step: int,
@@ -152,6 +168,7 @@ class MetricLogger:
         *,
         step_time_seconds: float | None = None,
         cost: LateCost | None = None,
+        steps: int = 1,
     ) -> None:
         """Records the step just dispatched; waits for the previous one.
 
@@ -163,6 +180,8 @@ class MetricLogger:
             step_time_seconds: the step's time, if the caller measured it: the logger doesn't wait.
             cost: this step's cost, if it differs; or a function that returns it, called later on
                 a background thread.
+            steps: how many steps the call ran, `step` being the last; each gets a record with its
+                share of the time and of `cost`, and its entry of metrics that have one for each.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
@@ -189,6 +208,8 @@ class MetricLogger:
                 metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
             taken = TimedStep()
             taken.step, taken.metrics, taken.cost = step, metrics, cost
+            if steps != 1:
+                taken.steps = steps
             if self._spans.late:
                 taken.extra = self._spans.take_late()
             if (given := step_time_seconds) is not None:
@@ -224,7 +245,7 @@ class MetricLogger:
         """
         self._spans.add(self._filter.of(metrics), step)
 
-    @failsafe("a pause is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
+    @failsafe("a pause is not timed", passes=RERAISED, instead=DISABLED_SCOPE)
     def pause(
         self, name: str, *, flush: bool | None = None
     ) -> contextlib.AbstractContextManager[Any]:
@@ -243,11 +264,11 @@ class MetricLogger:
         """
         self._interrupt.raise_pending()
         if self._thread.refuses(f"the pause {name}"):
-            return assembly.NO_SPAN
+            return DISABLED_SCOPE
         flush = name == "checkpoint" if flush is None else flush
         return Pause(self._spans, name, functools.partial(self._check_pause, flush))
 
-    @failsafe("a wait is not timed", passes=RERAISED, instead=assembly.NO_SPAN)
+    @failsafe("a wait is not timed", passes=RERAISED, instead=DISABLED_SCOPE)
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[Any]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
@@ -256,7 +277,7 @@ class MetricLogger:
         if self._interrupt.pending is not None:
             self._interrupt.raise_pending()
         if get_ident() != self._thread.ident and self._thread.refuses(f"the wait for {name}"):
-            return assembly.NO_SPAN
+            return DISABLED_SCOPE
         return Wait(self._spans, name)
 
     @failsafe("a step is not logged", passes=RERAISED, instead=DISABLED_SCOPE)
@@ -291,25 +312,34 @@ class MetricLogger:
         if self._thread.claim():
             self._timer.begin_call()
 
-    def observe_call(self, name: str, metrics: dict[str, Any], cost: LateCost, output: Any) -> bool:
+    def observe_call(
+        self, name: str, metrics: dict[str, Any], cost: LateCost, output: Any, steps: int = 1
+    ) -> bool:
         """Logs a call of an instrumented function as part of the open phase, `step` or pause.
 
+        Args:
+            steps: how many the call ran.
+
         Returns:
-            Whether it was a step itself, because none of these is open.
+            Whether it completed a step, because none of these is open.
         """
         if self._phases.add_call(name, cost, metrics, output):
             return False
         if self._spans.add_call(self._numbers.last, metrics):
             return False
-        self.record(self.next_step, metrics, cost=cost)
+        whole = self._calls.add(metrics, cost)
+        if whole is None:
+            return False
+        self.record(self.next_step + steps - 1, whole[0], cost=whole[1], steps=steps)
         return True
 
     def own_pause(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """A pause for work of this package; not timed on another thread than the loop's."""
-        return Pause(self._spans, name) if self._thread.is_here() else assembly.NO_SPAN
+        return Pause(self._spans, name) if self._thread.is_here() else DISABLED_SCOPE
 
     def add_numbers(self, numbers: Mapping[str, float]) -> None:
         """Adds numbers that belong to no particular step to the next record."""
+        self._profile |= {name: n for name, n in numbers.items() if name.startswith("profile/")}
         self._spans.add(numbers)
 
     def raise_interrupt(self) -> None:
@@ -325,7 +355,8 @@ class MetricLogger:
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
         """Writes the set-up, known before the first step, to every sink: values, longer texts."""
-        self._pipeline.tell(SETUP, values=dict(values or {}), texts=dict(texts or {}))
+        self._setup = {"values": dict(values or {}), "texts": dict(texts or {})}
+        self._pipeline.tell(SETUP, **self._setup)
 
     @failsafe("a text is not written")
     def write_text(self, tag: str, text: str) -> None:
@@ -345,7 +376,7 @@ class MetricLogger:
         self._spans.release()
         self._pipeline.flush()
 
-    @failsafe("there is no summary", instead=assembly.NO_SUMMARY)
+    @failsafe("there is no summary", instead=_NO_SUMMARY)
     def summary(self) -> Summary:
         """Totals of the run so far; after `close`, of the whole run."""
         self._interrupt.raise_pending()
@@ -353,7 +384,7 @@ class MetricLogger:
             self.flush()
         return self._summary or self._summarize()
 
-    @failsafe("there is no summary", passes=RERAISED, instead=assembly.NO_SUMMARY)
+    @failsafe("there is no summary", passes=RERAISED, instead=_NO_SUMMARY)
     def close(self) -> Summary:
         """Waits for the step in flight, writes everything, closes the sinks.
 
@@ -379,14 +410,14 @@ class MetricLogger:
 
     def _close(self) -> Summary:
         if os.getpid() != self._process_id:
-            return Summary(steps=0)  # in a forked child, which has none of the threads
+            return _NO_SUMMARY  # in a forked child, which has none of the threads
         with self._closing:  # a second caller waits for the summary
             if self._summary is None:
                 self._close_all()
-            return self._summary or Summary(steps=0)
+            return self._summary or _NO_SUMMARY
 
     def _close_all(self) -> None:
-        self._summary = Summary(steps=0)  # counts as closed, whatever fails below
+        self._summary = _NO_SUMMARY  # counts as closed, whatever fails below
         with contextlib.ExitStack() as rest:  # runs even after Ctrl-C
             rest.callback(self._close_parts)
             rest.callback(self._close_pipeline)
@@ -395,13 +426,12 @@ class MetricLogger:
                     self._spans.hold_last()
 
     def _close_parts(self) -> None:
+        atexit.unregister(self._close_quietly)
         for part in (self._timer, self._phases, self._log):
             with failsafe("the logger is not closed", self._boundary):
                 part.close()
         with failsafe("the logger is not closed", self._boundary):
             self._compile_log.unsubscribe(self._thread.on_compile)
-        with failsafe("the logger is not closed", self._boundary):
-            atexit.unregister(self._close_quietly)
 
     @failsafe("metrics may not all be written")
     def _close_pipeline(self) -> None:
@@ -421,13 +451,18 @@ class MetricLogger:
                 _log.warning("%s", self._pipeline.failure)
 
     def _summarize(self) -> Summary:
-        return self._builder.summary(
+        summary = self._builder.summary(
             total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
             dropped_by_sink=self._pipeline.dropped_by_sink,
             phases=self._phases.totals.values(),
         )
+        if self.judge is not None and summary.steps:
+            with failsafe("the summary has no verdict", self._boundary):
+                verdict = self.judge(summary, self._setup, self._profile)
+                return dataclasses.replace(summary, verdict=verdict)
+        return summary
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()

@@ -58,8 +58,9 @@ def headlines(numbers: Sequence[tuple[str, str, float | None]]) -> Markup:
 
 
 def verdict_line(sentence: str) -> Markup:
-    """The answer, at the top of a page: `Verdict.sentence`."""
-    return tag("p", sentence, class_="verdict")
+    """The answer, at the top of a page: `Verdict.sentence`, its first part in bold."""
+    first, semicolon, rest = sentence.partition("; ")
+    return tag("p", tag("strong", first), f"{semicolon}{rest}", class_="verdict")
 
 
 def quiet(text: str) -> Markup:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.names import MFU, PROFILE_POINTS, PROFILE_SECONDS
-from mfu_jax.profiling.advice.rules import Advice, advice_for
+from mfu_jax.profiling.advice.rules import Advice, advice_for, least_gain
 from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, unexplained_idle
 from mfu_jax.profiling.attribution.device_times import DeviceTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep, measure
@@ -25,6 +25,7 @@ from mfu_jax.profiling.timeline.time_attribution import summed
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files, trace_files
 from mfu_jax.util.formatting import percent, seconds_text
+from mfu_jax.verdict import NextStep, TimeLoss, Verdict
 
 _ENOUGH = 0.95
 _NOTABLE = 0.01  # of the step time
@@ -83,6 +84,38 @@ class Profile:
         """
         return table(self.measured, self.peaks, KEYS[by], depth=depth, sort=sort)
 
+    @property
+    def verdict(self) -> Verdict:
+        """The answer first: MFU, the largest loss, and what to do next."""
+        step, peak = self.measured.step_seconds, self.peaks.main
+        losses = [bar for bar in self.waterfall if bar.name != MFU and bar.seconds > 0]
+        losses.sort(key=lambda bar: -bar.seconds)
+        return Verdict(
+            kind="profile",
+            mfu=self.mfu,
+            hfu=self.hfu,
+            convention=self.program.ledger.convention,
+            peak=f"{peak.tflops_per_sec:.6g} TFLOP/s {peak.dtype}",
+            peak_flops_per_sec_per_device=peak.flops_per_sec,
+            step_time_seconds=step,
+            losses=tuple(TimeLoss(name=bar.name, fraction=bar.seconds / step) for bar in losses),
+            next_steps=tuple(
+                NextStep(
+                    text=f"{advice.remedy}, against {advice.cause}",
+                    gain_fraction=advice.gain_seconds / step,
+                )
+                for advice in self.advice
+            )
+            or (NextStep(text=self.no_advice),),
+        )
+
+    @property
+    def no_advice(self) -> str:
+        """What the place of advice says without any."""
+        least = least_gain(self.measured)
+        more = "mfu-jax profile DIR by=op,kernel has the longest ops"
+        return f"nothing above {least:.0%} of a step found; {more}"
+
     def gain_of(self, advice: Advice) -> str:
         """What following the advice saves, as text."""
         share = percent(advice.gain_seconds / self.measured.step_seconds)
@@ -122,6 +155,7 @@ class Profile:
         """As `to_json`, without the tables."""
         measured, ledger = self.measured, self.program.ledger
         return {
+            "verdict": self.verdict.to_json(),
             "source": self.source,
             "platform": measured.platform,
             "device_kind": self.program.device_kind or measured.kind,

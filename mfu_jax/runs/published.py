@@ -65,7 +65,8 @@ class PublishedRun:
         return 8 if "8" in self.dtype else 16
 
     def flops_per_token(self, convention: str) -> float:
-        """Model FLOPs per token as a convention counts them."""
+        """Model FLOPs per token as a convention counts them; ``maxtext`` for an unknown one."""
+        convention = convention if convention in CONVENTIONS else "maxtext"
         return sum(_per_token(self.config, convention).values())
 
     def mfu(self, convention: str, peak_flops_per_sec: float) -> float:
@@ -215,13 +216,12 @@ def like_runs(
         dtype: of the peak.
         peak_flops_per_sec: of one device.
         flops_per_token: model FLOPs by `convention`; None: not known.
-        convention: a key of `CONVENTIONS`; ``maxtext`` in place of another one.
+        convention: see `PublishedRun.flops_per_token`.
         has_experts: whether the model is a mixture of experts; None: not known.
 
     Returns:
         None if no published run is on this chip.
     """
-    convention = convention if convention in CONVENTIONS else "maxtext"
     bits = 8 if "8" in dtype else 16
     on_chip = [
         run

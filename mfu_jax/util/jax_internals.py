@@ -6,6 +6,7 @@ and reports which one is gone, in which version, and what we use it for.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -44,6 +45,7 @@ __all__ = [
     "lowered",
     "mlir_bindings",
     "open_jaxpr",
+    "parse_stablehlo",
     "primitives",
     "reached_preemption_sync_point",
     "remat_p",
@@ -55,6 +57,7 @@ __all__ = [
     "unregister_event_duration_listener",
     "user_frames",
     "without_dead_code",
+    "without_references",
 ]
 
 
@@ -90,6 +93,21 @@ def lowered(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return traced.lower()
         except Exception:
             raise error from None
+
+
+def without_references(closed: Any) -> Any:
+    """A closed jaxpr whose `jax.Ref`s are values that are passed on, as JAX lowers it."""
+    from jax._src.state.discharge import discharge_state
+
+    if not any(type(effect).__name__ in _OF_REFERENCES for effect in closed.effects):
+        return closed
+    discharge: Callable[..., Any] = discharge_state
+    if "consts" not in inspect.signature(discharge).parameters:  # since JAX 0.10
+        return discharge(closed)
+    return ClosedJaxpr(*discharge(closed.jaxpr, closed.consts))
+
+
+_OF_REFERENCES = {"InternalMutableArrayEffect", "ReadEffect", "WriteEffect", "AccumEffect"}
 
 
 def scan_groups(eqn: Any) -> tuple[int, int]:
@@ -201,6 +219,16 @@ def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
         own.register_dialect(context)
 
     return register, ir, PassManager
+
+
+def parse_stablehlo(text: str) -> tuple[Any, Any]:
+    """A StableHLO module as MLIR operations, and jaxlib's `stablehlo` dialect."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    with mlir.make_ir_context() as context:
+        return ir.Module.parse(text, context), stablehlo
 
 
 def jaxlib_version() -> str:

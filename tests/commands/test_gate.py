@@ -37,6 +37,22 @@ def test_the_exit_code_tells_a_regression(
     assert main(["gate", runs["slower"], "--baseline", runs["base"], "--threshold=0.01"]) == 1
 
 
+def test_the_verdict_leads_with_what_the_gate_found(
+    runs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = answer(capsys, runs["slower"], "--baseline", runs["base"])
+    verdict = found["verdict"]
+    assert (code, verdict["kind"], verdict["passed"]) == (1, "gate", False)
+    assert verdict["sentence"].startswith(f"FAILED: {found['message']}; ")
+    assert verdict["losses"][0]["name"] == "slower step time"
+    slowdown = found["checks"][0]["slowdown"]
+    assert verdict["losses"][0]["fraction"] == pytest.approx(slowdown / (1 + slowdown))
+    both = f"mfu-jax report {runs['base']} {runs['slower']} --html=report.html"
+    assert verdict["next_steps"][0]["text"] == both
+    main(["gate", runs["again"], "--baseline", runs["base"]])
+    assert capsys.readouterr().out.startswith("passed: no regression of 1.0% or more: ")
+
+
 def test_one_bad_last_step_is_no_regression(
     runs: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ def test_the_command_prints_a_named_chip_as_json(capsys: pytest.CaptureFixture[s
 
 def test_the_command_lists_every_chip(capsys: pytest.CaptureFixture[str]):
     assert main(["hardware", "--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 121
+    assert len(capsys.readouterr().out.splitlines()) == 125
 
 
 @pytest.mark.parametrize("arguments", [["b400"], ["--lst"], ["RTX", "4090"], ["--dtype=bool"]])

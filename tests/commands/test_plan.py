@@ -126,6 +126,21 @@ def test_one_screen_with_days_and_cost(capsys, dump):
     assert len(shown.out.splitlines()) < 25
 
 
+def test_the_verdict_is_first_and_in_the_json(capsys, dump):
+    words = (dump, "topology=v5p:1x1x1", f"model_flops={FLOPS}", "tokens_per_step=8")
+    found = json.loads(_plan(capsys, *words, "--json")[1].out)
+    verdict = found["verdict"]
+    assert (verdict["kind"], verdict["passed"], verdict["mfu"]) == ("plan", True, found["mfu"])
+    assert verdict["bound_mfu"] == found["mfu_ceiling"]
+    assert verdict["peak"] == "459 TFLOP/s"
+    parts = sum(loss["fraction"] for loss in verdict["losses"])
+    assert parts + verdict["mfu"] == pytest.approx(1.0), "every second of the step"
+    assert "on TPU v5p" in verdict["like_runs"]["like"]
+    assert verdict["sentence"].startswith("v5p:1x1x1 (1 chip): fits; ")
+    first, *_ = _plan(capsys, *words)[1].out.splitlines()
+    assert verdict["sentence"].startswith(first)
+
+
 def test_days_and_cost_are_in_the_json(capsys, dump):
     words = (dump, "topology=v5e:1x1", f"model_flops={FLOPS}", "tokens_per_step=8", "tokens=1e18")
     _, shown = _plan(capsys, *words, "price=1.2", "--json")

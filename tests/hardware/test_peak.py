@@ -39,6 +39,15 @@ def test_every_row_has_a_source_known_keys_and_positive_numbers():
         assert chip.memory_bandwidth_gbps > 50
 
 
+def test_a_clock_is_that_of_the_rows_arithmetic():
+    """Such as 132 SM*4096*1.83 GHz = 989.4."""
+    for chip in hardware.table():
+        clock = re.search(r"\*(\d\.\d+) GHz", chip.arithmetic)
+        if clock and chip.clock_ghz is not None:
+            assert chip.clock_ghz == float(clock[1]), chip.name
+    assert hardware.named("h100").clock_ghz == 1.83
+
+
 def test_the_memory_that_a_program_may_use_is_what_runs_printed():
     facts = {fact["id"]: fact for fact in json.loads((DATA / "memory_facts.json").read_text())}
     limits = facts["hbm-limits-printed"]["limits"]

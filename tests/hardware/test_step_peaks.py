@@ -14,6 +14,7 @@ from mfu_jax.flops.analytic.totals import flops_breakdown
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.hardware.step_peaks import find_peaks
+from mfu_jax.instrumentation.assembly import setup_table
 from mfu_jax.instrumentation.counts import StepFlops, analytic_model, given_model
 
 # Dense TFLOP/s of an H100 SXM (NVIDIA's data sheet halves its sparse numbers), and GB/s.
@@ -133,3 +134,55 @@ def test_kernels_of_attention_are_not_set_against_the_state_of_linear_attention(
     hybrid = {"decoder_block": "qwen3_next", "inhomogeneous_layer_cycle_interval": 2}
     model = analytic_model({**CONFIG, **hybrid, **delta_net, "gdn_conv_kernel_dim": 4})
     assert model.attention == DENSE_ATTENTION // 2 // 2  # one of two layers, half of its pairs
+
+
+def test_a_cost_has_what_tiles_and_padding_add() -> None:
+    """An H100 runs 9,663,676,416 FLOPs for a matmul of 4000 x 1111 x 777, of 6,905,976,000."""
+    executed, counter = 2 * 4000 * 1111 * 777, 9_663_676_416
+    count = ExecutedCount(
+        forward=executed, by_dtype={"bf16": executed}, beyond={"tiles, stated": counter - executed}
+    )
+    step = dataclasses.replace(step_of({"bf16": executed}), executed=count)
+    cost = step.cost(None, tokens_per_device=0, hfu_source="executed")
+    assert cost.hardware_flops_per_device == counter
+    assert cost.tiles == pytest.approx(1.3993, abs=1e-4)
+    assert step.cost(None, tokens_per_device=0, hfu_source="cost_analysis").tiles is None
+
+
+TPU7X: Any = types.SimpleNamespace(device_kind="TPU7x")
+
+
+@pytest.mark.parametrize(
+    ("flags", "state", "note"),
+    [
+        ("--xla_a=1 --xla_tpu_dvfs_p_state=7", "--xla_tpu_dvfs_p_state=7", ""),
+        ("--xla_tpu_dvfs_p_state=3", "--xla_tpu_dvfs_p_state=3", "is --xla_tpu_dvfs_p_state=3;"),
+        ("--xla_tpu_dvfs_p_state=7 --xla_tpu_dvfs_p_state=3", "--xla_tpu_dvfs_p_state=3", "is --"),
+        ("--xla_tpu_dvfs_p_state_of_another=7", "default", "state is default; at the default"),
+        ("", "default", "took 8 to 15% longer; set LIBTPU_INIT_ARGS=--xla_tpu_dvfs_p_state=7"),
+    ],
+)
+def test_a_tpu7x_has_its_clock_state_in_the_set_up_and_is_told_what_it_leaves(
+    flags: str, state: str, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", flags)
+    peaks = find_peaks(TPU7X, {"bf16": 1})
+    table = setup_table(
+        devices="8 × TPU7x",
+        peaks=peaks,
+        model=None,
+        model_details="",
+        tokens_per_device=0,
+        flops_by_dtype={},
+    )
+    assert table["peak of one device"].endswith("bf16 at --xla_tpu_dvfs_p_state=7)")
+    assert table["clock state"] == state
+    assert note in table.get("note on the clock", "")
+    assert bool(note) == ("note on the clock" in table)
+
+
+def test_a_chip_with_one_clock_state_has_none_in_the_set_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_dvfs_p_state=7")
+    assert find_peaks(H100, {"bf16": 1}).clock_state == ""

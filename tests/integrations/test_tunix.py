@@ -25,7 +25,8 @@ BATCH, LENGTH, WIDTH, LAYERS, VOCABULARY, HIDDEN = 4, 16, 16, 2, 64, 32
 HEADS, KV_HEADS, HEAD_WIDTH = 4, 2, 8
 
 
-def test_peft_trainer() -> None:
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_peft_trainer(micro_batches: int) -> None:
     memory = ListSink()
     from tunix.models.llama3 import model as llama3
     from tunix.sft import peft_trainer, utils
@@ -57,10 +58,12 @@ def test_peft_trainer() -> None:
         trainer = peft_trainer.PeftTrainer(
             llama3.Llama3(config, rngs=nnx.Rngs(0)),
             optax.adamw(1e-3),
-            peft_trainer.TrainingConfig(eval_every_n_steps=2, max_steps=STEPS),
+            peft_trainer.TrainingConfig(
+                eval_every_n_steps=2, max_steps=STEPS, gradient_accumulation_steps=micro_batches
+            ),
         ).with_gen_model_input_fn(model_inputs)
         trainer = adapt(trainer)
-        trainer.train([batch] * STEPS, [batch])
+        trainer.train([batch] * STEPS * micro_batches, [batch])
         return trainer, jax.tree.map(np.asarray, nnx.state(trainer.model))
 
     _, bare = train(lambda trainer: trainer)
@@ -75,10 +78,10 @@ def test_peft_trainer() -> None:
     # Scores and values over all pairs; convention maxtext has half of them under a causal mask.
     all_pairs = 2 * (2 * BATCH * LENGTH * LENGTH * HEADS * HEAD_WIDTH) * LAYERS
     flops = train_step.flops
-    assert flops.model.dense == 3 * (matmuls + all_pairs)
-    assert flops.executed.total == 3 * (matmuls + all_pairs)
+    assert flops.model.dense == flops.executed.total == 3 * (matmuls + all_pairs)
     assert flops.model.per_device == 3 * (matmuls + all_pairs // 2)
-
+    of_a_step = memory.records[-1].scalars["perf/per_device_tflops"] * 1e12
+    assert round(of_a_step) == micro_batches * flops.model.per_device
     assert [record.step for record in memory.records] == list(range(STEPS))
     evaluated = [r.step for r in memory.records if "goodput/eval_seconds" in r.scalars]
     assert evaluated == [0, 2, 4]  # before the first step, and after the second and fourth

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 from mfu_jax.layers.attention.rope import Rope, apply_rope
 from mfu_jax.layers.decoder import Decoder, with_moved_biases
+from mfu_jax.layers.feed_forward.mlp import MlpSpec
 from mfu_jax.layers.normalizations import LayerNorm, RMSNorm
-from mfu_jax.layers.projections.linears import Dense, Mlp
 from mfu_jax.layers.stack.stack import segments_of
 
 from mfu_jax.trainer.config import pyconfig
@@ -125,22 +125,12 @@ def test_norms_are_their_formulas() -> None:
 
 @pytest.mark.full
 def test_projections_and_mlp_are_their_formulas() -> None:
-    rngs = nnx.Rngs(params=0)
-    f32 = jnp.dtype("float32")
-    dense = Dense(
-        (2, 3),
-        (4,),
-        logical_axes=("q_heads", "head_dim", "embed"),
-        use_bias=True,
-        dtype=f32,
-        weight_dtype=f32,
-        rngs=rngs,
-    )
+    build = tiny_builder(6, epsilon=0.0)
+    dense = build.dense((2, 3), (4,), ("q_heads", "head_dim", "embed"), bias=True)
     x = np.random.default_rng(0).normal(size=(1, 5, 2, 3)).astype(np.float32)
     want = np.einsum("bsnh,nhd->bsd", x, dense.kernel[...])
     assert_close_as_float32(dense(x), want, terms=6)
-    build = tiny_builder(6, epsilon=0.0, rngs=rngs)
-    mlp = Mlp(build, 8, ("relu", "linear"), use_bias=False)
+    mlp = MlpSpec(hidden=8, activations=("relu", "linear")).make(build)
     x = x.reshape(1, 5, 6)
     hidden = np.maximum(x @ mlp.wi_0.kernel[...], 0) * (x @ mlp.wi_1.kernel[...])
     assert_close_as_float32(mlp(x), hidden @ mlp.wo.kernel[...], terms=8)

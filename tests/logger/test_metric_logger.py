@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import logging
 import math
 import re
@@ -21,9 +22,11 @@ from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.sinks import ConsoleSink, CsvSink, JsonlSink
+from mfu_jax.verdict import NextStep, TimeLoss, Verdict
 from tests.support.logger_run import RUN_COST, Run
 from tests.support.sinks import ListSink
 
@@ -456,3 +459,41 @@ def test_what_a_logger_may_not_need_is_imported_when_it_does() -> None:
     rooms = "hosts|health|watchdog|sinks.(?!base)"
     assert [name for name in modules if re.match(rf"mfu_jax\.logger\.({rooms})", name)] == []
     assert len(modules) <= 45
+
+
+def test_the_summary_has_the_judges_verdict_first_and_what_to_do_last(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def judge(summary: Summary, setup: Any, profile: Any) -> Verdict:
+        seen.append((summary.steps, setup, profile))
+        step = NextStep(text="mfu-jax report RUN")
+        loss = TimeLoss(name="idle", fraction=0.3)
+        return Verdict(kind="report", mfu=summary.mfu, losses=(loss,), next_steps=(step,))
+
+    text, path = io.StringIO(), tmp_path / "metrics.jsonl"
+    logger = MetricLogger(**RUN_COST, warmup_steps=0, sinks=[ConsoleSink(text), JsonlSink(path)])
+    logger.judge = judge
+    logger.write_setup({"devices": "1 × cpu"}, {"config": "a=1"})
+    logger.add_numbers({"profile/mfu": 0.1, "other": 2.0})
+    logger.record(0, {"loss": 1.0}, step_time_seconds=1.0)
+    summary = logger.close()
+    setup = {"values": {"devices": "1 × cpu"}, "texts": {"config": "a=1"}}
+    assert seen[-1] == (1, setup, {"profile/mfu": 0.1})
+    assert summary.verdict is not None
+    lines = text.getvalue().splitlines()
+    assert summary.verdict.sentence in lines[lines.index("summary: 1 measured steps") - 1]
+    assert lines[-2:] == [
+        "  loss         idle, 30.0% of the step",
+        "  next         mfu-jax report RUN",
+    ]
+    written = json.loads(path.with_name("metrics.jsonl.summary.json").read_text())
+    assert written["verdict"]["schema"] == 1
+
+
+def test_a_judge_that_fails_costs_the_verdict_only(caplog: pytest.LogCaptureFixture) -> None:
+    logger = MetricLogger(**RUN_COST, warmup_steps=0, sinks=[])
+    logger.judge = lambda *_: 1 / 0  # type: ignore[assignment, return-value]
+    logger.record(0, {"loss": 1.0}, step_time_seconds=1.0)
+    summary = logger.close()
+    assert (summary.steps, summary.verdict) == (1, None)
+    assert "the summary has no verdict" in caplog.text

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mfu_jax.logger.timing.readiness import is_ready
+from mfu_jax.logger.timing.readiness import Watcher, is_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
-from mfu_jax.logger.timing.watcher import Watcher
 
 
 class FakeClock:

@@ -75,6 +75,19 @@ def _depthwise(images: jax.Array, kernel: jax.Array) -> jax.Array:
     return _convolve(images, kernel, groups=256)
 
 
+def _precise(*arrays: jax.Array) -> Any:
+    with jax.default_matmul_precision("highest"):
+        return _mlp(*arrays)
+
+
+def _fp8(x: jax.Array, w: jax.Array, x_scale: jax.Array, w_scale: jax.Array) -> jax.Array:
+    """The pattern that XLA turns into one FP8 matmul: both operands widened and scaled."""
+    wide = (
+        a.astype(jnp.bfloat16) * s.astype(jnp.bfloat16) for a, s in ((x, x_scale), (w, w_scale))
+    )
+    return lax.dot(*wide)
+
+
 def _ragged(rows: jax.Array, experts: jax.Array, sizes: jax.Array) -> jax.Array:
     return lax.ragged_dot(rows, experts, sizes)
 
@@ -87,6 +100,7 @@ def _pallas_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 _QKV = (_of(4, 2048, 16, 128),) * 3
+_FLOAT32 = tuple(_of(*s, dtype=jnp.float32) for s in ((4096, 2048), (2048, 8192), (8192, 2048)))
 _TUNED = {
     "xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 256 block_k: 64 split_k: 1 "
     "num_stages: 4 num_warps: 8 num_ctas: 1"
@@ -94,10 +108,12 @@ _TUNED = {
 # Name → function, arguments, compiler options.
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any] | None]] = {
     "mlp": (_mlp, (_of(4096, 2048), _of(2048, 8192), _of(8192, 2048)), None),
-    "mlp_float32": (
-        _mlp,
-        tuple(_of(*s, dtype=jnp.float32) for s in ((4096, 2048), (2048, 8192), (8192, 2048))),
-        None,
+    "mlp_float32": (_mlp, _FLOAT32, None),
+    "mlp_highest": (_precise, _FLOAT32, None),
+    "fp8": (
+        _fp8,
+        (*(_of(4096, 4096, dtype=jnp.float8_e4m3fn),) * 2, *(_of(dtype=jnp.float32),) * 2),
+        {"xla_gpu_enable_triton_gemm": False},
     ),
     "ragged": (
         _ragged,

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.components import Component, ComponentKind, Layers
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.names import LOGITS, ROUTER, SHARED_GATE
+from mfu_jax.flops.analytic.names import INDEXER, LOGITS, ROUTER, SHARED_GATE
 from mfu_jax.flops.analytic.parameters import parameters_of
 from mfu_jax.flops.exact import Number, integral
-from mfu_jax.flops.masks import Causal, Full, PairCounting
+from mfu_jax.flops.masks import Causal, Full, PairCounting, SlidingWindow, Strided
 
 
 class FlopsRow(NamedTuple):
@@ -101,10 +101,8 @@ def matmul_rows(
     for layer in model:
         times = layer.repeats * sequences
         for part in layer.components:
-            if not part.macs or part.tokens == 0:
-                continue
             counted = change(part) if change else part
-            if not counted.macs:
+            if not counted.macs or counted.tokens == 0:
                 continue
             forward = integral(counted.forward_flops(length, counting) * times)
             rows.append(
@@ -114,7 +112,7 @@ def matmul_rows(
                     part.kind,
                     layer.repeats,
                     forward,
-                    forward * (1 + part.backward_multiple),
+                    forward * (1 + counted.backward_multiple),
                     part.mask is not None,
                 )
             )
@@ -156,6 +154,58 @@ def _megatron(config: ModelConfig, model: Layers) -> list[FlopsRow]:
         return part.replace(mask=Causal())
 
     return matmul_rows(config, model, "maxtext", causal)
+
+
+_LATENT_NORMS = ("attention/q_norm", "attention/kv_norm", "mtp/norms")
+
+
+@register_convention(
+    "megatron_bridge",
+    "as megatron, windows exact; DeepSeek V4's sparse attention; one multiply-add a latent norm",
+    "Megatron-Bridge, August 2026 (0494433), training/utils/flop_utils.py",
+)
+def _megatron_bridge(config: ModelConfig, model: Layers) -> list[FlopsRow]:
+    """Windows as they are, and DeepSeek V4's own terms; no other indexer, no hyper-connection.
+
+    Of V4's keys, a query has a whole window, half of the S/128 summaries, those selected of S/4,
+    and the indexer scores all.
+    """
+    padded, length = _padded_vocabulary(config), config.step.max_target_length
+    compressed = bool(config.sparse_attention.compress_ratios)
+
+    def pairs_per_query(part: Component) -> Number:
+        if not isinstance(part.mask, Strided):
+            return config.attention.sliding_window_size
+        summaries = length // part.mask.ratio
+        if part.name.startswith(INDEXER):
+            return summaries
+        chosen = min(part.mask.limit, summaries)
+        return chosen * (
+            1 - Fraction(chosen * part.mask.ratio, 2 * length)
+        ) or summaries / Fraction(2)
+
+    def counted(part: Component) -> Component:
+        name, mask = part.name, part.mask
+        if name.endswith(LOGITS):
+            return part.replace(macs=part.macs * padded // config.vocab_size)
+        if name in _LATENT_NORMS:
+            return part.replace(macs=part.parameters)
+        if name == "mamba2/core":  # 7 operations a state where the recurrence needs 4
+            return part.replace(macs=Fraction(7 * part.macs, 4))
+        unseen = ("hyper_", "mamba2/conv", f"{INDEXER}/reduce" if compressed else INDEXER)
+        if name.endswith((ROUTER, SHARED_GATE)) or name.startswith(unseen):
+            return part.replace(macs=0)
+        if name.startswith(INDEXER):
+            part = part.replace(left_gradient=True, right_gradient=True)
+        if mask is None or isinstance(mask, Full):
+            return part
+        if compressed:
+            return part.replace(macs=part.macs * pairs_per_query(part), mask=None)
+        if isinstance(mask, SlidingWindow) and mask.size < length:
+            return part.replace(macs=part.macs * mask.pairs(length, "exact"), mask=None, tokens=1)
+        return part.replace(mask=Causal())
+
+    return matmul_rows(config, model, "maxtext", counted)
 
 
 def _padded_vocabulary(config: ModelConfig) -> int:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from mfu_jax.flops.count import Beyond
 from mfu_jax.flops.executed.costs.custom_calls import KernelFlops
 from mfu_jax.flops.executed.costs.memory_traffic import host_bytes, is_to_host
 from mfu_jax.flops.executed.costs.reader import CostReader
@@ -125,6 +126,7 @@ class _RecordReader:
             runs=runs,
             flops_by_dtype=_summed((m.cost.dtype, m.cost.flops) for m in matmuls),
             flops_by_phase=_summed(pair for m in matmuls for pair in _by_phase(m)),
+            beyond=Beyond(*map(sum, zip(*(m.cost.beyond for m in matmuls), strict=True))),
             vector_matmuls=sum(m.cost.flops for m in matmuls if m.cost.is_vector),
             kernels=tuple(sorted({m.cost.kernel for m in matmuls if m.cost.kernel})),
             elementwise=sum(cost.elementwise for cost in inside.costs),

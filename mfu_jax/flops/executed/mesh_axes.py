@@ -1,10 +1,11 @@
-"""Names the mesh axes along which devices exchange data."""
+"""Names the mesh axes along which devices exchange data, and kinds of instructions."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,6 +14,26 @@ from mfu_jax.flops.executed.records import InstructionRecord
 
 _PERMUTATION = "collective-permute"
 _DeviceGroups = frozenset[frozenset[int]]
+
+
+_PART = re.compile(r"-(start|done|update)$")
+
+
+def kind_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
+    """What an instruction and those like it in another program of the step have in common.
+
+    Its custom kernels, the collective with its axes, ``matmul``, or the opcode.
+
+    Args:
+        record: the instruction; of an asynchronous one, its start.
+        mesh: axis → size, in device order; empty if unknown.
+    """
+    if record.kernels:
+        return ", ".join(record.kernels)
+    if record.collective:
+        axes = axes_of(record, mesh)
+        return f"{record.collective.kind} over {axes}" if axes else record.collective.kind
+    return "matmul" if record.flops else _PART.sub("", record.opcode)
 
 
 def axes_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mfu_jax.flops.count import NOTHING_BEYOND, Beyond
 from mfu_jax.flops.executed.costs.types import Collective
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.scopes import FlopPhase
@@ -80,6 +81,7 @@ class InstructionRecord:
         flops_by_dtype: matmul FLOPs, including those in a fusion, by operand dtype.
         flops_by_phase: the same by phase.
         vector_matmuls: the part of the matmul FLOPs that vector units run, as products and sums.
+        beyond: FLOPs that the hardware runs in addition.
         kernels: names of the custom kernels that it runs.
         elementwise: FLOPs of everything that is not a matmul, by XLA's rules.
         hbm_bytes: bytes that it reads from and writes to HBM.
@@ -106,6 +108,7 @@ class InstructionRecord:
     flops_by_dtype: Mapping[str, int] = field(default_factory=dict)
     flops_by_phase: Mapping[str, int] = field(default_factory=dict)
     vector_matmuls: int = 0
+    beyond: Beyond = NOTHING_BEYOND
     kernels: tuple[str, ...] = ()
     elementwise: int = 0
     hbm_bytes: int = 0

@@ -11,7 +11,9 @@ from mfu_jax.util.jax_internals import Primitive, primitives
 
 # Primitives without matmuls that JAX does not export: data movement, collectives, references.
 FREE = {
-    "addupdate", "all_gather_invariant", "all_gather_reduced", "bitcast_convert_type",
+    "addupdate", "all_gather_invariant", "all_gather_reduced", "bcoo_extract", "bcoo_fromdense",
+    "bcoo_sort_indices", "bcoo_sum_duplicates", "bcoo_todense", "bcoo_transpose", "bcsr_extract",
+    "bcsr_fromdense", "bcsr_todense", "bitcast_convert_type",
     "broadcast_to", "debug_callback", "debug_print", "dimension_size", "empty", "empty_ref",
     "free_ref", "freeze", "from_edtype", "get", "inspect_sharding", "layout_constraint",
     "lu_pivots_to_permutation", "masked_load", "masked_swap", "mulhi", "multiple_of", "name",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from mfu_jax.errors import UserError
 from mfu_jax.util.jax_internals import (
@@ -18,6 +19,7 @@ from mfu_jax.util.jax_internals import (
     remat_p,
     set_xla_metadata,
     without_dead_code,
+    without_references,
 )
 
 _this_thread = threading.local()
@@ -113,6 +115,7 @@ def trace(
         closed = _trace_jitted(fn, args, kwargs)
         if closed is None:
             closed = _trace_plain(fn, args, kwargs)
+        closed = without_references(closed)
     except UserError:
         raise
     except Exception as error:
@@ -127,12 +130,27 @@ def trace(
         ) from error
     jaxpr = without_dead_code(closed.jaxpr)
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    _add_inner_constants(jaxpr, constants, set())
+    _add_inner_constants(jaxpr, constants, set(), _platform((args, kwargs)))
     return jaxpr, constants
 
 
-def _add_inner_constants(jaxpr: Any, constants: dict[Any, Any], seen: set[int]) -> None:
+def _platform(arguments: Any) -> str | None:
+    """The platform of the devices that hold the arguments; None if that is not one."""
+    shardings = {getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)}
+    devices = (getattr(sharding, "device_set", ()) for sharding in shardings)
+    clients = {device.client for of_one in devices for device in of_one}
+    platforms = {getattr(c, "_raw_platform", c.platform) for c in clients}
+    return platforms.pop() if len(platforms) == 1 else None
+
+
+def _add_inner_constants(
+    jaxpr: Any, constants: dict[Any, Any], seen: set[int], platform: str | None
+) -> None:
     for eqn in jaxpr.eqns:
+        if platform and eqn.primitive.name == "platform_index":
+            for index, names in reversed(list(enumerate(eqn.params["platforms"]))):
+                if names is None or platform in names:  # the first one is taken
+                    constants[eqn.outvars[0]] = np.int32(index)
         for value in eqn.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 opened = open_jaxpr(inner)
@@ -141,7 +159,7 @@ def _add_inner_constants(jaxpr: Any, constants: dict[Any, Any], seen: set[int]) 
                 seen.add(id(inner))
                 if isinstance(inner, ClosedJaxpr):
                     constants.update(zip(opened.constvars, inner.consts, strict=True))
-                _add_inner_constants(opened, constants, seen)
+                _add_inner_constants(opened, constants, seen, platform)
 
 
 def _trace_jitted(

@@ -26,7 +26,7 @@ from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.hosts.findings import NONE_YET, view_of
 from mfu_jax.logger.hosts.report import HostReport, LoopStatistics, ThreadStatistics
 from mfu_jax.logger.records.step_record import StepRecord
-from mfu_jax.logger.run_log.monitor import Monitor
+from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary
 from mfu_jax.util.jax_internals import KeyValueStore, coordination_store
@@ -130,11 +130,7 @@ class HostMonitor(Monitor):
         if not notes and (view is self._told or not record.is_logged):
             return record
         self._told = view
-        return dataclasses.replace(
-            record,
-            scalars={**record.scalars, **view.scalars()},
-            notes=(*record.notes, *notes),
-        )
+        return annotated(record, view.scalars(), notes)
 
     def who_is_silent(self) -> str:
         """For a hang report: which processes are behind; empty if that is not known."""

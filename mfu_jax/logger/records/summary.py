@@ -11,9 +11,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.logger.records import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
 from mfu_jax.logger.records.strict_json import strict
 from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.verdict import Verdict
+
+_MOST_LOSSES = 3
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
@@ -50,6 +54,8 @@ class Summary:
         mfu: optimal time of the model FLOPs of all measured steps / their time.
         hfu: likewise for the executed FLOPs.
         mbu: likewise for the bytes moved.
+        tensor_active: share of cycles in which the tensor cores worked, by the devices' counters.
+        tensor_active_by_count: the same by the executed FLOPs, over the same seconds.
         last_loss: loss of the last step.
         compile_seconds: time that JAX spent tracing, lowering or compiling.
         compile_count: executables compiled.
@@ -60,6 +66,7 @@ class Summary:
         dropped_by_sink: the same by sink and reason.
         flags: name of each impossible number → number of steps that have it.
         phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
+        verdict: what the totals mean, if the logger has a `judge`.
     """
 
     steps: int
@@ -74,6 +81,8 @@ class Summary:
     mfu: float | None = None
     hfu: float | None = None
     mbu: float | None = None
+    tensor_active: float | None = None
+    tensor_active_by_count: float | None = None
     last_loss: float | None = None
     compile_seconds: float = 0.0
     compile_count: int = 0
@@ -84,6 +93,7 @@ class Summary:
     dropped_by_sink: Mapping[str, int] = dataclasses.field(default_factory=dict)
     flags: Mapping[str, int] = dataclasses.field(default_factory=dict)
     phases: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    verdict: Verdict | None = None
 
     @property
     def has_steps(self) -> bool:
@@ -107,7 +117,10 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, and what derives from them, as plain values that `json.dump` accepts."""
-        values = dataclasses.asdict(self)
+        values = dataclasses.asdict(dataclasses.replace(self, verdict=None))
+        del values["verdict"]
+        if self.verdict is not None:
+            values["verdict"] = self.verdict.to_json()
         values |= {"shares": self.shares, "train_fraction": self.train_fraction}
         if values["last_loss"] is not None and not math.isfinite(values["last_loss"]):
             values["last_loss"] = str(values["last_loss"])
@@ -122,12 +135,14 @@ class Summary:
         rows = list(self._rows())
         labelled = [(label, value) for label, value in rows if label]
         phases = [value for label, value in rows if not label]
-        return fragment(self._head(), ("", ""), labelled, words=(1,), notes=phases)
+        title = self._head() if self.verdict is None else self.verdict.sentence
+        return fragment(title, ("", ""), labelled, words=(1,), notes=phases)
 
     def render(self) -> str:
         """A few lines of text for the end of a run."""
         rows = (f"  {label:<13}{value}" if label else f"  {value}" for label, value in self._rows())
-        return "\n".join([self._head(), *rows])
+        verdict = [] if self.verdict is None else [self.verdict.render()]
+        return "\n".join([*verdict, self._head(), *rows])
 
     def _head(self) -> str:
         left_out = {"compile": self.compile_steps, "warm-up": self.warmup_steps}
@@ -139,15 +154,19 @@ class Summary:
     def _rows(self) -> Iterator[tuple[str, str]]:
         """The lines of the text: label, value; a phase has no label."""
         if self.steps:
-            names = ("mean", "median", "p90", "p99")
-            times = (getattr(self, f"{name}_seconds") for name in names)
-            shown = zip(names, times, strict=True)
+            statistics = ("mean", "median", "p90", "p99")
+            times = (getattr(self, f"{name}_seconds") for name in statistics)
+            shown = zip(statistics, times, strict=True)
             yield "step time", ", ".join(f"{name} {_readable(time, ' s')}" for name, time in shown)
             tokens = self.tokens_per_sec_per_device
             rate = f"mean {_readable(self.tflops_per_sec_per_device)} TFLOP/s/device"
             yield "rates", rate + (f", {tokens:.1f} tokens/s/device" if tokens else "")
             mbu = "" if self.mbu is None else f", MBU {percent(self.mbu)}"
             yield "utilisation", f"mean MFU {percent(self.mfu)}, HFU {percent(self.hfu)}{mbu}"
+        if self.tensor_active is not None:
+            count = self.tensor_active_by_count
+            by_count = "" if count is None else f", {percent(count)} by count"
+            yield "tensor cores", f"active {percent(self.tensor_active)} by counter{by_count}"
         for name, values in self.phases.items():
             yield "", _phase_line(name, values)
         if self.last_loss is not None:
@@ -164,6 +183,11 @@ class Summary:
             yield "not written", f"{count} records, {name}"
         for flag, count in self.flags.items():
             yield "impossible", f"{flag} in {count} steps"
+        if self.verdict is not None:
+            for loss in self.verdict.losses[:_MOST_LOSSES]:
+                yield "loss", str(loss)
+            for step in self.verdict.next_steps:
+                yield "next", str(step)
 
 
 def _readable(value: float | None, unit: str = "") -> str:
@@ -179,8 +203,12 @@ def _phase_line(name: str, values: Mapping[str, float]) -> str:
     return f"{text}, {readable(rate)} TFLOP/s/device, {utilisation}"
 
 
-_AMOUNTS = ("tokens", "tflops")
-_UTILIZATIONS = ("mfu", "hfu", "mbu")
+_MEANS = {
+    "tokens_per_sec_per_device": "perf/per_device_tokens",
+    "tflops_per_sec_per_device": "perf/per_device_tflops",
+    **{name: f"perf/{name}" for name in ("mfu", "hfu", "mbu")},
+}
+"""Field of a summary → the amount, or the utilisation, of a step."""
 
 
 class StepStatistics:
@@ -188,9 +216,8 @@ class StepStatistics:
 
     def __init__(self) -> None:
         self._seconds = array.array("d")
-        # Amounts and optimal seconds, each with the measured seconds of the steps that have it.
-        self._amounts = {f"perf/per_device_{name}": [0.0, 0.0] for name in _AMOUNTS}
-        self._optimal = {f"perf/{name}": [0.0, 0.0] for name in _UTILIZATIONS}
+        # Amounts or optimal seconds, each with the measured seconds of the steps that have it.
+        self._sums = {name: [0.0, 0.0] for name in _MEANS.values()}
         self._rates: StepRates | None = None  # of the steps not yet in the sums
         self._settled = 0  # number of steps before those
         self._lock = threading.Lock()  # of the sums: another thread may ask for a summary
@@ -213,12 +240,9 @@ class StepStatistics:
             if rates is None or not times:
                 return
             spent = sum(times)
-            for name, amount in rates.amounts.items():
-                self._amounts[name][0] += len(times) * amount
-                self._amounts[name][1] += spent
-            for name, best in rates.optimal.items():
-                self._optimal[name][0] += len(times) * best
-                self._optimal[name][1] += spent
+            for name, amount in (*rates.amounts.items(), *rates.optimal.items()):
+                self._sums[name][0] += len(times) * amount
+                self._sums[name][1] += spent
 
     def add_many(self, columns: Mapping[str, Sequence[float]]) -> None:
         """Adds steps with the same ``perf/`` scalars, as metric name → its value in each step.
@@ -229,14 +253,13 @@ class StepStatistics:
         seconds = columns["perf/step_time_seconds"]
         self._seconds.extend(seconds)
         self._settled = len(self._seconds)
-        for name, sums in self._amounts.items():
-            amounts = columns.get(name, ())
-            sums[0] = sum(amounts, sums[0])
-            sums[1] = sum(itertools.compress(seconds, amounts), sums[1])
-        for name, sums in self._optimal.items():
-            if (values := columns.get(name)) is not None:
-                sums[0] = sum(map(operator.mul, values, seconds), sums[0])
-                sums[1] = sum(seconds, sums[1])
+        for name in self._sums.keys() & columns:
+            sums, values, known = self._sums[name], iter(columns[name]), seconds
+            if "_device_" in name:
+                known = [*itertools.compress(seconds, columns[name])]
+            else:
+                values = map(operator.mul, values, seconds)
+            sums[0], sums[1] = sum(values, sums[0]), sum(known, sums[1])
 
     def fields(self) -> dict[str, Any]:
         """The fields of `Summary` that derive from the measured steps."""
@@ -252,32 +275,50 @@ class StepStatistics:
             "p99_seconds": percentile(ordered, 0.99),
             "mean_seconds": total / len(ordered),
             **{
-                f"{name}_per_sec_per_device": amount / spent
-                for name, (amount, spent) in zip(_AMOUNTS, self._amounts.values(), strict=True)
-                if spent
-            },
-            **{
-                name.removeprefix("perf/"): optimal / spent
-                for name, (optimal, spent) in self._optimal.items()
+                field: total / spent
+                for field, (total, spent) in zip(_MEANS, self._sums.values(), strict=True)
                 if spent
             },
         }
 
 
+class ActivityTotals:
+    """Mean activity of the tensor cores, by counter and, over the same readings, by count."""
+
+    def __init__(self) -> None:
+        self._alone: tuple[int, float] = 0, 0.0  # number of readings, and their sum
+        self._compared: tuple[int, float, float] = 0, 0.0, 0.0
+
+    def add(self, scalars: Mapping[str, float]) -> None:
+        """Adds a record's reading, if it has one."""
+        if (counter := scalars.get(names.TENSOR_ACTIVE)) is None:
+            return
+        if (count := scalars.get(names.TENSOR_ACTIVE_BY_COUNT)) is None:
+            self._alone = self._alone[0] + 1, self._alone[1] + counter
+        else:
+            times, by_counter, by_count = self._compared
+            self._compared = times + 1, by_counter + counter, by_count + count
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `Summary` that derive from the readings."""
+        if self._compared[0]:
+            times, by_counter, by_count = self._compared
+            return {"tensor_active": by_counter / times, "tensor_active_by_count": by_count / times}
+        return {"tensor_active": self._alone[1] / self._alone[0]} if self._alone[0] else {}
+
+
 class PhaseTotals:
-    """Totals of each phase; any thread may add to them."""
+    """Totals of each phase, added on one thread."""
 
     def __init__(self) -> None:
         self._of_name: dict[str, tuple[int, float, StepCost | None]] = {}
-        self._lock = threading.Lock()
 
     def add(self, name: str, times: int, seconds: float, cost: StepCost | None) -> None:
         """Adds `times` runs of a phase, which took `seconds` in total."""
-        with self._lock:
-            before, spent, known = self._of_name.get(name, (0, 0.0, None))
-            costs = [part for part in (known, cost) if part is not None]
-            total = add_costs(costs) if costs else None
-            self._of_name[name] = before + times, spent + seconds, total
+        before, spent, known = self._of_name.get(name, (0, 0.0, None))
+        costs = [part for part in (known, cost) if part is not None]
+        total = add_costs(costs) if costs else None
+        self._of_name[name] = before + times, spent + seconds, total
 
     def values(self) -> dict[str, dict[str, float]]:
         """All totals.
@@ -286,16 +327,15 @@ class PhaseTotals:
             Phase → ``times``, total ``seconds``, and, if known, ``tflops_per_sec_per_device``,
             ``mfu`` and ``hfu``.
         """
-        with self._lock:
-            return {name: _phase_values(*total) for name, total in self._of_name.items()}
+        return {name: _phase_values(*total) for name, total in self._of_name.copy().items()}
 
 
 def _phase_values(times: int, seconds: float, cost: StepCost | None) -> dict[str, float]:
     rates = cost.rates(seconds) if cost is not None and seconds > 0 else {}
-    names = {
+    of_phases = {
         "tflops_per_sec_per_device": "perf/per_device_tflops_per_sec",
         "mfu": "perf/mfu",
         "hfu": "perf/hfu",
     }
-    known = {name: rates[of_step] for name, of_step in names.items() if of_step in rates}
+    known = {name: rates[of_step] for name, of_step in of_phases.items() if of_step in rates}
     return {"times": times, "seconds": seconds, **known}

@@ -68,16 +68,19 @@ class Event(NamedTuple):
         kind: one of those above.
         at: when.
         values: its other fields.
+        number: its place in the process's log, which the log sets.
     """
 
     kind: str
     at: Moment
     values: Mapping[str, Any]
+    number: int = 0
 
 
-def line(event: Event, number: int) -> bytes:
-    """The line of the event with this sequence number."""
-    head = {"e": event.kind, "seq": number, "t": round(event.at[0], 6), "m": round(event.at[1], 6)}
+def line(event: Event) -> bytes:
+    """The line of an event."""
+    t, m = (round(seconds, 6) for seconds in event.at)
+    head = {"e": event.kind, "seq": event.number, "t": t, "m": m}
     return _as_json({**head, **event.values}).encode() + b"\n"
 
 

@@ -33,6 +33,9 @@ _log = logging.getLogger("mfu_jax")
 
 # A sink that writes only periodically is woken for this many items.
 MANY_ITEMS = 250
+# Items that wait for a sink; in their place it gets records of the file, if there is one.
+MOST_ITEMS = 10_000
+_MOST_TEXTS = 1000
 # Items in one write, and the pause after it, in which other threads can take the GIL.
 BATCH_ITEMS = 50
 BREATH_SECONDS = 1e-4
@@ -44,6 +47,13 @@ LAST_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
 # after one.
 POISON_ATTEMPTS = 5
 
+# What a sink gets besides records: the method, and the event's fields that are its arguments.
+_TEXTS = {
+    events.SETUP: ("write_setup", "values", "texts"),
+    events.TEXT: ("write_text", "tag", "text"),
+    events.FAILURE: ("write_failure", "reason"),
+}
+
 
 class Follower:
     """Passes what a run log has to a sink, in order, on one daemon thread.
@@ -52,12 +62,10 @@ class Follower:
         log: the log.
         sink: the sink.
         period_seconds: how often records come; the sink writes every `periods_per_write` periods.
-        position: sequence number of the first item for it; by default of the next one.
         name: for messages; by default the sink's class name.
 
     Attributes:
         name: of the sink, for messages.
-        position: sequence number of the next item for it.
         lost: number of records that the sink will never get, by reason.
         has_hung: the sink did not finish in the time allowed for its last `settle`.
     """
@@ -68,12 +76,10 @@ class Follower:
         sink: Any,
         *,
         period_seconds: float = 0.0,
-        position: int | None = None,
         name: str = "",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name or type(sink).__name__
-        self.position = log.length if position is None else position
         self.lost: Counter[str] = Counter()
         self.has_hung = False
         self._log = log
@@ -81,9 +87,13 @@ class Follower:
         periods = getattr(sink, "periods_per_write", 1)
         self._pause_seconds = periods * period_seconds if periods > 1 else 0.0
         self._monotonic = monotonic
+        self._queue: deque[Any] = deque()
+        self._batch: list[Any] = []  # taken from the queue, and not yet written
+        self._misses = False  # the queue had no room for some, which the file has
+        self._texts: deque[Event] = deque(maxlen=_MOST_TEXTS)  # for which it had no room either
         self._reader: LoggedRecords | None = None
         self._last: StepRecord | None = None  # the last one that the sink has
-        self._told = self.position  # texts before this one are written
+        self._passed = 0
         self._wake = Alarm()
         self._is_asleep = self._has_written = self._is_behind = False
         self._requests: deque[threading.Event] = deque()
@@ -93,7 +103,6 @@ class Follower:
         self._attempts = 0
         self._reported: set[str] = set()
         self._has_said = False  # that it fails
-        self._closed = threading.Event()
         self._thread = Boundary().thread(
             f"mfu_jax {self.name}", f"{self.name} gets no more records", self._run
         )
@@ -109,13 +118,24 @@ class Follower:
             self._thread.start()
 
     def begin_behind(self, reader: LoggedRecords) -> None:
-        """Lets it read records of the file before those in memory; call it before `start`."""
+        """Lets it read records of the file before those that come; call it before `start`."""
         self._reader, self._is_behind = reader, True
         self._wake.set()
 
-    def notify(self, *, is_for_sinks: bool) -> None:
-        """Tells it that the log has grown; returns at once."""
-        if (self._is_asleep and is_for_sinks) or self._log.length - self.position >= MANY_ITEMS:
+    def put(self, items: Sequence[Any]) -> None:
+        """Takes what the log has got; returns at once. Called by one thread at a time."""
+        taken = [item for item in items if self._takes(item)]
+        self._queue.extend(taken)
+        while len(self._queue) > MOST_ITEMS:
+            with contextlib.suppress(IndexError):  # the thread has taken it
+                item = self._queue.popleft()
+                if isinstance(item, Event):
+                    self._texts.append(item)
+                elif self._log.is_on_disk(self):
+                    self._misses = True
+                else:
+                    self.lost["too far behind"] += 1
+        if (taken and self._is_asleep) or len(self._queue) >= MANY_ITEMS:
             self._wake.set()
 
     def settle(self, *, is_last: bool = False) -> threading.Event:
@@ -137,16 +157,17 @@ class Follower:
 
     def finish(self, summary: Summary) -> threading.Event:
         """Asks the sink to write the summary and close; the returned event is set when done."""
+        done = threading.Event()
 
         def last() -> None:
             if summary.has_steps:
                 self._call("write_summary", summary)
-            self._call("close")
-            self._closed.set()
+            self._end()
+            done.set()
 
         self._finish = last
         self._wake.set()
-        return self._closed
+        return done
 
     def abandon(self) -> None:
         """Gives up a hung sink: it gets no more records, and another thread closes it."""
@@ -163,13 +184,11 @@ class Follower:
         Args:
             is_on_disk: the log's files have everything, so that it can be written later.
         """
-        rest = self._log.read(self.position, self._log.length)
-        if rest is None and not is_on_disk:
-            self._pass_over()
-            rest = self._log.read(self.position, self._log.length)
-        lacks = sum(not isinstance(item, Event) and self._wants(item) for item in rest or ())
-        if (reader := self._reader or (self._read_back() if rest is None else None)) is not None:
-            lacks += len(reader.read(sys.maxsize))
+        reader = self._reader or (self._log.reader(self._last) if self._misses else None)
+        lacks = len(reader.read(sys.maxsize)) if reader is not None else 0
+        if reader is None or not is_on_disk:
+            rest = (*self._batch, *self._queue)
+            lacks += sum(not isinstance(item, Event) and self._wants(item) for item in rest)
         if not lacks:
             return
         if is_on_disk:
@@ -181,14 +200,18 @@ class Follower:
                 lacks,
                 self._log.metrics_file,
             )
-        elif lacks:
+        else:
             self.lost["not written in time"] += lacks
             _log.warning("%s: %d records could not be written", self.name, lacks)
+
+    def _end(self) -> None:
+        self._call("close")
+        self._is_over = True
 
     def _run(self) -> None:
         while not self._is_over:
             self._sleep()
-            before = self.position
+            before = self._passed
             try:
                 self._work()
             except BaseException as error:
@@ -197,20 +220,21 @@ class Follower:
                     _log.warning(
                         "%s gets its records later: %s; please report this", self.name, _text(error)
                     )
-            self._has_written = self.position > before
+            self._has_written = self._passed > before
         for request in self._requests:
             request.set()
 
-    def _sleep(self) -> None:
+    def _sleep(self, longest: float | None = None) -> None:
         """Waits for work: the next attempt, the next period, or, if idle, an item."""
         if self._retry_seconds:
-            self._wake.wait(max(0.0, self._retry_at - self._monotonic()))
+            wait = max(0.0, self._retry_at - self._monotonic())
+            self._wake.wait(wait if longest is None else min(wait, longest))
         elif self._has_written and self._pause_seconds:
             self._wake.wait(self._pause_seconds)
         else:
-            self._is_asleep = True  # set first, so that `notify` sees it
-            if self._reader is None and self._log.length <= self.position:
-                self._wake.wait()
+            self._is_asleep = True  # set first, so that `put` sees it
+            if not (self._queue or self._reader):
+                self._wake.wait(longest)
             self._is_asleep = False
 
     def _work(self) -> None:
@@ -226,10 +250,9 @@ class Follower:
             for request in requests:
                 self._requests.popleft()
                 request.set()
-            if self._is_abandoned:
-                self._is_over = True
-            elif finish is not None:
-                self._is_over = True
+            self._is_over |= self._is_abandoned
+            if finish is not None:
+                self._finish = None
                 finish()
 
     def _try_again(self) -> None:
@@ -241,7 +264,7 @@ class Follower:
             self._deliver()
 
     def _deliver(self) -> None:
-        """Passes on what the log has, oldest first, until nothing is left or the sink fails."""
+        """Passes on what there is, oldest first, until nothing is left or the sink fails."""
         while not self._is_abandoned:
             items = self._next()
             if not items:
@@ -257,52 +280,59 @@ class Follower:
             if len(items) == BATCH_ITEMS:
                 time.sleep(BREATH_SECONDS)
 
-    def _next(self) -> list[Any]:
-        """The next items: from memory or, if the log has gone on there, from its file."""
-        while True:
-            if self._reader is not None:
-                if records := self._reader.read(BATCH_ITEMS):
-                    return list(records)
-                end = self._log.position_after(self._reader.last, self.position)
-                self._tell_texts(end)
-                self._reader, self.position = None, end
-                self._catch_up()
-            items = self._log.read(self.position, BATCH_ITEMS)
-            if items is not None:
-                return items
-            self._reader = self._read_back()
+    def _next(self) -> Sequence[Any]:
+        """The next items: what it lacks of the log's file, then what waits in memory."""
+        while self._reader is not None or (self._misses and not self._batch):
             if self._reader is None:
-                self._pass_over()
+                self._read_missed()
+            elif records := self._reader.read(BATCH_ITEMS):
+                return records
             else:
-                self._fall_behind()
-            self._tell_texts(self._log.first)
+                self._drop_until(self._reader.last)
+                self._reader = None
+                self._catch_up()
+        while self._queue and len(self._batch) < BATCH_ITEMS:
+            self._batch.append(self._queue.popleft())
+        return self._batch
 
-    def _pass_over(self) -> None:
-        """Goes on with what memory has; what was before is lost."""
-        self.lost["too far behind"] += self._log.first - self.position
-        self.position = self._log.first
+    def _read_missed(self) -> None:
+        """Goes on with the log's file where the queue had no room."""
+        self._misses, self._reader = False, self._log.reader(self._last)
+        self._fall_behind()
+        while self._texts:
+            self._tell_text(self._texts.popleft())
 
-    def _read_back(self) -> LoggedRecords | None:
-        """Reads what is no longer in memory back from the file, if there is one."""
-        return self._log.reader(self._last)
+    def _drop_until(self, last: StepRecord | None) -> None:
+        """Takes from the queue what the file had, up to this record; tells texts among it."""
+        waiting = reversed(self._queue.copy())
+        found = next((item for item in waiting if last is not None and _is_same(item, last)), None)
+        while found is not None and self._queue:
+            item = self._queue.popleft()
+            if isinstance(item, Event):
+                self._tell_text(item)
+            elif item is found:
+                return
 
     def _advance(self, count: int, last: StepRecord | None = None) -> None:
         self._last = last or self._last
+        self._passed += count
         if self._reader is not None:
             self._reader.advance(count)
         elif not self._is_abandoned:
-            self.position += count
+            del self._batch[:count]
+
+    def _takes(self, item: Any) -> bool:
+        """Whether an item of the log is for the sink: of events, only texts are."""
+        return not isinstance(item, Event) or item.kind in _TEXTS
 
     def _tell(self, happened: Sequence[Event]) -> None:
-        """Passes on events: only texts are for sinks."""
-        self._tell_texts(self.position + len(happened))
+        for event in happened:
+            self._tell_text(event)
         self._advance(len(happened))
 
-    def _tell_texts(self, end: int) -> None:
-        for event in self._log.texts(self._told, end):
-            method, *fields = _TEXTS[event.kind]
-            self._call(method, *(event.values[field] for field in fields))
-        self._told = max(self._told, end)
+    def _tell_text(self, event: Event) -> None:
+        method, *fields = _TEXTS[event.kind]
+        self._call(method, *(event.values[field] for field in fields))
 
     def _call(self, method: str, *arguments: Any) -> None:
         """Calls a method of the sink; a failure is reported and not retried."""
@@ -437,11 +467,11 @@ class Follower:
         return is_first
 
 
-_TEXTS = {
-    events.SETUP: ("write_setup", "values", "texts"),
-    events.TEXT: ("write_text", "tag", "text"),
-    events.FAILURE: ("write_failure", "reason"),
-}
+def _is_same(item: Any, record: StepRecord) -> bool:
+    return not isinstance(item, Event) and (item.step, item.unix_seconds) == (
+        record.step,
+        record.unix_seconds,
+    )
 
 
 def _text(error: BaseException) -> str:

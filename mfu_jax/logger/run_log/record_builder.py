@@ -12,11 +12,11 @@ import jax
 
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.records.diagnosis import diagnose
-from mfu_jax.logger.records.scalars import numbers_of, quick_numbers, start_copies
 from mfu_jax.logger.records.step_cost import StepCost, StepRates
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.strict_json import printable
-from mfu_jax.logger.records.summary import StepStatistics, Summary
+from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
+from mfu_jax.logger.records.values import numbers_of, quick_numbers, start_copies
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.formatting import readable
 
@@ -29,14 +29,9 @@ NOTED_JUMP_FRACTION = 0.01
 _MOST_SUBJECTS = 10_000
 _WINDOW_NAMES = {
     "steps": "rolling/steps",
-    "median_seconds": "rolling/step_time_seconds_median",
-    "p90_seconds": "rolling/step_time_seconds_p90",
-    "p99_seconds": "rolling/step_time_seconds_p99",
-    "tokens_per_sec_per_device": "rolling/per_device_tokens_per_sec",
-    "tflops_per_sec_per_device": "rolling/per_device_tflops_per_sec",
-    "mfu": "rolling/mfu",
-    "hfu": "rolling/hfu",
-    "mbu": "rolling/mbu",
+    **{f"{n}_seconds": f"rolling/step_time_seconds_{n}" for n in ("median", "p90", "p99")},
+    **{f"{n}_per_sec_per_device": f"rolling/per_device_{n}_per_sec" for n in ("tokens", "tflops")},
+    **{n: f"rolling/{n}" for n in ("mfu", "hfu", "mbu")},
 }
 
 
@@ -49,6 +44,7 @@ class RecordBuilder:
 
     Attributes:
         without_recompile_notes: JAX's names of functions whose compilations are reported elsewhere.
+        activity: of the tensor cores, which a monitor adds to records.
     """
 
     def __init__(self, cost: StepCost, config: LoggerConfig) -> None:
@@ -59,6 +55,7 @@ class RecordBuilder:
         self._run = StepStatistics()
         self._window = StepStatistics()
         self.without_recompile_notes: set[str] = set()
+        self.activity = ActivityTotals()
         self._compiled: set[str] = set()
         self._kinds: Counter[str] = Counter()
         self._flags: Counter[str] = Counter()
@@ -79,6 +76,7 @@ class RecordBuilder:
         notes: list[str] = []
         kind = self._kind(step)
         rates = self._rates_of(step, notes)
+        step.cost = rates.cost  # for the monitors
         scalars = rates.at(step.seconds)
         findings: dict[str, str] = {}
         if kind == "step" and not rates.may_take(step.seconds):
@@ -144,6 +142,7 @@ class RecordBuilder:
         uses["other"] = max(0.0, total_seconds - sum(uses.values()))
         return Summary(
             **self._run.fields(),
+            **self.activity.fields(),
             warmup_steps=self._kinds["warmup"],
             compile_steps=self._kinds["compile"],
             last_loss=self._last_loss,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.records.non_finite import LossWatch, NonFiniteLossError
 from mfu_jax.logger.records.step_record import StepRecord
-from mfu_jax.logger.records.strict_json import encodable, strict
+from mfu_jax.logger.records.strict_json import strict
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.monitor import Monitor
@@ -70,7 +69,6 @@ class Recorder:
         monitors: Sequence[Monitor] = (),
     ) -> None:
         self.failure: NonFiniteLossError | None = None
-        self._process_id = os.getpid()
         self._boundary = Boundary()
         self._builder = builder
         self._log = log
@@ -115,16 +113,11 @@ class Recorder:
 
     def tell(self, kind: str, **values: Any) -> None:
         """Appends an event in sequence with the steps; its texts are made encodable."""
-        plain = {n: encodable(v) if isinstance(v, str) else strict(v) for n, v in values.items()}
-        self.put(functools.partial(self._tell, kind, plain))
+        self.put(functools.partial(self._log.event, kind, **strict(values)))
 
     def flush(self) -> None:
-        """Waits until every working follower has all records on disk.
-
-        In a forked child it does nothing: the child has the files, but none of the threads.
-        """
-        if os.getpid() == self._process_id:
-            self._settle(time.monotonic() + DRAIN_SECONDS)
+        """Waits until every working follower has all records on disk."""
+        self._settle(time.monotonic() + DRAIN_SECONDS)
 
     def close(
         self,
@@ -195,15 +188,13 @@ class Recorder:
                 ", ".join(late),
             )
 
-    def _tell(self, kind: str, values: Mapping[str, Any]) -> None:
-        self._log.event(kind, **values)
-
     def _handle(self, steps: Sequence[TimedStep]) -> None:
         """Makes the records of steps and appends them, all at once unless it takes long."""
         due = time.monotonic() + _LONG_SECONDS
         made: list[tuple[TimedStep, StepRecord | None]] = []
         self._builder.prepare(steps)
-        for number, step in enumerate(steps, 1):
+        parts = [part for step in steps for part in step.parts()]
+        for number, step in enumerate(parts, 1):
             if self.failure is not None:
                 break
             made.append((step, self._record(step)))
@@ -225,6 +216,7 @@ class Recorder:
             for monitor in self._monitors:
                 with self._of_monitor:
                     record = monitor.on_record(step, record)
+            self._builder.activity.add(record.scalars)
         if record is None:
             self._lost_steps += 1
             return None

@@ -1,7 +1,8 @@
 """`RunLog`: what one process writes down, in order. The log is the truth; all else follows it.
 
-In memory it keeps the newest items; with a metrics file, everything is also on disk, written by the
-log's own follower (`mfu_jax.logger.run_log.writer`).
+Each follower gets every item, and keeps those that its sink does not have yet. With a metrics file,
+one of them writes everything to disk (`mfu_jax.logger.run_log.writer`), where the others find what
+was too much for their memory.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,10 +40,6 @@ _since_boot: Callable[[], float] = (
 )
 """Seconds since the machine booted, including its sleep where known; one call into C."""
 
-# Items kept in memory once they are on disk, or every sink has them; and if not.
-_KEPT, MOST_KEPT = 1000, 10_000
-_FOR_SINKS = frozenset((events.SETUP, events.TEXT, events.FAILURE))
-_MOST_TEXTS = 1000
 _CLOSE_SECONDS = 2.0
 
 
@@ -89,14 +84,12 @@ class RunLog:
         self._process_id = os.getpid()
         self._is_stopped = self._is_over = False
         self._until_exit = until_exit
-        self._items: deque[Any] = deque()
-        self._first = 0  # sequence number of the oldest item in memory
-        self._texts: list[tuple[int, Event]] = []  # what sinks show besides records
+        self._length = 0
         self._lock = threading.Lock()
         self._followers: list[Follower] = []
         self._compiled: list[tuple[float, float]] = []
-        self._span: tuple[str, Moment, dict[str, Any]] | None = None
-        self._wait: Moment | None = None  # a long one for data
+        self._pause: Event | None = None
+        self._wait: Event | None = None  # a long one for data
         now = self.now()
         self._steps: StepEvents | None = None
         self._writer: LogWriter | None = None
@@ -108,11 +101,11 @@ class RunLog:
         from mfu_jax.logger.run_log.writer import LogFiles, LogWriter, start_values
 
         self._behind = steps_behind(self.metrics_file, index)
-        job = {"version": events.VERSION, "process": index, "processes": processes}
-        self.event(events.START, now, **job, **start_values(now[1], is_real=self._is_real))
         self._steps = StepEvents(now[1])
         self._writer = LogWriter(self, LogFiles(self.metrics_file, index, clock))
         self._followers.append(self._writer)
+        job = {"version": events.VERSION, "process": index, "processes": processes}
+        self.event(events.START, now, **job, **start_values(now[1], is_real=self._is_real))
         atexit.register(self._end)
 
     # What happens, in order.
@@ -122,23 +115,13 @@ class RunLog:
         if not items:
             return
         with self._lock:
-            for item in items:
-                if isinstance(item, Event) and item.kind in _FOR_SINKS:
-                    self._texts.append((self.length, item))
-                    del self._texts[:-_MOST_TEXTS]
-                self._items.append(item)
-            if self._writer is not None:
-                written = self._writer.position
-            else:
-                written = min((f.position for f in self._followers), default=self.length)
-            while len(self._items) > _KEPT and (
-                self._first < written or len(self._items) > MOST_KEPT
-            ):
-                self._items.popleft()
-                self._first += 1
-        is_for_sinks = any(i.kind in _FOR_SINKS if isinstance(i, Event) else True for i in items)
-        for follower in self._followers:
-            follower.notify(is_for_sinks=is_for_sinks or follower is self._writer)
+            numbered = [
+                item._replace(number=number) if isinstance(item, Event) else item
+                for number, item in enumerate(items, self._length)
+            ]
+            self._length += len(items)
+            for follower in self._followers:
+                follower.put(numbered)
 
     def event(self, kind: str, at: Moment | None = None, /, **values: Any) -> None:
         """Appends an event, by default of now."""
@@ -162,16 +145,14 @@ class RunLog:
         """A pause begins; `last` is the step that it waited for, if any."""
         values: dict[str, Any] = {"name": name}
         if last is not None:
-            values |= {"step": int(last.step), "step_us": round(1e6 * last.seconds)}
-        self._span = name, self._moment(at), values
-        self.event(events.SPAN, self._span[1], **values)
+            values |= {"step": int(last.step), "step_us": round(1e6 * last.seconds / last.steps)}
+        self._pause = Event(events.SPAN, self._moment(at), values)
+        self.append([self._pause])
 
     def end(self, at: Reading) -> None:
         """The pause ends."""
-        if self._span is not None:
-            (_, begin, values), self._span = self._span, None
-            us = round(1e6 * (self._moment(at)[1] - begin[1]))
-            self.event(events.SPAN, begin, **values, us=us)
+        pause, self._pause = self._pause, None
+        self._end_span(pause, self._moment(at))
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -186,16 +167,20 @@ class RunLog:
         """The device has been idle for that long, because the loop waits for data."""
         if self._wait is None:
             t, m = self.now()
-            self._wait = t - idle_seconds, m - idle_seconds
-            self.event(events.SPAN, self._wait, name=events.DATA_WAIT)
+            at = t - idle_seconds, m - idle_seconds
+            self._wait = Event(events.SPAN, at, {"name": events.DATA_WAIT})
+            self.append([self._wait])
 
     def end_wait(self) -> None:
         """The loop waits no longer."""
         self.is_waiting = False
-        if (begin := self._wait) is not None:
-            self._wait = None
-            us = round(1e6 * (self.now()[1] - begin[1]))
-            self.event(events.SPAN, begin, name=events.DATA_WAIT, us=us)
+        if self._wait is not None:
+            wait, self._wait = self._wait, None
+            self._end_span(wait, self.now())
+
+    def _end_span(self, begun: Event | None, end: Moment) -> None:
+        if begun is not None:
+            self.event(*begun[:2], **begun.values, us=round(1e6 * (end[1] - begun.at[1])))
 
     def restored(self, step: int) -> None:
         """The run continues from a checkpoint; its next step is `step`."""
@@ -289,40 +274,6 @@ class RunLog:
 
         return LoggedRecords(path, self.log_period, after=after)
 
-    @property
-    def first(self) -> int:
-        """Sequence number of the oldest item in memory."""
-        return self._first
-
-    @property
-    def length(self) -> int:
-        """Sequence number of the next item."""
-        return self._first + len(self._items)
-
-    def read(self, position: int, most: int) -> list[Any] | None:
-        """Items from a sequence number on; None if they are no longer in memory."""
-        with self._lock:
-            if position < self._first:
-                return None
-            begin = position - self._first
-            return list(itertools.islice(self._items, begin, begin + most))
-
-    def texts(self, begin: int, end: int) -> list[Event]:
-        """What sinks show besides records, between two sequence numbers."""
-        return [event for number, event in self._texts if begin <= number < end]
-
-    def position_after(self, record: StepRecord | None, default: int) -> int:
-        """Sequence number after a record, if it is in memory; else `default`."""
-        with self._lock:
-            if record is not None:
-                for back, item in enumerate(reversed(self._items)):
-                    if not isinstance(item, Event) and (item.step, item.unix_seconds) == (
-                        record.step,
-                        record.unix_seconds,
-                    ):
-                        return self.length - back
-        return default
-
     def is_on_disk(self, follower: Follower) -> bool:
         """Whether what a follower lacks can be read back from the file of records."""
         writer = self._writer
@@ -371,7 +322,7 @@ class RunLog:
             self.stop(_uncaught() or "clean")
             atexit.unregister(self._end)
             self._is_over = True
-            self._writer.end(_CLOSE_SECONDS)
+            self._writer.close(_CLOSE_SECONDS)
 
 
 def _say_what_is_missing(sink: Any, steps: range) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from mfu_jax.storage.files import AppendOnlyFile
 if TYPE_CHECKING:
     from mfu_jax.logger.records.step_record import StepRecord
     from mfu_jax.logger.records.summary import Summary
-    from mfu_jax.logger.run_log.reading import LoggedRecords
     from mfu_jax.logger.run_log.run_log import RunLog
     from mfu_jax.logger.sinks.base import Sink
     from mfu_jax.storage.targets import SpooledTarget
@@ -39,7 +37,7 @@ class LogWriter(Follower):
     """
 
     def __init__(self, log: RunLog, files: LogFiles) -> None:
-        super().__init__(log, files, position=0, name="run log")
+        super().__init__(log, files, name="run log")
         self.files = files
         self._began = self._wrote_at = self._monotonic()
         self.start()
@@ -49,39 +47,24 @@ class LogWriter(Follower):
         self.files.records = sink
         self.name = type(sink).__name__
 
-    def finish(self, summary: Summary) -> threading.Event:
-        closed = threading.Event()
-
-        def last() -> None:
-            if summary.has_steps:
-                self._call("write_summary", summary)
-            self._call("close_records")
-            self._retry_seconds = 0.0  # the records that it could not write are given up
-            closed.set()
-
-        self._finish = last
-        self._wake.set()
-        return closed
-
-    def end(self, timeout: float) -> None:
+    def close(self, timeout: float) -> None:
         """Writes what is left and closes the files, within `timeout` seconds."""
         self._is_last = self._is_over = True
         self._wake.set()
         self._thread.join(timeout)
+
+    def _end(self) -> None:
+        self._call("close_records")
+        self._retry_seconds = 0.0  # the records that it could not write are given up
 
     def _run(self) -> None:
         super()._run()
         self._deliver()
         self._call("close")
 
-    def _sleep(self) -> None:
+    def _sleep(self, longest: float | None = None) -> None:
         seconds = events.alive_seconds(self._monotonic() - self._began)
-        if self._retry_seconds:
-            seconds = min(seconds, max(0.0, self._retry_at - self._monotonic()))
-        self._is_asleep = True  # set first, so that `notify` sees it
-        if self._retry_seconds or self._log.length <= self.position:
-            self._wake.wait(seconds)
-        self._is_asleep = False
+        super()._sleep(seconds)
         self._log.settle_compilations()
         self._note_wait(seconds)
         if self._monotonic() - self._wrote_at > events.QUIET_SECONDS:
@@ -93,22 +76,19 @@ class LogWriter(Follower):
             self._log.begin_wait(idle)
 
     def _work(self) -> None:
-        finish, self._finish = self._finish, None
-        before = self.position
+        before = self._passed
         super()._work()
-        if self.position == before:
+        if self._passed == before:
             self._call("show_life")
         else:
             self._wrote_at = self._monotonic()
-        if finish is not None:
-            finish()
 
-    def _read_back(self) -> LoggedRecords | None:
-        return None
+    def _takes(self, item: Any) -> bool:
+        return True
 
     def _tell(self, happened: Sequence[Event]) -> None:
         try:
-            self.files.write_events([*enumerate(happened, self.position)])
+            self.files.write_events(happened)
         except BaseException as error:
             self._fail(error)
         else:
@@ -155,21 +135,17 @@ class LogFiles:
         return self._file is not None
 
     def write(self, record: StepRecord) -> None:
-        self.write_many([record])
+        if self.records is not None:
+            self.records.write(record)
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
-        if self.records is None:
-            return
-        if self.records.write_many is not None:
-            self.records.write_many(records)
-        elif len(records) == 1:
-            self.records.write(records[0])
-        else:
-            raise NotImplementedError  # none written: they come one by one
+        """Fails if the sink has no such method; the records then come one by one."""
+        if self.records is not None:
+            self.records.write_many(records)  # type: ignore[misc]
 
-    def write_events(self, happened: Sequence[tuple[int, Event]]) -> None:
-        """Appends events, each with its sequence number, or raises having written none."""
-        text = b"".join(events.line(event, number) for number, event in happened)
+    def write_events(self, happened: Sequence[Event]) -> None:
+        """Appends events, or raises having written none."""
+        text = b"".join(map(events.line, happened))
         self._start = self._start or text.partition(b"\n")[0] + b"\n"
         if self._file is None:
             self._file = self._opened()

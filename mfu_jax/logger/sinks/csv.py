@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
-import itertools
-import os
 import re
-import sys
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RECORD_FIELDS, RecordError, StepRecord
-from mfu_jax.logger.sinks.base import Sink, register_sink
-from mfu_jax.logger.sinks.last_pass import in_last_pass
+from mfu_jax.logger.sinks.append_only import BROKEN, AppendOnlySink, cut_back
+from mfu_jax.logger.sinks.base import register_sink
 from mfu_jax.logger.sinks.names import UniqueNames
-from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
-from mfu_jax.storage.targets import file_target
+from mfu_jax.storage.files import AppendOnlyFile, replace_file
 
 
 @register_sink("csv")
-class CsvSink(Sink):
+class CsvSink(AppendOnlySink):
     """Appends a row for every step; a new metric adds a column, empty in earlier rows.
 
     Args:
@@ -36,28 +32,14 @@ class CsvSink(Sink):
     """
 
     keeps_every_step = True
+    setting = "csv_file"
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        resume_from_step: int = 0,
-        fsync_seconds: float = -1.0,
-    ) -> None:
-        self._target = file_target(path, "csv_file", keep=resume_from_step > 0)
-        self.path = self._target.path
+    def _prepare(self, resume_from_step: int) -> None:
         self.made_by = ("csv", {"path": self._target.place})
-        self.warnings: list[str] = list(self._target.warnings)
         self._columns: list[str] = []
         self._is_replaced = False  # on disk, but not yet reopened
-        self._names = UniqueNames("csv_file", _one_line, reserved=RECORD_FIELDS)
-        self._fsync_seconds = fsync_seconds
-        with self._target.opening():
-            try:
-                self._prepare(resume_from_step)
-            except OSError as error:
-                raise unwritable(path, "csv_file", error) from error
-            self._file = self._open()
+        self._names = UniqueNames(self.setting, _one_line, reserved=RECORD_FIELDS)
+        super()._prepare(resume_from_step)
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         rows = [self._row(record) for record in records]
@@ -73,49 +55,21 @@ class CsvSink(Sink):
         except (ValueError, TypeError, OverflowError) as error:
             steps = f"steps {records[0].step} to {records[-1].step}"
             raise RecordError(f"{steps} cannot be rows: {error}") from error
-        self._file.append(b"".join(lines))
-        self._target.wrote()
+        self._append(b"".join(lines))
 
-    def flush(self) -> None:
-        self._file.sync()
-        self._target.flush()
-
-    def close(self) -> None:
-        self._file.close()
-        self._target.close()
-
-    def _prepare(self, resume_from_step: int) -> None:
-        if not self.path.exists() or self.path.stat().st_size == 0:
-            return
-        if not resume_from_step:
-            self.warnings.append(set_aside(self.path))
-            return
+    def _resume(self, step: int) -> None:
         with open(self.path, "rb") as lines:
             self._columns = _cells(lines.readline())
-            if "step" not in self._columns:
-                raise UserError(
-                    f"csv_file {str(self.path)!r} has no column 'step'; expected the table of the "
-                    f"run that is resumed; usually another table's path; give another csv_file"
-                )
-            place = self._columns.index("step")
-            steps = array("q", (_step_of(line, place) for line in lines))
-            lines.seek(0)
-            lines.readline()
-            marks = in_last_pass(steps, resume_from_step)
-            kept = itertools.chain([_line(self._columns)], itertools.compress(lines, marks))
-            replace_file(self.path, kept)
-        if any(marks):
-            last = max(itertools.compress(steps, marks))
-            self.missing = range(last + 1, resume_from_step)
+        if "step" not in self._columns:
+            raise UserError(
+                f"csv_file {str(self.path)!r} has no column 'step'; expected the table of the "
+                f"run that is resumed; usually another table's path; give another csv_file"
+            )
+        step_of = functools.partial(_step_of, self._columns.index("step"))
+        self.missing, _ = cut_back(self.path, step_of, step, has_header=True)
 
-    def _open(self) -> AppendOnlyFile:
-        return AppendOnlyFile(
-            self.path,
-            "csv_file",
-            header=_line(self._columns) if self._columns else b"",
-            lock=self._target.lock,
-            fsync_seconds=self._fsync_seconds,
-        )
+    def _open(self, header: bytes = b"") -> AppendOnlyFile:
+        return super()._open(_line(self._columns) if self._columns else b"")
 
     def _row(self, record: StepRecord) -> dict[str, str | float]:
         names = self._names.of(record.scalars)
@@ -154,11 +108,10 @@ def _one_line(name: str) -> str:
     return re.sub(r"[\r\n\0]", "_", name)
 
 
-def _step_of(line: bytes, place: int) -> int:
-    """The step of a row; above any other for a broken row, which is then dropped."""
+def _step_of(place: int, line: bytes) -> int:
     cells = _cells(line)
     is_whole = line.endswith(b"\n") and place < len(cells) and cells[place].isdecimal()
-    return min(int(cells[place]), sys.maxsize) if is_whole else sys.maxsize
+    return min(int(cells[place]), BROKEN) if is_whole else BROKEN
 
 
 def _cells(line: bytes) -> list[str]:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
 import math
-import os
-from array import array
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RECORD_FIELDS, RecordError, StepRecord, as_json
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import Sink, register_sink
-from mfu_jax.logger.sinks.last_pass import in_last_pass
+from mfu_jax.logger.sinks.append_only import BROKEN, AppendOnlySink, cut_back
+from mfu_jax.logger.sinks.base import register_sink
 from mfu_jax.logger.sinks.names import UniqueNames
-from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
-from mfu_jax.storage.targets import file_target
+from mfu_jax.storage.files import replace_file
 
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one per line
 _PLAIN_NUMBERS = frozenset((int, float))  # their `repr` is JSON, if they are finite
 
 
 @register_sink("jsonl")
-class JsonlSink(Sink):
+class JsonlSink(AppendOnlySink):
     """Appends ``{"step": 7, "kind": "step", …}`` for every step, each in one write.
 
     A killed run loses at most the line it was writing. A resumed run drops that torn line and every
@@ -45,46 +42,27 @@ class JsonlSink(Sink):
     """
 
     keeps_every_step = True
+    setting = "metrics_file"
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        resume_from_step: int = 0,
-        fsync_seconds: float = -1.0,
-    ) -> None:
-        self._target = file_target(path, "metrics_file", keep=resume_from_step > 0)
-        self.path = self._target.path
+    def _prepare(self, resume_from_step: int) -> None:
         self.made_by = ("jsonl", {"path": self._target.place})
-        self.fsync_seconds = fsync_seconds
-        self._names = UniqueNames("metrics_file", reserved=RECORD_FIELDS)
+        self._names = UniqueNames(self.setting, reserved=RECORD_FIELDS)
         self._form: tuple[tuple[str, ...], list[str]] = (), []
-        with self._target.opening():
-            try:
-                warnings, self.missing = _prepare(self.path, resume_from_step)
-            except OSError as error:
-                raise unwritable(path, "metrics_file", error) from error
-            self._file = AppendOnlyFile(
-                self.path, "metrics_file", lock=self._target.lock, fsync_seconds=fsync_seconds
-            )
-        self.warnings = [*self._target.warnings, *warnings]
+        super()._prepare(resume_from_step)
+
+    def _resume(self, step: int) -> None:
+        _check_head(self.path)
+        self.missing, broken = cut_back(self.path, _step_of, step)
+        if broken > 1:
+            self.warnings.append(f"metrics_file {self.path}: {broken} broken lines were dropped")
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
-        self._file.append(b"".join(map(self._line, records)))
-        self._target.wrote()
+        self._append(b"".join(map(self._line, records)))
 
     def write_summary(self, summary: Summary) -> None:
         path = self.path.with_name(f"{self.path.name}.summary.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [f"{json.dumps(summary.to_json(), indent=2)}\n".encode()])
-
-    def flush(self) -> None:
-        self._file.sync()
-        self._target.flush()
-
-    def close(self) -> None:
-        self._file.close()
-        self._target.close()
 
     def _line(self, record: StepRecord) -> bytes:
         row = (record.step, record.unix_seconds, *record.scalars.values())
@@ -112,46 +90,21 @@ class JsonlSink(Sink):
         return "".join(parts) + "}\n"
 
 
-def _prepare(path: Path, resume_from_step: int) -> tuple[list[str], range]:
-    """Makes the file end just before `resume_from_step`.
-
-    Returns:
-        Warnings for a human, and the steps missing between the file's last and that one.
-    """
-    if not path.exists() or path.stat().st_size == 0:
-        return [], range(0)
-    if resume_from_step == 0:
-        return [set_aside(path)], range(0)
-    steps, broken = array("q"), array("q")
-    replace_file(path, _lines_before(path, resume_from_step, steps, broken))
-    marks = in_last_pass(steps)
-    if not all(marks):
-        with open(path, "rb") as file:
-            replace_file(path, itertools.compress(file, marks))
-    warnings = []
-    if len(broken) > 1:
-        warnings.append(f"metrics_file {path}: {len(broken)} broken lines were dropped")
-    return warnings, range(steps[-1] + 1, resume_from_step) if steps else range(0)
+def _check_head(path: Path) -> None:
+    """Raises `UserError` if a file begins with a line that is no step's."""
+    with open(path, "rb") as lines:
+        head = lines.readline()
+    if head.endswith(b"\n") and _step_of(head) == BROKEN:
+        raise UserError(
+            f"metrics_file {str(path)!r} does not start with a step's JSON object; expected the "
+            f"file of the run that is resumed; usually another file's path; give another "
+            f"metrics_file or move this one away"
+        )
 
 
-def _lines_before(
-    path: Path, stop: int, steps: MutableSequence[int], broken: MutableSequence[int]
-) -> Iterator[bytes]:
-    """The lines of steps before `stop`; appends their numbers, and indices of broken lines."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file):
-            try:
-                step = int(json.loads(line)["step"]) if line.endswith(b"\n") else None
-            except (ValueError, TypeError, KeyError):
-                step = None
-                if number == 0:
-                    raise UserError(
-                        f"metrics_file {str(path)!r} does not start with a step's JSON object; "
-                        f"expected the file of the run that is resumed; usually another file's "
-                        f"path; give another metrics_file or move this one away"
-                    ) from None
-            if step is None:
-                broken.append(number)
-            elif 0 <= step < stop:
-                steps.append(step)
-                yield line
+def _step_of(line: bytes) -> int:
+    with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+        step = int(json.loads(line)["step"])
+        if line.endswith(b"\n") and 0 <= step < BROKEN:
+            return step
+    return BROKEN

@@ -10,6 +10,10 @@ _log = logging.getLogger("mfu_jax")
 
 # A loop that invents new names every step must not fill the memory.
 _MOST_NAMES = 10_000
+_TOO_MANY = (
+    "%s: more than %d names of metrics; expected the same ones in every step; usually the step is "
+    "part of a name; new ones that differ only in what it does not take are written as one"
+)
 
 
 class UniqueNames:
@@ -69,7 +73,9 @@ class UniqueNames:
         names = (allowed[: self._longest - len(ending)] + ending for ending in endings)
         found = next(filter(self._is_free, names))
         if len(self._mapped) >= _MOST_NAMES:
-            self._warn_once()
+            if not self._is_full:
+                self._is_full = True
+                _log.warning(_TOO_MANY, self._backend, _MOST_NAMES)
             return found
         if found != allowed:
             _log.warning(
@@ -83,18 +89,6 @@ class UniqueNames:
         self._folders.update(self._folders_of(found))
         self._mapped[name] = found
         return found
-
-    def _warn_once(self) -> None:
-        if not self._is_full:
-            self._is_full = True
-            _log.warning(
-                "%s: more than %d names of metrics; expected the same ones in every step; usually "
-                "the step is part of a name; new ones that differ only in what %s does not take "
-                "are written as one",
-                self._backend,
-                _MOST_NAMES,
-                self._backend,
-            )
 
     def _is_free(self, name: str) -> bool:
         return name not in self._taken and name not in self._folders

@@ -12,12 +12,13 @@ from typing import Any
 
 from mfu_jax.logger.records.step_record import RecordError, StepRecord
 from mfu_jax.logger.sinks import tensorboard_plugins
-from mfu_jax.logger.sinks.base import Sink, register_sink
+from mfu_jax.logger.sinks.append_only import AppendOnlySink
+from mfu_jax.logger.sinks.base import register_sink
 from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.sinks.tensorboard_plugins import tensorboardx
-from mfu_jax.storage.files import AppendOnlyFile, unwritable
-from mfu_jax.storage.targets import folder_target, write_whole
+from mfu_jax.storage.files import AppendOnlyFile
+from mfu_jax.storage.targets import OutputTarget, folder_target, write_whole
 
 # Marks our files in a folder; other writers' files are left alone.
 _ENDING = ".mfu_jax"
@@ -30,7 +31,7 @@ _OWN_TAGS = (
 
 
 @register_sink("tensorboard")
-class TensorBoardSink(Sink):
+class TensorBoardSink(AppendOnlySink):
     """Writes every metric as a scalar, texts as Markdown, and the set-up as hyperparameters.
 
     The first tab opens on the group Overview: MFU, HFU, step time, tokens/s and loss of measured
@@ -53,6 +54,7 @@ class TensorBoardSink(Sink):
     """
 
     periods_per_write = 4  # nobody looks more often
+    setting = "tensorboard_dir"
 
     def __init__(
         self,
@@ -67,33 +69,22 @@ class TensorBoardSink(Sink):
         self._step, self._last = resume_from_step, -1
         self._is_experiment = self._has_failed = False
         self._setup = [self._now(0, summary=tensorboard_plugins.layout())]
-        self._target = folder_target(
-            folder,
-            "tensorboard_dir",
-            keep=resume_from_step > 0,
-            ending=_ENDING,
-            lock=".writer.lock",
-        )
+        super().__init__(folder, resume_from_step=resume_from_step, fsync_seconds=fsync_seconds)
+
+    def _target_of(self, path: str | os.PathLike[str], *, keep: bool) -> OutputTarget:
+        return folder_target(path, self.setting, keep=keep, ending=_ENDING, lock=".writer.lock")
+
+    def _prepare(self, resume_from_step: int) -> None:
         self.made_by = ("tensorboard", {"folder": self._target.place})
-        note = ""
-        with self._target.opening():
-            try:
-                if not resume_from_step:
-                    note = _set_aside(self._target.path)
-            except OSError as error:
-                raise unwritable(folder, "tensorboard_dir", error) from error
-            self.path = _new_path(self._target.path)
-            events = [self._now(0, file_version=_VERSION), *self._setup]
-            if resume_from_step:
-                events += self._restart(resume_from_step)
-            self._file = AppendOnlyFile(
-                self.path,
-                "tensorboard_dir",
-                header=b"".join(map(_framed, events)),
-                lock=self._target.lock,
-                fsync_seconds=fsync_seconds,
-            )
-        self.warnings = [*self._target.warnings, *filter(None, [note])]
+        if not resume_from_step:
+            self.warnings += _set_aside(self._target.path)
+        self.path = _new_path(self._target.path)
+
+    def _open(self, header: bytes = b"") -> AppendOnlyFile:
+        events = [self._now(0, file_version=_VERSION), *self._setup]
+        if self._step:
+            events += self._restart(self._step)
+        return super()._open(b"".join(map(_framed, events)))
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         events: list[Any] = []
@@ -103,12 +94,12 @@ class TensorBoardSink(Sink):
                 events += self._restart(record.step)
             events.append(self._step_event(record))
             last = record.step
-        self._append(events)
+        self._write(events)
         self._step = self._last = last
 
     def write_text(self, tag: str, text: str) -> None:
         event = self._now(self._step, summary=self._text(tag, as_markdown(text)))
-        self._append([event])
+        self._write([event])
         if tag.startswith(("setup/", "ledger/")):
             self._setup.append(event)
 
@@ -119,17 +110,13 @@ class TensorBoardSink(Sink):
         if chosen and not self._is_experiment:
             summaries += tensorboard_plugins.experiment(chosen)
         events = [self._now(self._step, summary=summary) for summary in summaries]
-        self._append(events)
+        self._write(events)
         self._setup += events
         self._is_experiment |= bool(chosen)
 
     def write_failure(self, reason: str) -> None:
         self._has_failed = True
         self.write_text("failure", reason)
-
-    def flush(self) -> None:
-        self._file.sync()
-        self._target.flush()
 
     def close(self) -> None:
         events = []
@@ -138,10 +125,9 @@ class TensorBoardSink(Sink):
             events.append(self._now(self._step, summary=end))
         self._is_experiment = False
         try:
-            self._append(events)  # none: the head of a file that still has nothing
+            self._write(events)  # none: the head of a file that still has nothing
         finally:
-            self._file.close()
-            self._target.close()
+            super().close()
 
     def _restart(self, step: int) -> list[Any]:
         """Events after which TensorBoard forgets this step and later ones, except the set-up."""
@@ -173,9 +159,8 @@ class TensorBoardSink(Sink):
     def _now(self, step: int, **content: Any) -> Any:
         return self._event(step=step, wall_time=time.time(), **content)
 
-    def _append(self, events: Iterable[Any]) -> None:
-        self._file.append(b"".join(map(_framed, events)))
-        self._target.wrote()
+    def _write(self, events: Iterable[Any]) -> None:
+        self._append(b"".join(map(_framed, events)))
 
 
 def write_scalars(
@@ -233,20 +218,20 @@ def _new_path(folder: Path) -> Path:
     return folder / f"events.out.tfevents.{seconds}.{unique}{_ENDING}"
 
 
-def _set_aside(folder: Path) -> str:
+def _set_aside(folder: Path) -> list[str]:
     """Moves our files of an earlier run to a free ``previousN`` within the folder.
 
     TensorBoard shows it as a run of its own.
 
     Returns:
-        A note about the move; empty if there are no such files.
+        A note about the move, if there are such files.
     """
     files = _ours(folder)
     if not files:
-        return ""
+        return []
     number = next(n for n in range(1, 10**9) if not (folder / f"previous{n}").exists())
     kept = folder / f"previous{number}"
     kept.mkdir()
     for file in files:
         os.replace(file, kept / file.name)
-    return f"{folder} held an earlier run, which is now {kept}"
+    return [f"{folder} held an earlier run, which is now {kept}"]

@@ -1,8 +1,19 @@
-"""When a step's outputs are ready, and which of them to wait for."""
+"""When outputs are ready: the ends of steps and phases while the training thread is elsewhere.
+
+A step that has a successor ends where the loop comes back, so its outputs need not be watched. But
+no loop says which step is its last, or that an evaluation comes next. So one thread looks, every
+`LOOK_SECONDS` at most, for the newest step, and waits for its outputs. The training thread only
+leaves the step where the thread will find it: waking the thread would cost tens of microseconds.
+Phases are few, so the end of each is observed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import queue
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -10,9 +21,124 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mfu_jax.logger.records.drop_large import MOST_NUMBERS
-from mfu_jax.logger.records.scalars import is_deleted
-from mfu_jax.util.failsafe import is_interrupt
+from mfu_jax.logger.alarm import Alarm
+from mfu_jax.logger.records.values import MOST_NUMBERS, is_deleted
+from mfu_jax.logger.timing.timed_step import Reading, TimedStep
+from mfu_jax.util.failsafe import Boundary, is_interrupt
+
+# A step that is found ready at the first look ended less than this before.
+LOOK_SECONDS = 0.02
+# A wake-up costs tens of microseconds, so steps that are shorter than that are looked at less
+# often: until the loop takes longer for one.
+_RARE_LOOK_SECONDS = 0.1
+# After this many looks without a new step, the thread sleeps until the next one.
+_MOST_LOOKS = 20
+# A thread still waiting for the device at interpreter exit would abort the process; but a hung
+# device must not hold up the exit forever.
+_JOIN_SECONDS = 30.0
+
+
+class Watcher:
+    """Stamps steps when their outputs are ready, on one daemon thread, started when first needed.
+
+    Args:
+        read: reads the clocks.
+    """
+
+    def __init__(self, read: Callable[[], Reading]) -> None:
+        self._read = read
+        self._newest: deque[TimedStep] = deque(maxlen=2)
+        self._alarm = Alarm()
+        self._sleeps, self._is_over = True, False
+        self._thread = Boundary().thread(
+            "mfu_jax watcher", "the time of a step may contain a wait", self._run
+        )
+
+    def follow(self, step: TimedStep) -> None:
+        """Takes the step just dispatched; sets its `seen`, unless the next one comes before."""
+        self._newest.append(step)
+        if self._sleeps:
+            self._wake()
+
+    def watch(self, step: TimedStep) -> None:
+        """Sets `completed` of the step in flight, too, which is looked at now."""
+        self._newest.append(step)
+        self._wake()
+
+    def close(self) -> None:
+        """Stops the thread; waits at most half a minute for a hung device."""
+        self._is_over = True
+        self._alarm.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_JOIN_SECONDS)
+
+    def _wake(self) -> None:
+        self._sleeps = False
+        if self._thread.ident is None:
+            with contextlib.suppress(RuntimeError):  # no thread can start, for example at exit
+                self._thread.start()
+        self._alarm.set()
+
+    def _run(self) -> None:
+        looks = 0
+        while not self._is_over:
+            newest, pause = self._newest, LOOK_SECONDS
+            looks = 0 if newest else looks + 1
+            if len(newest) > 1 and not newest[-1].watched:  # the loop comes back soon by itself
+                newest.popleft()
+                pause = _RARE_LOOK_SECONDS
+            elif newest:
+                self._look(newest.pop())
+            self._sleeps = looks >= _MOST_LOOKS
+            if not (self._sleeps and newest):  # a step may have come before it fell asleep
+                self._alarm.wait(None if self._sleeps else pause)
+
+    def _look(self, step: TimedStep) -> None:
+        """Waits for a step and stamps it."""
+        begun = self._read()
+        try:
+            block_until_ready(step.metrics)
+        except Exception:  # the training thread hits the same error, where it can be handled
+            return
+        ready = self._read()
+        step.seen = step.seen or (begun, ready)
+        if step.watched:
+            step.completed = step.completed or ready
+
+
+class PhaseEnds:
+    """Stamps the ends of phases, in order, on one daemon thread.
+
+    Args:
+        clock: monotonic clock in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._queue: queue.SimpleQueue[tuple[Any, Future[float]] | None] = queue.SimpleQueue()
+        self._thread = Boundary().thread(
+            "mfu_jax phases", "the times of phases are not known", self._run
+        )
+        self._thread.start()
+
+    def watch(self, marker: Any) -> Future[float]:
+        """A future of the clock reading when `marker` is ready."""
+        ended: Future[float] = Future()
+        self._queue.put((marker, ended))
+        return ended
+
+    def close(self) -> None:
+        """Stops the thread; waits at most half a minute for a hung device."""
+        self._queue.put(None)
+        self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            marker, ended = item
+            with contextlib.suppress(Exception):  # the training thread hits the same error
+                jax.block_until_ready(marker)
+            ended.set_result(self._clock())
+            item = marker = None  # keep no device arrays alive while the thread waits
 
 
 def block_until_ready(metrics: Mapping[str, Any]) -> None:

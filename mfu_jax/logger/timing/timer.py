@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 
 from mfu_jax.logger.timing.compile_events import CompileEvent
-from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
-from mfu_jax.logger.timing.timed_step import Reading, TimedStep
-from mfu_jax.logger.timing.watcher import Watcher
+from mfu_jax.logger.timing.readiness import Watcher, block_until_ready, is_ready
+from mfu_jax.logger.timing.timed_step import LoopTimes, Reading, TimedStep
 from mfu_jax.util.failsafe import Boundary, failsafe, is_interrupt
 
 # Waking the watcher costs both threads tens of microseconds. After this many consecutive waits
@@ -142,14 +141,12 @@ class StepTimer:
             self._end(previous, previous.completed or now)
         gc_seconds = self._gc.seconds
         if self._left_at is not None:
-            (previous or step).loop_readings = (
-                self._left_at,
-                before,
-                left_at,
+            (previous or step).loop = LoopTimes(
+                before - self._left_at,
                 self._loop_waits,
-                self._called_at,
-                self._gc_seconds,
-                gc_seconds,
+                0.0 if self._called_at is None else before - self._called_at,
+                left_at - before,
+                gc_seconds - self._gc_seconds,
             )
         self._left_at, self._gc_seconds = left_at, gc_seconds
         self._called_at, self._loop_waits = None, 0.0

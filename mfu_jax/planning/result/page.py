@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
+from mfu_jax.pages.document import (
+    document,
+    headlines,
+    notes,
+    packaged,
+    quiet,
+    section,
+    verdict_line,
+)
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.pages.svg import chart, line, text
 from mfu_jax.pages.tables import Column, table, wide
 from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_time.layer_timeline import LaneInterval, LayerTimeline
 from mfu_jax.util.formatting import percent, seconds_text
+from mfu_jax.verdict import Verdict
 
 _GIB = 2**30
 _WIDTH, _LEFT, _RIGHT = 900, 64, 10
@@ -28,11 +38,16 @@ _KEY = (
 )
 
 
-def plan_page(plan: Plan) -> str:
-    """The whole page's HTML."""
-    verdict = "fits" if plan.fits else "does not fit"
+def plan_page(plan: Plan, verdict: Verdict | None = None) -> str:
+    """The whole page's HTML.
+
+    Args:
+        plan: the plan.
+        verdict: at the top; None: that of the plan alone.
+    """
     body = [
-        tag("h1", f"{plan.target}: {verdict}"),
+        tag("h1", plan.target),
+        verdict_line((verdict or plan_verdict(plan)).sentence),
         headlines(list(_numbers(plan))),
         notes(plan.notes),
         *_sections(plan),

@@ -72,6 +72,8 @@ class Plan:
         hfu: predicted HFU.
         tokens_per_sec_per_chip: predicted rate.
         time_by_cause: seconds of the prediction by cause; they sum to it.
+        ops: the prediction by groups of instructions: rows of ``scope``, ``phase``, ``kind``,
+            ``seconds``, ``runs``, ``flops`` and ``hbm_bytes``, longest first; they sum to it, too.
         bound_by_resource: seconds that each resource is busy at its peak.
         collectives: rows of ``kind`` (with its mesh axes and link), ``seconds``,
             ``hidden_seconds``, ``exposed_seconds``.
@@ -81,6 +83,7 @@ class Plan:
         price: price of one chip-hour; None if not given.
         days: days that `tokens` take at the predicted rate.
         cost: cost of `tokens` at `price`.
+        clock_state: at which MFU's peak holds, and which a run must set; empty if there is one.
         notes: what the plan could not see.
     """
 
@@ -106,6 +109,7 @@ class Plan:
     hfu: float | None = None
     tokens_per_sec_per_chip: float | None = None
     time_by_cause: Mapping[str, float] = field(default_factory=dict)
+    ops: tuple[Mapping[str, Any], ...] = ()
     bound_by_resource: Mapping[str, float] = field(default_factory=dict)
     collectives: tuple[Mapping[str, Any], ...] = ()
     layer: LayerTimeline | None = None
@@ -114,6 +118,7 @@ class Plan:
     price: float | None = None
     days: float | None = None
     cost: float | None = None
+    clock_state: str = ""
     notes: tuple[str, ...] = ()
 
     @property

@@ -8,7 +8,9 @@ from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.mesh_axes import kind_of
 from mfu_jax.flops.executed.records import ProgramCosts
+from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
@@ -118,11 +120,18 @@ def make_plan(
             costs, durations, seconds=seconds, bound=bound, residuals=residuals
         ),
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
+        ops=_ops(costs, line, durations.mesh),
         bound_by_resource=resources,
         collectives=_collectives(line),
         layer=largest_layer(costs, durations),
         changes=changes(costs, durations, line, is_roomy=_is_roomy(memory, target)),
-        notes=(*_notes(costs, memory), *host_notes(costs, target), *_gpu_memory(memory, target)),
+        clock_state=target.chip.clock_state,
+        notes=(
+            *_notes(costs, memory),
+            *host_notes(costs, target),
+            *_gpu_memory(memory, target),
+            *_clock(target.chip),
+        ),
         **_rates(costs, target, work, bound, seconds),
     )
 
@@ -155,6 +164,16 @@ def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
     )
 
 
+def _clock(chip: Chip) -> tuple[str, ...]:
+    """A note on the clock state that a run must set."""
+    if not chip.clock_state:
+        return ()
+    return (
+        f"MFU's peak holds at {chip.clock_state}: set it in LIBTPU_INIT_ARGS; without it, "
+        f"published steps took {chip.clock_state_gain} longer",
+    )
+
+
 def _rates(
     costs: ProgramCosts, target: Target, work: StepWork | None, bound: float, seconds: float
 ) -> dict[str, Any]:
@@ -178,6 +197,24 @@ def _is_roomy(memory: Mapping[str, int], target: Target) -> bool:
     """Whether twice the batch fits even if all but the resident state doubles."""
     more = 2 * memory.get("peak_memory_in_bytes", 0) - memory.get("argument_size_in_bytes", 0)
     return 0 < more <= target.chip.usable_memory_bytes
+
+
+def _ops(
+    costs: ProgramCosts, line: PredictedTime, mesh: Mapping[str, int]
+) -> tuple[dict[str, Any], ...]:
+    """The predicted time by scope, phase and kind of instruction, with their work."""
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for name, seconds in line.by_op.items():
+        record = costs.records.get(name)
+        key = (record.scope, record.phase, kind_of(record, mesh)) if record else ("", "", name)
+        row = rows.setdefault(key, {"seconds": 0.0, "runs": 0, "flops": 0, "hbm_bytes": 0})
+        row["seconds"] += seconds
+        if record:
+            row["runs"] += record.runs
+            row["flops"] += record.runs * record.flops
+            row["hbm_bytes"] += record.runs * record.hbm_bytes
+    named = [dict(zip(("scope", "phase", "kind"), key, strict=True)) | rows[key] for key in rows]
+    return tuple(sorted(named, key=lambda row: -row["seconds"]))
 
 
 def _collectives(line: PredictedTime) -> tuple[dict[str, Any], ...]:

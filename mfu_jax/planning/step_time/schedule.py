@@ -26,6 +26,7 @@ class Interval(NamedTuple):
         start: seconds from the computation's start.
         end: the same.
         is_wait: whether the units wait for a transfer.
+        name: the instruction whose work it is; of a wait, the one that began the transfer.
     """
 
     lanes: tuple[str, ...]
@@ -33,6 +34,7 @@ class Interval(NamedTuple):
     start: float
     end: float
     is_wait: bool = False
+    name: str = ""
 
     @property
     def seconds(self) -> float:
@@ -62,22 +64,26 @@ class PredictedTime:
     Attributes:
         seconds: from the first instruction to the last.
         by_cause: seconds by what the device did or waited for; they sum to `seconds`.
+        by_op: the same by instruction; what belongs to none is under its cause.
         transfers: seconds of transfers by cause, including hidden ones.
     """
 
     seconds: float = 0.0
     by_cause: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    by_op: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     transfers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def spend(self, cause: str, seconds: float) -> None:
-        """Adds time in which the device does, or waits for, `cause`."""
+    def spend(self, cause: str, seconds: float, name: str = "") -> None:
+        """Adds time in which the device does, or waits for, `cause`, for an instruction."""
         self.by_cause[cause] += seconds
+        self.by_op[name or cause] += seconds
         self.seconds += seconds
 
     def add(self, other: PredictedTime, times: float) -> None:
         """Appends another timeline this many times."""
         self.seconds += times * other.seconds
-        for mine, theirs in ((self.by_cause, other.by_cause), (self.transfers, other.transfers)):
+        pairs = (self.by_cause, other.by_cause), (self.transfers, other.transfers)
+        for mine, theirs in (*pairs, (self.by_op, other.by_op)):
             for cause, seconds in theirs.items():
                 mine[cause] += times * seconds
 
@@ -219,7 +225,7 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
                 continue
             before = max((carried[lane] for lane in part.lanes), key=_ends, default=[])
             start = max(now, _ends(before))
-            own = Interval(part.lanes, part.cause, start, start + part.seconds)
+            own = Interval(part.lanes, part.cause, start, start + part.seconds, name=record.name)
             yield own
             ahead = [work for work in before if work.end > now]
             for lane in part.lanes:
@@ -245,7 +251,7 @@ def _waits_for(own: Interval, ahead: list[Interval], now: float) -> Iterator[Int
     """The units wait for a transfer; as long as its lane carries others, for those."""
     for work in (*ahead, own):
         if work.end > now:
-            yield Interval((), work.cause, now, work.end, is_wait=True)
+            yield Interval((), work.cause, now, work.end, is_wait=True, name=work.name)
             now = work.end
 
 
@@ -255,7 +261,7 @@ def _waits(bus: HostBus, name: str, now: float) -> Iterator[Interval]:
         return
     cause = bus.left[name].cause
     yield from bus.finish(name)
-    yield Interval((), cause, now, bus.now, is_wait=True)
+    yield Interval((), cause, now, bus.now, is_wait=True, name=name)
 
 
 def _summed(records: Iterable[InstructionRecord], durations: Durations) -> PredictedTime:
@@ -264,5 +270,5 @@ def _summed(records: Iterable[InstructionRecord], durations: Durations) -> Predi
         if work.lanes:
             line.transfers[work.cause] += work.seconds
         else:
-            line.spend(work.cause, work.seconds)
+            line.spend(work.cause, work.seconds, work.name)
     return line

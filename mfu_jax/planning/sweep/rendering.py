@@ -7,11 +7,27 @@ from collections.abc import Sequence
 from mfu_jax.planning.sweep.outcomes import SweepRow
 from mfu_jax.planning.sweep.running import SweepResult, fastest_first
 from mfu_jax.util.formatting import columns, percent
+from mfu_jax.verdict import NextStep, Verdict
 
 _WIDTH, _HEIGHT = 64, 14
 _GIB = 2**30
 _MOST_ROWS = 60
 _VERDICT = {True: "fits", False: "too large", None: "?"}
+
+
+def sweep_verdict(result: SweepResult) -> Verdict:
+    """The winner in a sentence."""
+    best, count = result.winner, len(result.rows)
+    found = "none fits" if best is None else f"the fastest that fits is {best.name}"
+    another = "smaller values of per_device_batch_size=, or a remat_policy= that keeps less"
+    return Verdict(
+        kind="sweep",
+        finding=f"{result.target}: of {count} points, {result.compiles} compiled, {found}",
+        passed=best is not None,
+        mfu=None if best is None else best.mfu,
+        step_time_seconds=None if best is None else best.step_time_seconds,
+        next_steps=(NextStep(text=result.flags if best else another),),
+    )
 
 
 def render_sweep(result: SweepResult) -> str:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mfu_jax.profiling.advice import batch, elementwise, host, matmuls, work
 from mfu_jax.profiling.advice.stats import LEAST, ProfileStats
+from mfu_jax.profiling.attribution.step_times import MeasuredStep
+from mfu_jax.verdict import NOTABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,36 +24,70 @@ class Advice:
 
     Attributes:
         cause: its name, from a closed list.
-        evidence: the numbers that show it, and the usual remedy.
+        evidence: the numbers that show it.
+        remedy: what to do, with the reference trainer's key, a flag or a function, where one does.
         gain_seconds: by how much a step is expected to be shorter without it.
     """
 
     cause: str
     evidence: str
+    remedy: str
     gain_seconds: float
 
 
 Evidence = tuple[float, str]
 """Gain in seconds per step, and the evidence."""
 
-RULES: Mapping[str, Callable[[ProfileStats], Evidence | None]] = {
-    "host-bound loop": host.host_bound,
-    "slow data": host.slow_data,
-    "host-to-device transfer": host.transfer,
-    "sync in the loop": host.sync,
-    "recompiles": host.recompiles,
-    "unscanned dispatch": host.dispatch,
-    "eval in the loop": work.evaluation,
-    "host callback in the step": work.callback,
-    "remat heavier than memory needs": work.remat,
-    "small batch": batch.small_batch,
-    "float32 matmuls": matmuls.float32,
-    "padding of odd shapes": matmuls.odd_shapes,
-    "attention without a kernel": matmuls.attention,
-    "unfused elementwise chain": elementwise.chain,
-    "logits in float32": elementwise.logits,
-    "exposed all-gather": work.all_gather,
-    "imbalance between devices": work.imbalance,
+
+class Rule(NamedTuple):
+    """How a cause is found, and what to do about it."""
+
+    find: Callable[[ProfileStats], Evidence | None]
+    remedy: str
+
+
+RULES: Mapping[str, Rule] = {
+    "host-bound loop": Rule(
+        host.host_bound, "the loop's own work in another thread, or less often (log_period=N)"
+    ),
+    "slow data": Rule(host.slow_data, "prefetch batches in other threads or processes"),
+    "host-to-device transfer": Rule(
+        host.transfer, "jax.device_put(batch, sharding) a step ahead, or in the loader's thread"
+    ),
+    "sync in the loop": Rule(
+        host.sync, "read the values of the step before, or of every N-th (log_period=N)"
+    ),
+    "recompiles": Rule(
+        host.recompiles,
+        "JAX_EXPLAIN_CACHE_MISSES=1 names the argument that changes",
+    ),
+    "unscanned dispatch": Rule(
+        host.dispatch, "scan_layers=true, or jax.lax.scan over several calls or steps"
+    ),
+    "eval in the loop": Rule(work.evaluation, "eval_interval=N"),
+    "host callback in the step": Rule(
+        work.callback, "return the values, in place of pure_callback, io_callback or debug.print"
+    ),
+    "remat heavier than memory needs": Rule(
+        work.remat, "remat_policy=minimal, or a policy of jax.checkpoint that keeps more"
+    ),
+    "small batch": Rule(batch.small_batch, "per_device_batch_size=N, up to eight times as large"),
+    "float32 matmuls": Rule(matmuls.float32, "dtype=bfloat16 of all operands"),
+    "padding of odd shapes": Rule(matmuls.odd_shapes, "vocab_size=N, a multiple of 128"),
+    "attention without a kernel": Rule(
+        matmuls.attention, "attention=auto: cudnn_flash on NVIDIA, splash on TPU"
+    ),
+    "unfused elementwise chain": Rule(
+        elementwise.chain,
+        "no optimization_barrier, checkpoint or callback between these ops",
+    ),
+    "logits in float32": Rule(elementwise.logits, "num_vocab_tiling=8, or logits in bfloat16"),
+    "exposed all-gather": Rule(
+        work.all_gather, "shard weights over fewer devices (fsdp=N), or overlap by XLA's scheduler"
+    ),
+    "imbalance between devices": Rule(
+        work.imbalance, "divide the work evenly, or look at that device's clock and neighbours"
+    ),
 }
 
 # These gain by removing or shortening ops, so the gaps between ops shrink as well.
@@ -68,8 +105,13 @@ def advice_for(stats: ProfileStats) -> tuple[Advice, ...]:
 
 
 def _advice(stats: ProfileStats) -> Iterator[Advice]:
-    for cause, rule in RULES.items():
-        if finding := rule(stats):
+    for cause, (find, remedy) in RULES.items():
+        if finding := find(stats):
             gain = finding[0] * (stats.gaps if cause in _OF_MANY_OPS else 1)
-            if gain >= LEAST * stats.step:
-                yield Advice(cause=cause, evidence=finding[1], gain_seconds=gain)
+            if gain >= least_gain(stats.measured) * stats.step:
+                yield Advice(cause=cause, evidence=finding[1], remedy=remedy, gain_seconds=gain)
+
+
+def least_gain(measured: MeasuredStep) -> float:
+    """The smallest gain worth advice, as a fraction of a step; a CPU's times are noisier."""
+    return LEAST if measured.platform == "cpu" else NOTABLE

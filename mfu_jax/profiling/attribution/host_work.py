@@ -53,9 +53,11 @@ _USUALLY = 0.5  # of the function's long events
 # NumPy's own functions hardly take long but for this, so they may also wake up late on a busy host.
 _NUMPY = re.compile(r"^\$numpy \w+$")
 _LATE = 0.25  # of the event
+# And the frames of `instrument`, which call the step.
 _OF_JAX = re.compile(
     r"^\$(array|array_methods|basearray|api|profiler|traceback_util|pjit|compiler|pxla|contextlib"
-    r"|dispatch|interpreters)\.py|^\$core\.py:\d+ concrete_or_error|^\$(?!.*\.py:)|^[^$]"
+    r"|dispatch|interpreters|instrumented_step|boundary)\.py|^\$core\.py:\d+ concrete_or_error"
+    r"|^\$(?!.*\.py:)|^[^$]"
 )
 _WEAK = (HostWork.DISPATCH, HostWork.PYTHON)  # work within them may be of another kind
 

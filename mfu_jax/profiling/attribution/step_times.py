@@ -18,6 +18,7 @@ from mfu_jax.profiling.attribution.step_windows import (
     versions_of,
     window_of,
 )
+from mfu_jax.profiling.join.callbacks import with_callbacks
 from mfu_jax.profiling.join.ops import Join, JoinedOp
 from mfu_jax.profiling.join.unnamed_kernels import with_instructions
 from mfu_jax.profiling.timeline.devices import DeviceTimeline, Program
@@ -110,7 +111,7 @@ def measure(devices: Sequence[tuple[DeviceTimeline, HostThreads]], join: Join) -
         if thread is not None and id(thread) not in classified:
             classified[id(thread)] = ClassifiedEvents.of(thread, timeline.executions)
         events = classified.get(id(thread))
-        named = with_instructions(timeline, join)
+        named = with_callbacks(with_instructions(timeline, join), host, join)
         found.append(on_one_device(named, thread, events, window, versions, join))
     if not found:
         raise UserError(NO_STEPS)

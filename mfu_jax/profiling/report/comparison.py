@@ -57,23 +57,14 @@ class TimeChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Two profiles.
+class TimeChanges:
+    """What a step's extra time consists of.
 
     Attributes:
-        before: the first profile.
-        after: the second profile.
         changes: largest first; their seconds sum to the difference of the step times.
     """
 
-    before: Profile
-    after: Profile
     changes: tuple[TimeChange, ...]
-
-    @property
-    def seconds(self) -> float:
-        """Extra seconds per step."""
-        return self.after.measured.step_seconds - self.before.measured.step_seconds
 
     def by_reason(self) -> dict[str, float]:
         """Seconds of all changes by reason, largest first."""
@@ -84,14 +75,38 @@ class Comparison:
         return _sums((change.scope, change.seconds) for change in self.changes)
 
     def to_json(self) -> dict[str, Any]:
+        """The changes and their sums as plain JSON values."""
+        return {
+            "by_reason": self.by_reason(),
+            "by_scope": self.by_scope(),
+            "changes": [{**asdict(c), "seconds": c.seconds} for c in self.changes],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(TimeChanges):
+    """Two profiles.
+
+    Attributes:
+        before: the first profile.
+        after: the second profile.
+    """
+
+    before: Profile
+    after: Profile
+
+    @property
+    def seconds(self) -> float:
+        """Extra seconds per step."""
+        return self.after.measured.step_seconds - self.before.measured.step_seconds
+
+    def to_json(self) -> dict[str, Any]:
         """The whole comparison as plain JSON values."""
         return {
             "before": _head(self.before),
             "after": _head(self.after),
             "seconds": self.seconds,
-            "by_reason": self.by_reason(),
-            "by_scope": self.by_scope(),
-            "changes": [{**asdict(c), "seconds": c.seconds} for c in self.changes],
+            **super().to_json(),
         }
 
 
@@ -123,16 +138,16 @@ def _idle(before: MeasuredStep, after: MeasuredStep) -> Iterator[TimeChange]:
     for where in dict.fromkeys((*before.idle, *after.idle)):
         was, now = before.idle.get(where, 0.0), after.idle.get(where, 0.0)
         reason = f"{IDLE}: {where}" if where else IDLE
-        why = _whole(reason, now - was)
+        why = whole(reason, now - was)
         yield TimeChange(scope=f"({reason})", phase="", kind=IDLE, before=was, after=now, why=why)
 
 
-def _whole(reason: str, seconds: float) -> dict[str, float]:
+def whole(reason: str, seconds: float) -> dict[str, float]:
     return {reason: seconds} if abs(seconds) > _LEAST else {}
 
 
 @dataclass(kw_only=True)
-class _OpSums:
+class OpSums:
     """Sums over the ops of one scope, phase and kind."""
 
     seconds: float = 0.0
@@ -152,47 +167,52 @@ class _OpSums:
         self.is_waiting |= op.op.work in WAITS
 
 
-_GroupKey = tuple[str, str, str]
+GroupKey = tuple[str, str, str]
 
 
-def _groups(measured: MeasuredStep) -> dict[_GroupKey, _OpSums]:
-    groups: dict[_GroupKey, _OpSums] = {}
+def _groups(measured: MeasuredStep) -> dict[GroupKey, OpSums]:
+    groups: dict[GroupKey, OpSums] = {}
     for op in measured.ops:
         phase = op.op.record.phase if op.op.record else ""
-        groups.setdefault((scope_of(op), phase, kernel_of(op)), _OpSums()).add(op)
+        groups.setdefault((scope_of(op), phase, kernel_of(op)), OpSums()).add(op)
     return groups
 
 
 def _ops(before: MeasuredStep, after: MeasuredStep) -> Iterator[TimeChange]:
     old, new = _groups(before), _groups(after)
     for key in dict.fromkeys((*old, *new)):
-        was, now = old.get(key, _OpSums()), new.get(key, _OpSums())
-        yield TimeChange(
-            scope=key[0],
-            phase=key[1],
-            kind=key[2],
-            before=was.seconds,
-            after=now.seconds,
-            why=_why(was, now),
-            flops=(round(was.flops), round(now.flops)),
-            hbm_bytes=(round(was.hbm_bytes), round(now.hbm_bytes)),
-            runs=(was.runs, now.runs),
-        )
+        was, now = old.get(key, OpSums()), new.get(key, OpSums())
+        yield change_of(key, was, now, _why(was, now))
 
 
-def _why(was: _OpSums, now: _OpSums) -> dict[str, float]:
+def change_of(key: GroupKey, was: OpSums, now: OpSums, why: dict[str, float]) -> TimeChange:
+    """The change of a group: scope, phase and kind."""
+    return TimeChange(
+        scope=key[0],
+        phase=key[1],
+        kind=key[2],
+        before=was.seconds,
+        after=now.seconds,
+        why=why,
+        flops=(round(was.flops), round(now.flops)),
+        hbm_bytes=(round(was.hbm_bytes), round(now.hbm_bytes)),
+        runs=(was.runs, now.runs),
+    )
+
+
+def _why(was: OpSums, now: OpSums) -> dict[str, float]:
     """A group's extra seconds by reason."""
     if not was.runs:
-        return _whole("new op", now.seconds)
+        return whole("new op", now.seconds)
     if not now.runs:
-        return _whole("gone op", -was.seconds)
+        return whole("gone op", -was.seconds)
     if was.is_waiting and now.is_waiting:
-        return _divided(was, now, lambda g: g.durations, _WAITING)
+        return divided(was, now, lambda g: g.durations, _WAITING)
     if was.flops and now.flops:
-        return _divided(was, now, lambda g: g.flops, _reasons("FLOPs", "FLOP"))
+        return divided(was, now, lambda g: g.flops, _reasons("FLOPs", "FLOP"))
     if was.hbm_bytes and now.hbm_bytes:
-        return _divided(was, now, lambda g: g.hbm_bytes, _reasons("bytes", "byte"))
-    return _divided(was, now, lambda g: g.runs, _reasons("runs", "run"))
+        return divided(was, now, lambda g: g.hbm_bytes, _reasons("bytes", "byte"))
+    return divided(was, now, lambda g: g.runs, _reasons("runs", "run"))
 
 
 # More work, less work, slower work, faster work.
@@ -206,11 +226,11 @@ def _reasons(work: str, unit: str) -> tuple[str, ...]:
     return f"more {work}", f"fewer {work}", f"more time per {unit}", f"less time per {unit}"
 
 
-def _divided(
-    was: _OpSums, now: _OpSums, work_of: Callable[[_OpSums], float], reasons: Sequence[str]
+def divided(
+    was: OpSums, now: OpSums, work_of: Callable[[OpSums], float], reasons: Sequence[str]
 ) -> dict[str, float]:
     """Splits extra seconds into growth of the work at the old speed, and change of speed."""
     more = was.seconds * (work_of(now) / work_of(was) - 1) if work_of(was) else 0.0
     rest = now.seconds - was.seconds - more
     work, speed = reasons[0 if more > 0 else 1], reasons[2 if rest > 0 else 3]
-    return {**_whole(work, more), **_whole(speed, rest)}
+    return {**whole(work, more), **whole(speed, rest)}

@@ -1,10 +1,11 @@
-"""Two profiles as text for the terminal."""
+"""Two profiles, or a plan and a profile, as text for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mfu_jax.profiling.report.comparison import Comparison, TimeChange
+from mfu_jax.profiling.report.plan_gap import PlanGap
 from mfu_jax.util.formatting import columns, percent, readable, seconds_text, short
 
 
@@ -17,8 +18,25 @@ def render_comparison(comparison: Comparison, *, top: int = 15) -> str:
     """
     reasons = [("why", "seconds"), *_sums(comparison.by_reason(), top)]
     scopes = [("by scope", "seconds"), *_sums(comparison.by_scope(), top)]
-    parts = [_head(comparison), columns(reasons), columns(scopes), _changes(comparison, top)]
+    changes = _changes(comparison.changes, top)
+    parts = [_head(comparison), columns(reasons), columns(scopes), changes]
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def render_gap(gap: PlanGap, *, top: int = 15) -> str:
+    """What a step takes beyond its plan, by cause and by op.
+
+    Args:
+        gap: the plan beside the profile.
+        top: rows per table; 0: all.
+    """
+    planned, measured = gap.planned_seconds, gap.measured_seconds
+    head = (
+        f"gap to the plan for {gap.target}: planned {seconds_text(planned)}, measured "
+        f"{seconds_text(measured)}, {signed(measured - planned)}"
+    )
+    causes = columns([("cause", "seconds"), *_sums(gap.by_reason(), top)])
+    return "\n".join([head, *causes, "", *_changes(gap.changes, top, ("planned", "measured"))])
 
 
 def _head(comparison: Comparison) -> list[str]:
@@ -56,9 +74,10 @@ def _sums(sums: dict[str, float], top: int) -> Iterator[tuple[str, str]]:
     yield "total", signed(sum(sums.values()))
 
 
-def _changes(comparison: Comparison, top: int) -> list[str]:
-    changes = comparison.changes
-    head = ("scope", "phase", "op", "before", "after", "change", "GFLOP", "MB", "why")
+def _changes(
+    changes: Sequence[TimeChange], top: int, times: tuple[str, str] = ("before", "after")
+) -> list[str]:
+    head = ("scope", "phase", "op", *times, "change", "GFLOP", "MB", "why")
     shown = changes[: top or None]
     lines = columns([head, *map(_cells, shown)], "<<<>>>>><")
     if len(shown) < len(changes):

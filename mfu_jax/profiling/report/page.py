@@ -1,4 +1,4 @@
-"""A profile as a self-contained HTML page: headline numbers, waterfall, advice, tables, ledger.
+"""A profile as a self-contained HTML page: verdict, advice, waterfall, tables, ledger.
 
 Adding a section: a section here; only `mfu_jax.pages` makes HTML.
 """
@@ -9,12 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax import names
-from mfu_jax.pages.document import document, headlines, notes, quiet, section
+from mfu_jax.pages.document import document, headlines, notes, quiet, section, verdict_line
 from mfu_jax.pages.markup import Markup, joined, number, tag
-from mfu_jax.pages.tables import Word, ledger_table, rest_row, table, wide
+from mfu_jax.pages.tables import Column, Word, ledger_table, rest_row, table, wide
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
+from mfu_jax.profiling.report.comparison import TimeChange
+from mfu_jax.profiling.report.comparison_text import signed
+from mfu_jax.profiling.report.plan_gap import PlanGap
 from mfu_jax.util.formatting import percent, seconds_text, short
 
 _UNITS = "Seconds of a step, and points of MFU: percent of the step. They sum to the step."
@@ -34,22 +37,33 @@ _KINDS = (
 _COLUMNS = (*COLUMNS, Word[TableRow]("bound by", lambda r: r.bound_by))
 
 
-def page(profile: Profile) -> str:
+_GAP_COLUMNS = (
+    Column[TimeChange]("planned", lambda r: r.before, lambda r: seconds_text(r.before)),
+    Column[TimeChange]("measured", lambda r: r.after, lambda r: seconds_text(r.after)),
+    Column[TimeChange]("gap", lambda r: r.seconds, lambda r: signed(r.seconds)),
+    Word[TimeChange]("why", lambda r: ", ".join(f"{w} {signed(s)}" for w, s in r.why.items())),
+)
+
+
+def page(profile: Profile, gap: PlanGap | None = None) -> str:
     """The whole page's HTML.
 
     Args:
         profile: the profile to show.
+        gap: to a plan.
     """
     answer = profile.overview()
     by = {kind: profile.table(kind) for kind in ("scope", "op", "kernel", "phase")}
     title = f"{short(answer['program'])}: MFU {percent(profile.mfu)}"
     body = [
         tag("h1", short(answer["program"])),
+        verdict_line(profile.verdict.sentence),
         _headlines(profile, answer),
+        _advice(profile),
         notes(profile.notes),
         section("Where the peak went", quiet(_UNITS), _waterfall(profile.waterfall, "waterfall")),
+        *_gap(gap),
         *_phases(profile),
-        *_advice(profile),
         section("Scopes", _row_table("scope", by["scope"])),
         section("Ops", _row_table("op", by["op"])),
         section("By kernel", _row_table("kernel", by["kernel"])),
@@ -126,15 +140,28 @@ def _phases(profile: Profile) -> Iterator[Markup]:
         yield section("Each program on its own", *parts)
 
 
-def _advice(profile: Profile) -> Iterator[Markup]:
-    if profile.advice:
-        items = []
-        for advice in profile.advice:
-            gain, evidence = profile.gain_of(advice), tag("div", advice.evidence)
-            cause = tag("b", advice.cause)
-            items.append(tag("li", cause, f": {gain}", evidence, data_gain=advice.gain_seconds))
-        note = quiet("The largest gain first; gains do not add up.")
-        yield section("Advice", note, tag("ol", *items, class_="advice"))
+def _advice(profile: Profile) -> Markup:
+    if not profile.advice:
+        return section("Advice", quiet(profile.no_advice))
+    items = []
+    for advice in profile.advice:
+        head = tag("b", advice.cause), f": {profile.gain_of(advice)}"
+        lines = tag("div", tag("b", f"Do: {advice.remedy}")), tag("div", advice.evidence)
+        items.append(tag("li", *head, *lines, data_gain=advice.gain_seconds))
+    note = quiet("The largest gain first; gains do not add up.")
+    return section("Advice", note, tag("ol", *items, class_="advice"))
+
+
+def _gap(gap: PlanGap | None) -> Iterator[Markup]:
+    if gap is not None:
+        causes = ", ".join(f"{why} {signed(s)}" for why, s in gap.by_reason().items())
+        text = f"Planned for {gap.target}: {seconds_text(gap.planned_seconds)}. {causes}."
+        rows = table("op", gap.changes, _group_name, _GAP_COLUMNS, kind="rows paths")
+        yield section("Gap to the plan", quiet(text), wide(rows))
+
+
+def _group_name(change: TimeChange) -> str:
+    return " ".join(filter(None, (change.scope, change.phase, change.kind)))
 
 
 def _row_table(by: str, rows: Sequence[TableRow]) -> Markup:

@@ -9,15 +9,23 @@ from mfu_jax.profiling.breakdown.program_times import ProgramTime
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.profile import Profile
+from mfu_jax.profiling.report.comparison_text import render_gap
+from mfu_jax.profiling.report.plan_gap import PlanGap
 from mfu_jax.util.formatting import columns, percent, printable, seconds_text, short
 
 _WIDTH = 100
 
 
 def render(
-    profile: Profile, *, by: Sequence[str], depth: int = 0, sort: str = "time", top: int = 15
+    profile: Profile,
+    *,
+    by: Sequence[str],
+    depth: int = 0,
+    sort: str = "time",
+    top: int = 15,
+    gap: PlanGap | None = None,
 ) -> str:
-    """The waterfall and the tables.
+    """The verdict and the advice, the waterfall and the tables.
 
     Args:
         profile: the profile.
@@ -25,14 +33,16 @@ def render(
         depth: as in `Profile.table`.
         sort: as in `Profile.table`.
         top: rows per table; 0: all.
+        gap: to a plan.
     """
-    parts = [_head(profile), "\n".join(_waterfall(profile.waterfall))]
+    verdict = "\n".join(map(printable, profile.verdict.render().splitlines()))
+    parts = [verdict, _head(profile), "\n".join(_advice(profile))]
+    parts += [render_gap(gap, top=top)] if gap else []
+    parts.append("\n".join(_waterfall(profile.waterfall)))
     if "program" in by:
         parts += ["\n".join(_program(program)) for program in profile.programs]
     for kind in by:
         parts.append("\n".join(_table(kind, profile.table(kind, depth=depth, sort=sort), top)))
-    if profile.advice:
-        parts.append("\n".join(_advice(profile)))
     if len(profile.programs) > 1 and "program" not in by:
         parts.append(f"a step runs {len(profile.programs)} programs; by=program shows each alone")
     return "\n\n".join([*parts, *(f"note: {printable(note)}" for note in profile.notes)])
@@ -67,9 +77,12 @@ def _program(program: ProgramTime) -> list[str]:
 
 
 def _advice(profile: Profile) -> list[str]:
+    if not profile.advice:
+        return [f"advice: {profile.no_advice}"]
     lines = ["advice, the largest gain first; gains do not add up"]
     for advice in profile.advice:
         lines.append(f"{advice.cause}: {profile.gain_of(advice)}")
+        lines.append(f"  do: {advice.remedy}")
         text = printable(advice.evidence)
         lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
     return lines

@@ -13,12 +13,11 @@ from mfu_jax.profiling.trace.wire import IntArray
 from mfu_jax.profiling.trace.xspace import ABSENT
 
 TO_DEVICE, TO_HOST = "host-to-device copy", "device-to-host copy"
+ON_DEVICE = "memory copy"
 _COPIES = {
     TO_DEVICE: re.compile(r"MemcpyH(2|to)D|CopyHostToDevice", re.IGNORECASE),
     TO_HOST: re.compile(r"MemcpyD(2|to)H|CopyDeviceToHost", re.IGNORECASE),
-    "memory copy": re.compile(
-        r"Mem(cpy|set)|^Copy\w+To\w+$|rocclr_(copy|fill)Buffer", re.IGNORECASE
-    ),
+    ON_DEVICE: re.compile(r"Mem(cpy|set)|^Copy\w+To\w+$|rocclr_(copy|fill)Buffer", re.IGNORECASE),
 }
 
 

@@ -6,6 +6,7 @@ In a loop that marks no steps, the calls of the step's program take the place of
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -96,6 +97,17 @@ class HostThreads:
         if module not in self._callers:
             self._callers[module] = self._caller(module)
         return self._callers[module]
+
+    def called(self, names: Set[str]) -> Iterator[tuple[str, int, int, int]]:
+        """Events of any thread with one of these names: the name, the thread, start and end."""
+        about = {} if self._plane is None else self._plane.metadata
+        inner = {key: event.name.rpartition("/")[2] for key, event in about.items()}
+        kinds = {key: name for key, name in inner.items() if name in names}
+        for number, line in enumerate(self._lines if kinds else ()):
+            events = line.events()
+            for event in np.flatnonzero(np.isin(events.metadata, list(kinds))).tolist():
+                name = kinds[int(events.metadata[event])]
+                yield name, number, int(events.starts[event]), int(events.ends[event])
 
     @cached_property
     def marking(self) -> HostThread | None:

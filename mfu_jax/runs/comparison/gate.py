@@ -117,11 +117,6 @@ class Gate:
             "comparison": self.comparison.to_json(),
         }
 
-    def render(self) -> str:
-        """The table of both runs and the result, for a terminal."""
-        answer = "FAILED" if self.has_failed else "passed"
-        return f"{self.comparison.render()}\n{answer}: {self.message}"
-
     def annotation(self) -> str:
         """The command that makes GitHub Actions show the result beside the run."""
         kind = "error" if self.has_failed else "notice"

@@ -16,6 +16,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.run_log.events import HOSTS, events_name
 from mfu_jax.runs.metrics.lines import object_of
 from mfu_jax.runs.metrics.run_files import metrics_file_of, read_beside
+from mfu_jax.runs.report.setup import Setup, read_setup
 from mfu_jax.storage.addresses import Address, path_of
 
 # Steps kept for the frame, and how much of a long file is read for them.
@@ -44,8 +45,12 @@ class LiveStep:
     notes: tuple[str, ...]
 
 
-def local_metrics_file(run: str | Path) -> Path:
+def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
     """The metrics file of a run, given by its folder or by the file itself.
+
+    Args:
+        run: the folder or the file.
+        may_come: whether the file of an existing folder may come later.
 
     Raises:
         UserError: there is none, or it is in an object store.
@@ -56,13 +61,14 @@ def local_metrics_file(run: str | Path) -> Path:
             f"{str(run)!r} is in an object store; expected a file or folder of this machine, or "
             f"mounted on it; mount it, or run mfu-jax watch where the run writes"
         )
+    if may_come and place.is_dir() and not any(place.glob("*.jsonl")):
+        return place / "metrics.jsonl"
     found = metrics_file_of(place)
     if isinstance(found, Path) and found.is_file():
         return found
     raise UserError(
         f"{str(run)!r} has no metrics file; expected metrics.jsonl in it, or the file that "
-        f"metrics_file names; usually another folder, or a run whose first step is not done; pass "
-        f"the folder of the run, once it has begun"
+        f"metrics_file names; usually another folder; pass the folder of the run"
     )
 
 
@@ -125,6 +131,7 @@ class MetricsTail:
         notes: the last notes, with their steps.
         restarts: how often the run was seen to go back, or its file to be replaced.
         hosts: the last exchange of the job's processes; empty for a single process.
+        profile: the ``profile/…`` numbers of the last profiled steps.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,6 +140,8 @@ class MetricsTail:
         self.notes: deque[tuple[int, str]] = deque(maxlen=_KEPT_NOTES)
         self.restarts = 0
         self.hosts: Mapping[str, Any] = {}
+        self.profile: Mapping[str, float] = {}
+        self._setup: Setup | None = None
         self._records = GrowingFile(path)
         self._events = GrowingFile(path.with_name(events_name(path.name, 0)))
 
@@ -156,6 +165,13 @@ class MetricsTail:
             self._add(step)
         return bool(lines)
 
+    @property
+    def setup(self) -> Setup:
+        """The run's set-up, read once it has a step."""
+        if self._setup is None:
+            self._setup = read_setup(str(self.path))
+        return self._setup
+
     def heartbeat(self) -> Mapping[str, Any]:
         """The heartbeat in the run's folder; empty if there is none."""
         try:
@@ -169,6 +185,8 @@ class MetricsTail:
             while self.steps and self.steps[-1].number >= step.number:
                 self.steps.pop()  # they are being redone
         self.steps.append(step)
+        profile = {name: n for name, n in step.scalars.items() if name.startswith("profile/")}
+        self.profile = profile or self.profile
         for note in step.notes:
             if (step.number, note) not in self.notes:
                 self.notes.append((step.number, note))

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.records.summary import StepStatistics, Summary
+from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
 from mfu_jax.runs.metrics.foreign import ForeignLines
 from mfu_jax.runs.metrics.lines import (
     foreign_step,
-    gpu_of,
     object_of,
     profile_of,
     read_line,
+    reading_of,
     words_of,
 )
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS, LoggedStep, StepSegment, StepTable
@@ -54,7 +54,8 @@ class MetricsRun:
         unreadable: lines that look like a record but are broken; a killed run leaves one.
         notes: step → its record's notes in words, for the last steps that have any.
         last_record: the last complete JSON record.
-        gpu: the last reading of the GPUs, and its step; empty if there is none.
+        gpu: the last reading of the devices, and its step; empty if there is none.
+        activity: of the tensor cores, as fields of `Summary`.
         profile: the ``profile/…`` numbers of the last profiled steps.
     """
 
@@ -68,6 +69,7 @@ class MetricsRun:
     last_record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     profile: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gpu: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    activity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def restarts(self) -> int:
@@ -91,6 +93,7 @@ class MetricsRun:
                 left_out[kind] += len(segment.numbers)
         return Summary(
             **statistics.fields(),
+            **self.activity,
             warmup_steps=left_out["warmup"],
             compile_steps=left_out["compile"],
             last_loss=loss,
@@ -157,7 +160,8 @@ class _MetricsReader:
         notes: step → its record's notes in words, for the last steps that have any.
         last_line: the last line with a step.
         profile_line: the last line with profile numbers.
-        gpu_line: the last line with a reading of the GPUs.
+        gpu_line: the last line with a reading of the devices.
+        activity: of the tensor cores.
     """
 
     def __init__(self) -> None:
@@ -168,6 +172,7 @@ class _MetricsReader:
         self.last_line = ""
         self.profile_line = ""
         self.gpu_line = ""
+        self.activity = ActivityTotals()
         self._foreign = ForeignLines()
 
     def read(self, blocks: Iterable[bytes]) -> None:
@@ -207,8 +212,10 @@ class _MetricsReader:
         self.last_line = line
         if '"profile/mfu"' in line:
             self.profile_line = line
-        if '"gpu/' in line:
-            self.gpu_line = line
+        if '"gpu/' in line or '"hardware/' in line:
+            if '"gpu/' in line or '"gpu/' not in self.gpu_line:
+                self.gpu_line = line
+            self.activity.add(dict(reading_of(line)))
         if '"notes"' in line or '"flags"' in line:
             if len(self.notes) >= _MOST_NOTES:
                 del self.notes[next(iter(self.notes))]
@@ -241,6 +248,7 @@ def _run_of(reader: _MetricsReader, path: str) -> MetricsRun:
         notes=reader.notes,
         last_record={} if form == "log" else object_of(reader.last_line),
         profile=dict(profile_of(reader.profile_line)),
-        gpu=dict(gpu_of(reader.gpu_line)),
+        gpu=dict(reading_of(reader.gpu_line)),
+        activity=reader.activity.fields(),
         **reader.counts,
     )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mfu_jax.logger.records.names import HARDWARE
 from mfu_jax.runs.metrics.foreign import ForeignStep
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS, LoggedStep
 from mfu_jax.util.values import convert
@@ -61,10 +62,10 @@ def profile_of(line: str) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
-def gpu_of(line: str) -> Iterator[tuple[str, float]]:
-    """A record's step, its ``gpu/…`` numbers, and the MFU at the GPUs' clock."""
+def reading_of(line: str) -> Iterator[tuple[str, float]]:
+    """A record's step, what was read from its devices, and the MFU at their clock."""
     for name, value in object_of(line).items():
-        is_kept = name.startswith("gpu/") or name in ("step", "perf/mfu_at_clock")
+        is_kept = name.startswith(HARDWARE) or name in ("step", "perf/mfu_at_clock")
         if is_kept and isinstance(value, int | float):
             yield name, value
 

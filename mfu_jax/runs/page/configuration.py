@@ -79,13 +79,14 @@ def last_record(run: RunData, name: str) -> Iterator[Markup]:
 
 
 def last_gpus(run: RunData, name: str) -> Iterator[Markup]:
-    """The last reading of the GPUs, because not every record has one.
+    """The last reading of the devices, because not every record has one.
 
     Args:
         run: the run to show.
         name: of the run, if there are several.
     """
-    yield from _metrics("GPUs at", run.metrics.gpu, name)
+    kind = "GPUs" if any(key.startswith("gpu/") for key in run.metrics.gpu) else "TPUs"
+    yield from _metrics(f"{kind} at", run.metrics.gpu, name)
 
 
 def _metrics(title: str, record: Mapping[str, Any], name: str) -> Iterator[Markup]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from mfu_jax.logger.records.summary import Summary
 from mfu_jax.pages.document import (
     document,
     headlines,
@@ -109,10 +110,19 @@ def _numbers(run: RunData) -> list[tuple[str, str, float | None]]:
         ("steps", f"{run.answer['steps']:,}", run.answer["steps"]),
         ("wall clock", _span(time.wall_seconds), time.wall_seconds),
     ]
+    if summary.tensor_active is not None:
+        numbers.insert(2, ("tensor cores", _tensor_cores(summary), summary.tensor_active))
     if run.options.price is not None:
         cost = "n/a" if run.cost is None else f"{run.cost:,.2f}"
         numbers.append(("cost", cost, run.cost))
     return numbers
+
+
+def _tensor_cores(summary: Summary) -> str:
+    """How active they were, by their counter and by the executed FLOPs."""
+    count = summary.tensor_active_by_count
+    by_count = "" if count is None else f" ({percent(count)} by count)"
+    return f"{percent(summary.tensor_active)}{by_count}"
 
 
 def _seconds(seconds: float | None) -> str:

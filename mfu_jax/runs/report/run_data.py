@@ -201,8 +201,8 @@ def read_metrics_of(run: str) -> MetricsRun:
     return read_metrics(run if run == "-" else str(metrics_file_of(path_of(run))))
 
 
-def answer_without_steps(run: str) -> tuple[Mapping[str, Any], RunTime] | None:
-    """What a run's log alone tells, as JSON and in full; None if it has measured steps.
+def answer_without_steps(run: str) -> tuple[Mapping[str, Any], str] | None:
+    """What a run's log alone tells, as JSON and as text; None if it has measured steps.
 
     A process may end before its first step, and its time is lost nevertheless.
 
@@ -212,9 +212,10 @@ def answer_without_steps(run: str) -> tuple[Mapping[str, Any], RunTime] | None:
     time = None if run == "-" else read_logged(metrics_file_of(path_of(run)))
     if time is None or _has_steps(run):
         return None
-    return {"file": time.path, "mfu": time.mfu, "hfu": time.hfu} | _time(
-        time, Summary(steps=0)
-    ), time
+    summary = Summary(steps=0)
+    verdict = run_verdict(time.path, summary, read_setup(time.path), wall=time.time, profile={})
+    answer = {"file": time.path, "mfu": time.mfu, "hfu": time.hfu, "verdict": verdict.to_json()}
+    return answer | _time(time, summary), f"{verdict.render()}\n{time_table.render(time)}"
 
 
 def _has_steps(run: str) -> bool:
@@ -387,7 +388,7 @@ def _text(data: RunData) -> str:
             lines.append(
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
-    if run.gpu:
+    if any(name.startswith("gpu/") for name in run.gpu):
         lines.append(f"  GPUs         {_gpus(run.gpu)}")
     processes = data.processes.render() if data.processes else ""
     waits = data.waits.render() if data.waits else ""

@@ -16,6 +16,7 @@ from mfu_jax.runs.metrics.run_files import read_beside
 
 _DEVICES = re.compile(r"(\d+) × (.*)")
 _PEAK = re.compile(r"([\d.e+-]+) TFLOP/s")
+_MODEL_FLOPS = "model TFLOP per device"  # per step, or per call
 _CONVENTION = re.compile(r"\((\w+)[:;)]")
 
 
@@ -32,6 +33,15 @@ class Setup:
     values: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
     ledger: tuple[LedgerRow, ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], texts: Mapping[str, Any]) -> Setup:
+        """A set-up as it is logged."""
+        return cls(
+            values=values,
+            config=_pairs(str(texts.get("config", ""))),
+            ledger=tuple(read_rows(str(texts.get("ledger", "")))),
+        )
 
     @property
     def devices(self) -> int | None:
@@ -53,7 +63,8 @@ class Setup:
     @property
     def convention(self) -> str:
         """How attention pairs are counted; empty if unknown."""
-        found = _CONVENTION.search(str(self.values.get("model TFLOP per device per step", "")))
+        texts = (text for name, text in self.values.items() if name.startswith(_MODEL_FLOPS))
+        found = _CONVENTION.search(str(next(texts, "")))
         return found[1] if found else ""
 
     @property
@@ -67,11 +78,7 @@ def read_setup(metrics_file: str) -> Setup:
     found = read_beside(metrics_file, SETUP)
     values, texts = (found.get(name) for name in ("values", "texts"))
     values, texts = (part if isinstance(part, dict) else {} for part in (values, texts))
-    return Setup(
-        values=values,
-        config=_pairs(str(texts.get("config", ""))),
-        ledger=tuple(read_rows(str(texts.get("ledger", "")))),
-    )
+    return Setup.of(values, texts)
 
 
 def _pairs(text: str) -> dict[str, str]:

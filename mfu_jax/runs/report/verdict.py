@@ -66,10 +66,11 @@ def run_verdict(
     losses = sorted(_losses(summary, wall, profile), key=lambda found: -found[0])
     largest = losses[0][1] if losses and losses[0][1].fraction >= NOTABLE else None
     lacks = ""
-    if summary.mfu is None:
+    if summary.mfu is None and summary.steps:
         lacks = "model=NAME_OR_FILE" if tflops else "hardware=NAME"
     return Verdict(
         kind="report",
+        finding="" if summary.steps else "no measured step",
         mfu=summary.mfu,
         hfu=summary.hfu,
         convention=convention,
@@ -116,12 +117,12 @@ def _next_steps(
     """What to do, most useful first.
 
     Args:
-        path: the run's folder or metrics file.
+        path: the run's folder or metrics file; empty: it has none.
         largest: the largest loss, if it is notable.
         lacks: what would make the MFU known; empty: it is.
         has_profile: whether steps were profiled.
     """
-    run = "RUN" if path == "-" else path.removesuffix("/metrics.jsonl")
+    run = "RUN" if path in ("", "-") else path.removesuffix("/metrics.jsonl")
     if lacks:
         yield NextStep(text=f"mfu-jax report {run} {lacks}")
     remedies = dict(_OF_WALL.values())
@@ -130,8 +131,11 @@ def _next_steps(
     if has_profile:
         yield NextStep(text=f"mfu-jax profile {run}")
     else:
-        yield NextStep(text="profile_steps=10-12 profile_dir=DIR, then mfu-jax profile DIR")
-    yield NextStep(text=f"mfu-jax report {run} --html=report.html")
+        folder = f"{run}/profile" if path.endswith("/metrics.jsonl") else "DIR"
+        flags = f"profile_steps=10-12 profile_dir={folder}"
+        yield NextStep(text=f"{flags}, then mfu-jax profile {folder}")
+    keep = "" if path else "metrics_file=RUN/metrics.jsonl, then "
+    yield NextStep(text=f"{keep}mfu-jax report {run} --html=report.html")
 
 
 def _like_runs(

@@ -11,6 +11,7 @@ import pytest
 
 from mfu_jax.dumps import ProgramDump
 from mfu_jax.flops.executed.attribution.image_pieces import BLOCKS, EDGES
+from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.names import REMOVED, THREE_REAL
@@ -95,6 +96,27 @@ def test_an_fft_by_matmuls_has_a_line() -> None:
     )
     lines = [(line.label, line.flops) for line in ledger.lines]
     assert ("FFT by matmuls", 3 * product - fft) in lines
+    assert ledger.residual == 0
+
+
+def test_an_fft_of_one_axis_after_the_other_is_no_matmul() -> None:
+    """Of 32 × 64 real points, a GPU transforms all 33 columns of the half spectrum, then rows."""
+    executed = executed_flops("""HloModule m
+
+ENTRY %main (x: c64[4,32,33]) -> f32[4,32,64] {
+  %x = c64[4,32,33] parameter(0)
+  %t = c64[4,33,32] transpose(%x), dimensions={0,2,1}
+  %c = c64[4,33,32] fft(%t), fft_type=IFFT, fft_length={32}, metadata={op_name="jit(f)/fft"}
+  %u = c64[4,32,33] transpose(%c), dimensions={0,2,1}
+  ROOT %r = f32[4,32,64] fft(%u), fft_type=IRFFT, fft_length={64}, metadata={op_name="jit(f)/fft"}
+}
+""")
+    model = count_model_flops(jnp.fft.irfft2, jax.ShapeDtypeStruct((4, 32, 33), jnp.complex64))
+    assert model.total == 4 * 5 * 32 * 64 * 11 // 2
+    ledger = compare_flops(model=model, executed=executed)
+    beyond = 4 * 33 * 5 * 32 * 5 + 4 * 32 * 5 * 64 * 6 // 2 - model.total
+    lines = {line.label: line.flops for line in ledger.lines if line.flops}
+    assert lines == {"model": model.total, "FFT of one axis after the other": beyond}
     assert ledger.residual == 0
 
 

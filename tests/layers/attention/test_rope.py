@@ -8,8 +8,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mfu_jax.layers.attention.rope import Rope, apply_rope
-from mfu_jax.layers.attention.rope_scaling import Yarn
+from mfu_jax.layers.attention.rope import YarnRope, apply_rope
 from mfu_jax.layers.families import blocks, model_spec
 
 from mfu_jax.trainer.config import pyconfig
@@ -59,7 +58,7 @@ def test_every_pair_turns_as_in_transformers(name: str) -> None:
     recorded = RECORDED[name]
     rope = blocks.rope(pyconfig.from_mapping({}, overrides=KEYS[name]))
     pairs = len(recorded["frequencies"])
-    np.testing.assert_allclose(rope.frequencies(2 * pairs), recorded["frequencies"], rtol=1e-6)
+    np.testing.assert_allclose(rope.frequencies(pairs), recorded["frequencies"], rtol=1e-6)
     assert rope.output_scale == pytest.approx(recorded["output_scale"])
 
 
@@ -73,11 +72,11 @@ def test_yarn_sharpens_the_scores_of_latent_attention(name: str) -> None:
 
 
 def test_a_stretched_position_turns_by_its_frequency() -> None:
-    rope = Rope(timescale=100.0, factor=4.0, pretrained=64, scaling=Yarn(scales_output=True))
+    rope = YarnRope(timescale=100.0, factor=4.0, pretrained=64, scales_output=True)
     x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)  # one pair: it turns by one radian a token / 1
     turned = apply_rope(x, jnp.array([[3]]), rope)[0, 0, 0]
     scale = 0.1 * math.log(4) + 1
-    angle = 3 * float(rope.frequencies(2)[0])
+    angle = 3 * float(rope.frequencies(1)[0])
     assert turned.tolist() == pytest.approx([scale * math.cos(angle), scale * math.sin(angle)])
 
 

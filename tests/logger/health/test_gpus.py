@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import pytest
 
-from mfu_jax.logger.health.gpus import Gpus, GpuWatch, gpus_of_jax, visible
+from mfu_jax.logger.health.gpus import Gpu, Gpus, gpus_of_jax, visible
+from mfu_jax.logger.health.hardware import HardwareWatch
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.sinks import StepRecord
 from mfu_jax.util.failsafe import Boundary
@@ -56,7 +57,7 @@ def driver(**changes: Any) -> Any:
     return types.SimpleNamespace(NVMLError=NVMLError, **{**functions, **changes})
 
 
-MakeWatch = Callable[[Gpus | None], GpuWatch]
+MakeWatch = Callable[[Gpus | None], HardwareWatch]
 
 
 @pytest.fixture
@@ -64,9 +65,9 @@ def watch_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWatch]:
     """Makes a watch of such GPUs; they are closed after the test."""
     watches = []
 
-    def make(gpus: Gpus | None) -> GpuWatch:
-        monkeypatch.setattr("mfu_jax.logger.health.gpus.gpus_of_jax", lambda: gpus)
-        watches.append(GpuWatch(0.001, Boundary()))
+    def make(gpus: Gpus | None) -> HardwareWatch:
+        monkeypatch.setattr("mfu_jax.logger.health.hardware.gpus_of_jax", lambda: gpus)
+        watches.append(HardwareWatch(0.001, Boundary()))
         return watches[-1]
 
     yield make
@@ -74,7 +75,7 @@ def watch_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWatch]:
         watch.close()
 
 
-def next_reading(watch: GpuWatch) -> StepRecord:
+def next_reading(watch: HardwareWatch) -> StepRecord:
     """The first record with a reading; its scalars are those that were added."""
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
@@ -124,7 +125,7 @@ def test_a_driver_that_hangs_holds_up_nothing(watch_of: MakeWatch) -> None:
 def test_cuda_renumbers_gpus_and_nvml_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-12ab")
     assert [visible(0), visible(1), visible(2)] == ["6", "GPU-12ab", "2"]
-    assert Gpus(driver(), [0, 1])._gpus == [("index 6", False), ("uuid GPU-12ab", False)]
+    assert Gpus(driver(), [0, 1]).gpus == [Gpu("index 6"), Gpu("uuid GPU-12ab")]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert visible(3) == "3"
 

@@ -99,7 +99,7 @@ def test_phases_without_a_step_do_not_fill_the_memory(
 
 
 def test_a_device_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.timing.watcher._JOIN_SECONDS", 0.0)
+    monkeypatch.setattr("mfu_jax.logger.timing.readiness._JOIN_SECONDS", 0.0)
     release = threading.Event()
     monkeypatch.setattr(jax, "block_until_ready", lambda _: release.wait(HANG_SECONDS))
     book = PhaseBook()

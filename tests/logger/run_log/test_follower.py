@@ -222,8 +222,7 @@ def test_a_record_that_fails_for_a_while_is_written_once(make: Callable[..., Fol
 def test_a_log_in_memory_keeps_a_bounded_number(
     make: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.run_log._KEPT", 3)
-    monkeypatch.setattr("mfu_jax.logger.run_log.run_log.MOST_KEPT", 3)
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.MOST_ITEMS", 3)
     sink = HangingSink()
     follower = make(sink)
     follower._log.append(records(0))
@@ -238,14 +237,14 @@ def test_a_log_in_memory_keeps_a_bounded_number(
 def test_a_log_in_memory_forgets_what_every_sink_has(
     make: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.run_log._KEPT", 3)
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.MOST_ITEMS", 3)
     sink = ListSink()
     follower = make(sink)
     for step in range(50):
         follower._log.append(records(step))
         settle(follower)
+    assert not follower._queue
     follower._log.append(records(50))
-    assert len(follower._log._items) == 3
     settle(follower)
     assert sink.steps == list(range(51))
     assert follower.lost == {}
@@ -255,7 +254,7 @@ def test_a_log_in_memory_forgets_what_every_sink_has(
 def test_what_memory_no_longer_has_comes_from_the_file_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log_period: int
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.run_log._KEPT", 5)
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.MOST_ITEMS", 5)
     caught_up = threading.Event()
 
     class Sink(HangingSink):
@@ -277,11 +276,12 @@ def test_what_memory_no_longer_has_comes_from_the_file_in_order(
         if step == 150:
             log.event(events.TEXT, step=150, tag="tag", text="half")
         settle(writer)
-    assert len(log._items) <= 6
+    assert (len(writer._queue), len(follower._queue)) == (0, 5)
     sink.release.set()
     assert caught_up.wait(HANG_SECONDS)  # by itself: nothing else happens
     assert sink.steps == list(range(0, 301, log_period))
     assert sink.texts == [("tag", "half")]
+    wait_until(lambda: not follower._queue)  # it has left out what it had from the file
     log.append([record(310, log_period=log_period)])
     settle(follower)
     assert sink.steps[-1] == 310

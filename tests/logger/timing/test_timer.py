@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
+from mfu_jax.logger.timing.readiness import Watcher
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.timer import SHORT_WAITS
-from mfu_jax.logger.timing.watcher import Watcher
 from tests.support.fake_device import FakeArray, FakeClock
 from tests.support.timer_loop import Loop
 from tests.support.work import HANG_SECONDS
@@ -373,7 +373,7 @@ def test_the_watchers_thread_sees_the_newest_step_end() -> None:
 def test_the_watchers_thread_falls_asleep_and_is_woken_by_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.timing.watcher.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("mfu_jax.logger.timing.readiness.LOOK_SECONDS", 0.0)
     watcher = Watcher(lambda: (0.0, 0.0))
     steps, gates = gated_steps(2)
     for step, gate in zip(steps, gates, strict=True):

@@ -55,5 +55,5 @@ def test_a_plan_that_does_not_fit_has_a_page():
     from mfu_jax.planning.result.plan import Plan
 
     page = plan_page(Plan(target="<b>8 chips</b>", chips=8, fits=False, notes=("a <note>",)))
-    assert "does not fit" in page
+    assert "does NOT fit" in page
     assert "<b>8 chips" not in page

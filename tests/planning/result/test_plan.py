@@ -181,3 +181,11 @@ ENTRY %main (x: f32[8,4], w: f32[4,4]) -> (f32[8,4], f32[8,4]) {{
     told = [note for note in plan.notes if note.startswith("memory is short")]
     assert len(told) == is_told
     assert all("2.56e-10 TFLOP of matmuls a step (50.0% of what runs)" in note for note in told)
+
+
+def test_a_plan_for_a_tpu7x_says_which_clock_state_a_run_must_set():
+    plan = make_plan(ProgramDump(text=TEXT), parse_target(topology="tpu7x:2x2x1"))
+    assert plan.clock_state == "--xla_tpu_dvfs_p_state=7"
+    (note,) = (note for note in plan.notes if "LIBTPU_INIT_ARGS" in note)
+    assert "8 to 15% longer" in note
+    assert not make_plan(ProgramDump(text=TEXT), TARGET).clock_state

@@ -15,17 +15,22 @@ from mfu_jax.dumps import ModelFlops
 from mfu_jax.profiling.advice.rules import RULES
 from mfu_jax.profiling.advice.stats import ProfileStats
 from mfu_jax.profiling.advice.work import imbalance
-from mfu_jax.profiling.profile import Profile
+from mfu_jax.profiling.profile import Profile, read_profile
 from mfu_jax.profiling.report.text import render
 from mfu_jax.util.formatting import seconds_text
+from tests.support.accelerator_traces import write_trace
 from tests.support.written_profiles import (
     BANDWIDTH,
     BF16,
+    KIND,
+    PS,
     TF32,
     dot,
     dot_seconds,
+    write_program,
     written_profile,
 )
+from tests.support.xspace import Plane
 
 WITHIN = 0.2
 M, K, N = 8192, 4096, 8192
@@ -228,6 +233,42 @@ def test_a_callback_in_the_step(tmp_path: Path) -> None:
     assert bars["waiting for callbacks on the host"] == pytest.approx(MATMUL)
 
 
+def test_a_callback_that_only_the_host_records(tmp_path: Path) -> None:
+    """A GPU's copies of its argument and result name nothing, the launching thread names it."""
+    call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
+    copying, launching = 0.2 * MATMUL, 0.1 * MATMUL
+    write_program(tmp_path, [*HEALTHY, call])
+    step = 6 * MATMUL
+    at = {"up": 0.0, "MemcpyD2H": MATMUL, "MemcpyH2D": 4 * MATMUL, "down": 5 * MATMUL}
+    seconds = {**HEALTHY_SECONDS, "MemcpyD2H": copying, "MemcpyH2D": copying}
+    plane = Plane("/device:GPU:0", gpu_device_name=KIND)
+    of = {"hlo_module": "jit_step", "program_id": 7}
+    plane.line(
+        "Stream #7(Compute)",
+        [
+            (name, round((turn * step + at[name]) * PS), round(seconds[name] * PS), stats)
+            for turn in range(4)
+            for name in at
+            for stats in [{**of, "hlo_op": name} if name in HEALTHY_SECONDS else {}]
+        ],
+    )
+    host = Plane("/host:CPU")
+    events = []
+    for begin in (turn * step for turn in range(4)):
+        events.append(("train", round(begin * PS), round(0.99 * step * PS), {"step_num": 1}))
+        asked = round((begin + launching) * PS), round((5 * MATMUL - 2 * launching) * PS)
+        events.append(("ask", *asked, {}))
+    host.line("python", events)
+    write_trace(tmp_path, host, plane)
+    profile = read_profile(tmp_path)
+    first(profile, "host callback in the step", step - 2 * MATMUL)
+    assert len(profile.advice) == 1
+    assert "(ask) run 1 × a step" in profile.advice[0].evidence
+    bars = {bar.name: bar.seconds for bar in profile.waterfall}
+    waiting = 4 * MATMUL - launching
+    assert bars["waiting for callbacks on the host"] == pytest.approx(waiting, rel=0.01)
+
+
 EVALUATED = dot_seconds(M, K, K, 0.7)
 EVALUATED_SECONDS = {
     **{"check": EVALUATED, "check.act": EVALUATED / 2},
@@ -338,7 +379,7 @@ def test_advice_is_printed_and_in_the_json_best_first(tmp_path: Path) -> None:
     profile = written_profile(tmp_path, lines, seconds, idle=2 * MATMUL, host=events)
     rows = profile.to_json()["advice"]
     assert [row["cause"] for row in rows] == ["slow data", "float32 matmuls"]
-    assert all(set(row) == {"cause", "evidence", "gain_seconds"} for row in rows)
+    assert all(set(row) == {"cause", "evidence", "remedy", "gain_seconds"} for row in rows)
     text = render(profile, by=[])
     assert f"slow data: {seconds_text(rows[0]['gain_seconds'])} of a step" in text
     assert text.index("slow data:") < text.index("float32 matmuls:")

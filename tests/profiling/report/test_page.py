@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html import escape
 from pathlib import Path
@@ -96,6 +97,30 @@ def test_advice_is_on_the_page(tmp_path: Path) -> None:
         "slow data: 21.650 µs of a step (21.7%)"
     )  # 22, less 0.35 to record it
     assert all(row["evidence"] in item for row, item in zip(rows, items, strict=True))
+
+
+def test_the_verdict_comes_first_on_the_page_in_the_text_and_in_the_json(tmp_path: Path) -> None:
+    profile = profile_of(tmp_path, traces.host(), traces.gpu())
+    sentence = profile.to_json()["verdict"]["sentence"]
+    assert re.match(r"[\d.]+% MFU \(exact, peak 989.4 TFLOP/s bf16\); largest loss: ", sentence)
+    assert "next: prefetch batches in other threads or processes, against slow data" in sentence
+    (verdict,) = (
+        e for e in html_pages.elements(page(profile)) if e.attributes.get("class") == "verdict"
+    )
+    assert verdict.text == sentence
+    text = render(profile, by=())
+    assert " ".join(text.split()).startswith(sentence)
+    assert max(map(len, text.split("\n\n")[0].splitlines())) <= 100
+    assert text.index("advice, ") < text.index("where the peak went")
+
+
+def test_without_advice_its_place_says_so(tmp_path: Path) -> None:
+    profile = dataclasses.replace(profile_of(tmp_path, traces.gpu()), advice=())
+    assert "advice: nothing above 2% of a step found" in render(profile, by=())
+    assert "nothing above 2% of a step found" in page(profile)
+    (step,) = profile.to_json()["verdict"]["next_steps"]
+    assert step["gain_fraction"] is None
+    assert "by=op,kernel" in step["text"]
 
 
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:

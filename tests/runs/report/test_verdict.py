@@ -50,7 +50,7 @@ def test_losses_of_steps_and_of_the_wall_clock_are_compared_by_the_wall_clock() 
     ]
     assert verdict.sentence.startswith("20.0% MFU (maxtext, peak 459 TFLOP/s bf16); largest loss: ")
     assert [str(step) for step in verdict.next_steps] == [
-        "profile_steps=10-12 profile_dir=DIR, then mfu-jax profile DIR",
+        "profile_steps=10-12 profile_dir=runs/a/profile, then mfu-jax profile runs/a/profile",
         "mfu-jax report runs/a --html=report.html",
     ]
 

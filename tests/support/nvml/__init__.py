@@ -28,11 +28,12 @@ _FIELDS = (
     "reasons",
     "error",
     "mig",
+    "gpm",
 )
 # An H100 under load: 700 W, 1,485 of 1,980 MHz.
 BUSY = {
     **{"power_mw": 700_000, "energy_mj": 5_000_000, "sm_mhz": 1485, "max_sm_mhz": 1980},
-    **{"memory_mhz": 2619, "celsius": 64, "reasons": 0, "error": 0, "mig": 0},
+    **{"memory_mhz": 2619, "celsius": 64, "reasons": 0, "error": 0, "mig": 0, "gpm": 1},
 }
 
 
@@ -73,6 +74,19 @@ class Driver:
         """Sets what a GPU answers from now on, in NVML's units; energy grows by itself."""
         for name, value in values.items():
             self._library.driver_set(gpu, _FIELDS.index(name), ctypes.c_longlong(value))
+
+    def count(self, gpu: int, metric: int, rate: float, *, is_slice: bool = False) -> None:
+        """Sets how fast a GPM counter grows: percent, or MiB/s; below 0: not supported."""
+        self._library.driver_rate(gpu, int(is_slice), metric, ctypes.c_double(rate))
+
+    def reset_counters(self, gpu: int) -> None:
+        """Lets a GPU's counters begin at 0 again."""
+        self._library.driver_reset_counters(gpu)
+
+    @property
+    def samples(self) -> int:
+        """How many samples of counters are allocated."""
+        return int(self._library.driver_samples())
 
     def answers(self) -> list[tuple[int, str, int]]:
         """All numbers that were given: GPU, what, and how much."""

@@ -2,16 +2,17 @@
  * documents them, over GPUs that exist only as numbers. A test sets what they do with driver_set()
  * and reads back every answer that was given with driver_answers().
  *
- * With -DOLD_DRIVER, a driver before 535: no nvmlDeviceGetCurrentClocksEventReasons. */
+ * With -DOLD_DRIVER, a driver before 520: no nvmlDeviceGetCurrentClocksEventReasons, no GPM. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
   SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
   DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15,
 };
-enum { POWER, ENERGY, SM_CLOCK, MAX_SM_CLOCK, MEMORY_CLOCK, HEAT, REASONS, ERROR, MIG, FIELDS };
-enum { GPUS = 4, ALL = -1, ANSWERS = 1 << 16 };
+enum { POWER, ENERGY, SM_CLOCK, MAX_SM_CLOCK, MEMORY_CLOCK, HEAT, REASONS, ERROR, MIG, GPM, FIELDS };
+enum { GPUS = 4, ALL = -1, ANSWERS = 1 << 16, INSTANCE = 5 };
 
 typedef struct { int gpu, slice; unsigned loading; } Handle;
 typedef Handle *Device;
@@ -165,8 +166,88 @@ int nvmlDeviceGetTemperature(Device device, int sensor, unsigned *celsius) { /* 
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device device, u64 *reasons) {
   return answer(device, REASONS, reasons);
 }
+int nvmlDeviceGetGpuInstanceId(Device device, unsigned *id) {
+  int code = check(device);
+  if (code != SUCCESS) return code;
+  if (!device->slice) return INVALID_ARGUMENT;
+  *id = INSTANCE;
+  return SUCCESS;
+}
 #ifndef OLD_DRIVER
 int nvmlDeviceGetCurrentClocksEventReasons(Device device, u64 *reasons) {
   return answer(device, REASONS, reasons);
+}
+
+/* GPM: counters since the driver was loaded, of a whole GPU and of its slice. A sample copies them; two
+ * samples of the same GPU are a second and 2^30 cycles apart, and a metric is what they differ by. */
+
+enum { METRICS = 98, CYCLES = 1 << 30 };
+typedef struct { int gpu, slice; u64 seconds, counters[METRICS]; } Sample;
+typedef struct {
+  unsigned metric_id;
+  int code;
+  double value;
+  struct { char *short_name, *long_name, *unit; } info;
+} Metric;
+typedef struct { unsigned version, count; Sample *begin, *end; Metric metrics[METRICS]; } Request;
+typedef struct { unsigned version, is_supported; } Support;
+static Sample now[GPUS][2];
+static double rates[GPUS][2][METRICS]; /* percent, or MiB/s; below 0: not supported */
+static int samples;
+
+void driver_rate(int gpu, int slice, int metric, double rate) { rates[gpu][slice][metric] = rate; }
+void driver_reset_counters(int gpu) {
+  for (int slice = 0; slice < 2; slice++) memset(now[gpu][slice].counters, 0, METRICS * sizeof(u64));
+}
+int driver_samples(void) { return samples; }
+
+static int is_rate(int metric) { return metric >= 20; } /* bytes; the first ones are percentages */
+int nvmlGpmQueryDeviceSupport(Device device, Support *support) {
+  int code = check(device);
+  if (code != SUCCESS) return code;
+  if (support->version != 1) return INVALID_ARGUMENT;
+  support->is_supported = state[device->gpu][GPM] == 1;
+  return SUCCESS;
+}
+int nvmlGpmSampleAlloc(Sample **sample) {
+  *sample = calloc(1, sizeof(Sample)), samples++;
+  return SUCCESS;
+}
+int nvmlGpmSampleFree(Sample *sample) {
+  free(sample), samples--;
+  return SUCCESS;
+}
+static int sample_of(Device device, int slice, Sample *sample) {
+  int code = check(device), gpu = device ? device->gpu : 0;
+  if (code != SUCCESS) return code;
+  if (state[gpu][GPM] != 1) return NOT_SUPPORTED;
+  if (state[gpu][MIG] == 1 && !slice) return NOT_SUPPORTED;
+  Sample *counters = &now[gpu][slice];
+  counters->gpu = gpu, counters->slice = slice, counters->seconds++;
+  for (int i = 0; i < METRICS; i++)
+    if (rates[gpu][slice][i] > 0)
+      counters->counters[i] += rates[gpu][slice][i] * (is_rate(i) ? 1 << 20 : CYCLES / 100);
+  *sample = *counters;
+  return SUCCESS;
+}
+int nvmlGpmSampleGet(Device device, Sample *sample) { return sample_of(device, 0, sample); }
+int nvmlGpmMigSampleGet(Device device, unsigned instance, Sample *sample) {
+  return instance == INSTANCE ? sample_of(device, 1, sample) : INVALID_ARGUMENT;
+}
+int nvmlGpmMetricsGet(Request *request) {
+  Sample *begin = request->begin, *end = request->end;
+  if (request->version != 1 || request->count > METRICS) return INVALID_ARGUMENT;
+  if (begin->gpu != end->gpu || begin->slice != end->slice || begin->seconds == end->seconds)
+    return INVALID_ARGUMENT;
+  for (unsigned i = 0; i < request->count; i++) {
+    Metric *metric = &request->metrics[i];
+    unsigned id = metric->metric_id;
+    metric->code = id < METRICS && rates[end->gpu][end->slice][id] >= 0 ? SUCCESS : NOT_SUPPORTED;
+    if (metric->code != SUCCESS) continue;
+    double difference = (long long)(end->counters[id] - begin->counters[id]); /* below 0 after a reset */
+    double seconds = end->seconds - begin->seconds;
+    metric->value = difference / seconds / (is_rate(id) ? 1 << 20 : CYCLES / 100);
+  }
+  return SUCCESS;
 }
 #endif

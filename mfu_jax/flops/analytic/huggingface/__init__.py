@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.huggingface.common import TRANSLATIONS
-from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.huggingface.fields import Fields, tied_wrappers
 from mfu_jax.flops.analytic.model_configs.group import own_fields
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
@@ -61,18 +62,62 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
             f"the config has model_type={model_type!r}; expected the text that every Hugging Face "
             f"config.json has, such as 'llama'; docs/huggingface.md lists the known ones"
         )
-    if model_type not in TRANSLATIONS:
+    translated = _translated(
+        Fields(config, model_type) if model_type in TRANSLATIONS else _text(config)
+    )
+    step = {name: config[name] for name in _STEP_FIELDS if config.get(name) is not None}
+    return translated.replace(**step)
+
+
+def _translated(c: Fields) -> ModelConfig:
+    return _with_head(c, TRANSLATIONS[c.model_type](c))
+
+
+def _text(config: Mapping[str, Any]) -> Fields:
+    """The text model in the config of a type that is not known, such as a multimodal wrapper.
+
+    It is in ``text_config`` (of ``thinker_config``); older files have its fields outside, and some
+    leave its type out, which is then the wrapper's with ``_text``. Head and ties are the wrapper's.
+
+    Raises:
+        UserError: there is no text model of a known type.
+    """
+    outer, part, path = str(config["model_type"]), config, ""
+    for name in ("thinker_config", "text_config"):
+        if isinstance(nested := part.get(name), Mapping):
+            part, path = nested, f"{path}{name}."
+    kind = str(part.get("model_type", f"{outer}_text") if path else f"{outer}_text")
+    if kind not in TRANSLATIONS or kind in _ENCODERS or outer.endswith("_assistant"):
         raise UserError(
-            f"model_type={model_type[:60]!r} is not known{nearest(model_type[:60], TRANSLATIONS)}"
-            f"{_recognised(config)}{_known_part(config)}; no count is guessed: mfu-jax "
+            f"model_type={outer[:60]!r} is not known{nearest(outer[:60], TRANSLATIONS)}"
+            f"{_recognised(part)}; no count is guessed: mfu-jax "
             f"flops config.json --trace counts the PyTorch model itself, "
             f"mfu_jax.count_model_flops(fn, *args) any JAX function; or give its sizes in "
             f"MaxText's names (decoder_block=…, emb_dim=…)"
         )
-    fields = Fields(config, model_type)
-    translated = _with_head(fields, TRANSLATIONS[model_type](fields))
-    step = {name: config[name] for name in _STEP_FIELDS if config.get(name) is not None}
-    return translated.replace(**step)
+    warnings.warn(
+        f"{outer} is counted as its text model, {kind}: images, audio and other parts are not "
+        f"counted; --trace lists what else the PyTorch model has",
+        stacklevel=4,
+    )
+    # The head is the wrapper's: it says whether it is tied, not the text model.
+    tied = config.get("tie_word_embeddings", outer in tied_wrappers())
+    own = {"tie_word_embeddings": tied, "architectures": config.get("architectures")}
+    return Fields({**part, **own}, kind, path)
+
+
+# Text encoders beside an image encoder (CLIP's relatives) are not decoders.
+_ENCODERS = (
+    "bert",
+    "roberta",
+    "camembert",
+    "xlm-roberta",
+    "data2vec-text",
+    "clip",
+    "t5",
+    "vit",
+    "whisper",
+)
 
 
 def _with_head(c: Fields, config: ModelConfig) -> ModelConfig:
@@ -103,20 +148,10 @@ _COMMON_FIELDS = (
 )
 
 
-def _known_part(config: Mapping[str, Any]) -> str:
-    nested = config.get("text_config")
-    kind = nested.get("model_type") if isinstance(nested, Mapping) else None
-    if not isinstance(kind, str) or kind not in TRANSLATIONS:
-        return ""
-    return f"; its text_config has the known model_type {kind!r}: give that part to count the text"
-
-
 def _recognised(config: Mapping[str, Any]) -> str:
-    nested = config.get("text_config")
-    source = nested if isinstance(nested, Mapping) else config
     found = [
-        f"{name}={source[name]}"
+        f"{name}={config[name]}"
         for name in _COMMON_FIELDS
-        if isinstance(source.get(name), int) and abs(source[name]) < 2**63
+        if isinstance(config.get(name), int) and abs(config[name]) < 2**63
     ]
     return f"; recognised {', '.join(found)}" if found else "; none of its fields were recognised"

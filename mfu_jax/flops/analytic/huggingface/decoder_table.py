@@ -109,9 +109,18 @@ def _interval_windows(c: Fields) -> list[str]:
 
 _DENSE = {
     # A window in every layer if the config has one
-    ("llama", "granite", "mistral", "ministral3", "phi3", "gemma", "internlm3", "iquestcoder"): (
-        _llama(bidirectional=lambda c: c.get("use_bidirectional_attention") is True)
-    ),
+    (
+        "llama",
+        "exaone",
+        "granite",
+        "granite_docling_text",
+        "mistral",
+        "ministral3",
+        "phi3",
+        "gemma",
+        "internlm3",
+        "iquestcoder",
+    ): (_llama(bidirectional=lambda c: c.get("use_bidirectional_attention") is True)),
     ("ministral",): _llama(
         layer_types=lambda c: layer_types(
             c, lambda _: SLIDING if c.optional_size("sliding_window") else FULL
@@ -129,8 +138,11 @@ _DENSE = {
     ("hunyuan_v1_dense",): _llama(qk_norm="head"),  # after the rotary embedding
     ("nanochat",): _llama(mlp_activations=PLAIN_MLP, normalization="none"),
     ("nemotron", "jais2"): _llama(mlp_activations=PLAIN_MLP, normalization="layernorm"),
+    ("cosmos3_edge_text",): _llama(mlp_activations=PLAIN_MLP),
     ("arcee",): _llama(mlp_activations=PLAIN_MLP),  # squared ReLU
     ("glm",): _llama(attention_output_bias=False),
+    ("glm4v_text",): _llama(attention_bias=True, attention_output_bias=False, norms_per_layer=4),
+    ("glm_ocr_text",): _llama(attention_bias=False, norms_per_layer=4),
     ("glm4",): _llama(attention_output_bias=False, norms_per_layer=4),
     ("exaone4",): _llama(qk_norm="head", layer_types=_interval_windows),
     # The norms on queries and keys have one scale per head
@@ -143,14 +155,20 @@ _DENSE = {
         qk_norm=_choice("qk_layernorm", "all_heads", ""),
     ),
     ("seed_oss",): _llama(attention_output_bias=_flag("attention_out_bias")),
-    ("ernie4_5",): _llama(attention_bias=_flag("use_bias"), use_bias=_flag("use_bias")),
+    ("ernie4_5", "paddleocr_vl_text"): _llama(
+        attention_bias=_flag("use_bias"), use_bias=_flag("use_bias")
+    ),
     ("olmo",): _llama(normalization="none"),
     ("olmo2",): _llama(qk_norm="all_heads"),
     ("olmo3",): _llama(qk_norm="all_heads", layer_types=_listed(every(4, FULL, SLIDING))),
-    ("qwen2",): _llama(attention_bias=True, attention_output_bias=False, layer_types=_late_windows),
-    ("qwen3",): _llama(qk_norm="head", layer_types=_late_windows),
+    ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"): _llama(
+        attention_bias=True, attention_output_bias=False, layer_types=_late_windows
+    ),
+    ("qwen3", "qwen3_vl_text"): _llama(qk_norm="head", layer_types=_late_windows),
     # xIELU has two learned scalars
-    ("apertus",): _llama(mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2),
+    ("apertus", "apertus1p5_text"): _llama(
+        mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2
+    ),
     # Attention and MLP in parallel after one norm
     ("cohere",): _llama(norms_per_layer=1, qk_norm=_choice("use_qk_norm", "all_heads", "")),
     ("cohere2",): _llama(
@@ -280,14 +298,15 @@ _MIXTURES = {
         layer_types=_listed(lambda _: FULL),
         feed_forward_types=_experts_where(lambda _: True),
     ),
-    ("glm4_moe",): _llama(
+    ("glm4_moe", "glm4v_moe_text", "sarvam_moe"): _llama(
         lambda c: heads(c, floor=True),
         routed_and_shared,
         attention_output_bias=False,
         qk_norm=_choice("use_qk_norm", "head", ""),
     ),
     ("qwen3_next",): _llama(delta_net, lambda c: qwen_experts(c, shared=True)),
-    ("deepseek_v2", "deepseek_v3"): _llama(latent, routed_and_shared),
+    ("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"): _llama(latent, routed_and_shared),
+    ("deepseek_ocr2_text",): _llama(lambda c: listed_experts(c, 1)),
     ("glm4_moe_lite",): _llama(latent, lambda c: listed_experts(c, 1)),
 }
 

@@ -23,6 +23,11 @@ def _all_defaults() -> dict[str, Any]:
     return read_mapping(DEFAULTS_FILE)
 
 
+def tied_wrappers() -> list[str]:
+    """The model types around a text model whose head is tied by default."""
+    return list(_all_defaults()["tied_wrappers"])
+
+
 class Fields:
     """The fields of one config, or of a config nested in it (``text_config``).
 

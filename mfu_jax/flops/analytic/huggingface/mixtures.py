@@ -49,7 +49,7 @@ def qwen2_moe(c: Fields) -> ModelConfig:
     )
 
 
-@model_type("qwen3_moe")
+@model_type("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text")
 def qwen3_moe(c: Fields) -> ModelConfig:
     """Norms on queries and keys; no shared expert."""
     windowed = c.flag("use_sliding_window")

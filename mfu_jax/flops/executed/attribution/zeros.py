@@ -1,5 +1,8 @@
 """Where a value is known to be zero: explicit padding, and the dense form of ragged operands.
 
+If a dimension does not divide into the devices' shards, XLA pads it, or masks what lies beyond it:
+on the last devices only, so that shares are means over all.
+
 What cannot be followed counts as real, that is, nonzero.
 """
 
@@ -10,6 +13,7 @@ import re
 from fractions import Fraction
 
 from mfu_jax.flops.executed.attribution.partly_zero import MOVES, Real, whole
+from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
@@ -17,6 +21,7 @@ from mfu_jax.flops.lengths import Lengths
 
 # Primitives whose pads and slices the user wrote; a pad's gradient is a negative pad.
 _USERS = frozenset({"concatenate", "dynamic_slice", "pad", "slice", "split"})
+_USERS_CHOICE = ("select_n", "where")  # whose masked products belong to the model
 _SAME_PLACES = frozenset({"copy", "convert", "negate", "reduce-precision", "all-reduce"})
 _ZERO = re.compile(r"-?0(\.0*)?")
 
@@ -35,6 +40,7 @@ class Zeros:
     def __init__(self, dataflow: Dataflow, lengths: Lengths) -> None:
         self.dataflow = dataflow
         self.lengths = lengths
+        self.literals = Literals(dataflow, lambda: None)
         self._known: dict[tuple[int, str], Real] = {}  # by frame and instruction
 
     def real_elements(self, frame: Frame, instruction: HloInstruction) -> Real:
@@ -75,6 +81,8 @@ class Zeros:
         source = computation.operand(instruction, 0)
         if opcode in _SAME_PLACES:
             return self._real(frame, source, depth)
+        if opcode == "dynamic-slice":
+            return self._shard(frame, instruction, self._real(frame, source, depth))
         if opcode == "multiply":
             first = self._real(frame, source, depth)
             second = computation.operand(instruction, 1)
@@ -106,6 +114,8 @@ class Zeros:
         mask, chosen, other = (computation.operand(select, i) for i in range(3))
         if not self.is_zero(frame, other):
             return whole(select.shape)
+        if kept := self._kept_in_shards(frame, select, mask):
+            return whole(select.shape)._replace(unpadded=kept)
         share = group_share(computation, select)
         copies = self._copies(frame, chosen) if share is None else 1
         if copies > 1 and (found := self._rows(frame, mask)):
@@ -113,6 +123,57 @@ class Zeros:
             is_scalar = copies == select.shape.size  # of a sum's gradient
             share = self._share_in_groups(rows, groups if is_scalar else copies)
         return whole(select.shape)._replace(share=share or Fraction(1))
+
+    def _shard(self, frame: Frame, cut: HloInstruction, padded: Real) -> Real:
+        """Each device's part of a padded array."""
+        partial = [d for d, p in enumerate(padded.dims) if len(p) != padded.shape.dims[d]]
+        devices: list[list[range]] = []  # by padded dimension: the positions of each device
+        for d in partial:
+            size = cut.shape.dims[d]
+            operand = frame.computation.operand(cut, 1 + d)
+            starts = self.literals.on_each_device(frame, operand)
+            if starts is None:
+                return whole(cut.shape)
+            last = padded.shape.dims[d] - size
+            devices.append([range(s, s + size) for s in (max(0, min(s, last)) for s in starts)])
+        if not devices:
+            return whole(cut.shape)
+        kept = Fraction(0)
+        real = [padded.dims[d] for d in partial]
+        for shards in zip(*devices, strict=True):
+            inside = [sum(p in of for p in s) for of, s in zip(real, shards, strict=True)]
+            kept += Fraction(math.prod(inside), math.prod(map(len, shards)) * len(devices[0]))
+        return whole(cut.shape)._replace(unpadded=kept)
+
+    def _kept_in_shards(
+        self, frame: Frame, select: HloInstruction, mask: HloInstruction
+    ) -> Fraction | None:
+        """The share of a shard before the array's end: ``start + iota < size``; None if no such."""
+        if select.op_name.endswith(_USERS_CHOICE):
+            return None
+        frame, mask = self._origin(frame, mask)
+        if mask.opcode != "compare" or mask.attribute("direction") != "LT":
+            return None
+        (made, place), (bound, limit) = (
+            self._origin(frame, frame.computation.operand(mask, i)) for i in (0, 1)
+        )
+        if place.opcode != "add" or limit.opcode != "broadcast":
+            return None
+        sides = [self._origin(made, made.computation.operand(place, i)) for i in (0, 1)]
+        numbers = [side for _, side in sides if side.opcode == "iota"]
+        starts = [(f, side) for f, side in sides if side.opcode == "broadcast"]
+        if len(numbers) != 1 or len(starts) != 1:
+            return None
+        first = self.literals.on_each_device(
+            starts[0][0], starts[0][0].computation.operand(starts[0][1], 0)
+        )
+        end = self.literals.on_each_device(bound, bound.computation.operand(limit, 0))
+        if not first or not end:
+            return None
+        dims = numbers[0].shape.dims
+        size = dims[numbers[0].one_integer("iota_dimension", below=len(dims))]
+        kept = [max(0, min(size, e - f)) for f, e in zip(first, end, strict=True)]
+        return Fraction(sum(kept), size * len(kept)) or None
 
     def _copies(self, frame: Frame, instruction: HloInstruction) -> int:
         """How often a broadcast repeats its operand; 1 for anything else."""

@@ -68,6 +68,17 @@ class Literals:
             self.by_device.add(index)
         return ", ".join(map(str, elements)) or None
 
+    def on_each_device(self, frame: Frame, instruction: HloInstruction) -> list[int] | None:
+        """A scalar's value on each device; None if it depends on data."""
+        numbers: list[int] = []
+        for device in range(self.dataflow.module.header_int("num_partitions")):
+            self.choose(device)
+            value = self._value(frame, instruction)
+            if not isinstance(value, int):
+                return None
+            numbers.append(value)
+        return numbers
+
     def _constant(self, frame: Frame, source: HloInstruction) -> str | None:
         if source.opcode != "constant":
             return None

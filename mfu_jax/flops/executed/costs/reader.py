@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import compress
 
 from mfu_jax.flops.attention_kernels import BESIDE_KERNELS
+from mfu_jax.flops.count import Beyond
 from mfu_jax.flops.executed.costs.collectives import (
     KINDS,
     is_further_link,
@@ -25,7 +26,7 @@ from mfu_jax.flops.executed.costs.types import (
 from mfu_jax.flops.executed.formulas.elementwise import elementwise_flops
 from mfu_jax.flops.executed.formulas.factorizations import FACTORIZATIONS, Iterations
 from mfu_jax.flops.executed.formulas.matmuls import MATMULS, hardware_passes, operand_dtype
-from mfu_jax.flops.executed.formulas.tiles import Beyond, TritonTiles
+from mfu_jax.flops.executed.formulas.tiles import TritonTiles
 from mfu_jax.flops.executed.formulas.tpu_factorizations import FactorizationPart, TpuFactorizations
 from mfu_jax.flops.executed.formulas.vector_matmuls import VectorMatmuls
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow

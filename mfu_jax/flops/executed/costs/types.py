@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mfu_jax.flops.count import Unaccounted
-from mfu_jax.flops.executed.formulas.tiles import NOTHING_BEYOND, Beyond
+from mfu_jax.flops.count import NOTHING_BEYOND, Beyond, Unaccounted
 from mfu_jax.flops.executed.hlo.module import HloInstruction
 
 

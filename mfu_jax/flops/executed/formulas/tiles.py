@@ -10,8 +10,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
+from mfu_jax.flops.count import Beyond
 from mfu_jax.flops.executed.formulas.matmuls import flops_per_multiply_add, result_shape
 from mfu_jax.flops.executed.formulas.windows import WindowDimension, parse_window
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
@@ -22,24 +23,9 @@ ATTENTION_BLOCK = 128  # queries and keys of cuDNN's attention
 _STRIDED_ROWS, _STRIDED_COLUMNS = 1024, 256
 _IS_TRITON = '"kind":"__triton'
 # nvjet_sm90_tst_144x128_64x6_2x1_v_bz_TNT; sm80_xmma_gemm_bf16bf16_…_tilesize128x128x32_stage4….
-_LIBRARY_TILE = re.compile(r"(?:\bnvjet_[a-z0-9]+_[a-z]+_|tilesize|cutlass_\w*?_)(\d+)x(\d+)")
-
-
-class Beyond(NamedTuple):
-    """FLOPs that the hardware runs beyond 2·m·n·k.
-
-    Attributes:
-        stated: in tiles whose sizes the program states.
-        assumed: in tiles that a library is known to use.
-        on_padding: at window positions that read padding.
-    """
-
-    stated: int = 0
-    assumed: int = 0
-    on_padding: int = 0
-
-
-NOTHING_BEYOND = Beyond()
+_LIBRARY_TILE = re.compile(
+    r"(?:\bnvjet_[a-z0-9]+_[a-z]+_|tilesize|cutlass_\w*?_)(\d+)x(\d+)(?:_(\d+)x\d|x(\d+))"
+)
 
 
 def whole_tiles(sizes: Iterable[int], tiles: Iterable[int]) -> int:
@@ -217,11 +203,13 @@ def _classes(window: WindowDimension, size: int) -> list[tuple[int, int]]:
     return classes
 
 
-def library_tile(kernel: str) -> tuple[int, int] | None:
-    """The tile that the name of a cuBLAS or cutlass kernel states: minor dimension first.
+def library_tile(kernel: str) -> tuple[int, int, int] | None:
+    """The tile that the name of a cuBLAS or cutlass kernel states.
+
+    The result's minor dimension, its other one, and the contracted one.
 
     >>> library_tile("nvjet_sm90_tst_144x128_64x6_2x1_v_bz_TNT")
-    (144, 128)
+    (144, 128, 64)
     """
     match = _LIBRARY_TILE.search(kernel)
-    return (int(match[1]), int(match[2])) if match else None
+    return (int(match[1]), int(match[2]), int(match[3] or match[4])) if match else None

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from mfu_jax.flops.attention_kernels import BY_TARGET, OF_VALUE_WIDTH, AttentionKernel, Product
+from mfu_jax.flops.count import Beyond
 from mfu_jax.flops.executed.formulas.matmuls import (
     CUDNN_CONVOLUTIONS,
     convolution_flops_of,
     result_shape,
 )
-from mfu_jax.flops.executed.formulas.tiles import Beyond, beyond_convolution, pairs_in_blocks
+from mfu_jax.flops.executed.formulas.tiles import beyond_convolution, pairs_in_blocks
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,

@@ -113,7 +113,10 @@ def _arguments(function: Any) -> list[Any]:
 
 
 def _all_operations(operation: Any) -> Iterator[Any]:
+    """An operation and those in its regions; a launch has no launches inside."""
     yield operation
+    if operation.name == "gpu.launch":
+        return
     for region in operation.regions:
         for block in region:
             for inner in block.operations:
@@ -130,10 +133,11 @@ def _constant(value: Any) -> int:
 
 def _matmul(operation: Any) -> tuple[int, str] | None:
     """One warp's share of a tensor-core instruction's 2·m·n·k."""
-    attributes = operation.attributes
-    texts = (str(attributes[key]) for key in _TEXTS if key in attributes)
-    text = next(texts, str(operation.name))
-    if not _MULTIPLIES.search(text):
+    text = str(operation.name)
+    if text.startswith("llvm."):  # reading attributes takes time
+        attributes = operation.attributes
+        text = next((str(attributes[key]) for key in _TEXTS if key in attributes), text)
+    if "mma" not in text or not _MULTIPLIES.search(text):
         return None
     if described := _DESCRIBED.search(text):
         return _described(operation, described[1])

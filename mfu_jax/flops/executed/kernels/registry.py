@@ -14,8 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from mfu_jax.flops.attention_kernels import AttentionKernel, kernel_in_scope
-from mfu_jax.flops.count import dtype_bits
-from mfu_jax.flops.executed.formulas.tiles import NOTHING_BEYOND, Beyond
+from mfu_jax.flops.count import NOTHING_BEYOND, Beyond, dtype_bits
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
 from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths

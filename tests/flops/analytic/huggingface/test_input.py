@@ -202,9 +202,49 @@ def test_unknown_model_type_tells_what_was_recognised_and_the_way_out() -> None:
         assert part in str(caught.value)
 
 
-def test_a_known_text_model_inside_an_unknown_one_is_pointed_at() -> None:
-    with pytest.raises(UserError, match="text_config has the known model_type 'llama'"):
-        from_hf_config({"model_type": "llava", "text_config": TINY})
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        {"model_type": "llava", "text_config": TINY},
+        {"model_type": "of_next_year", "thinker_config": {"text_config": TINY}},
+        # The wrapper says whether the head is tied.
+        {"model_type": "llava", "text_config": {**TINY, "tie_word_embeddings": True}},
+    ],
+)
+def test_the_text_model_of_any_wrapper_is_counted_and_said_so(wrapped: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="its text model, llama: images, audio and other parts"):
+        assert from_hf_config(wrapped) == from_hf_config(TINY)
+
+
+def test_the_type_of_a_text_model_may_be_the_wrappers_with_text() -> None:
+    sizes = {"num_hidden_layers": 3, "hidden_size": 1024, "num_attention_heads": 8}
+    with pytest.warns(UserWarning, match="its text model, qwen2_vl_text"):
+        nested = from_hf_config({"model_type": "qwen2_vl", "text_config": sizes})
+    with pytest.warns(UserWarning, match="its text model, qwen2_vl_text"):
+        older = from_hf_config({"model_type": "qwen2_vl", **sizes})
+    assert nested == older
+    assert (nested.num_decoder_layers, nested.attention.head_dim) == (3, 128)
+
+
+def test_images_of_a_wrapper_are_refused_not_left_out() -> None:
+    with pytest.warns(UserWarning, match="llama"):
+        config = from_hf_config({"model_type": "llava", "text_config": TINY})
+    with pytest.raises(UserError, match="images_per_sequence=2"):
+        flops_breakdown(config.replace(images_per_sequence=2))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llava", "text_config": {"model_type": "unheard_of", "hidden_size": 8}},
+        {"model_type": "llava", "text_config": {"hidden_size": 8}},
+        {"model_type": "vision-text-dual-encoder", "text_config": {"model_type": "bert"}},
+        {"model_type": "gemma4_assistant", "text_config": {"model_type": "gemma4_text"}},
+    ],
+)
+def test_a_wrapper_without_a_known_text_decoder_is_an_error(config: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"is not known.*--trace counts the PyTorch model"):
+        from_hf_config(config)
 
 
 @pytest.mark.parametrize(
@@ -280,9 +320,6 @@ def test_hostile_files_are_user_errors(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "field", "value"),
     [
-        ("glm_moe_dsa", "index_topk_pattern", "FSSF"),
-        ("glm_moe_dsa", "index_topk_freq", 4),
-        ("glm_moe_dsa", "indexer_types", ["full", "shared"]),
         ("axk1", "moe_layer_freq", 2),
         ("nemotron_h", "moe_latent_size", 64),
         ("minimax_m3_vl_text", "sparse_attention_config", {"sparse_index_dim": 64}),
@@ -294,6 +331,28 @@ def test_a_part_without_a_formula_is_refused_and_trace_is_named(
 ) -> None:
     with pytest.raises(UserError, match=rf"{field}=.*--trace counts"):
         from_hf_config({"model_type": model_type, field: value})
+
+
+def test_of_glm_5_2_57_layers_reuse_the_indexer_of_an_earlier_one() -> None:
+    config = from_hf_config({"model_type": "glm_moe_dsa", "index_topk_freq": 4})
+    assert config.num_decoder_layers == 78
+    assert config.stack.layer_types.count("shared_index_attention") == 57
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["full"]}, "indexer_types"),
+        (
+            {"model_type": "glm_moe_dsa", "index_topk_pattern": "FX" * 39},
+            "'X', expected full or sh",
+        ),
+        ({"model_type": "dory", "n_input_layers": 30}, "n_input_layers=30"),
+    ],
+)
+def test_layers_that_do_not_add_up_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        from_hf_config(changes)
 
 
 def test_layers_listed_by_a_pattern_of_letters() -> None:

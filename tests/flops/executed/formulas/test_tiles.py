@@ -24,6 +24,8 @@ from tests.support.recorded import count
 ROWS = {
     "mlp": "mlp bf16",
     "mlp_float32": "mlp float32, default",
+    "mlp_highest": "mlp float32, precision highest",
+    "fp8": "fp8 (e4m3)",
     "odd": "a single matmul",
     "attention": "cuDNN flash attention, causal",
     "attention_full": "the same, forward, not causal",
@@ -33,8 +35,14 @@ ROWS = {
     "convolutions": "three 3 x 3 convolutions",
     "depthwise": "depthwise 3 x 3",
 }
-# cuBLAS chose a tile of 144 for one of five matmuls; a depthwise kernel runs 1/32 more FFMAs.
-FURTHER = {"mlp": 687_463_202_816 - 687_194_767_360, "depthwise": 2 * 16 * 64 * 64 * 256 * 9 // 32}
+# cuBLAS chose a tile of 144 for one of five matmuls, and one of 176: its kernels' names say so.
+# FFMA units also compute what is no matmul.
+FURTHER = {
+    "mlp": 2 * 4096 * (57 * 144 - 8192) * 2048,
+    "fp8": 2 * 4096 * (24 * 176 - 4096) * 4096,
+    "mlp_highest": 218_103_808,
+    "depthwise": 2 * 16 * 64 * 64 * 256 * 9 // 32,
+}
 
 
 def counters(name: str) -> dict[str, Any]:
@@ -205,12 +213,12 @@ def test_blocks_of_attention_by_brute_force() -> None:
 @pytest.mark.parametrize(
     ("kernel", "tile"),
     [
-        ("nvjet_sm90_tst_144x128_64x6_2x1_v_bz_TNT", (144, 128)),
-        ("nvjet_sm90_tss_176x128_64x5_2x1_v_bz_coopA_TNT", (176, 128)),
-        ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x64x64_stage3_cublas", (128, 64)),
+        ("nvjet_sm90_tst_144x128_64x6_2x1_v_bz_TNT", (144, 128, 64)),
+        ("nvjet_sm90_tss_176x128_64x5_2x1_v_bz_coopA_TNT", (176, 128, 64)),
+        ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x64x64_stage3_cublas", (128, 64, 64)),
         ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn", None),
         ("loop_add_fusion", None),
     ],
 )
-def test_tiles_in_names_of_kernels(kernel: str, tile: tuple[int, int] | None) -> None:
+def test_tiles_in_names_of_kernels(kernel: str, tile: tuple[int, int, int] | None) -> None:
     assert library_tile(kernel) == tile

@@ -160,16 +160,18 @@ def test_scaled_dots():
     assert scaled.by_dtype == nn.by_dtype == {"f8e4m3fn": 2 * 2 * 4 * 64 * 8}
 
 
-def test_a_sparse_product_multiplies_what_is_stored():
+@pytest.mark.parametrize(
+    ("form", "indices"), [(sparse.BCOO, [(20, 2)]), (sparse.BCSR, [(20,), (17,)])]
+)
+def test_a_sparse_product_multiplies_what_is_stored(form, indices):
     stored, rows, columns = 20, 16, 8
-    indices, values = shape(stored, 2, dtype=jnp.int32), shape(stored)
+    places = [shape(*sizes, dtype=jnp.int32) for sizes in indices]
 
-    def loss(values, indices, x):
-        matrix = sparse.BCOO((values, indices), shape=(rows, rows))
-        return jnp.sum(jnp.tanh(matrix @ x))
+    def loss(values, places, x):
+        return jnp.sum(jnp.tanh(form((values, *places), shape=(rows, rows)) @ x))
 
     count = count_model_flops(
-        jax.value_and_grad(loss, (0, 2)), values, indices, shape(rows, columns)
+        jax.value_and_grad(loss, (0, 2)), shape(stored), places, shape(rows, columns)
     )
     # Both gradients are as large: a product at the stored places, and one with the transposed.
     assert (count.forward, count.backward) == (2 * stored * columns, 2 * 2 * stored * columns)

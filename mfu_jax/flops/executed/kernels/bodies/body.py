@@ -34,10 +34,14 @@ class BodyOp:
 
 @dataclass(slots=True, eq=False)
 class BodyBlock:
-    """Operations that run in sequence, and the block's arguments."""
+    """Operations that run in sequence, those of them with matmuls, and the block's arguments."""
 
     arguments: tuple[int, ...]
     ops: list[BodyOp]
+    multiplying: list[BodyOp] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.multiplying = [op for op in self.ops if op.has_matmul]
 
 
 @dataclass(slots=True, eq=False)

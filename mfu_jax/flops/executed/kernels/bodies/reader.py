@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from mfu_jax.flops.executed.kernels.bodies.attributes import unescaped
 from mfu_jax.flops.executed.kernels.bodies.body import (
     CLUSTER,
     EXTENT,
@@ -42,6 +43,7 @@ _ATTRIBUTES = {
     "tt.get_num_programs": "axis",
 }
 _QUERY = "clusterlaunchcontrol.query_cancel"
+_NOT_ASCII = re.compile(rb"\\[89A-F][0-9A-F]")
 _BYTECODE = b"ML\xefR"
 _THREADS = {"gpu.thread_id": POSITION, "gpu.block_dim": EXTENT}
 
@@ -77,8 +79,8 @@ class BodyReader:
         name, attribute = _name_and_attribute(operation)
         op = BodyOp(
             name,
-            tuple(self.number(operand) for operand in operation.operands),
-            tuple(self.number(result) for result in operation.results),
+            tuple(map(self.number, operation.operands)),
+            tuple(map(self.number, operation.results)),
             attribute,
         )
         if found := self.matmul(operation):
@@ -88,8 +90,9 @@ class BodyReader:
             self.dtype = self.dtype or dtype
         if name == "scf.index_switch":
             op.cases = integers(operation.attributes["cases"])
-        op.regions = tuple(self.block(block) for region in operation.regions for block in region)
-        op.has_matmul = op.has_matmul or any(o.has_matmul for r in op.regions for o in r.ops)
+        if regions := operation.regions:
+            op.regions = tuple(self.block(block) for region in regions for block in region)
+            op.has_matmul = op.has_matmul or any(o.has_matmul for r in op.regions for o in r.ops)
         for number in op.results:
             self.makers[number] = op
         return op
@@ -167,10 +170,9 @@ def _check_names(module: Any) -> None:
     """Raises `ValueError` for a damaged name that is not UTF-8: the bindings abort on it."""
     printed = io.BytesIO()
     module.operation.print(file=printed, binary=True)
-    unescaped = re.sub(
-        rb"\\([0-9A-F]{2})", lambda match: bytes.fromhex(match[1].decode()), printed.getvalue()
-    )
-    unescaped.decode()
+    text = printed.getvalue()
+    if not text.isascii() or _NOT_ASCII.search(text):
+        unescaped(text).decode()
 
 
 def integers(attribute: Any) -> tuple[int, ...]:

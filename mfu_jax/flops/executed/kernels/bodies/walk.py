@@ -75,6 +75,7 @@ def _walked(body: KernelBody) -> list[tuple[dict[int, ScalarTable], int]]:
 def _deciding_axes(body: KernelBody) -> set[int]:
     """Grid axes on which a branch or bound around a matmul depends."""
     seen: set[int] = set()
+    makers: dict[int, BodyOp] = {}
     carried = Carried(body)
     deciders = [op for op in _walk_ops(body.block) if op.has_matmul]
     stack = [v for op in deciders for v in op.operands]
@@ -84,11 +85,12 @@ def _deciding_axes(body: KernelBody) -> set[int]:
         if value in seen:
             continue
         seen.add(value)
-        if maker := body.makers.get(value):
+        maker = body.makers.get(value)
+        if maker and id(maker) not in makers:
+            makers[id(maker)] = maker
             stack += maker.operands
             stack += [v for op in _ops_inside(maker) for v in op.operands]
-    makers = (body.makers[value] for value in seen if value in body.makers)
-    ids = {maker.attribute for maker in makers if maker.name in (POSITION, IN_CLUSTER)}
+    ids = {op.attribute for op in makers.values() if op.name in (POSITION, IN_CLUSTER)}
     return ids | {axis for value, axis in body.positions.items() if value in seen}
 
 
@@ -199,9 +201,7 @@ class _BodyWalk:
 
     def block(self, block: BodyBlock) -> int:
         total = 0
-        for op in block.ops:
-            if not op.has_matmul:
-                continue
+        for op in block.multiplying:
             if op.name == "scf.if":
                 taken = 0 if self.value(op.operands[0]) else 1
                 total += self.block(op.regions[taken]) if taken < len(op.regions) else 0
@@ -227,7 +227,7 @@ class _BodyWalk:
     def loop(self, op: BodyOp) -> int:
         inner = op.regions[0]
         start, end, by = (self.value(v) for v in op.operands[:3])
-        if not any(o.regions and o.has_matmul for o in inner.ops):
+        if not any(o.regions for o in inner.multiplying):
             return len(range(start, end, max(1, by))) * self.block(inner)
         return self.for_loop(op, self.carried.deciding(op), counted=True)[0]
 

@@ -1,0 +1,257 @@
+"""What the devices' own counters say while they run: tensor cores, memory, links.
+
+They need no profiler. Each source is read on the monitor's thread; what it does not know is left
+out, and why there is no source at all is logged once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import logging
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.health.gpus import Gpus
+from mfu_jax.logger.records import names
+from mfu_jax.util.optional_deps import require
+
+_log = logging.getLogger("mfu_jax")
+
+_SILENT = "the counters of GPU %d are not known: %s"
+_PERCENT, _MEBIBYTES = 0.01, 2.0**20
+# NVML's numbers of GPM metrics (NVML_GPM_METRIC_… in nvml.h), and what one of their units is.
+_GPM = {
+    names.TENSOR_ACTIVE: (5, _PERCENT),  # ANY_TENSOR_UTIL
+    names.TENSOR_DFMA_ACTIVE: (6, _PERCENT),
+    names.TENSOR_HMMA_ACTIVE: (7, _PERCENT),
+    names.TENSOR_IMMA_ACTIVE: (9, _PERCENT),
+    names.SM_ACTIVE: (2, _PERCENT),
+    names.SM_OCCUPANCY: (3, _PERCENT),
+    names.DRAM_ACTIVE: (10, _PERCENT),
+    names.PCIE_SENT: (20, _MEBIBYTES),
+    names.PCIE_RECEIVED: (21, _MEBIBYTES),
+    names.NVLINK_SENT: (61, _MEBIBYTES),
+    names.NVLINK_RECEIVED: (60, _MEBIBYTES),
+}
+# DCGM's fields (DCGM_FI_PROF_… in dcgm_fields.h): shares, and bytes per second.
+_DCGM = {
+    1002: names.SM_ACTIVE,
+    1003: names.SM_OCCUPANCY,
+    1004: names.TENSOR_ACTIVE,
+    1005: names.DRAM_ACTIVE,
+    1009: names.PCIE_SENT,
+    1010: names.PCIE_RECEIVED,
+    1011: names.NVLINK_SENT,
+    1012: names.NVLINK_RECEIVED,
+    1013: names.TENSOR_IMMA_ACTIVE,
+    1014: names.TENSOR_HMMA_ACTIVE,
+    1015: names.TENSOR_DFMA_ACTIVE,
+}
+# libtpu's metrics in percent. Its `tensorcore_utilization` is accepted, but returns nothing or 0.
+_TPU = {
+    names.TENSOR_ACTIVE: "tensorcore_util",  # of each core, over 10 µs of every second
+    names.DUTY_CYCLE: "duty_cycle_pct",  # of each device of a TPU7x, of each chip before
+    names.DRAM_ACTIVE: "hbm_util",
+}
+# How the devices' numbers become one of the process; all others are averaged.
+_COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
+    names.THROTTLE_SCORE: max,
+    **dict.fromkeys(
+        (names.PCIE_SENT, names.PCIE_RECEIVED, names.NVLINK_SENT, names.NVLINK_RECEIVED), sum
+    ),
+}
+
+
+class Counters(Protocol):
+    """A source of counters, over the devices that JAX uses in this process."""
+
+    def read(self) -> Iterable[tuple[str, float]]:
+        """Name of a metric and its number on one device, since the last call, where known."""
+
+    def close(self) -> None:
+        """Frees what the source holds."""
+
+
+def counters_of_jax(gpus: Gpus | None, period_seconds: float) -> Counters | None:
+    """The best source for the devices that JAX uses here; None if there is none, logged once.
+
+    Args:
+        gpus: the GPUs that JAX uses, if any.
+        period_seconds: between two readings.
+    """
+    try:
+        if jax.local_devices()[0].platform == "tpu":
+            return TpuCounters()
+        if gpus is None:
+            return None
+        try:
+            return GpmCounters(gpus)
+        except UserError as error:
+            return DcgmCounters(gpus, period_seconds, instead=str(error))
+    except UserError as error:
+        _log.info("%s", error)
+        return None
+
+
+def combined(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The metrics of a reading: shares are averaged over the devices, bytes are added.
+
+    A share outside 0 to 1, or a negative rate, is left out: the counters were reset in between.
+    """
+    found = defaultdict(list)
+    for name, value in values:
+        is_bounded = name != names.THROTTLE_SCORE and not name.endswith("_per_sec")
+        if math.isfinite(value) and value >= 0 and (value <= 1 or not is_bounded):
+            found[name].append(value)
+    return {
+        name: _COMBINED.get(name, lambda numbers: sum(numbers) / len(numbers))(numbers)
+        for name, numbers in found.items()
+    }
+
+
+class GpmCounters:
+    """NVML's GPU performance monitoring, of Hopper and later: differences of two samples.
+
+    Raises:
+        UserError: a GPU or its driver has none.
+    """
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._nvml = nvml = gpus.nvml
+        self._gpus = gpus.gpus
+        try:
+            for gpu in self._gpus:
+                if not nvml.nvmlGpmQueryDeviceSupport(gpu.handle).isSupportedDevice:
+                    raise UserError(f"{nvml.nvmlDeviceGetName(gpu.handle)} has no GPM counters")
+                if gpu.is_slice and gpu.instance is None:
+                    raise UserError("NVML counts a MIG slice only by its UUID")
+            # Of the last reading, and for the next one.
+            self._samples = [[nvml.nvmlGpmSampleAlloc() for _ in range(2)] for _ in self._gpus]
+        except (nvml.NVMLError, AttributeError) as error:
+            raise UserError(f"NVML's GPM counters are not there ({error})") from error
+        self._has_last = [False] * len(self._gpus)
+        self._is_told = False
+
+    def read(self) -> Iterator[tuple[str, float]]:
+        """See `Counters`: nothing from the first call, nor from the one after a failure."""
+        for i, gpu in enumerate(self._gpus):
+            begin, end = self._samples[i]
+            has_last, self._has_last[i] = self._has_last[i], False
+            try:
+                if gpu.instance is None:
+                    self._nvml.nvmlGpmSampleGet(gpu.handle, end)
+                else:
+                    self._nvml.nvmlGpmMigSampleGet(gpu.handle, gpu.instance, end)
+                self._samples[i], self._has_last[i] = [end, begin], True
+                if has_last:
+                    yield from self._between(begin, end)
+            except self._nvml.NVMLError as error:  # lost, or the driver refuses
+                _log.log(logging.DEBUG if self._is_told else logging.INFO, _SILENT, i, error)
+                self._is_told = True
+
+    def close(self) -> None:
+        """See `Counters`."""
+        for sample in itertools.chain(*self._samples):
+            self._nvml.nvmlGpmSampleFree(sample)
+
+    def _between(self, begin: Any, end: Any) -> Iterator[tuple[str, float]]:
+        request = self._nvml.c_nvmlGpmMetricsGet_t()
+        request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(_GPM)
+        request.sample1, request.sample2 = begin, end
+        for i, (number, _) in enumerate(_GPM.values()):
+            request.metrics[i].metricId = number
+        self._nvml.nvmlGpmMetricsGet(request)
+        for i, (name, (_, unit)) in enumerate(_GPM.items()):
+            if request.metrics[i].nvmlReturn == self._nvml.NVML_SUCCESS:
+                yield name, unit * request.metrics[i].value
+
+
+class DcgmCounters:
+    """DCGM's profiling fields, of Volta and later, by the Python binding that comes with DCGM.
+
+    Args:
+        gpus: the GPUs that JAX uses.
+        period_seconds: over which DCGM averages.
+        instead: why NVML does not have them.
+
+    Raises:
+        UserError: no binding, no host engine, or not these GPUs.
+    """
+
+    def __init__(self, gpus: Gpus, period_seconds: float, instead: str) -> None:
+        try:
+            module = importlib.import_module("DcgmReader")
+            self._reader = module.DcgmReader(
+                fieldIds=list(_DCGM),
+                updateFrequency=round(1e6 * period_seconds),  # µs
+                fieldGroupName=f"mfu_jax_{os.getpid()}_{id(self)}",  # it deletes one of its name
+            )
+            self._reader.GetLatestGpuValuesAsFieldIdDict()  # connects
+            own = {str(gpus.nvml.nvmlDeviceGetUUID(g.handle)) for g in gpus.gpus if not g.is_slice}
+            ids = self._reader.m_gpuIdToUUId.items()
+            self._ids = [number for number, uuid in ids if str(uuid) in own]
+            if not self._ids:
+                raise LookupError("it has none of these GPUs; is nv-hostengine running?")
+        except Exception as error:  # DCGM has its own errors
+            raise UserError(
+                f"no hardware counters: {instead}, and DCGM says {error!r}; expected a Hopper GPU "
+                f"or later, or DCGM; usually its Python binding is not on the path; set "
+                f"PYTHONPATH=/usr/share/datacenter-gpu-manager-4/bindings/python3"
+            ) from error
+
+    def read(self) -> Iterator[tuple[str, float]]:
+        """See `Counters`."""
+        values = self._reader.GetLatestGpuValuesAsFieldIdDict()
+        for number in self._ids:
+            for field, value in values.get(number, {}).items():
+                yield _DCGM[field], float(value)
+
+    def close(self) -> None:
+        """See `Counters`."""
+        self._reader.Shutdown()
+
+
+class TpuCounters:
+    """libtpu's own metrics, of the TPUs of this host.
+
+    Raises:
+        UserError: libtpu has none.
+    """
+
+    def __init__(self) -> None:
+        sdk = require("libtpu.sdk", "the counters of TPUs", install="'jax[tpu]'")
+        try:
+            self._monitoring = sdk.tpumonitoring
+        except AttributeError as error:
+            raise UserError(
+                f"libtpu has no counters ({error}); expected its sdk to have tpumonitoring; "
+                f"usually an old one; run pip install --upgrade 'jax[tpu]'"
+            ) from error
+
+    def read(self) -> Iterator[tuple[str, float]]:
+        """See `Counters`: of devices, cores or chips."""
+        for name, metric in _TPU.items():
+            yield from ((name, _PERCENT * float(text)) for text in self._texts(metric))
+        used, total = (self._texts(f"hbm_capacity_{what}") for what in ("usage", "total"))
+        if total:
+            yield names.HBM_USED, sum(map(float, used)) / sum(map(float, total))
+        for text in self._texts("tpu_throttle_score"):  # "ID-SCORE", 1 to 10 for 10 to 100%
+            yield names.THROTTLE_SCORE, float(text.rpartition("-")[2])
+
+    def close(self) -> None:
+        """See `Counters`."""
+
+    def _texts(self, metric: str) -> list[str]:
+        """libtpu's answer, one text for each device, core or chip; empty if not known."""
+        try:
+            return list(map(str, self._monitoring.get_metric(metric).data()))
+        except RuntimeError:  # not of this TPU or version
+            return []

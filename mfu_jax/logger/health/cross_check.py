@@ -1,0 +1,162 @@
+"""Holds the counted FLOPs against the tensor cores' own counter while the run goes on.
+
+Tensor cores that work in every cycle reach the peak, scaled by their clock. So the share of cycles
+in which they work is HFU × (the peak's clock / the present one) × what tiles add, if peak, dtype
+and count are right. Both are taken over the same seconds: from one reading of the counter to the
+next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from mfu_jax.logger.records import names
+from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.formatting import percent
+
+# What else may differ if the ledger has the tiles of Triton and cuDNN: an H100's counters are up to
+# 3% above the count in cuBLAS, whose tiles only a trace names. Without the ledger's, up to 7% in
+# large matmuls, convolutions and causal attention, and 40% in Triton's odd shapes.
+_WITH_TILES, _WITHOUT_TILES = 0.05, 0.10
+# So many readings must agree, beyond this many standard errors: a TPU's are of 10 µs a second.
+_FEWEST, _ERRORS = 3, 4.0
+# Of an interval, this share must be steps, or waits for data, in which nothing runs.
+_COVERED = 0.95
+_MOST_STEPS = 100_000
+
+_DTYPE = (
+    "a peak of a dtype that the matmuls do not run in (too high: fp8 for bf16; too low: float32 "
+    "for TF32), or of another device"
+)
+_MORE = (
+    "a kernel without FLOPs (see the unaccounted list), or tiles that odd shapes do not fill",
+    "a clock below the one that was read: throttling, or a TPU's power state",
+    "another process on the device",
+)
+_FEWER = (
+    "FLOPs of the whole job, or of pairs that a kernel skips",
+    "matmuls that do not run on the tensor cores (precision=highest on a GPU)",
+)
+
+
+class TensorActivity(NamedTuple):
+    """What the counters say of some seconds.
+
+    Attributes:
+        begin: of the wall clock, in seconds.
+        end: likewise.
+        active: share of cycles in which the tensor cores worked, over all devices.
+        clock: their clock relative to the one at which they reach the peak; 1 if not known.
+        others: the other counters, by metric.
+    """
+
+    begin: float
+    end: float
+    active: float
+    clock: float = 1.0
+    others: Mapping[str, float] = MappingProxyType({})
+
+
+class _StepSpan(NamedTuple):
+    begin: float
+    end: float
+    hfu: float | None  # with tiles
+
+
+class CountCheck:
+    """Compares a run's HFU with the tensor cores' counter; on the recorder's thread.
+
+    Args:
+        has_tiles: the ledger has what tiles add on these devices, if it was counted.
+    """
+
+    def __init__(self, *, has_tiles: bool = True) -> None:
+        self._has_tiles = has_tiles
+        self._cost: object = None
+        self._tiles: float | None = None  # of the last cost
+        self._intervals: deque[TensorActivity] = deque()
+        self._spans: deque[_StepSpan] = deque(maxlen=_MOST_STEPS)
+        # Of all comparisons: their number, and sums of counter, count, and squared difference.
+        self._compared = 0
+        self._counter = self._count = self._squares = 0.0
+        self._is_told = False
+
+    def add_interval(self, interval: TensorActivity) -> None:
+        """Adds a reading, which is compared once all of its steps are known."""
+        self._intervals.append(interval)
+
+    def on_step(self, step: TimedStep, record: StepRecord) -> tuple[dict[str, float], list[str]]:
+        """The comparison that this step completes, as metrics, and the warning, at most once."""
+        end, seconds = record.unix_seconds, record.scalars.get("perf/step_time_seconds", 0.0)
+        begin = end - seconds
+        waits = sum(s for name, s in (step.spans or {}).items() if name.endswith("_wait"))
+        if waits:
+            self._spans.append(_StepSpan(begin - waits, begin, 0.0))
+        self._spans.append(_StepSpan(begin, end, self._hfu_of(step, record)))
+        scalars: dict[str, float] = {}
+        while self._intervals and self._intervals[0].end <= end:
+            interval = self._intervals.popleft()
+            hfu = self._hfu(interval)
+            while self._spans and self._spans[0].end <= interval.end:
+                self._spans.popleft()
+            if hfu is not None:
+                self._compare(interval.active, hfu / interval.clock)
+                scalars = {
+                    **interval.others,
+                    names.TENSOR_ACTIVE: interval.active,
+                    names.TENSOR_ACTIVE_BY_COUNT: hfu / interval.clock,
+                }
+        return scalars, self._warning() if scalars else []
+
+    def _hfu_of(self, step: TimedStep, record: StepRecord) -> float | None:
+        if step.cost is not self._cost and isinstance(step.cost, StepCost):
+            self._cost, self._tiles = step.cost, step.cost.tiles
+            self._has_tiles &= self._tiles is not None
+        hfu = record.scalars.get("perf/hfu")
+        return None if hfu is None else hfu * (self._tiles or 1.0)
+
+    def _hfu(self, interval: TensorActivity) -> float | None:
+        """HFU over an interval, with tiles; None unless it was all steps with known FLOPs."""
+        covered = optimal = 0.0
+        for span in self._spans:
+            seconds = min(span.end, interval.end) - max(span.begin, interval.begin)
+            if seconds > 0:
+                if span.hfu is None:
+                    return None
+                covered += seconds
+                optimal += seconds * span.hfu
+        length = interval.end - interval.begin
+        return optimal / length if covered >= _COVERED * length > 0 else None
+
+    def _compare(self, counter: float, count: float) -> None:
+        self._compared += 1
+        self._counter += counter
+        self._count += count
+        self._squares += (counter - count) ** 2
+
+    def _warning(self) -> list[str]:
+        if self._is_told or self._compared < _FEWEST or not (self._counter and self._count):
+            return []
+        counter, count = self._counter / self._compared, self._count / self._compared
+        difference = counter - count
+        variance = max(0.0, self._squares / self._compared - difference**2)
+        error = math.sqrt(variance / (self._compared - 1))
+        tolerance = _WITH_TILES if self._has_tiles else _WITHOUT_TILES
+        if abs(difference) <= max(tolerance * count, _ERRORS * error):
+            return []
+        self._is_told = True
+        ratio = counter / count
+        causes = [*(_MORE if ratio > 1 else _FEWER), _DTYPE]
+        if 1.8 < max(ratio, 1 / ratio) < 2.2:
+            causes.reverse()
+        return [
+            f"the tensor cores are active {percent(counter)} of the time by their counter, "
+            f"{percent(count)} by the executed FLOPs, {ratio:.2f} times; usually "
+            f"{'; or '.join(causes)}"
+        ]

@@ -1,0 +1,53 @@
+"""The verdict on a plan: whether it fits, its MFU, what costs most, and what would help."""
+
+from __future__ import annotations
+
+from mfu_jax.planning.result.plan import Plan
+from mfu_jax.verdict import LikeRuns, NextStep, TimeLoss, Verdict
+
+_GIB = 2**30
+_SWEEP = "mfu-jax plan --sweep with several values of a key, as remat_policy=none,full"
+_WORK = ("matmul", "kernel")  # causes that hold the model's FLOPs
+_BEYOND = "matmuls and kernels beyond the model's FLOPs at the peak"
+_SMALLER = "a smaller per_device_batch_size=, a remat_policy= that keeps less, or more chips"
+
+
+def plan_verdict(plan: Plan, like_runs: LikeRuns | None = None) -> Verdict:
+    """Judges a plan.
+
+    Args:
+        plan: the plan.
+        like_runs: published runs of such a model on these chips.
+    """
+    used, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
+    size = f", {used / _GIB:,.2f} of {limit / _GIB:,.2f} GiB" if used and limit else ""
+    step = plan.step_time_seconds
+    peak = plan.model_flops / plan.mfu / step if plan.model_flops and plan.mfu and step else None
+    losses = [
+        TimeLoss(name=cause, fraction=seconds / step)
+        for cause, seconds in plan.time_by_cause.items()
+        if step and cause not in _WORK
+    ]
+    work = sum(plan.time_by_cause.get(cause, 0.0) for cause in _WORK)
+    if step and plan.mfu is not None and work > plan.mfu * step:
+        losses.append(TimeLoss(name=_BEYOND, fraction=work / step - plan.mfu))
+    helpful = [
+        NextStep(text=c.change, gain_fraction=c.saves_seconds / step) for c in plan.changes if step
+    ]
+    if not plan.fits:
+        helpful = [NextStep(text=_SMALLER)]
+    return Verdict(
+        kind="plan",
+        finding=f"{plan.target}: {'fits' if plan.fits else 'does NOT fit'}{size}",
+        passed=plan.fits,
+        mfu=plan.mfu,
+        hfu=plan.hfu,
+        convention=plan.convention,
+        peak="" if peak is None else f"{peak / 1e12:.6g} TFLOP/s",
+        peak_flops_per_sec_per_device=peak,
+        step_time_seconds=step,
+        losses=tuple(sorted(losses, key=lambda loss: -loss.fraction)),
+        next_steps=(*helpful, NextStep(text=_SWEEP)),
+        like_runs=like_runs,
+        bound_mfu=plan.mfu_ceiling,
+    )

@@ -16,7 +16,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.model_configs.layers import INDEXED
+from mfu_jax.flops.analytic.model_configs.layers import INDEXED, SHARED_INDEX
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
@@ -57,18 +57,30 @@ def deepseek_v32(c: Fields) -> ModelConfig:
 
 
 def _indexer(c: Fields) -> dict[str, Any]:
-    """Every layer has its own indexer; one that reuses another layer's needs --trace."""
-    needs_trace(c, "index_topk_pattern")
-    needs_trace(c, "index_topk_freq", without=1)
-    if "shared" in (c.list_of(str, "indexer_types") or []):
-        needs_trace(c, "indexer_types")
+    """Layers with an indexer of their own, and for GLM those that reuse an earlier layer's."""
+    kinds = layer_types(c, lambda _: INDEXED)
+    if c.model_type == "glm_moe_dsa":
+        own = _own_indexers(c)
+        kinds = [kind if own[i] else SHARED_INDEX for i, kind in enumerate(kinds)]
     return {
-        "layer_types": layer_types(c, lambda _: INDEXED),
+        "layer_types": kinds,
         "use_indexer": True,
         "indexer_n_heads": c.size("index_n_heads"),
         "indexer_head_dim": c.size("index_head_dim"),
         "indexer_topk": c.size("index_topk"),
     }
+
+
+def _own_indexers(c: Fields) -> list[bool]:
+    """Whether each layer has an indexer: listed, in a pattern such as FSSF, or every n-th."""
+    name = "indexer_types" if c.has("indexer_types") else "index_topk_pattern"
+    if given := list(c.get(name) or ()):
+        if unknown := [kind for kind in given if kind not in ("full", "shared", "F", "S")]:
+            c.fail(name, f"has {unknown[0]!r}, expected full or shared")
+        return [kind in ("full", "F") for kind in checked_length(c, name, given)]
+    interval = max(c.size("index_topk_freq", 1, zero=True), 1)
+    offset = c.size("index_skip_topk_offset", 2, zero=True)
+    return [max(i - offset + 1, 0) % interval == 0 for i in range(c.size("num_hidden_layers"))]
 
 
 def listed_experts(c: Fields, dense: int) -> dict[str, Any]:

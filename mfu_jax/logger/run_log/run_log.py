@@ -257,8 +257,7 @@ class RunLog:
 
     def is_file(self, sink: Any) -> bool:
         """Whether a sink writes the metrics file beside which this log is written."""
-        made_by = getattr(sink, "made_by", None) or ("", dict[str, Any]())
-        return bool(made_by[0] == "jsonl" and made_by[1].get("path") == self.metrics_file)
+        return getattr(sink, "metrics_file", None) == self.metrics_file is not None
 
     def reader(self, after: StepRecord | int | None) -> LoggedRecords | None:
         """Reads records back from the file; None if this log has no file of records.

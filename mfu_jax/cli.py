@@ -15,9 +15,10 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
-from mfu_jax.errors import UserError, one_line
+from mfu_jax.errors import UserError, nearest, one_line
 from mfu_jax.util.formatting import columns
 
 _FOLDER = Path(__file__).parent / "commands"
@@ -56,12 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str | None = None, *rest: str) -> int:
-    if name in {None, *_HELP, "help"}:
+    if name is None or name in {*_HELP, "help"}:
         print(_usage())
         return 0 if name else 2
-    if name not in command_names():
-        known = ", ".join(command_names())
-        raise UserError(f"unknown command {name!r}; the commands are: {known}")
+    if name in ("--version", "version"):
+        print(f"mfu-jax {version('mfu-jax')}")
+        return 0
+    if name not in (known := command_names()):
+        like = nearest(name, known)
+        raise UserError(f"unknown command {name!r}{like}; the commands are: {', '.join(known)}")
     if _HELP & set(rest):
         print(manual(name))
         return 0

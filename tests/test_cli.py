@@ -36,6 +36,13 @@ def test_every_module_of_the_folder_is_a_command() -> None:
     ]
 
 
+def test_the_version_and_a_misspelt_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert re.fullmatch(r"mfu-jax \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+    assert cli.main(["reprot"]) == 2
+    assert "unknown command 'reprot'; did you mean 'report'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_manual_is_the_docstring_and_begins_with_one_line(name: str) -> None:
     module = importlib.import_module(f"mfu_jax.commands.{name}")

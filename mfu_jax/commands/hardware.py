@@ -63,7 +63,7 @@ def _attached(dtype: str, measure: bool) -> tuple[dict[str, Any], str]:
         from mfu_jax.hardware.calibration import calibrate
 
         peak = calibrate(dtype, device, refresh=measure)
-        return {**answer, "peak": _peak_json(peak)}, f"{head}\n  peak  {peak}"
+        return {**answer, "peak": _as_json(peak, _OF_PEAK)}, f"{head}\n  peak  {peak}"
     chip = hardware.lookup(device.device_kind, getattr(device, "compute_capability", None))
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit")
@@ -73,32 +73,16 @@ def _attached(dtype: str, measure: bool) -> tuple[dict[str, Any], str]:
     return {**answer, "chip": _as_json(chip), "bytes_limit": limit}, text
 
 
-def _peak_json(peak: Peak) -> dict[str, Any]:
-    return {
-        "tflops_per_sec": peak.tflops_per_sec,
-        "dtype": peak.dtype,
-        "kind": peak.kind,
-        "source": peak.source,
-    }
+_OF_PEAK = ("tflops_per_sec", "dtype", "kind", "source")
+_OF_CHIP = (
+    *("name", "device_kinds", "peak_tflops", "memory_bytes", "usable_memory_bytes"),
+    *("memory_bandwidth_bytes_per_sec", "devices_per_chip", "confidence", "unverified"),
+    *("note", "sources"),
+)
 
 
-def _as_json(chip: Chip) -> dict[str, Any]:
-    return {
-        "name": chip.name,
-        "device_kinds": list(chip.device_kinds),
-        "peak_tflops": dict(chip.peak_tflops),
-        "sparse_tflops": dict(chip.sparse_tflops),
-        "boost_tflops": dict(chip.boost_tflops),
-        "clock_state": chip.clock_state,
-        "memory_bytes": chip.memory_bytes,
-        "usable_memory_bytes": chip.usable_memory_bytes,
-        "memory_bandwidth_bytes_per_sec": chip.memory_bandwidth_bytes_per_sec,
-        "devices_per_chip": chip.devices_per_chip,
-        "confidence": chip.confidence,
-        "unverified": list(chip.unverified),
-        "note": chip.note,
-        "sources": list(chip.sources),
-    }
+def _as_json(found: Chip | Peak, names: Sequence[str] = _OF_CHIP) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in names}
 
 
 def _describe(chip: Chip) -> str:

@@ -19,6 +19,8 @@ from mfu_jax.runs.report.run_data import Options, read_run_data
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import columns, json_text, percent
 
+_FIELDS = "quantity published recomputed relative_difference half_ulp status why".split()
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
@@ -78,12 +80,4 @@ def _as_json(run: PublishedRun) -> dict[str, object]:
 
 
 def _check_json(check: Recomputed) -> dict[str, object]:
-    return {
-        "quantity": check.quantity,
-        "published": check.published,
-        "recomputed": check.recomputed,
-        "relative_difference": check.relative_difference,
-        "half_ulp": check.half_ulp,
-        "status": check.status,
-        "why": check.why,
-    }
+    return {name: getattr(check, name) for name in _FIELDS}

@@ -128,7 +128,13 @@ def _page_of(run: str) -> str:
 
 
 def _compared(a: RunData, b: RunData) -> RunComparison:
-    return compare_with_runs([a.metrics], b.metrics, warmup_steps=a.options.warmup_steps)
+    found = compare_with_runs([a.metrics], b.metrics, warmup_steps=a.options.warmup_steps)
+    peaks = [run.verdict.peak for run in (a, b)]
+    if peaks[0] == peaks[1]:
+        return found
+    of_a, of_b = (peak or "not known" for peak in peaks)
+    note = f"MFU refers to different peaks: A's is {of_a}, B's is {of_b}"
+    return dataclasses.replace(found, notes=(*found.notes, note))
 
 
 def _with_waits(run: RunData, profile: str | None) -> RunData:

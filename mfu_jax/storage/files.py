@@ -211,7 +211,6 @@ def local_path(path: Path, what: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _refuse_special(path)
-        _refuse_standard_stream(path)
     except OSError as error:
         raise unwritable(path, what, error) from error
     return path.absolute()  # the loop may change the working directory
@@ -312,17 +311,6 @@ def _refuse_special(path: Path) -> None:
         for is_kind, name in _KINDS:
             if is_kind(mode):
                 raise OSError(f"it is {name}, not a file")
-
-
-def _refuse_standard_stream(path: Path) -> None:
-    """Raises `OSError` if this process's standard output or error goes to that file."""
-    for descriptor, name in ((1, "output"), (2, "error")):
-        try:
-            is_same = os.path.samestat(os.stat(path), os.fstat(descriptor))
-        except OSError:  # closed, or a new file
-            continue
-        if is_same:
-            raise OSError(f"it is this process' standard {name}")
 
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (

@@ -411,6 +411,19 @@ def test_several_runs_are_compared_with_the_first(report: Report, tmp_path: Path
     assert found["comparisons"][0]["faster"] == pytest.approx(0.25)  # 1 / 0.8
 
 
+def test_runs_whose_mfu_refers_to_different_peaks_say_so(report: Report, tmp_path: Path) -> None:
+    for name, peak in (("a", "100"), ("b", "100"), ("c", "200")):
+        write_run(tmp_path / name / "metrics.jsonl", [1.0] * 20)
+        log = WrittenLog(tmp_path / name)
+        log.start(0.0, 1.0)
+        values = {"peak of one device": f"{peak} TFLOP/s/device in bf16 (flag: {peak})"}
+        log.line("setup", 1.0, values=values, texts={})
+    same, other = report(*(tmp_path / name for name in "abc"))["comparisons"]
+    assert same["notes"] == []
+    (note,) = other["notes"]
+    assert note.endswith("A's is 100 TFLOP/s bf16, B's is 200 TFLOP/s bf16")
+
+
 def test_the_page_goes_into_the_runs_folder_or_where_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -477,3 +490,11 @@ def test_counters_without_a_count_are_shown_alone(
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     assert main(["report", str(tmp_path)]) == 0
     assert "tensor cores active 25.0% by counter\n" in capsys.readouterr().out
+
+
+def test_a_later_comparison_does_not_hide_the_last_reading_of_the_gpus(tmp_path: Path) -> None:
+    read = {7: {"gpu/power_watts": 700.0}, 9: {"hardware/tensor_active": 0.5}}
+    lines = [line(n, 1.0, **read.get(n, {})) for n in range(20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    main(["report", str(tmp_path), "--html"])
+    assert "GPUs at step 7" in (tmp_path / "report.html").read_text()

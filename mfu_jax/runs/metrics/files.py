@@ -213,7 +213,8 @@ class _MetricsReader:
         if '"profile/mfu"' in line:
             self.profile_line = line
         if '"gpu/' in line or '"hardware/' in line:
-            self.gpu_line = line
+            if '"gpu/' in line or '"gpu/' not in self.gpu_line:
+                self.gpu_line = line
             self.activity.add(dict(reading_of(line)))
         if '"notes"' in line or '"flags"' in line:
             if len(self.notes) >= _MOST_NOTES:

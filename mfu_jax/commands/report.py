@@ -152,9 +152,8 @@ def _with_waits(run: RunData, profile: str | None) -> RunData:
     waits = _read(Path(profile))
     if waits is None:
         raise UserError(
-            f"--profile {profile}: no collectives of several hosts; expected the traces of two or "
-            f"more hosts in one folder; usually each host traced to a disk of its own; copy their "
-            f"plugins/profile together, or leave --profile out"
+            f"--profile {profile}: no collectives of several hosts; usually each host traced to a "
+            f"disk of its own; copy their plugins/profile together, or leave --profile out"
         )
     return _with(run, waits)
 

@@ -32,7 +32,6 @@ run pip install 'mfu-jax[train]'
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"{user} needs the package {module.partition('.')[0]!r} ({error}); expected it "
-            f"alongside mfu_jax; usually because the default install leaves it out; run pip "
-            f"install {install}"
+            f"{user} needs the package {module.partition('.')[0]!r} ({error}), which the default "
+            f"install leaves out; run pip install {install}"
         ) from error

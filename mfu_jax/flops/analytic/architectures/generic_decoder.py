@@ -27,6 +27,7 @@ def generic_decoder(config: ModelConfig) -> Layers:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
             *blocks.norms(config, config.stack.norms_per_layer),
+            *_streams(config),
             *token_mixer(config, kind[0]),
             *_feed_forward(config, kind[1]),
         )
@@ -40,7 +41,40 @@ def generic_decoder(config: ModelConfig) -> Layers:
             parts = tuple(p.replace(left_gradient=False, right_gradient=False) for p in parts)
         return f"{name}{'_again' * again}{'' if graded else '_without_gradient'}", parts
 
-    return blocks.decoder(config, layers_of(_passes(config), run))
+    streams, mixing = config.stack.mhc_expansion_rate, config.stack.stream_mixing
+    joined = streams > 1 and not mixing  # by weights; else the last streams are averaged
+    closing = _stream_weights(config, "hyper_head", 1, 1) if joined else ()
+    return blocks.decoder(config, layers_of(_passes(config), run), closing=closing)
+
+
+def _streams(config: ModelConfig) -> Components:
+    """Hyper-connections around both blocks of a layer, over k residual streams.
+
+    ``[k·D, 2·k]`` weights for a block's input and output, whose use is elementwise; with mixing k²
+    more, which take k²·D multiply-adds between activations (the same as in `formulas`, but for
+    norms without weights).
+    """
+    streams, mixing = config.stack.mhc_expansion_rate, config.stack.stream_mixing
+    if streams == 1:
+        return ()
+    parts: list[formulas.Component] = []
+    for name in ("hyper_connection/attention", "hyper_connection/mlp"):
+        parts += _stream_weights(config, name, 2 + streams * mixing, 2 + mixing)
+        if mixing:
+            mixed = streams**2 * config.emb_dim
+            parts.append(
+                formulas.Component(name=f"{name}/residual_mix", kind="attention", macs=mixed)
+            )
+    return tuple(parts)
+
+
+def _stream_weights(config: ModelConfig, name: str, outputs: int, scales: int) -> Components:
+    """``[k·D, outputs·k]``, a bias and learned scales."""
+    streams = config.stack.mhc_expansion_rate
+    return (
+        formulas.projection(name, streams * config.emb_dim, outputs * streams, bias=True),
+        formulas.vector(f"{name}/scale", scales),
+    )
 
 
 def _passes(config: ModelConfig) -> Iterator[tuple[tuple[str, str], bool, bool]]:
@@ -140,8 +174,10 @@ def _twice_as_wide(part: formulas.Component) -> formulas.Component:
 
 def _selected_attention(config: ModelConfig) -> Components:
     """Latent attention to the keys that an indexer selected."""
-    mask, bias = TopK(config.sparse_attention.indexer_topk), config.attention.attention_bias
-    return mixers.latent_attention(config, mask, bias=bias)
+    mask, sizes = TopK(config.sparse_attention.indexer_topk), config.attention
+    attended = mixers.latent_attention(config, mask, bias=sizes.attention_bias)
+    sinks = formulas.vector("attention/sinks", sizes.attention_sinks * sizes.num_query_heads)
+    return (*_gate(config), *attended, sinks)
 
 
 def _indexed_attention(config: ModelConfig) -> Components:

@@ -76,6 +76,7 @@ class LayerStackConfig(FieldGroup):
     Attributes:
         normalization: ``rmsnorm``, ``layernorm``, ``none`` (norms without weights) or ``auto``.
         mhc_expansion_rate: residual streams of manifold-constrained hyper-connections.
+        stream_mixing: whether the weights of the streams also mix them (from a config.json).
         mtp_num_layers: number of multi-token-prediction modules.
         layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
             ``chunked_attention``, ``indexed_attention`` (an indexer selects each query's keys),
@@ -102,6 +103,7 @@ class LayerStackConfig(FieldGroup):
 
     layer_types: tuple[str, ...] = hugging_face(())
     feed_forward_types: tuple[str, ...] = hugging_face(())
+    stream_mixing: bool = hugging_face(False)
     layer_passes: tuple[int, ...] = hugging_face(())
     graded_passes: tuple[int, ...] = hugging_face(())
     norms_per_layer: int = hugging_face(2)

@@ -1,4 +1,4 @@
-"""Peaks of the attached or named accelerator; --calibrate measures one.
+"""Peaks of the attached or named accelerator; or measures one.
 
 usage: mfu-jax hardware [NAME] [options]
 
@@ -9,7 +9,9 @@ h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, per JAX device, in TFLOP/
   --calibrate     measures a matmul peak on the attached device, now, and caches it
   dtype=bf16      dtype to measure (default: bf16)
   --export=DIR    the table as JSON and a lookup in plain Python, to copy into other programs
-  --json          one JSON object on stdout"""
+  --json          one JSON object on stdout
+
+example: mfu-jax hardware h100"""
 
 from __future__ import annotations
 

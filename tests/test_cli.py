@@ -36,6 +36,19 @@ def test_every_module_of_the_folder_is_a_command() -> None:
     ]
 
 
+def test_help_is_grouped_with_an_example_each_in_80_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert [line for line in lines if line and not line.startswith((" ", "usage", "mfu-jax"))] == [
+        *("Count FLOPs", "Run", "Judge", "Plan"),
+    ]
+    examples = [line.split()[1] for line in lines if line.startswith(f"{'':13}mfu-jax ")]
+    assert sorted(examples) == NAMES
+
+
 def test_the_version_and_a_misspelt_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert re.fullmatch(r"mfu-jax \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
@@ -98,7 +111,7 @@ def test_a_new_file_is_a_new_command(
     monkeypatch.setattr(cli, "_FOLDER", tmp_path)
     monkeypatch.setattr(commands, "__path__", [str(tmp_path)])
     assert cli.main(["--help"]) == 0
-    assert "  greet  Greets\n" in capsys.readouterr().out
+    assert "\nOthers\n  greet      Greets\n" in capsys.readouterr().out
     assert cli.main(["greet", "you"]) == 0
     assert capsys.readouterr().out == "hello you\n"
 

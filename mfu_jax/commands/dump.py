@@ -1,4 +1,4 @@
-"""Stores a compiled program in one self-contained file, or shows what such a file holds.
+"""Stores a compiled program in one file, or shows such a file.
 
 usage: mfu-jax dump OUT.mfu [FILE.yml] key=value …
        mfu-jax dump OUT.mfu xla=FOLDER_OR_FILE [module=NAME]
@@ -14,7 +14,9 @@ XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_proto" wrote: …after_optimiz
 .txt, in which XLA omits large constants:
   module=NAME      part of the file name, if the folder has several programs
 The third shows a dump:
-  --json           one JSON object on stdout, with everything but the HLO text"""
+  --json           one JSON object on stdout, with everything but the HLO text
+
+example: mfu-jax dump step.mfu model=llama2-7b scale=tiny"""
 
 from __future__ import annotations
 
@@ -44,8 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if not arguments.names or not arguments.names[0].endswith(SUFFIX):
         raise UserError(
             f"expected a file that ends with {SUFFIX}, to write or to show, got "
-            f"{' '.join(argv) or 'nothing'}; usually the file's name was left out; pass, for "
-            f"example, step{SUFFIX}"
+            f"{' '.join(argv) or 'nothing'}; pass, for example, step{SUFFIX}"
         )
     path = arguments.names[0]
     if "xla" in arguments.values:

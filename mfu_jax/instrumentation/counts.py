@@ -97,6 +97,16 @@ class ModelCount:
     overheads: Mapping[str, int] = dataclasses.field(default_factory=dict)
     how: str = ""
 
+    def times(self, factor: Fraction) -> ModelCount:
+        """The FLOPs and tokens of several such steps, or of a part of one."""
+        if factor == 1:
+            return self
+        names = ("per_device", "dense", "attention")
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        tokens = float(factor * Fraction(self.tokens_per_device))
+        scaled: dict[str, Any] = {name: integral(factor * n) for name, n in known.items()}
+        return dataclasses.replace(self, tokens_per_device=tokens, **scaled)
+
 
 def traced_model(
     step: Callable[..., Any],

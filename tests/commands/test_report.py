@@ -490,3 +490,11 @@ def test_counters_without_a_count_are_shown_alone(
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     assert main(["report", str(tmp_path)]) == 0
     assert "tensor cores active 25.0% by counter\n" in capsys.readouterr().out
+
+
+def test_a_later_comparison_does_not_hide_the_last_reading_of_the_gpus(tmp_path: Path) -> None:
+    read = {7: {"gpu/power_watts": 700.0}, 9: {"hardware/tensor_active": 0.5}}
+    lines = [line(n, 1.0, **read.get(n, {})) for n in range(20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    main(["report", str(tmp_path), "--html"])
+    assert "GPUs at step 7" in (tmp_path / "report.html").read_text()

@@ -23,6 +23,7 @@ from mfu_jax.flops.traced.abstract_values import (
 from mfu_jax.flops.traced.control_flow import loops
 from mfu_jax.flops.traced.control_flow.decisions import Decisions
 from mfu_jax.flops.traced.control_flow.iterations import Decided
+from mfu_jax.flops.traced.exported import exported_work
 from mfu_jax.flops.traced.integers.arithmetic import typed
 from mfu_jax.flops.traced.integers.evaluation import trip_count
 from mfu_jax.flops.traced.integers.known_values import constant, scalar
@@ -225,6 +226,13 @@ class JaxprCounter:
         arrays = values[work.first_array :]
         return self._add_work(eqn, work.flops, arrays, stack, totals, scores, work.overhang)
 
+    def _exported(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
+        """A function from `jax.export`, of which there is only its StableHLO."""
+        flops, unknown = exported_work(eqn.params["exported"])
+        for reason in sorted(unknown):
+            totals.unaccounted[unaccounted(eqn, stack, reason)] += 1
+        return self._add_work(eqn, flops, values, stack, totals)
+
     def _fused_attention(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         attention = fused_attention(eqn)
         number = self.scores.new(stack, attention.sizes)
@@ -311,6 +319,7 @@ _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys(BY_PRIMITIVE, JaxprCounter._fused_attention),
     **dict.fromkeys(("pallas_call", *MESH_KERNELS), JaxprCounter._kernel),
     **dict.fromkeys(("linear_solve", "custom_linear_solve"), JaxprCounter._linear_solve),
+    "call_exported": JaxprCounter._exported,
     "cond": loops.cond,
     "scan": loops.scan,
     "shard_map": loops.shard_map,

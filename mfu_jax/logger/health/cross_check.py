@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mfu_jax.logger.records import names
@@ -51,12 +53,14 @@ class TensorActivity(NamedTuple):
         end: likewise.
         active: share of cycles in which the tensor cores worked, over all devices.
         clock: their clock relative to the one at which they reach the peak; 1 if not known.
+        others: the other counters, by metric.
     """
 
     begin: float
     end: float
     active: float
     clock: float = 1.0
+    others: Mapping[str, float] = MappingProxyType({})
 
 
 class _StepSpan(NamedTuple):
@@ -102,7 +106,12 @@ class CountCheck:
             while self._spans and self._spans[0].end <= interval.end:
                 self._spans.popleft()
             if hfu is not None:
-                scalars = self._compare(interval.active, hfu / interval.clock)
+                self._compare(interval.active, hfu / interval.clock)
+                scalars = {
+                    **interval.others,
+                    names.TENSOR_ACTIVE: interval.active,
+                    names.TENSOR_ACTIVE_BY_COUNT: hfu / interval.clock,
+                }
         return scalars, self._warning() if scalars else []
 
     def _hfu_of(self, step: TimedStep, record: StepRecord) -> float | None:
@@ -125,12 +134,11 @@ class CountCheck:
         length = interval.end - interval.begin
         return optimal / length if covered >= _COVERED * length > 0 else None
 
-    def _compare(self, counter: float, count: float) -> dict[str, float]:
+    def _compare(self, counter: float, count: float) -> None:
         self._compared += 1
         self._counter += counter
         self._count += count
         self._squares += (counter - count) ** 2
-        return {names.TENSOR_ACTIVE: counter, names.TENSOR_ACTIVE_BY_COUNT: count}
 
     def _warning(self) -> list[str]:
         if self._is_told or self._compared < _FEWEST or not (self._counter and self._count):

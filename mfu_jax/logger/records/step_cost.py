@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import Any
 
 from mfu_jax.errors import UserError
 
@@ -107,6 +108,17 @@ class StepCost:
             return False
         return 200 * executed < 199 * (model - self.removed_flops_per_device)  # TOLERANCE, exactly
 
+    def over(self, steps: int | Fraction) -> StepCost:
+        """The cost of each of `steps` steps that together cost this, exactly.
+
+        >>> StepCost(model_flops_per_device=300, peak_flops_per_sec=1000.0).over(4)
+        ... # doctest: +ELLIPSIS
+        StepCost(model_flops_per_device=75, tokens_per_device=0, peak_flops_per_sec=1000.0, ...)
+        """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        amounts = {n: v for n, v in values.items() if v and not n.startswith("peak")}
+        return dataclasses.replace(self, **{n: _divided(v, steps) for n, v in amounts.items()})
+
     def rates(self, seconds: float) -> dict[str, float]:
         """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
 
@@ -192,6 +204,14 @@ def _note_on_savings(cost: StepCost) -> str:
 def _shortest(work: int | Fraction | None, peak: float | None) -> float | None:
     """Seconds; None if either is unknown."""
     return None if work is None or peak is None else float(work / Fraction(peak))
+
+
+def _divided(amount: float | Fraction, parts: int | Fraction) -> Any:
+    """An exact amount stays exact."""
+    if isinstance(amount, float):
+        return float(amount / parts)
+    exact = Fraction(amount) / parts
+    return exact.numerator if exact.denominator == 1 else exact
 
 
 def _plain(number: float) -> int | float:

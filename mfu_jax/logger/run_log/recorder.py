@@ -193,7 +193,8 @@ class Recorder:
         due = time.monotonic() + _LONG_SECONDS
         made: list[tuple[TimedStep, StepRecord | None]] = []
         self._builder.prepare(steps)
-        for number, step in enumerate(steps, 1):
+        parts = [part for step in steps for part in step.parts()]
+        for number, step in enumerate(parts, 1):
             if self.failure is not None:
                 break
             made.append((step, self._record(step)))

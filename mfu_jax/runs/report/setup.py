@@ -16,6 +16,7 @@ from mfu_jax.runs.metrics.run_files import read_beside
 
 _DEVICES = re.compile(r"(\d+) × (.*)")
 _PEAK = re.compile(r"([\d.e+-]+) TFLOP/s")
+_MODEL_FLOPS = "model TFLOP per device"  # per step, or per call
 _CONVENTION = re.compile(r"\((\w+)[:;)]")
 
 
@@ -62,7 +63,8 @@ class Setup:
     @property
     def convention(self) -> str:
         """How attention pairs are counted; empty if unknown."""
-        found = _CONVENTION.search(str(self.values.get("model TFLOP per device per step", "")))
+        texts = (text for name, text in self.values.items() if name.startswith(_MODEL_FLOPS))
+        found = _CONVENTION.search(str(next(texts, "")))
         return found[1] if found else ""
 
     @property

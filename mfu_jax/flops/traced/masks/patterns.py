@@ -656,16 +656,13 @@ def _select(
         return if_false
     if mask is None or not mask.is_mask:
         return one_of(if_false, if_true)
-    zero, one = _number(if_false), _number(if_true)
     is_bool = eqn.outvars[0].aval.dtype == bool
-    if zero == 0 and (is_bool or (if_true and if_true.is_mask) or one == 1):
-        return mask if one == 1 else _both(mask, if_true)
-    if one == 0 and (is_bool or (if_false and if_false.is_mask) or zero == 1):
-        return _inverted(mask) if zero == 1 else _both(_inverted(mask), if_false)
-    if is_bool and one == 1:
-        return _either(mask, if_false)
-    if is_bool and zero == 1:
-        return _either(_inverted(mask), if_true)
+    for chosen, value, other in ((mask, if_true, if_false), (_inverted(mask), if_false, if_true)):
+        is_one = _number(value) == 1
+        if _number(other) == 0 and (is_bool or is_one or (value and value.is_mask)):
+            return chosen if is_one else _both(chosen, value)
+        if is_bool and is_one:
+            return _either(chosen, other)
     return None
 
 

@@ -187,7 +187,7 @@ class ScoreMasks:
         if name == "pad":
             return any(low < 0 or high < 0 for low, high, _ in eqn.params["padding_config"])
         if name not in ("slice", "split"):
-            return name in mask_patterns.CUTS
+            return name in mask_patterns.CUTS - {"rev", "scatter-add", "stack", "tile"}
         own = dict(zip(score.axes, self._shapes[score.number], strict=True))
         return any(
             start > 0 or end < own.get(d, sizes[d]) or stride != 1

@@ -121,6 +121,12 @@ def shard_map(
     """Adds the work of the body, which is one device's, on all devices of the manual axes."""
     (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
 
+    def in_parts(values: Values, whole: Sequence[Any], part: Sequence[Any]) -> Values:
+        shapes = ([getattr(v.aval, "shape", ()) for v in side] for side in (whole, part))
+        return list(map(AbstractValue.in_parts, values, *shapes))
+
+    values = in_parts(values, eqn.invars, jaxpr.invars)
+
     def run(known: Sequence[Known]) -> tuple[Values, WorkTotals]:
         return counter.walk(jaxpr, list(map(AbstractValue.with_known, values, known)), stack)
 
@@ -130,7 +136,7 @@ def shard_map(
         totals.add(body, share.devices)
         pairs = zip(results, found, strict=True)
         results = [either(a, b) for a, b in pairs] if results else found
-    return results
+    return in_parts(results, eqn.outvars, jaxpr.outvars)
 
 
 class _Body(NamedTuple):

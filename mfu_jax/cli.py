@@ -19,10 +19,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mfu_jax.errors import UserError, nearest, one_line
-from mfu_jax.util.formatting import columns
 
 _FOLDER = Path(__file__).parent / "commands"
 _HELP = frozenset({"-h", "--help"})
+_EXAMPLE = "\nexample: "  # in the last line of a manual
+_GROUPS = {
+    "Begin": ("doctor", "hardware"),
+    "Count FLOPs": ("flops", "compare", "dump"),
+    "Run": ("train", "watch", "replay"),
+    "Judge": ("report", "profile", "gate", "published"),
+    "Plan": ("plan", "project"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,9 +121,19 @@ def manual(name: str) -> str:
 
 
 def _usage() -> str:
-    rows = [(f"  {name}", manual(name).partition("\n")[0].rstrip(".")) for name in command_names()]
-    table = "\n".join(columns(rows, "<"))
-    return f"usage: mfu-jax COMMAND [arguments]\n\n{table}\n\nmfu-jax COMMAND --help tells more."
+    """All commands by task, each with its first line and its example."""
+    lines = ["usage: mfu-jax COMMAND [arguments]"]
+    left = command_names()
+    for title, names in (*_GROUPS.items(), ("Others", tuple(left))):
+        found = [name for name in names if name in left]
+        left = [name for name in left if name not in found]
+        lines += ["", title] if found else []
+        for name in found:
+            first, _, rest = manual(name).partition("\n")
+            lines.append(f"  {name:<11}{first.rstrip('.')}")
+            if example := rest.partition(_EXAMPLE)[2]:
+                lines.append(f"{'':13}{example}")
+    return "\n".join([*lines, "", "mfu-jax COMMAND --help tells more."])
 
 
 if __name__ == "__main__":

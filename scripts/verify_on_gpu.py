@@ -3,6 +3,8 @@
     python -m scripts.verify_on_gpu [PROGRAM …] [--write]    # names of `program_silicon`; or
     python -m scripts.verify_on_gpu my_module:my_step        # any function of no arguments that
                                                              # returns a step and its arguments
+    python -m scripts.verify_on_gpu --live=30 …              # without Nsight Compute: activity of
+                                                             # the tensor cores in 30 s of steps
 
 It needs an NVIDIA GPU of Hopper or later and `ncu`, with the right to read counters. Every program
 is compiled into JAX's persistent cache first: compiling under Nsight Compute hangs.
@@ -21,6 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -250,6 +253,33 @@ def _run_here(name: str, text: str) -> None:
     runtime.cudaProfilerStop()
 
 
+def live(name: str, seconds: float) -> results.Row:
+    """How active the tensor cores are by NVML's counter and by our count, in steps of a program."""
+    import jax
+    import jax.numpy as jnp
+
+    from mfu_jax import instrument
+
+    step, arguments = program_of(name)
+    arrays = jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), arguments)
+    run = instrument(step, sinks=[], gpu_period_seconds=1.0)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        run(*arrays)
+    run.close()
+    found = run.summary()
+    shares = {
+        "HFU": found.hfu,
+        "active by counter": found.tensor_active,
+        "by count": found.tensor_active_by_count,
+    }
+    return {
+        "program": name,
+        "steps": found.steps,
+        **{what: "n/a" if share is None else round(share, 4) for what, share in shares.items()},
+    }
+
+
 def _cuda_runtime() -> ctypes.CDLL:
     """The CUDA runtime that JAX's wheels bring, or the system's."""
     spec = importlib.util.find_spec("nvidia")
@@ -278,6 +308,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("programs", nargs="*", help="names, or module:function; default: all")
     parser.add_argument("--write", action="store_true", help="keep as scripts/results")
+    parser.add_argument("--live", type=float, default=0.0, help="seconds of steps, without ncu")
     parser.add_argument("--text", default="", help=argparse.SUPPRESS)
     parser.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -286,8 +317,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     from tests.support.program_silicon import PROGRAMS
 
+    programs = arguments.programs or list(PROGRAMS)
+    if arguments.live:
+        activity = [live(name, arguments.live) for name in programs]
+        what = "activity of the tensor cores by NVML's counter and by our count"
+        results.publish(STUDY, {what: activity}, is_written=arguments.write)
+        return
     rows = []
-    for name in arguments.programs or PROGRAMS:
+    for name in programs:
         with tempfile.TemporaryDirectory() as folder:
             rows += _measure(name, Path(folder))
     what = "FLOPs by an NVIDIA GPU's counters and by our count"

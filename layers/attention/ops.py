@@ -220,27 +220,6 @@ def with_gathered_keys(x: AttentionInputs) -> AttentionInputs:
     return dataclasses.replace(x, q=q, k=k, v=v)
 
 
-def masked_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array,
-    *,
-    pattern: AttentionPattern = CAUSAL,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    """Two einsums and a softmax in float32; every pair is computed, then masked.
-
-    Args:
-        q: [B, S, N, h].
-        k: [B, T, K, h] and v [B, T, K, v] may have another length.
-        mask: [B, S, T].
-        pattern: only its scale and soft cap are used.
-        sinks: [N].
-    """
-    return weighted(v, masked_probabilities(q, k, mask, pattern=pattern, sinks=sinks), q.dtype)
-
-
 def masked_probabilities(
     q: jax.Array,
     k: jax.Array,
@@ -249,7 +228,15 @@ def masked_probabilities(
     pattern: AttentionPattern = CAUSAL,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """[B, K, N / K, S, T] in float32; arguments as for `masked_attention`."""
+    """A softmax over every pair, masked: [B, K, N / K, S, T] in float32.
+
+    Args:
+        q: [B, S, N, h].
+        k: [B, T, K, h]; may have another length.
+        mask: [B, S, T].
+        pattern: only its scale and soft cap are used.
+        sinks: [N].
+    """
     B, S, N, h = q.shape
     K = k.shape[2]
     grouped = q.reshape(B, S, K, N // K, h) * jnp.asarray(pattern.scale_of(h), q.dtype)
@@ -271,9 +258,14 @@ def weighted(v: jax.Array, probabilities: jax.Array, dtype: jnp.dtype) -> jax.Ar
 
 def attended_with_probabilities(x: AttentionInputs) -> tuple[jax.Array, jax.Array]:
     """The result of `dot_product`, and the probabilities averaged over heads, [B, S, T]."""
+    context, found = _attended(x)
+    return context, found.mean(axis=(1, 2))
+
+
+def _attended(x: AttentionInputs) -> tuple[jax.Array, jax.Array]:
     x = with_gathered_keys(x)
     found = masked_probabilities(x.q, x.k, x.mask, pattern=x.pattern, sinks=x.sinks)
-    return weighted(x.v, found, x.q.dtype), found.mean(axis=(1, 2))
+    return weighted(x.v, found, x.q.dtype), found
 
 
 def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
@@ -293,8 +285,7 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
 )
 def dot_product(x: AttentionInputs) -> jax.Array:
     """Plain einsums: every pair of positions is computed, then masked."""
-    x = with_gathered_keys(x)
-    return masked_attention(x.q, x.k, x.v, x.mask, pattern=x.pattern, sinks=x.sinks)
+    return _attended(x)[0]
 
 
 @register_attention("jax", supports=(WINDOW, CHUNKS, PICKED, IMAGES, SPLIT))

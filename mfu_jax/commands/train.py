@@ -1,9 +1,11 @@
-"""Trains the reference model and logs TFLOP/s, MFU and HFU of every step.
+"""Trains the reference model and logs MFU and HFU of every step.
 
 usage: mfu-jax train [FILE.yml] [key=value …]
 
 The same as python -m mfu_jax.train. Without a file it trains configs/demo.yml; configs/base.yml
-lists every key with its default; model=NAME is short for model_name=NAME."""
+lists every key with its default; model=NAME is short for model_name=NAME.
+
+example: mfu-jax train model=llama2-7b scale=tiny steps=20"""
 
 from __future__ import annotations
 

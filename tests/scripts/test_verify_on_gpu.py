@@ -199,3 +199,15 @@ def own_program() -> tuple[Any, tuple[Any, Any]]:
     """A user's step and its arguments."""
     array = jax.ShapeDtypeStruct((4, 4), "float32")
     return (lambda a, b: a @ b), (array, array)
+
+
+def tiny() -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """A step and its arguments."""
+    return lambda a: a @ a, [jax.ShapeDtypeStruct((64, 64), "float32")]
+
+
+def test_a_live_row_has_the_steps_of_the_program_and_no_counter_on_a_cpu() -> None:
+    row = verify.live(f"{__name__}:tiny", 0.5)
+    assert row["steps"] > 0
+    assert 0 < row["HFU"] < 1
+    assert row["active by counter"] == row["by count"] == "n/a"

@@ -26,9 +26,9 @@ def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> 
     Queries through ``[D, q_rank]`` and ``[q_rank, H·(nope+rope)]``, or one matrix if there is
     no q-LoRA; keys and values through ``[D, kv_rank+rope]`` and ``[kv_rank, H·(nope+v)]``.
     """
-    config.require(
-        "num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
-    )
+    config.require("num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+    if not config.decoder_block.startswith("hf_"):  # a config.json may have no rotary part
+        config.require("qk_rope_head_dim")
     width, heads, sizes = config.emb_dim, config.attention.num_query_heads, config.latent_attention
     rank, kv_rank, rope = sizes.q_lora_rank, sizes.kv_lora_rank, sizes.qk_rope_head_dim
     nope, value = sizes.qk_nope_head_dim, sizes.v_head_dim
@@ -70,6 +70,8 @@ def indexer(config: ModelConfig, *, scored: bool, trained: bool = False) -> Comp
     ``q [T,q_rank]@[q_rank,H·h]``, one shared key ``[T,D]@[D,h]``, head weights ``[T,D]@[D,H]``,
     then for each causal pair H·h multiply-adds for the scores and H to sum over heads.
 
+    Pooled keys each summarise `indexer_pool` tokens, weighed by a gate ``[T,D]@[D,h]``.
+
     Its inputs are detached: no gradient reaches the layers below. Its own weights get gradients
     only if an indexer loss trains them.
 
@@ -80,12 +82,17 @@ def indexer(config: ModelConfig, *, scored: bool, trained: bool = False) -> Comp
     """
     width, dim = config.emb_dim, config.sparse_attention.indexer_head_dim
     heads = config.sparse_attention.indexer_n_heads
-    parts = (
+    parts: Components = (
         projection(f"{INDEXER}/q_proj", config.latent_attention.q_lora_rank, heads * dim),
         projection(f"{INDEXER}/k_proj", width, dim),
         norm(f"{INDEXER}/k_norm", dim, bias=True),
     )
-    scoring = _scoring(width, heads, dim, Causal())
+    mask: Mask = Causal()
+    if pool := config.sparse_attention.indexer_pool:
+        mask = Strided(pool)
+        gate = projection(f"{INDEXER}/pool_gate", width, dim)
+        parts = (*parts, gate, vector(f"{INDEXER}/pool_positions", pool * dim))
+    scoring = _scoring(width, heads, dim, mask)
     if not scored:
         scoring = tuple(part.replace(macs=0) for part in scoring)
     return tuple(_detached(part, trained=trained) for part in (*parts, *scoring))

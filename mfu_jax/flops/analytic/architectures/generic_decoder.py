@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers, names
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
-from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, INDEXED, SLIDING
+from mfu_jax.flops.analytic.model_configs.layers import (
+    CHUNKED,
+    FULL,
+    INDEXED,
+    SHARED_INDEX,
+    SLIDING,
+)
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask, TopK
 
@@ -21,11 +27,63 @@ def generic_decoder(config: ModelConfig) -> Layers:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
             *blocks.norms(config, config.stack.norms_per_layer),
+            *_streams(config),
             *token_mixer(config, kind[0]),
             *_feed_forward(config, kind[1]),
         )
 
-    return blocks.decoder(config, layers_of(kinds_of_layers(config), block))
+    def run(kind: tuple[tuple[str, str], bool, bool]) -> tuple[str, Components]:
+        """One pass of a layer: the first has its weights; without a gradient, no backward."""
+        (name, parts), (_, again, graded) = block(kind[0]), kind
+        if again:
+            parts = tuple(part.replace(parameters=0, active_parameters=None) for part in parts)
+        if not graded:
+            parts = tuple(p.replace(left_gradient=False, right_gradient=False) for p in parts)
+        return f"{name}{'_again' * again}{'' if graded else '_without_gradient'}", parts
+
+    streams, mixing = config.stack.mhc_expansion_rate, config.stack.stream_mixing
+    joined = streams > 1 and not mixing  # by weights; else the last streams are averaged
+    closing = _stream_weights(config, "hyper_head", 1, 1) if joined else ()
+    return blocks.decoder(config, layers_of(_passes(config), run), closing=closing)
+
+
+def _streams(config: ModelConfig) -> Components:
+    """Hyper-connections around both blocks of a layer, over k residual streams.
+
+    ``[k·D, 2·k]`` weights for a block's input and output, whose use is elementwise; with mixing k²
+    more, which take k²·D multiply-adds between activations (the same as in `formulas`, but for
+    norms without weights).
+    """
+    streams, mixing = config.stack.mhc_expansion_rate, config.stack.stream_mixing
+    if streams == 1:
+        return ()
+    parts: list[formulas.Component] = []
+    for name in ("hyper_connection/attention", "hyper_connection/mlp"):
+        parts += _stream_weights(config, name, 2 + streams * mixing, 2 + mixing)
+        if mixing:
+            mixed = streams**2 * config.emb_dim
+            parts.append(
+                formulas.Component(name=f"{name}/residual_mix", kind="attention", macs=mixed)
+            )
+    return tuple(parts)
+
+
+def _stream_weights(config: ModelConfig, name: str, outputs: int, scales: int) -> Components:
+    """``[k·D, outputs·k]``, a bias and learned scales."""
+    streams = config.stack.mhc_expansion_rate
+    return (
+        formulas.projection(name, streams * config.emb_dim, outputs * streams, bias=True),
+        formulas.vector(f"{name}/scale", scales),
+    )
+
+
+def _passes(config: ModelConfig) -> Iterator[tuple[tuple[str, str], bool, bool]]:
+    """Each run of each layer: its kind, whether it ran before, whether a gradient flows through."""
+    passes = config.stack.layer_passes or (1,) * config.num_decoder_layers
+    for kind, times, graded in zip(
+        kinds_of_layers(config), passes, config.stack.graded_passes or passes, strict=True
+    ):
+        yield from ((kind, i > 0, i < graded) for i in range(times))
 
 
 def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
@@ -114,16 +172,23 @@ def _twice_as_wide(part: formulas.Component) -> formulas.Component:
     return part.replace(macs=2 * part.macs) if part.name.endswith("scores_pv") else part
 
 
+def _selected_attention(config: ModelConfig) -> Components:
+    """Latent attention to the keys that an indexer selected."""
+    mask, sizes = TopK(config.sparse_attention.indexer_topk), config.attention
+    attended = mixers.latent_attention(config, mask, bias=sizes.attention_bias)
+    sinks = formulas.vector("attention/sinks", sizes.attention_sinks * sizes.num_query_heads)
+    return (*_gate(config), *attended, sinks)
+
+
 def _indexed_attention(config: ModelConfig) -> Components:
     """PyTorch scores every key, even if the indexer selects them all."""
-    mask, bias = TopK(config.sparse_attention.indexer_topk), config.attention.attention_bias
-    attended = mixers.latent_attention(config, mask, bias=bias)
-    return (*mixers.indexer(config, scored=True), *attended)
+    return (*mixers.indexer(config, scored=True), *_selected_attention(config))
 
 
 _ATTENTION = (FULL, SLIDING, CHUNKED)
 _MIXERS: dict[str, Callable[[ModelConfig], Components]] = {
     INDEXED: _indexed_attention,
+    SHARED_INDEX: _selected_attention,
     "linear_attention": mixers.gated_delta_net,
     "mamba": mixers.mamba,
     "mamba2": mixers.mamba2,

@@ -117,10 +117,22 @@ def test_training_equals_forward_and_backward_of_the_counted_models(row: dict[st
     assert training == row["training_flops"] - in_vain
 
 
+@pytest.mark.parametrize("row", rows("hf_looped"))
+def test_layers_that_run_several_times_have_weights_once_and_the_gradients_of_pytorch(
+    row: dict[str, Any],
+) -> None:
+    check(row)
+    training = sum(part.training_flops for part in flops_breakdown(config_of(row), "dense"))
+    assert training == row["training_flops"]
+    assert (training < 3 * row["forward_flops"]) == (row["model_type"] == "hrm_text")
+
+
 def test_every_model_type_has_a_translation_and_a_counted_model() -> None:
     assert set(_ISSUED) <= set(TRANSLATIONS)
     counted = {
-        row.values[0]["model_type"] for name in ("hf_defaults", "hf_variants") for row in rows(name)
+        row.values[0]["model_type"]
+        for name in ("hf_defaults", "hf_variants", "hf_looped")
+        for row in rows(name)
     }
     counted |= {row.values[0]["text_config"]["model_type"] for row in rows("hf_wrappers")}
     assert set(TRANSLATIONS) - counted == {"llama4", "qwen3_5", "qwen3_5_moe"}  # below
@@ -131,7 +143,13 @@ def test_a_wrapper_counts_as_the_text_model_that_pytorch_runs(row: dict[str, Any
     config = {key: row[key] for key in ("model_type", "text_config")}
     with pytest.warns(UserWarning, match="counted as its text model"):
         found = from_hf_config({**config, "max_target_length": row["seq"]})
-    assert sum(r.forward_flops for r in flops_breakdown(found, "dense")) == row["forward_flops"]
+    replaced, theirs = excluded(row)
+    forward = sum(
+        part.forward_flops
+        for part in flops_breakdown(found, "dense")
+        if not (replaced and part.component.endswith(replaced))
+    )
+    assert forward * row.get("batch", 1) == row["forward_flops"] - theirs
     assert count_parameters(found).total == row["text_params"]
 
 

@@ -320,9 +320,6 @@ def test_hostile_files_are_user_errors(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "field", "value"),
     [
-        ("glm_moe_dsa", "index_topk_pattern", "FSSF"),
-        ("glm_moe_dsa", "index_topk_freq", 4),
-        ("glm_moe_dsa", "indexer_types", ["full", "shared"]),
         ("axk1", "moe_layer_freq", 2),
         ("nemotron_h", "moe_latent_size", 64),
         ("minimax_m3_vl_text", "sparse_attention_config", {"sparse_index_dim": 64}),
@@ -334,6 +331,28 @@ def test_a_part_without_a_formula_is_refused_and_trace_is_named(
 ) -> None:
     with pytest.raises(UserError, match=rf"{field}=.*--trace counts"):
         from_hf_config({"model_type": model_type, field: value})
+
+
+def test_of_glm_5_2_57_layers_reuse_the_indexer_of_an_earlier_one() -> None:
+    config = from_hf_config({"model_type": "glm_moe_dsa", "index_topk_freq": 4})
+    assert config.num_decoder_layers == 78
+    assert config.stack.layer_types.count("shared_index_attention") == 57
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "glm_moe_dsa", "indexer_types": ["full"]}, "indexer_types"),
+        (
+            {"model_type": "glm_moe_dsa", "index_topk_pattern": "FX" * 39},
+            "'X', expected full or sh",
+        ),
+        ({"model_type": "dory", "n_input_layers": 30}, "n_input_layers=30"),
+    ],
+)
+def test_layers_that_do_not_add_up_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        from_hf_config(changes)
 
 
 def test_layers_listed_by_a_pattern_of_letters() -> None:

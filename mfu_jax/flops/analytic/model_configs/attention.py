@@ -83,6 +83,7 @@ class SparseAttentionConfig(FieldGroup):
     Attributes:
         indexer_sparse_training: False with a loss means the indexer's warm-up, in which V3.2's
             queries attend to every key.
+        index_share_pattern: for each layer F (its own indexer) or S (an earlier layer's).
         indexer_pool: tokens that one of the indexer's keys summarises; 0: each has its own.
     """
 
@@ -92,6 +93,8 @@ class SparseAttentionConfig(FieldGroup):
     indexer_topk: int = 0
     indexer_loss_scaling_factor: Number = 0
     indexer_sparse_training: bool = False
+    use_index_share: bool = False
+    index_share_pattern: str = ""
     indexer_pool: int = hugging_face(0)
     compress_ratios: tuple[int, ...] = ()
     o_groups: int = 0

@@ -75,8 +75,9 @@ class ConsoleSink(Sink):
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         if values:
             self._print(format_values(values))
-        for text in texts.values():
-            self._print(text)
+        for tag, text in texts.items():
+            if tag != "config":  # all of it is in the run's log
+                self._print(text)
 
     def flush(self) -> None:
         (self._stream or sys.stdout).flush()

@@ -24,7 +24,8 @@ _FOLDER = Path(__file__).parent / "commands"
 _HELP = frozenset({"-h", "--help"})
 _EXAMPLE = "\nexample: "  # in the last line of a manual
 _GROUPS = {
-    "Count FLOPs": ("flops", "compare", "dump", "hardware"),
+    "Begin": ("doctor", "hardware"),
+    "Count FLOPs": ("flops", "compare", "dump"),
     "Run": ("train", "watch", "replay"),
     "Judge": ("report", "profile", "gate", "published"),
     "Plan": ("plan", "project"),

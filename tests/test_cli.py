@@ -21,6 +21,7 @@ NAMES = cli.command_names()
 def test_every_module_of_the_folder_is_a_command() -> None:
     assert NAMES == [
         "compare",
+        "doctor",
         "dump",
         "flops",
         "gate",
@@ -43,7 +44,7 @@ def test_help_is_grouped_with_an_example_each_in_80_columns(
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert [line for line in lines if line and not line.startswith((" ", "usage", "mfu-jax"))] == [
-        *("Count FLOPs", "Run", "Judge", "Plan"),
+        *("Begin", "Count FLOPs", "Run", "Judge", "Plan"),
     ]
     examples = [line.split()[1] for line in lines if line.startswith(f"{'':13}mfu-jax ")]
     assert sorted(examples) == NAMES
@@ -87,7 +88,7 @@ def test_help_of_a_command_is_its_manual(name: str, capsys: pytest.CaptureFixtur
 def test_an_unknown_command_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name]) == 2
     error = capsys.readouterr().err
-    assert "the commands are: compare, dump, flops" in error
+    assert "the commands are: compare, doctor, dump" in error
     assert error.count("\n") == 1
 
 

@@ -95,7 +95,8 @@ def _devices(dump: ProgramDump) -> str:
     if not at.devices:
         return ""
     mesh = "".join(f", {axis}={size}" for axis, size in at.mesh.items() if size > 1)
-    return f"{at.devices} × {at.device_kind} ({at.platform}, {at.processes} processes){mesh}"
+    processes = f", {at.processes} processes" if at.processes > 1 else ""
+    return f"{at.devices} × {at.device_kind} ({at.platform}{processes}){mesh}"
 
 
 def _memory(dump: ProgramDump) -> str:

@@ -82,8 +82,8 @@ class HostSums:
         numbers = zip(KINDS, self.by_kind.T.tolist(), self.steps.tolist(), strict=True)
         for kind, sums, steps in numbers:
             names = {name: own for name, own in self.by_name.items() if name[0] is kind}
-            if names:
-                _, name, caller = max(names, key=lambda key: names[key])
+            if names or any(sums):  # another thread's transfers have no name here
+                _, name, caller = max(names, key=lambda key: names[key], default=(kind, "", ""))
                 seconds, idle, times = (total / devices for total in sums)
                 means[kind] = HostTime(seconds, idle, times, steps, name, caller)
         return means

@@ -34,6 +34,7 @@ from mfu_jax.flops.count import NOTHING_BEYOND, Beyond
 from mfu_jax.flops.executed.formulas.tiles import library_tile, whole_tiles
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.records import InstructionRecord, MatmulShape
+from mfu_jax.profiling.join.ops import kernel_name
 from scripts import results
 
 STUDY = "verify_on_gpu"
@@ -134,7 +135,7 @@ def compare(launches: Sequence[Launch], records: Iterable[InstructionRecord]) ->
 
 def _kernel_names(record: InstructionRecord) -> Iterator[str]:
     """Names under which XLA may launch an instruction."""
-    yield re.sub(r"\W", "_", record.name)
+    yield kernel_name(record.name)
     yield from record.kernels
 
 

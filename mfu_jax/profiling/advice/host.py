@@ -91,9 +91,8 @@ def transfer(stats: ProfileStats) -> tuple[float, str] | None:
     copying = seconds_of(copies)
     if not idle + copying:
         return None
-    return idle + copying, (
-        f"{evidence}, and copies for {milliseconds(copying)} beside nothing else"
-    )
+    beside = f", and copies for {milliseconds(copying)} beside nothing else" if copying else ""
+    return idle + copying, f"{evidence}{beside}"
 
 
 slow_data = _rule(

@@ -348,11 +348,26 @@ def test_of_glm_5_2_57_layers_reuse_the_indexer_of_an_earlier_one() -> None:
             "'X', expected full or sh",
         ),
         ({"model_type": "dory", "n_input_layers": 30}, "n_input_layers=30"),
+        ({"model_type": "qwen4_exp_text"}, "indexer_n_heads=None"),
+        ({"model_type": "qwen4_exp_text", "ple_layer_ids": [0]}, "ple_layer_ids=.0.: expected la"),
     ],
 )
 def test_layers_that_do_not_add_up_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         from_hf_config(changes)
+
+
+def test_tables_of_n_grams_are_weights_but_no_flops() -> None:
+    indexer = {"n_heads": 4, "head_dim": 64, "budget": 2048, "compress_ratio": 64}
+    config = {f"indexer_{name}": value for name, value in indexer.items()}
+    config |= {"model_type": "qwen4_exp_text", "max_target_length": 16}
+    plain = count_parameters(config)
+    with_tables = count_parameters({**config, "ple_layer_ids": [1]})
+    # 16 heads, each a table of at least 20 million rows of 2,048 / 16 values
+    assert with_tables.embedding - plain.embedding == pytest.approx(16 * 20e6 * 128, rel=1e-4)
+    rows = flops_breakdown({**config, "ple_layer_ids": [1]})
+    memory = sum(row.forward_flops for row in rows if row.component.startswith("ngram"))
+    assert memory == 2 * 16 * (2048 * 4 * 2048 + 2048 * 2048 + 4 * 4 * 2048)
 
 
 def test_layers_listed_by_a_pattern_of_letters() -> None:

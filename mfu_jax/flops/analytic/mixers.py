@@ -327,17 +327,17 @@ def kimi_delta_attention(config: ModelConfig) -> Components:
     width, sizes = config.emb_dim, config.linear_attention
     heads, head_dim = sizes.gdn_num_value_heads, sizes.gdn_value_head_dim
     joined = heads * head_dim
-    gates: Components = (projection("delta/gate_proj", width, joined, copies=2),)
-    if sizes.gdn_low_rank_gates:
-        gates = (
-            projection("delta/gate_proj", width, head_dim, copies=2),
-            projection("delta/gate_b", head_dim, joined, copies=2),
-        )
+    low_rank = sizes.gdn_low_rank_gates
+    gates: Components = (
+        projection("delta/low_rank/in_proj", width, head_dim, copies=low_rank),
+        projection("delta/gate_b", head_dim, joined, copies=low_rank),
+        projection("delta/gate_proj", width, joined, copies=2 - low_rank),
+    )
     return (
         projection("delta/in_proj", width, joined, copies=3),
         short_convolution("delta/conv", sizes.gdn_conv_kernel_dim, 3 * joined),
         projection("delta/in_proj_ba", width, heads),
-        *gates,
+        *(gate for gate in gates if gate.macs),
         vector("delta/decay", heads + joined),
         _core("delta", 4 * joined * head_dim, joined * head_dim),
         norm("delta/norm", head_dim),

@@ -244,7 +244,21 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
     if kind != "moe":
         raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe, rwkv or none")
     sizes = config.experts
-    experts = blocks.moe(config, shared_dim=sizes.shared_expert_dim or None, bias=sizes.expert_bias)
+    width, latent = config.emb_dim, sizes.moe_expert_input_dim
+    experts = blocks.moe(
+        config,
+        width=latent or width,
+        shared_dim=sizes.shared_expert_dim or None,
+        bias=sizes.expert_bias,
+    )
+    if latent:  # routed by the layer's input, computed on a narrower one
+        experts = (
+            formulas.projection(names.ROUTER, width, sizes.num_experts, bias=sizes.routed_bias),
+            formulas.projection("moe/latent/in_proj", width, latent),
+            *(part for part in experts if part.name != names.ROUTER),
+            formulas.norm("moe/latent/norm", latent),
+            formulas.projection("moe/latent/out_proj", latent, width),
+        )
     if not sizes.shared_expert_gate:
         return experts
     return (*experts, formulas.projection(names.SHARED_GATE, config.emb_dim, 1))

@@ -223,6 +223,7 @@ def make_logger(
         lowered=lowered,
         name=name,
         boundary=compile_log.boundary,
+        calls_per_step=settings.calls_per_step,
     )
     program: ProgramAnalysis | None = None
     with failsafe(f"MFU of {name} is not known", compile_log.boundary):
@@ -230,7 +231,7 @@ def make_logger(
     flops = None if program is None else program.count()
     logger = assembly.logger_of(
         settings,
-        cost=StepCost(model_flops_per_device=None) if program is None else program.known_cost,
+        cost=StepCost(model_flops_per_device=None) if program is None else program.cost_of_step,
         sinks=sinks,
         compile_log=compile_log,
     )

@@ -51,6 +51,9 @@ class MetricsKeys(LoggerKeys):
     prometheus_textfile: str = setting(
         "", "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
     )
+    console_line: Literal["auto", "maxtext", "short"] = setting(
+        "auto", "line of a step: short, or MaxText's (maxtext); auto: short in a terminal"
+    )
     fsync_seconds: float = setting(
         30.0, "seconds between fsyncs (0: every write; -1: only at checkpoints)"
     )
@@ -95,6 +98,10 @@ class Settings(MetricsKeys):
 
     enable_mfu: bool = setting(True, "count, time and log; false: do nothing")
     start_step: int = setting(0, "number of the first step, above 0 after a resume")
+    calls_per_step: int = setting(
+        1, "calls that make one step together, as of micro-batches whose gradients are accumulated"
+    )
+    steps_per_call: int = setting(1, "steps that one call runs, as in a scan; each is logged")
     flops_source: Literal["traced", "analytic", "value"] = setting(
         "traced",
         "model FLOPs from the step's jaxpr (traced), from model_config (analytic), or from "
@@ -128,6 +135,11 @@ class Settings(MetricsKeys):
             object.__setattr__(self, field.name, value)
         self.check()
         _check_not_negative(self)
+        if self.calls_per_step > 1 < self.steps_per_call:
+            raise UserError(
+                f"calls_per_step={self.calls_per_step} and steps_per_call={self.steps_per_call}: "
+                f"expected at most one above 1; leave the other out"
+            )
         if self.dump_program:
             check_name(self.dump_program, "dump_program")
         _check_flops_source(self)
@@ -253,7 +265,11 @@ def _leave_to_the_trainer(given: dict[str, Any]) -> None:
 
 
 # The settings that are fields of `LoggerConfig`.
-LOGGER_KEYS = ("start_step", *(field.name for field in dataclasses.fields(LoggerKeys)))
+LOGGER_KEYS = (
+    "start_step",
+    "calls_per_step",
+    *(field.name for field in dataclasses.fields(LoggerKeys)),
+)
 
 
 def parse_steps(text: str) -> tuple[int, int]:

@@ -3,6 +3,8 @@
     python -m scripts.verify_on_gpu [PROGRAM …] [--write]    # names of `program_silicon`; or
     python -m scripts.verify_on_gpu my_module:my_step        # any function of no arguments that
                                                              # returns a step and its arguments
+    python -m scripts.verify_on_gpu --live=30 …              # without Nsight Compute: activity of
+                                                             # the tensor cores in 30 s of steps
 
 It needs an NVIDIA GPU of Hopper or later and `ncu`, with the right to read counters. Every program
 is compiled into JAX's persistent cache first: compiling under Nsight Compute hangs.
@@ -21,6 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +34,7 @@ from mfu_jax.flops.count import NOTHING_BEYOND, Beyond
 from mfu_jax.flops.executed.formulas.tiles import library_tile, whole_tiles
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.records import InstructionRecord, MatmulShape
+from mfu_jax.profiling.join.ops import kernel_name
 from scripts import results
 
 STUDY = "verify_on_gpu"
@@ -68,7 +72,7 @@ class Launch(NamedTuple):
         return self.tensor or self.ffma
 
 
-class Row(NamedTuple):
+class KernelRow(NamedTuple):
     """What the counters saw of one kernel or a family of them, beside our count."""
 
     kernel: str
@@ -102,7 +106,7 @@ def read_counters(text: str) -> list[Launch]:
     ]
 
 
-def compare(launches: Sequence[Launch], records: Iterable[InstructionRecord]) -> list[Row]:
+def compare(launches: Sequence[Launch], records: Iterable[InstructionRecord]) -> list[KernelRow]:
     """Counters beside counts, kernel by kernel.
 
     XLA names its own kernels after their instructions. A library's kernels are joined with the
@@ -131,7 +135,7 @@ def compare(launches: Sequence[Launch], records: Iterable[InstructionRecord]) ->
 
 def _kernel_names(record: InstructionRecord) -> Iterator[str]:
     """Names under which XLA may launch an instruction."""
-    yield re.sub(r"\W", "_", record.name)
+    yield kernel_name(record.name)
     yield from record.kernels
 
 
@@ -148,7 +152,7 @@ def _family_of_call(record: InstructionRecord) -> str:
 
 def _of_family(
     family: str, launches: Sequence[Launch], calls: Sequence[InstructionRecord]
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     """The rows of a family: pairs of equal kernels and calls, or one row if they do not pair."""
     if any(launch.tensor for launch in launches):
         launches = [launch for launch in launches if launch.tensor]
@@ -163,7 +167,7 @@ def _of_family(
         yield _row(f"{kernel} ({name})", ran, of)
 
 
-def _row(title: str, launches: Sequence[Launch], calls: Sequence[InstructionRecord]) -> Row:
+def _row(title: str, launches: Sequence[Launch], calls: Sequence[InstructionRecord]) -> KernelRow:
     counter = sum(launch.flops for launch in launches)
     executed = sum(record.flops for record in calls)
     parts = [sum(part) for part in zip(*(record.beyond for record in calls), strict=True)]
@@ -180,7 +184,7 @@ def _row(title: str, launches: Sequence[Launch], calls: Sequence[InstructionReco
         reasons[0] = f"tile of {tile[0]} × {tile[1]} in the kernel's name"
     if launches and not any(launch.tensor for launch in launches):
         reasons.append("no tensor cores: FFMA")
-    row = Row(title, len(launches), counter, executed, sum(beyond), "")
+    row = KernelRow(title, len(launches), counter, executed, sum(beyond), "")
     if row.difference:
         reasons.append("not explained" if launches and calls else "joined with nothing")
     return row._replace(reason="; ".join(reasons) or "equal")
@@ -195,9 +199,9 @@ def _in_tiles(shape: MatmulShape, tile: tuple[int, int, int]) -> tuple[int, int]
     )
 
 
-def table(program: str, rows: Sequence[Row]) -> list[results.Row]:
+def table(program: str, rows: Sequence[KernelRow]) -> list[results.Row]:
     """The rows of a program and their sum, as a results file has them."""
-    whole = Row(
+    whole = KernelRow(
         "all",
         launches=sum(row.launches for row in rows),
         counter=sum(row.counter for row in rows),
@@ -250,6 +254,33 @@ def _run_here(name: str, text: str) -> None:
     runtime.cudaProfilerStop()
 
 
+def live(name: str, seconds: float) -> results.Row:
+    """How active the tensor cores are by NVML's counter and by our count, in steps of a program."""
+    import jax
+    import jax.numpy as jnp
+
+    from mfu_jax import instrument
+
+    step, arguments = program_of(name)
+    arrays = jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), arguments)
+    run = instrument(step, sinks=[], gpu_period_seconds=1.0)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        run(*arrays)
+    run.close()
+    found = run.summary()
+    shares = {
+        "HFU": found.hfu,
+        "active by counter": found.tensor_active,
+        "by count": found.tensor_active_by_count,
+    }
+    return {
+        "program": name,
+        "steps": found.steps,
+        **{what: "n/a" if share is None else round(share, 4) for what, share in shares.items()},
+    }
+
+
 def _cuda_runtime() -> ctypes.CDLL:
     """The CUDA runtime that JAX's wheels bring, or the system's."""
     spec = importlib.util.find_spec("nvidia")
@@ -278,6 +309,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("programs", nargs="*", help="names, or module:function; default: all")
     parser.add_argument("--write", action="store_true", help="keep as scripts/results")
+    parser.add_argument("--live", type=float, default=0.0, help="seconds of steps, without ncu")
     parser.add_argument("--text", default="", help=argparse.SUPPRESS)
     parser.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -286,8 +318,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     from tests.support.program_silicon import PROGRAMS
 
+    programs = arguments.programs or list(PROGRAMS)
+    if arguments.live:
+        activity = [live(name, arguments.live) for name in programs]
+        what = "activity of the tensor cores by NVML's counter and by our count"
+        results.publish(STUDY, {what: activity}, is_written=arguments.write)
+        return
     rows = []
-    for name in arguments.programs or PROGRAMS:
+    for name in programs:
         with tempfile.TemporaryDirectory() as folder:
             rows += _measure(name, Path(folder))
     what = "FLOPs by an NVIDIA GPU's counters and by our count"

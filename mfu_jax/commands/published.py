@@ -1,4 +1,4 @@
-"""Recomputes published results: how far each is from the printed number.
+"""Recomputes published results, and places a run among them.
 
 usage: mfu-jax published [ID …] [--json]
        mfu-jax published --like RUN [--json]
@@ -7,7 +7,9 @@ Recomputes published MFUs, throughputs and FLOP counts from the model's shape an
 speed, in the publisher's own convention. A number reproduces if it agrees within the rounding of
 the printed value.
 --like RUN  the published runs of the same model class (FLOPs per token within a factor of three)
-            on RUN's chip, each with its MFU in RUN's convention and relative to its peak"""
+            on RUN's chip, each with its MFU in RUN's convention and relative to its peak
+
+example: mfu-jax published --like runs/a"""
 
 from __future__ import annotations
 
@@ -18,6 +20,8 @@ from mfu_jax.runs.published import PublishedRun, Recomputed, find_run, published
 from mfu_jax.runs.report.run_data import Options, read_run_data
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import columns, json_text, percent
+
+_FIELDS = "quantity published recomputed relative_difference half_ulp status why".split()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,12 +82,4 @@ def _as_json(run: PublishedRun) -> dict[str, object]:
 
 
 def _check_json(check: Recomputed) -> dict[str, object]:
-    return {
-        "quantity": check.quantity,
-        "published": check.published,
-        "recomputed": check.recomputed,
-        "relative_difference": check.relative_difference,
-        "half_ulp": check.half_ulp,
-        "status": check.status,
-        "why": check.why,
-    }
+    return {name: getattr(check, name) for name in _FIELDS}

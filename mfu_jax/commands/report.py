@@ -1,4 +1,4 @@
-"""Summarises a run across all its restarts, and compares runs: as text, JSON or an HTML page.
+"""One run over all restarts, or several compared: text, JSON, HTML.
 
 usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html [FILE]]
        mfu-jax report RUN FILE --export=ml_goodput | --export=summary
@@ -22,7 +22,9 @@ plan=FILE       compares the prediction of mfu-jax plan … --json with what the
 --export=ml_goodput   writes the run log's events to FILE, one per line, in the log format of
                 ml-goodput-measurement
 --export=summary   writes the run's totals to FILE, as its logger does to ….summary.json at the end;
-                after a kill, they are those of its steps and its run log"""
+                after a kill, they are those of its steps and its run log
+
+example: mfu-jax report runs/a runs/b --html=report.html"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.runs.comparison.runs import RunComparison, compare_with_runs
-from mfu_jax.runs.goodput import ml_goodput, time_table
+from mfu_jax.runs.goodput import ml_goodput
 from mfu_jax.runs.goodput.wall_clock import read_attempts
 from mfu_jax.runs.metrics.files import WARMUP_STEPS
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
@@ -85,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     except UserError:
         if file or len(names) > 1 or (found := answer_without_steps(names[0])) is None:
             raise
-        print(json_text(found[0]) if "--json" in arguments.flags else time_table.render(found[1]))
+        print(json_text(found[0]) if "--json" in arguments.flags else found[1])
         return 0
     profile = arguments.values.get("profile")
     runs = [_with_waits(runs[0], profile), *(_with_waits(run, None) for run in runs[1:])]
@@ -128,7 +130,13 @@ def _page_of(run: str) -> str:
 
 
 def _compared(a: RunData, b: RunData) -> RunComparison:
-    return compare_with_runs([a.metrics], b.metrics, warmup_steps=a.options.warmup_steps)
+    found = compare_with_runs([a.metrics], b.metrics, warmup_steps=a.options.warmup_steps)
+    peaks = [run.verdict.peak for run in (a, b)]
+    if peaks[0] == peaks[1]:
+        return found
+    of_a, of_b = (peak or "not known" for peak in peaks)
+    note = f"MFU refers to different peaks: A's is {of_a}, B's is {of_b}"
+    return dataclasses.replace(found, notes=(*found.notes, note))
 
 
 def _with_waits(run: RunData, profile: str | None) -> RunData:
@@ -146,9 +154,8 @@ def _with_waits(run: RunData, profile: str | None) -> RunData:
     waits = _read(Path(profile))
     if waits is None:
         raise UserError(
-            f"--profile {profile}: no collectives of several hosts; expected the traces of two or "
-            f"more hosts in one folder; usually each host traced to a disk of its own; copy their "
-            f"plugins/profile together, or leave --profile out"
+            f"--profile {profile}: no collectives of several hosts; usually each host traced to a "
+            f"disk of its own; copy their plugins/profile together, or leave --profile out"
         )
     return _with(run, waits)
 

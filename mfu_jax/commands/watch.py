@@ -1,10 +1,13 @@
-"""Follows a running job: last steps, MFU, where the time goes, slow hosts, alarms.
+"""Follows a running job: steps, MFU, slow hosts, alarms.
 
 usage: mfu-jax watch RUN [interval=2] [--once]
 
-RUN         the run's folder, or its metrics file; it may grow, be replaced and resume
+RUN         the run's folder, or its metrics file; it may grow, be replaced and resume. The first
+            step of a folder without a metrics file is waited for.
 interval=2  seconds between updates
---once      prints one frame, 80 columns wide unless in a terminal, and exits"""
+--once      prints one frame, 80 columns wide unless in a terminal, and exits
+
+example: mfu-jax watch runs/a"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv, keys=("interval",), flags=("--once",))
     run = arguments.one_name("run")
     interval = _interval(arguments.values)
-    follower = MetricsTail(local_metrics_file(run))
+    follower = MetricsTail(local_metrics_file(run, may_come=not arguments.flags))
     follower.update()
     console = _console()
     if arguments.flags:
@@ -48,13 +51,17 @@ def main(argv: Sequence[str]) -> int:
 def _follow(follower: MetricsTail, console: Any, interval: float) -> None:
     """Redraws the frame until Ctrl-C."""
     live = require("rich.live", "mfu-jax watch", install=TRAIN)
-    first = frame(follower, time.time())
-    with live.Live(first, console=console, auto_refresh=False, screen=console.is_terminal) as shown:
+
+    def now() -> Any:
+        return frame(follower, time.time(), console.width, console.height)
+
+    is_screen = console.is_terminal
+    with live.Live(now(), console=console, auto_refresh=False, screen=is_screen) as shown:
         try:
             while True:
                 time.sleep(interval)
                 follower.update()
-                shown.update(frame(follower, time.time()), refresh=True)
+                shown.update(now(), refresh=True)
         except KeyboardInterrupt:
             return
 

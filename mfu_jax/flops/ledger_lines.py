@@ -207,10 +207,16 @@ def _dense_expansion(of: StepCounts) -> Iterator[LedgerLine]:
         yield LedgerLine(label=names.DENSE_EXPANSION, flops=flops, note=note)
 
 
-def _fft_by_matmuls(of: StepCounts) -> Iterator[LedgerLine]:
+def _ffts(of: StepCounts) -> Iterator[LedgerLine]:
     """Operations named after an FFT: on TPUs, matmuls have its function's name."""
-    flops = _of_ffts(of.executed.by_operation) - _of_ffts(of.operations)
-    if of.operations and flops > 0:
+    ran = _of_ffts(of.executed.by_operation)
+    flops = ran - _of_ffts(of.operations)
+    if not of.operations or flops <= 0:
+        return
+    if of.executed.kernels.get("fft", 0) >= ran:  # none of it in matmuls
+        note = "an inverse real transform of n points has n/2 + 1 columns along its other axes"
+        yield LedgerLine(label=names.FFT_BY_AXES, flops=round(flops), note=note)
+    else:
         note = "matmuls with a table of sines, beyond the 5·N·log₂N of an FFT"
         yield LedgerLine(label=names.FFT_BY_MATMULS, flops=round(flops), note=note)
 
@@ -308,7 +314,7 @@ _RULES: tuple[Callable[[StepCounts], Iterator[LedgerLine]], ...] = (
     _duplicated,
     _zero_padding,
     _dense_expansion,
-    _fft_by_matmuls,
+    _ffts,
     _repeated,
     _overheads,
     _other,

@@ -9,6 +9,7 @@ DUPLICATED = "duplicated by XLA"
 ZERO_PADDING = "zero padding"
 DENSE_EXPANSION = "dense expansion"
 FFT_BY_MATMULS = "FFT by matmuls"
+FFT_BY_AXES = "FFT of one axis after the other"
 OTHER = "other"
 # Forward work that trains nothing and is missing from the model.
 EVALUATION = "evaluation"

@@ -26,6 +26,8 @@ from mfu_jax.settings import Settings
 from mfu_jax.util.failsafe import Boundary
 from mfu_jax.verdict import Verdict
 
+_ONE = Fraction(1)
+
 
 def sinks_of(
     settings: Settings, *, total_steps: int | None = None, progress: bool | None = False
@@ -46,7 +48,9 @@ def sinks_of(
         "resume_from_step": settings.start_step,
         "fsync_seconds": settings.fsync_seconds,
     }
-    sinks = [make_sink("console", total_steps=total_steps, progress=progress)]
+    sinks = [
+        make_sink("console", total_steps=total_steps, progress=progress, line=settings.console_line)
+    ]
     if settings.metrics_file:
         sinks.append(make_sink("jsonl", settings.metrics_file, **files))
     if settings.tensorboard_dir:
@@ -114,6 +118,7 @@ def setup_table(
     parameters: str | None = None,
     metrics: str | None = None,
     left_out: str | None = None,
+    steps: Fraction = _ONE,
 ) -> dict[str, Any]:
     """The set-up shown before the first log line, name → value.
 
@@ -127,7 +132,9 @@ def setup_table(
         parameters: number of weights, if known.
         metrics: which outputs of the step are logged, if chosen.
         left_out: which outputs are too large to be logged.
+        steps: that one call makes, if not one: FLOPs and tokens are then a call's.
     """
+    unit = "step" if steps == 1 else "call"
     flops = None if model is None else f"{float(model.per_device) / 1e12:.6g} ({model_details})"
     values: dict[str, Any] = {
         "devices": devices,
@@ -135,10 +142,12 @@ def setup_table(
         "clock state": (peaks and peaks.clock_state) or None,
         "note on the clock": (peaks and peaks.clock_note) or None,
         "number of parameters": parameters,
-        "model TFLOP per device per step": flops or "not known",
+        "calls per step": steps.denominator if steps < 1 else None,
+        "steps per call": steps.numerator if steps > 1 else None,
+        f"model TFLOP per device per {unit}": flops or "not known",
         "metrics": metrics,
         "metrics left out": left_out or None,
-        "tokens per device per step": tokens_per_device or None,
+        f"tokens per device per {unit}": tokens_per_device or None,
     }
     unaccounted = () if model is None else model.unaccounted
     values |= {f"not counted ({i})": text for i, text in enumerate(unaccounted, 1)}

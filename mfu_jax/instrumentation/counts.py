@@ -97,6 +97,16 @@ class ModelCount:
     overheads: Mapping[str, int] = dataclasses.field(default_factory=dict)
     how: str = ""
 
+    def times(self, factor: Fraction) -> ModelCount:
+        """The FLOPs and tokens of several such steps, or of a part of one."""
+        if factor == 1:
+            return self
+        names = ("per_device", "dense", "attention")
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        tokens = float(factor * Fraction(self.tokens_per_device))
+        scaled: dict[str, Any] = {name: integral(factor * n) for name, n in known.items()}
+        return dataclasses.replace(self, tokens_per_device=tokens, **scaled)
+
 
 def traced_model(
     step: Callable[..., Any],
@@ -263,7 +273,9 @@ class StepFlops:
     ) -> StepCost:
         """The step's cost, as `MetricLogger.record` accepts it."""
         executed: Exact | None = self.executed.total
+        on_hardware: Exact | None = self.executed.on_hardware
         if hfu_source == "cost_analysis":
+            on_hardware = None
             executed = None if self.xla_reported is None else round(self.xla_reported)
         optimal = None
         if executed is not None and peaks is not None:
@@ -271,6 +283,7 @@ class StepFlops:
         return dataclasses.replace(
             model_cost(self.model, peaks, tokens_per_device=tokens_per_device),
             executed_flops_per_device=executed,
+            hardware_flops_per_device=on_hardware,
             optimal_executed_seconds=optimal,
             removed_flops_per_device=self.ledger.removed,
             xla_reported_flops=self.xla_reported,

@@ -25,16 +25,16 @@ def name_of(step_fn: Any) -> str:
 
 
 class BoundJitted:
-    """A jitted function with some arguments bound."""
+    """A jitted function with some arguments bound, as `call`, the user's own, calls it."""
 
-    def __init__(self, bound: functools.partial[Any], name: str) -> None:
+    def __init__(self, call: Any, bound: functools.partial[Any], name: str) -> None:
         self.__name__ = name
         self.__signature__ = inspect.signature(bound)
-        self.bound = bound
+        self.call, self.bound = call, bound
         self.jitted_fn = getattr(bound.func, "jitted_fn", bound.func)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.bound(*args, **kwargs)
+        return self.call(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("lower", "trace"):
@@ -60,7 +60,7 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
         )
     bound = _bound(step_fn)
     if bound is not None and hasattr(bound.func, "lower"):
-        step_fn = BoundJitted(bound, name)
+        step_fn = BoundJitted(step_fn, bound, name)
     if hasattr(step_fn, "lower"):
         if options:
             raise UserError(
@@ -72,22 +72,26 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
 
 
 def _bound(step_fn: Any) -> functools.partial[Any] | None:
-    """Converts a partial (including JAX's or Equinox's) or a method to a partial of a function.
+    """Converts a partial (JAX's, Equinox's, ``nnx.cached_partial``) or a method to a partial.
 
     Returns:
-        The partial; None if it is neither.
+        The partial of a function; None if it is none of these.
     """
     if all(hasattr(step_fn, name) for name in ("func", "args", "keywords")):
         inner = _bound(step_fn.func) or functools.partial(step_fn.func)
         keywords = {**inner.keywords, **step_fn.keywords}
         return functools.partial(inner.func, *inner.args, *step_fn.args, **keywords)
+    jitted: Any = getattr(step_fn, "__wrapped__", None)
+    if inspect.isfunction(step_fn) and hasattr(jitted, "lower"):
+        cached = inspect.getclosurevars(step_fn).nonlocals.get("cached_args")  # nnx.cached_partial
+        return None if cached is None else functools.partial(jitted, *cached)
     function, owner = (getattr(step_fn, name, None) for name in ("__func__", "__self__"))
     return None if function is None else functools.partial(function, owner)
 
 
 def caller_of(jitted: Any) -> Any:
     """The callable that runs the step, without a function of ours in between."""
-    return jitted.bound if isinstance(jitted, BoundJitted) else jitted
+    return jitted.call if isinstance(jitted, BoundJitted) else jitted
 
 
 def jitting_error(step_fn: Any, name: str, error: BaseException) -> UserError | None:

@@ -17,10 +17,11 @@ from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
 
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
-_OF_SHARED = (
+OF_LOGGER = (
     "metrics_file",
     "tensorboard_dir",
     "prometheus_textfile",
+    "console_line",
     "fsync_seconds",
     *LOGGER_KEYS,
     "profile_steps",
@@ -130,7 +131,7 @@ def checked_trip_counts(trip_counts: Mapping[str, int] | None) -> Mapping[str, i
 def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:
     """Raises a `UserError` if logger options are given together with a logger."""
     defaults = Settings()
-    changed = [k for k in _OF_SHARED if getattr(settings, k) != getattr(defaults, k)]
+    changed = [k for k in OF_LOGGER if getattr(settings, k) != getattr(defaults, k)]
     if sinks is not None:
         changed.append("sinks")
     if changed:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.records.values import describe_dropped, drop_large, size_text
+from mfu_jax.logger.records.values import MOST_NUMBERS, describe_dropped, drop_large, size_text
 from mfu_jax.logger.timing.readiness import end_marker
 
 Metrics = dict[str, Any]
@@ -36,7 +36,7 @@ class Selection(NamedTuple):
     left_out: str = ""
 
 
-def select_metrics(output: Any, select: Select | None = None) -> Selection:
+def select_metrics(output: Any, select: Select | None = None, *, steps: int = 1) -> Selection:
     """Chooses the metrics of a step from its first output.
 
     In this order: a mapping with a key ``loss`` (or an object with such an attribute); scalars in
@@ -47,6 +47,7 @@ def select_metrics(output: Any, select: Select | None = None) -> Selection:
     Args:
         output: what the step returned; only shapes and names are inspected.
         select: the user's choice instead: from the output to a mapping of scalars, or one scalar.
+        steps: how many steps the call ran; their metrics may be stacked.
 
     Raises:
         UserError: `select` failed.
@@ -61,10 +62,24 @@ def select_metrics(output: Any, select: Select | None = None) -> Selection:
                 text,
                 describe_dropped(left_out) if left_out else "",
             )
+    if select is None and 1 < steps <= MOST_NUMBERS:
+        with contextlib.suppress(Exception):  # a tree of a class that takes arrays only
+            if (found := _find(_of_a_step(output, steps))) is not None:
+                return found
     selection = _find(output)
     if selection is not None and select is None:
         return _unreplicated(selection, output)
     return marker_only(_hint(output) if select is None else "")
+
+
+def _of_a_step(output: Any, steps: int) -> Any:
+    """The shapes of an output without the leading dimension that a scan over steps adds."""
+
+    def of(leaf: Any) -> Any:
+        is_stacked = getattr(leaf, "shape", ())[:1] == (steps,)
+        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if is_stacked else leaf
+
+    return jax.tree.map(of, output)
 
 
 def marker_only(hint: str = "") -> Selection:

@@ -6,11 +6,13 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import jax
 
 from mfu_jax.dumps.program import ModelFlops
+from mfu_jax.flops.exact import integral
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
 from mfu_jax.instrumentation.assembly import setup_table
@@ -58,14 +60,16 @@ class ProgramAnalysis:
         boundary: where failures are reported.
         backlog: returns how many records wait for `cost`; by default 0.
         number: the program's number among the step's programs, from 1.
+        calls_per_step: how many calls make a step.
 
     Attributes:
         compiled: the executable; None once it has been counted.
         takes_all_leaves: every leaf of the arguments is an input of the program: none is static.
         model: model FLOPs; None if they could not be counted.
         peaks: the peaks for utilisation; None if none is known.
+        steps: that one call makes; below 1 where several calls make one.
         flops: all counts; None until `count` is done.
-        cost: of a step, for `MetricLogger.record`; before `count` is done, a function that waits
+        cost: of a call, for `MetricLogger.record`; before `count` is done, a function that waits
             for it on the builder thread.
         known_cost: the part of `cost` known so far, without waiting.
     """
@@ -85,7 +89,9 @@ class ProgramAnalysis:
         boundary: Boundary | None = None,
         backlog: Callable[[], int] = lambda: 0,
         number: int = 1,
+        calls_per_step: int = 1,
     ) -> None:
+        self.steps = Fraction(settings.steps_per_call, calls_per_step)
         self._number = number
         self._name = name
         self._boundary = boundary = boundary or Boundary()
@@ -175,7 +181,7 @@ class ProgramAnalysis:
         """The model FLOPs of the step, from the source named in the settings."""
         settings, devices = self._settings, self.devices
         if settings.flops_source == "value":
-            given = given_model(settings.model_flops_per_device or 0)
+            given = given_model(integral(self.steps * (settings.model_flops_per_device or 0)))
             missing = f"the dtypes of {self._name} are not known, and its peak is that of float32"
             with failsafe(missing, self._boundary):
                 traced = traced_model(step, args, kwargs, devices=devices)
@@ -183,7 +189,7 @@ class ProgramAnalysis:
             return given
         if settings.flops_source == "analytic":
             config = settings.parsed_model_config() if config is None else config
-            return analytic_model(config, convention=settings.convention)
+            return analytic_model(config, convention=settings.convention).times(self.steps)
         return traced_model(
             step,
             args,
@@ -194,12 +200,17 @@ class ProgramAnalysis:
         )
 
     @property
+    def cost_of_step(self) -> StepCost:
+        """The part of a step's cost known so far; `cost` and `known_cost` are of a call."""
+        return self.known_cost.over(self.steps)
+
+    @property
     def _flops_by_dtype(self) -> Mapping[str, int]:
         return {} if self.model is None else self.model.flops_by_dtype
 
     @property
     def _tokens(self) -> float:
-        given = (self._settings.tokens_per_step or 0) / self.devices
+        given = float(self.steps * (self._settings.tokens_per_step or 0)) / self.devices
         return given or (0 if self.model is None else self.model.tokens_per_device)
 
     def counted_on(self, thread: threading.Thread) -> None:
@@ -235,6 +246,7 @@ class ProgramAnalysis:
             flops_by_dtype=self._flops_by_dtype,
             metrics=metrics,
             left_out=left_out,
+            steps=self.steps,
         )
 
 

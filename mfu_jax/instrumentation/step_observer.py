@@ -41,6 +41,7 @@ from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import format_values
 from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.settings import parse_steps
 from mfu_jax.util.failsafe import Boundary, failsafe, note_handlers
 
 _log = logging.getLogger("mfu_jax")
@@ -159,9 +160,9 @@ class StepObserver:
         if options.documents is not None:
             with failsafe(_NO_DOCUMENTS, self._boundary):
                 packed = options.documents.of(args, kwargs)
-        if self._profile is not None and self._profile.concerns(logger.next_step):
+        if self._profile is not None and self._profile.concerns(number := self._traced_step()):
             with failsafe("there is no device trace", self._boundary):
-                mark = self._begin_trace()
+                mark = self._begin_trace(number)
         before = self._programs.begin_call()
         logger.begin_call()
         return PendingCall(before, packed, mark)
@@ -190,7 +191,8 @@ class StepObserver:
             self._say_traced()
             return
         cost = self._cost(program, pending.packed)
-        is_step = self.logger.observe_call(self.name, metrics, cost, output)
+        steps = self._options.settings.steps_per_call
+        is_step = self.logger.observe_call(self.name, metrics, cost, output, steps)
         if is_step and pending.mark is not None:
             with failsafe("the device trace does not end", self._boundary):
                 self._end_trace()
@@ -236,8 +238,14 @@ class StepObserver:
         summary = logger.close()
         return summary if summary.has_steps else None
 
-    def _begin_trace(self) -> Any:
-        mark = self._profile.step(self.logger.next_step, self.logger)  # type: ignore[union-attr]
+    def _traced_step(self) -> int:
+        """The next step; of several in a call, the first that is to be traced, if any is."""
+        settings, number = self._options.settings, self.logger.next_step
+        first = parse_steps(settings.profile_steps)[0]
+        return max(number, min(first, number + settings.steps_per_call - 1))
+
+    def _begin_trace(self, number: int) -> Any:
+        mark = self._profile.step(number, self.logger)  # type: ignore[union-attr]
         mark.__enter__()
         return mark
 
@@ -280,7 +288,8 @@ class StepObserver:
         boundary, unknown = self._boundary, f"MFU of {self.name} is not known"
         selection = _UNSELECTED.selection
         with failsafe(f"the metrics of {self.name} are not logged", boundary):
-            selection = select_metrics(output, self._options.metrics)
+            steps = self._options.settings.steps_per_call
+            selection = select_metrics(output, self._options.metrics, steps=steps)
         with failsafe("a calibrated peak may be too low", boundary):
             wait_for(selection, output)
         analysis = None
@@ -312,6 +321,7 @@ class StepObserver:
             boundary=self._boundary,
             backlog=lambda: logger.next_step - first,
             number=self._programs.added + 1,
+            calls_per_step=logger.calls_per_step,
         )
 
     def _announce(self, program: StepProgram, changes: Sequence[str] | None) -> None:

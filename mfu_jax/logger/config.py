@@ -22,6 +22,8 @@ _PERIOD_SECONDS = 0.5
 
 _LOWEST = (
     ("log_period", 1, "0 was meant to switch logging off; pass enable_mfu=false, or sinks=[]"),
+    ("calls_per_step", 1, "0 was meant for one call a step; leave it out"),
+    ("steps_per_call", 1, "0 was meant for one step a call; leave it out"),
     ("warmup_steps", 0, "a subtraction went wrong; pass warmup_steps=0 or leave it out"),
     ("hang_factor", 0, "-1 was meant to switch it off; pass hang_factor=0"),
     ("hang_seconds", 0, "-1 was meant to switch it off; pass hang_factor=0"),
@@ -96,7 +98,7 @@ class LoggerKeys:
             UserError: a number is out of range, or `heartbeat_file` is not a local path.
         """
         for name, lowest, cause in _LOWEST:
-            if not getattr(self, name) >= lowest:
+            if not getattr(self, name, lowest) >= lowest:
                 raise UserError(
                     f"{name}={getattr(self, name)}: expected at least {lowest}; usually {cause}"
                 )
@@ -123,6 +125,7 @@ class LoggerConfig(LoggerKeys):
     """
 
     start_step: int = setting(0, "number of the first step, above 0 after a resume")
+    calls_per_step: int = setting(1, "calls of instrumented functions that make one step")
     is_main_process: bool | None = setting(
         None, "whether this process writes; None: only process 0 does"
     )

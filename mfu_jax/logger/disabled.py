@@ -25,6 +25,7 @@ class DisabledLogger:
     """The methods of `MetricLogger` as no-ops."""
 
     next_step = 0
+    calls_per_step = 1
 
     def _nothing(self, *args: Any, **options: Any) -> None: ...
 

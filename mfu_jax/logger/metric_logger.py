@@ -30,9 +30,14 @@ from typing import Any, Self
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger, DisabledScope
-from mfu_jax.logger.loop.phases import LateCost, Phase, PhaseBook, StepScope
+from mfu_jax.logger.loop.phases import LateCost, Phase, PhaseBook, StepCalls, StepScope
 from mfu_jax.logger.loop.spans import LoopSpans, Pause, Wait
-from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close, whole_number
+from mfu_jax.logger.loop.step_numbers import (
+    StepNumbers,
+    after_close,
+    number_of_steps,
+    whole_number,
+)
 from mfu_jax.logger.loop.thread import LoopThread
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
@@ -137,6 +142,7 @@ class MetricLogger:
         self._interrupt = self._timer.interrupt
         self._spans = LoopSpans(self._timer, self._pipeline, watchdog, boundary, self._log)
         self._phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
+        self._calls = StepCalls(config.calls_per_step)
         self._thread = LoopThread(self._spans, self._phases)
         self._compile_log.subscribe(self._thread.on_compile)
         atexit.register(self._close_quietly)
@@ -155,6 +161,11 @@ class MetricLogger:
         """The last recorded step's number plus one."""
         return self._numbers.last + 1
 
+    @property
+    def calls_per_step(self) -> int:
+        """How many calls of instrumented functions make a step."""
+        return self._calls.count
+
     def record(
         self,
         step: int,
@@ -162,6 +173,7 @@ class MetricLogger:
         *,
         step_time_seconds: float | None = None,
         cost: LateCost | None = None,
+        steps: int = 1,
     ) -> None:
         """Records the step just dispatched; waits for the previous one.
 
@@ -173,10 +185,13 @@ class MetricLogger:
             step_time_seconds: the step's time, if the caller measured it: the logger doesn't wait.
             cost: this step's cost, if it differs; or a function that returns it, called later on
                 a background thread.
+            steps: how many steps the call ran, `step` being the last; each gets a record with its
+                share of the time and of `cost`, and its entry of metrics that have one for each.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
-            UserError: the logger is closed; `step` is not a whole number, or before `start_step`.
+            UserError: the logger is closed; `step` or `steps` is not a whole number; `step` is
+                before `start_step`, or `steps` below 1.
         """
         try:
             begin = self._monotonic()
@@ -199,6 +214,8 @@ class MetricLogger:
                 metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
             taken = TimedStep()
             taken.step, taken.metrics, taken.cost = step, metrics, cost
+            if steps != 1:
+                taken.steps = number_of_steps(steps)
             if self._spans.late:
                 taken.extra = self._spans.take_late()
             if (given := step_time_seconds) is not None:
@@ -301,17 +318,25 @@ class MetricLogger:
         if self._thread.claim():
             self._timer.begin_call()
 
-    def observe_call(self, name: str, metrics: dict[str, Any], cost: LateCost, output: Any) -> bool:
+    def observe_call(
+        self, name: str, metrics: dict[str, Any], cost: LateCost, output: Any, steps: int = 1
+    ) -> bool:
         """Logs a call of an instrumented function as part of the open phase, `step` or pause.
 
+        Args:
+            steps: how many the call ran.
+
         Returns:
-            Whether it was a step itself, because none of these is open.
+            Whether it completed a step, because none of these is open.
         """
         if self._phases.add_call(name, cost, metrics, output):
             return False
         if self._spans.add_call(self._numbers.last, metrics):
             return False
-        self.record(self.next_step, metrics, cost=cost)
+        whole = self._calls.add(metrics, cost)
+        if whole is None:
+            return False
+        self.record(self.next_step + steps - 1, whole[0], cost=whole[1], steps=steps)
         return True
 
     def own_pause(self, name: str) -> contextlib.AbstractContextManager[Any]:

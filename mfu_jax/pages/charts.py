@@ -160,10 +160,12 @@ def _range(points: Sequence[ChartPoint], has_zero: bool) -> tuple[float, float]:
     top = ordered[int(_AXIS_QUANTILE * (len(ordered) - 1))]
     room = _HEADROOM * max(top - bottom, 0.02 * abs(top))
     low, high = max(lowest, bottom - room), min(highest, top + room)
+    if low == high:  # all but a few are the same: the few are what there is to see
+        low, high = lowest, highest
     if has_zero:
         low = min(0.0, low)
     if low == high:
-        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+        low, high = low - 0.5 * abs(low), high + 0.5 * (abs(high) or 1.0)
     return low, high
 
 

@@ -36,11 +36,13 @@ def loss_text(value: float, *, decimals: int = 3) -> str:
 def percent(fraction: float | None) -> str:
     """A fraction as a percentage, ``n/a`` if unknown.
 
-    >>> [percent(x) for x in (0.4123, 1.5, 0.00031, None)]
-    ['41.2%', '150.0%', '0.0310%', 'n/a']
+    >>> [percent(x) for x in (0.4123, 1.5, 0.00031, -2.3e-9, None)]
+    ['41.2%', '150.0%', '0.0310%', '0%', 'n/a']
     """
     if fraction is None:
         return "n/a"
+    if 0 < abs(fraction) < 1e-6:
+        return "0%"
     if 0 < abs(fraction) < 0.01:
         return f"{readable(100 * fraction)}%" if abs(fraction) < 0.001 else f"{100 * fraction:.2f}%"
     return f"{100 * fraction:.1f}%"

@@ -309,6 +309,21 @@ def test_the_summary_can_be_written_again(
     assert "or summary, and nothing else" in capsys.readouterr().err
 
 
+def test_a_process_that_ends_before_its_first_step_has_a_verdict_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    log.line("compile", 9.0, spans=[[1.0, 8_000_000]])
+    log.stop(10.0)
+    assert main(["report", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "no measured step; MFU not known; largest loss: compilation, 80.0% of the wall clock; "
+        "next:\nJAX_COMPILATION_CACHE_DIR=FOLDER."
+    )
+
+
 def test_a_dash_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], report: Report
 ) -> None:
@@ -396,6 +411,19 @@ def test_several_runs_are_compared_with_the_first(report: Report, tmp_path: Path
     assert found["comparisons"][0]["faster"] == pytest.approx(0.25)  # 1 / 0.8
 
 
+def test_runs_whose_mfu_refers_to_different_peaks_say_so(report: Report, tmp_path: Path) -> None:
+    for name, peak in (("a", "100"), ("b", "100"), ("c", "200")):
+        write_run(tmp_path / name / "metrics.jsonl", [1.0] * 20)
+        log = WrittenLog(tmp_path / name)
+        log.start(0.0, 1.0)
+        values = {"peak of one device": f"{peak} TFLOP/s/device in bf16 (flag: {peak})"}
+        log.line("setup", 1.0, values=values, texts={})
+    same, other = report(*(tmp_path / name for name in "abc"))["comparisons"]
+    assert same["notes"] == []
+    (note,) = other["notes"]
+    assert note.endswith("A's is 100 TFLOP/s bf16, B's is 200 TFLOP/s bf16")
+
+
 def test_the_page_goes_into_the_runs_folder_or_where_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -425,5 +453,48 @@ def test_the_last_reading_of_the_gpus_is_shown(
     )
     main(["report", str(tmp_path), "--json"])
     assert json.loads(capsys.readouterr().out)["gpu"] == {"step": 7, **gpu}
+    main(["report", str(tmp_path), "--html"])
+    assert "GPUs at step 7" in (tmp_path / "report.html").read_text()
+
+
+def test_the_counters_of_the_tensor_cores_are_beside_the_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0.612 and 0.589 are means of 0.6 and 0.624, and of 0.58 and 0.598; step 9 has no count."""
+    active, by_count = "hardware/tensor_active", "hardware/tensor_active_by_count"
+    read = {
+        3: {active: 0.6, by_count: 0.58},
+        9: {active: 0.1},
+        15: {active: 0.624, by_count: 0.598},
+    }
+    lines = [line(n, 1.0, **read.get(n, {})) for n in range(20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert main(["report", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "  tensor cores active 61.2% by counter, 58.9% by count\n" in shown
+    assert "GPUs" not in shown
+    main(["report", str(tmp_path), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["tensor_active"] == pytest.approx(0.612)
+    assert answer["tensor_active_by_count"] == pytest.approx(0.589)
+    main(["report", str(tmp_path), "--html"])
+    page = (tmp_path / "report.html").read_text()
+    assert "61.2% (58.9% by count)" in page
+    assert "TPUs at step 15" in page
+
+
+def test_counters_without_a_count_are_shown_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line(n, 1.0, **{"hardware/tensor_active": 0.25}) for n in range(20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "tensor cores active 25.0% by counter\n" in capsys.readouterr().out
+
+
+def test_a_later_comparison_does_not_hide_the_last_reading_of_the_gpus(tmp_path: Path) -> None:
+    read = {7: {"gpu/power_watts": 700.0}, 9: {"hardware/tensor_active": 0.5}}
+    lines = [line(n, 1.0, **read.get(n, {})) for n in range(20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
     main(["report", str(tmp_path), "--html"])
     assert "GPUs at step 7" in (tmp_path / "report.html").read_text()

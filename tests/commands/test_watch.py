@@ -17,6 +17,7 @@ from mfu_jax.runs.live import frame as frames
 from mfu_jax.sinks import JsonlSink, StepRecord
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
+from tests.support.written_logs import WrittenLog
 
 pytest.importorskip("rich")
 
@@ -56,6 +57,21 @@ def test_one_frame_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert any("train 80.0%, data_wait 20.0%" in line for line in lines)
     assert any("step 3: loss 9.9 is a spike [2J" in line for line in lines)
     assert "\x1b" not in "".join(lines)
+
+
+def test_the_chip_the_total_and_a_fall_of_the_mfu_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, range(40), **{"perf/mfu": 0.137})
+    write(tmp_path, range(40, 48), **{"perf/mfu": 0.021})
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    log.line("setup", 1.0, values={"devices": "8 × H100"}, texts={"config": "steps=108 a=1"})
+    lines = shown(capsys, tmp_path, "--once")
+    assert lines[0].partition(",")[0].endswith(": step 47 of 108")
+    assert lines[1].endswith("2.000 s a step, 2 min to go")
+    assert lines[2] == "8 × H100"
+    assert lines[3] == "MFU has fallen from 13.7% to 2.1% in the last 8 steps"
 
 
 def test_the_state_is_the_heartbeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,13 +116,15 @@ def test_wrong_arguments(
 
 @pytest.mark.full
 def test_a_terminal_follows_a_run_that_grows(tmp_path: Path) -> None:
-    path = write(tmp_path, range(3))
+    path = tmp_path / "metrics.jsonl"
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mfu_jax.cli", "watch", str(tmp_path), "interval=0.1"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment)
     os.close(theirs)
     try:
+        assert read_until(ours, b"no step yet")
+        write(path.parent, range(3))
         assert read_until(ours, b"step 2")
         write(path.parent, range(3, 9))
         assert read_until(ours, b"step 8")

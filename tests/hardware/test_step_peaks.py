@@ -136,6 +136,19 @@ def test_kernels_of_attention_are_not_set_against_the_state_of_linear_attention(
     assert model.attention == DENSE_ATTENTION // 2 // 2  # one of two layers, half of its pairs
 
 
+def test_a_cost_has_what_tiles_and_padding_add() -> None:
+    """An H100 runs 9,663,676,416 FLOPs for a matmul of 4000 x 1111 x 777, of 6,905,976,000."""
+    executed, counter = 2 * 4000 * 1111 * 777, 9_663_676_416
+    count = ExecutedCount(
+        forward=executed, by_dtype={"bf16": executed}, beyond={"tiles, stated": counter - executed}
+    )
+    step = dataclasses.replace(step_of({"bf16": executed}), executed=count)
+    cost = step.cost(None, tokens_per_device=0, hfu_source="executed")
+    assert cost.hardware_flops_per_device == counter
+    assert cost.tiles == pytest.approx(1.3993, abs=1e-4)
+    assert step.cost(None, tokens_per_device=0, hfu_source="cost_analysis").tiles is None
+
+
 TPU7X: Any = types.SimpleNamespace(device_kind="TPU7x")
 
 

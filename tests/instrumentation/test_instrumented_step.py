@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -388,6 +389,39 @@ class Trainer:
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def train_step(self, state: Any, x: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         return train_step(state, x)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("wrap", [lambda step: step, functools.partial], ids=["bare", "partial"])
+def test_a_cached_partial_of_flax_is_the_step_that_it_caches(
+    wrap: Any, compilations: Compilations
+) -> None:
+    rows, width, out = 2, 8, 4
+
+    has_modes = "graph_updates" in inspect.signature(nnx.cached_partial).parameters
+    graph = {"graph": True, "graph_updates": True} if has_modes else {}
+
+    @nnx.jit(**graph)
+    def update(model: nnx.Linear, x: jax.Array) -> jax.Array:
+        loss, grads = nnx.value_and_grad(lambda model: jnp.sum(model(x) ** 2))(model)
+        nnx.update(model, jax.tree.map(lambda p, g: p - 0.01 * g, nnx.state(model), grads))
+        return loss
+
+    def losses(observe: Any) -> tuple[list[float], Any]:
+        model = nnx.Linear(width, out, rngs=nnx.Rngs(0))
+        cached = nnx.cached_partial(update, model, **graph)
+        step = observe(wrap(cached))
+        return [float(step(jnp.ones((rows, width)))) for _ in range(3)], step
+
+    bare, _ = losses(lambda step: step)
+    jax.clear_caches()
+    compiled = compilations.of("update")
+    measured, step = losses(lambda step: mfu_jax.instrument(step, sinks=[], **PEAK))
+    step.close()
+    assert measured == bare
+    assert compilations.of("update") == compiled + 1
+    flops = 2 * (2 * rows * width * out)  # forward, and the gradient of the weights
+    assert step.flops.model.per_device == step.flops.executed.total == flops
 
 
 @pytest.mark.full

@@ -49,6 +49,14 @@ def test_one_far_value_does_not_flatten_the_curve() -> None:
     assert len(heights) == 3  # both of its values, and the edge
 
 
+def test_waits_that_are_mostly_zero_have_an_axis_from_zero_to_their_spike() -> None:
+    values = [0.0] * 300
+    values[150] = 0.8
+    curve = Curve(name="a", points=thinned(range(300), values))
+    text = curves("y", [curve], x_title="x", x_text=str, y_text="y={:g}".format, has_zero=True)
+    assert re.findall(r">y=(.*?)<", text) == ["0", "0.2", "0.4", "0.6", "0.8"]
+
+
 def test_a_constant_has_a_chart() -> None:
     curve = Curve(name="a", points=thinned(range(5), [0.0] * 5))
     html_pages.elements(curves("y", [curve], x_title="x", x_text=str, y_text=str))

@@ -42,7 +42,7 @@ def ncu(*launches: tuple[str, dict[str, int]]) -> str:
     return "\n".join([*lines, "==PROF== Disconnected from process 77", ""])
 
 
-def rows_of(name: str, *launches: tuple[str, dict[str, int]]) -> list[verify.Row]:
+def rows_of(name: str, *launches: tuple[str, dict[str, int]]) -> list[verify.KernelRow]:
     records = instruction_costs(text_of(f"h100_silicon_{name}")).records.values()
     return verify.compare(verify.read_counters(ncu(*launches)), records)
 
@@ -140,7 +140,10 @@ def test_what_pairs_with_nothing_is_a_difference() -> None:
 
 
 def test_the_table_ends_with_the_sum() -> None:
-    rows = [verify.Row("a", 2, 10, 6, 3, "tiles, stated"), verify.Row("b", 1, 5, 5, 0, "equal")]
+    rows = [
+        verify.KernelRow("a", 2, 10, 6, 3, "tiles, stated"),
+        verify.KernelRow("b", 1, 5, 5, 0, "equal"),
+    ]
     *_, whole = verify.table("mlp", rows)
     assert whole == {
         "program": "mlp",
@@ -199,3 +202,15 @@ def own_program() -> tuple[Any, tuple[Any, Any]]:
     """A user's step and its arguments."""
     array = jax.ShapeDtypeStruct((4, 4), "float32")
     return (lambda a, b: a @ b), (array, array)
+
+
+def tiny() -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """A step and its arguments."""
+    return lambda a: a @ a, [jax.ShapeDtypeStruct((64, 64), "float32")]
+
+
+def test_a_live_row_has_the_steps_of_the_program_and_no_counter_on_a_cpu() -> None:
+    row = verify.live(f"{__name__}:tiny", 0.5)
+    assert row["steps"] > 0
+    assert 0 < row["HFU"] < 1
+    assert row["active by counter"] == row["by count"] == "n/a"

@@ -216,22 +216,6 @@ def make_special(folder: Path, kind: str) -> Path:
     return path
 
 
-def test_the_file_that_the_process_prints_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "log.txt"
-    with open(path, "w") as log:
-        kept = os.dup(1)
-        os.dup2(log.fileno(), 1)
-        try:
-            with pytest.raises(UserError, match="it is this process' standard output"):
-                local_path(path, "metrics_file")
-        finally:
-            os.dup2(kept, 1)
-            os.close(kept)
-    local_path(path, "metrics_file")
-
-
 def test_names_without_room_for_the_files_beside_them_are_refused(tmp_path: Path) -> None:
     longest = tmp_path / ("é" * 115)  # 230 bytes
     replace_file(local_path(longest, "x").with_name(f"{longest.name}.summary.json"), [b""])

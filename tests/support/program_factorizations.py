@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve
+from jax.scipy.linalg import cho_solve, solve_triangular
 
 ROWS, COLUMNS = 64, 128
 
@@ -42,6 +42,15 @@ def newton(w: jax.Array, hessian: jax.Array, gradient: jax.Array) -> jax.Array:
     return w - cho_solve((jnp.linalg.cholesky(hessian), True), gradient)
 
 
+def solves(
+    upper: jax.Array, b: jax.Array, factor: jax.Array, c: jax.Array, lower: jax.Array
+) -> Any:
+    """Solves in blocks of 128, of which one is smaller: from the end, both ways, of one row."""
+    with jax.named_scope("start"):
+        from_start = solve_triangular(lower, b[:129], lower=True)
+    return solve_triangular(upper, b), cho_solve((factor, True), c), from_start
+
+
 SIDE = 256
 _M, _N = ROWS, COLUMNS
 _STATISTICS = 2 * _M * _M * _N + 2 * _N * _N * _M
@@ -56,6 +65,11 @@ _GRADIENT, _LEFT, _RIGHT = _of(_M, _N), _of(_M, _M), _of(_N, _N)
 PROGRAMS = {
     "shampoo": (shampoo, (_GRADIENT, _LEFT, _RIGHT, _GRADIENT), SHAMPOO_FLOPS),
     "soap": (soap, (_GRADIENT, _LEFT, _LEFT, _GRADIENT), SOAP_FLOPS),
+    "solves": (
+        solves,
+        (_of(150, 150), _of(150, 8), _of(130, 130), _of(130, 48), _of(129, 129)),
+        150**2 * 8 + 2 * 130**2 * 48 + 129**2 * 8,
+    ),
     "newton": (newton, (_of(SIDE, _N), _of(SIDE, SIDE), _of(SIDE, _N)), NEWTON_FLOPS),
 }
 PLATFORMS = ("cpu", "v5e", "tpu7x", "h100")

@@ -46,6 +46,25 @@ def program(lines: Iterable[str], computations: str = "") -> str:
     )
 
 
+def write_program(
+    folder: Path,
+    lines: Iterable[str],
+    computations: str = "",
+    *,
+    devices: int = 1,
+    memory: Mapping[str, int] | None = None,
+    model: ModelFlops | None = None,
+) -> None:
+    """Writes the dump of a program for H100s beside a trace."""
+    dump = ProgramDump(
+        text=program(lines, computations),
+        topology=Topology(device_kind=KIND, devices=devices, memory_bytes=80 * 10**9),
+        memory=memory,
+        model=model,
+    )
+    write(dump, folder / "programs" / "step.mfu")
+
+
 def written_profile(
     folder: Path,
     lines: Iterable[str],
@@ -73,13 +92,7 @@ def written_profile(
         model: model FLOPs.
         computations: that the lines call.
     """
-    dump = ProgramDump(
-        text=program(lines, computations),
-        topology=Topology(device_kind=KIND, devices=1 + len(slower), memory_bytes=80 * 10**9),
-        memory=memory,
-        model=model,
-    )
-    write(dump, folder / "programs" / "step.mfu")
+    write_program(folder, lines, computations, devices=1 + len(slower), memory=memory, model=model)
     step = sum(seconds.values()) + idle
     planes = [_device(i, {**seconds, **own}, step) for i, own in enumerate(({}, *slower))]
     write_trace(folder, _host(host, step, call), *planes)

@@ -26,9 +26,9 @@ def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> 
     Queries through ``[D, q_rank]`` and ``[q_rank, H·(nope+rope)]``, or one matrix if there is
     no q-LoRA; keys and values through ``[D, kv_rank+rope]`` and ``[kv_rank, H·(nope+v)]``.
     """
-    config.require(
-        "num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
-    )
+    config.require("num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+    if not config.decoder_block.startswith("hf_"):  # a config.json may have no rotary part
+        config.require("qk_rope_head_dim")
     width, heads, sizes = config.emb_dim, config.attention.num_query_heads, config.latent_attention
     rank, kv_rank, rope = sizes.q_lora_rank, sizes.kv_lora_rank, sizes.qk_rope_head_dim
     nope, value = sizes.qk_nope_head_dim, sizes.v_head_dim
@@ -70,6 +70,8 @@ def indexer(config: ModelConfig, *, scored: bool, trained: bool = False) -> Comp
     ``q [T,q_rank]@[q_rank,H·h]``, one shared key ``[T,D]@[D,h]``, head weights ``[T,D]@[D,H]``,
     then for each causal pair H·h multiply-adds for the scores and H to sum over heads.
 
+    Pooled keys each summarise `indexer_pool` tokens, weighed by a gate ``[T,D]@[D,h]``.
+
     Its inputs are detached: no gradient reaches the layers below. Its own weights get gradients
     only if an indexer loss trains them.
 
@@ -80,12 +82,17 @@ def indexer(config: ModelConfig, *, scored: bool, trained: bool = False) -> Comp
     """
     width, dim = config.emb_dim, config.sparse_attention.indexer_head_dim
     heads = config.sparse_attention.indexer_n_heads
-    parts = (
+    parts: Components = (
         projection(f"{INDEXER}/q_proj", config.latent_attention.q_lora_rank, heads * dim),
         projection(f"{INDEXER}/k_proj", width, dim),
         norm(f"{INDEXER}/k_norm", dim, bias=True),
     )
-    scoring = _scoring(width, heads, dim, Causal())
+    mask: Mask = Causal()
+    if pool := config.sparse_attention.indexer_pool:
+        mask = Strided(pool)
+        gate = projection(f"{INDEXER}/pool_gate", width, dim)
+        parts = (*parts, gate, vector(f"{INDEXER}/pool_positions", pool * dim))
+    scoring = _scoring(width, heads, dim, mask)
     if not scored:
         scoring = tuple(part.replace(macs=0) for part in scoring)
     return tuple(_detached(part, trained=trained) for part in (*parts, *scoring))
@@ -98,6 +105,39 @@ def _scoring(width: int, heads: int, dim: int, mask: Mask) -> Components:
         projection(f"{INDEXER}/weights_proj", width, heads),
         Component(name=scores, kind="attention", macs=heads * dim, mask=mask, cache=kept),
         Component(name=f"{INDEXER}/reduce", kind="attention", macs=heads, mask=mask),
+    )
+
+
+def block_indexer(config: ModelConfig) -> Components:
+    """Selects blocks of `indexer_pool` keys (Qwen 4): the blocks' mean keys, and H queries.
+
+    ``[T,D]@[D,(H+1)·h]``, then H·h multiply-adds for each query and whole block before it; the sum
+    over heads is elementwise. No gradient passes through the selection.
+    """
+    sizes = config.sparse_attention
+    heads, dim, mask = sizes.indexer_n_heads, sizes.indexer_head_dim, Strided(sizes.indexer_pool)
+    scores, kept = f"{INDEXER}/scores", Cache(dim)
+    parts = (
+        projection(f"{INDEXER}/qk_proj", config.emb_dim, (heads + 1) * dim),
+        norm(f"{INDEXER}/norms", dim, copies=2),
+        Component(name=scores, kind="attention", macs=heads * dim, mask=mask, cache=kept),
+    )
+    return tuple(_detached(part, trained=False) for part in parts)
+
+
+def ngram_memory(config: ModelConfig) -> Components:
+    """What a layer reads from tables of n-grams, P values, goes into k streams (Qwen 4).
+
+    Keys ``[P, k·D]``, values ``[P, D]``, a depthwise convolution over k·D channels; gates are
+    elementwise. The tables belong to the embedding.
+    """
+    width, sizes = config.emb_dim, config.engram
+    streams, read = config.stack.mhc_expansion_rate, sizes.engram_num_heads * sizes.engram_head_dim
+    return (
+        projection("ngram_memory/key_proj", read, streams * width),
+        projection("ngram_memory/value_proj", read, width),
+        short_convolution("ngram_memory/conv", sizes.engram_kernel_size, streams * width),
+        norm("ngram_memory/norms", width, copies=3 * streams),
     )
 
 
@@ -287,17 +327,17 @@ def kimi_delta_attention(config: ModelConfig) -> Components:
     width, sizes = config.emb_dim, config.linear_attention
     heads, head_dim = sizes.gdn_num_value_heads, sizes.gdn_value_head_dim
     joined = heads * head_dim
-    gates: Components = (projection("delta/gate_proj", width, joined, copies=2),)
-    if sizes.gdn_low_rank_gates:
-        gates = (
-            projection("delta/gate_proj", width, head_dim, copies=2),
-            projection("delta/gate_b", head_dim, joined, copies=2),
-        )
+    low_rank = sizes.gdn_low_rank_gates
+    gates: Components = (
+        projection("delta/low_rank/in_proj", width, head_dim, copies=low_rank),
+        projection("delta/gate_b", head_dim, joined, copies=low_rank),
+        projection("delta/gate_proj", width, joined, copies=2 - low_rank),
+    )
     return (
         projection("delta/in_proj", width, joined, copies=3),
         short_convolution("delta/conv", sizes.gdn_conv_kernel_dim, 3 * joined),
         projection("delta/in_proj_ba", width, heads),
-        *gates,
+        *(gate for gate in gates if gate.macs),
         vector("delta/decay", heads + joined),
         _core("delta", 4 * joined * head_dim, joined * head_dim),
         norm("delta/norm", head_dim),

@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Causal, Mask, PairCounting, TopK
 from mfu_jax.flops.pytorch import attention, models
-
-# A weight matmul has two gradients, and so has an attention matmul.
-_TRAINING = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +26,8 @@ class Matmul:
         macs: multiply-adds of one sequence, or per pair if there is a mask.
         mask: the pairs of an attention; None: everything that runs is counted.
         length: number of queries.
+        backward: multiply-adds of the backward pass for each of the forward pass: 2 where both
+            operands have gradients, less under no_grad or where no loss depends on the result.
     """
 
     module: str
@@ -36,6 +36,7 @@ class Matmul:
     macs: int
     mask: Mask | None = None
     length: int = 0
+    backward: Number = 2
 
     def forward_flops(self, counting: PairCounting) -> Number:
         """FLOPs of one sequence's forward pass."""
@@ -76,7 +77,7 @@ def _row(part: Matmul, forward: Number) -> dict[str, Any]:
         "kind": part.kind,
         "repeats": part.calls,
         "forward_flops": forward,
-        "training_flops": _TRAINING * forward,
+        "training_flops": integral((1 + part.backward) * forward),
     }
 
 
@@ -101,8 +102,8 @@ def count_pytorch_model(config: Mapping[str, Any], length: int) -> PyTorchCount:
         if getattr(model.config, "is_encoder_decoder", False):
             inputs["decoder_input_ids"] = tokens
         try:
-            with torch.no_grad(), _named_modules(model, counter), counter:
-                model(**inputs)
+            with torch.enable_grad(), _named_modules(model, counter), counter:
+                counter.follow(model(**inputs))
         except UserError:
             raise
         except Exception as error:
@@ -139,17 +140,40 @@ def _notes(model: Any, counter: Any) -> Iterator[str]:
         yield f"text only: {', '.join(counter.unused)} did not run"
 
 
+@dataclass(eq=False)
+class _Call:
+    """One call of a module; `results` are the autograd nodes of its outputs."""
+
+    name: str = ""
+    results: list[Any] = field(default_factory=list)
+
+
 @dataclass
 class _Records:
-    """Matmuls by module, kind, mask and number of queries."""
+    """Matmuls in the order run: module call, kind, mask, queries, forward and backward macs."""
 
-    found: dict[tuple[str, str, Mask | None, int], list[int]] = field(default_factory=dict)
+    found: list[tuple[_Call, str, Mask | None, int, int, int]] = field(default_factory=list)
 
-    def add(self, module: str, kind: str, macs: int, mask: Mask | None, length: int) -> None:
-        name = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", module) or "model"
-        sums = self.found.setdefault((name, kind, mask, length), [0, 0])
-        sums[0] += 1
-        sums[1] += macs
+    def matmuls(self, reached: set[Any]) -> Iterator[Matmul]:
+        """Matmuls by module, kind, mask and queries; only calls in `reached` run backward."""
+        sums: dict[tuple[str, str, Mask | None, int], list[int]] = {}
+        for call, kind, mask, length, forward, backward in self.found:
+            name = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", call.name) or "model"
+            parts = sums.setdefault((name, kind, mask, length), [0, 0, 0])
+            needed = not call.name or not reached.isdisjoint(call.results)
+            for i, value in enumerate((1, forward, backward if needed else 0)):
+                parts[i] += value
+        for (name, kind, mask, length), (calls, macs, backward) in sums.items():
+            multiple = integral(Fraction(backward, macs)) if macs else 2
+            yield Matmul(
+                module=name,
+                kind=kind,
+                calls=calls,
+                macs=macs,
+                mask=mask,
+                length=length,
+                backward=multiple,
+            )
 
 
 def _counter(torch: Any, masks: attention.Masks) -> Any:
@@ -160,17 +184,26 @@ def _counter(torch: Any, masks: attention.Masks) -> Any:
     class Counter(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
+            self.torch = torch
             self.masks = masks
             self.records = _Records()
-            self.modules: list[str] = []
+            self.calls = [_Call()]
+            self.reached: set[Any] = set()
             self.blind: set[str] = set()
             self.unused: list[str] = []
 
         def matmuls(self) -> tuple[Matmul, ...]:
-            return tuple(
-                Matmul(module=name, kind=kind, calls=calls, macs=macs, mask=mask, length=length)
-                for (name, kind, mask, length), (calls, macs) in self.records.found.items()
-            )
+            return tuple(self.records.matmuls(self.reached))
+
+        def follow(self, output: Any) -> None:
+            """Collects the nodes that a gradient of the logits, the first result, flows through."""
+            first = next((t for t in _tensors(torch, output) if t.grad_fn is not None), None)
+            waiting = [] if first is None else [first.grad_fn]
+            while waiting:
+                node = waiting.pop()
+                if node is not None and node not in self.reached:
+                    self.reached.add(node)
+                    waiting.extend(below for below, _ in node.next_functions)
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -183,29 +216,42 @@ def _counter(torch: Any, masks: attention.Masks) -> Any:
                     made.of_weights = True
             if formula := flop_registry.get(func._overloadpacket):
                 macs = formula(*args, **(kwargs or {}), out_val=result) // 2
-                self.matmul("weight" if any(weights) else "attention", macs)
+                added = "add" in func._overloadpacket.__name__  # a bias comes first
+                gradients = sum(map(self.differentiated, args[added : added + 2]))
+                self.matmul("weight" if any(weights) else "attention", macs, gradients)
             return result
 
-        def matmul(self, kind: str, macs: int) -> None:
-            module = self.modules[-1] if self.modules else ""
-            self.records.add(module, kind, macs, None, 0)
+        def differentiated(self, *operands: Any) -> bool:
+            return torch.is_grad_enabled() and any(part.requires_grad for part in operands)
+
+        def matmul(self, kind: str, macs: int, gradients: int) -> None:
+            call = self.calls[-1]
+            self.records.found.append((call, kind, None, 0, macs, gradients * macs))
             if kind == "attention":
-                self.blind.add(re.sub(r"\d+", "*", module))
+                self.blind.add(re.sub(r"\d+", "*", call.name))
 
         def attend(
-            self, module: Any, query: Any, key: Any, value: Any, mask: Any, indices: Any
+            self, module: Any, query: Any, key: Any, value: Any, mask: Any, others: Any
         ) -> Any:
             """Scores and values of one attention, ``[B, H, S, h]``; returns ``[B, S, H, v]``."""
             batch, heads, queries, width = query.shape
             kept = self.masks.of(mask, module, queries, key.shape[2])
+            indices = others.get("indices")  # of the keys that an indexer selected
             if indices is not None and kept == Causal():
                 kept = TopK(indices.shape[-1])
-            name = self.modules[-1] if self.modules else ""
-            macs = batch * heads * (width + value.shape[-1])
-            self.records.add(name, "attention", macs, kept, queries)
+            call = self.calls[-1]
+            scores, weighted = batch * heads * width, batch * heads * value.shape[-1]
+            q, k, v = map(self.differentiated, (query, key, value))
+            backward = scores * (q + k) + weighted * ((q or k) + v)
+            self.records.found.append(
+                (call, "attention", kept, queries, scores + weighted, backward)
+            )
             if isinstance(kept, attention.Rectangle) and not kept.known:
-                self.blind.add(re.sub(r"\d+", "*", name))
-            return query.new_empty(batch, queries, heads, value.shape[-1])
+                self.blind.add(re.sub(r"\d+", "*", call.name))
+            result = query.new_empty(batch, queries, heads, value.shape[-1])
+            for part in _tensors(torch, (query, key, value, mask, others)):
+                result = result + part.sum() if part.requires_grad else result  # depends on it
+            return result
 
     return Counter()
 
@@ -243,8 +289,7 @@ def _as_attention(counter: Any) -> Iterator[None]:
     def attend(
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **others: Any
     ) -> tuple[Any, None]:
-        indices = others.get("indices")  # indices of the keys that an indexer selected
-        return counter.attend(module, query, key, value, attention_mask, indices), None
+        return counter.attend(module, query, key, value, attention_mask, others), None
 
     functions = modeling_utils.AttentionInterface._global_mapping
     masks = masking_utils.AttentionMaskInterface._global_mapping
@@ -269,13 +314,14 @@ def _named_modules(model: Any, counter: Any) -> Iterator[None]:
 
     def enter(name: str) -> Any:
         def note(*_: Any) -> None:
-            counter.modules.append(name)
+            counter.calls.append(_Call(name))
             ran.add(name)
 
         return note
 
-    def leave(*_: Any) -> None:
-        counter.modules.pop()
+    def leave(module: Any, inputs: Any, outputs: Any) -> None:
+        results = counter.calls.pop().results
+        results.extend(t.grad_fn for t in _tensors(counter.torch, outputs) if t.grad_fn)
 
     for name, module in model.named_modules():
         hooks.append(module.register_forward_pre_hook(enter(name)))

@@ -51,7 +51,11 @@ def build(config: Mapping[str, Any], attention: str) -> Any:
     settings.use_cache = False
     with torch.device("meta"):
         try:
-            return _built(_model_class(settings, transformers), settings, attention).eval()
+            chosen = _model_class(settings, transformers)
+            # A wrapper's class for text alone takes the text model's configuration.
+            if chosen.config_class == (settings.sub_configs or {}).get("text_config"):
+                settings = settings.get_text_config()
+            return _built(chosen, settings, attention).eval()
         except Exception as error:
             raise _unusable(settings.model_type, "be built", error) from error
 

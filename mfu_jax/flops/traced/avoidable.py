@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops.count import operation
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced.jaxprs import inner_jaxprs, is_call, scan_of
+from mfu_jax.flops.traced.jaxprs import inner_jaxprs, is_call, scan_of, stack_below
 from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.undifferentiated import Purpose
@@ -98,11 +98,11 @@ class _Numbering:
     def _equation(self, eqn: Any, given: list[_Value], stack: str) -> list[_Value]:
         name = eqn.primitive.name
         if name == "scan":
-            return self._scan(eqn, given, _inside(stack, eqn))
+            return self._scan(eqn, given, stack_below(stack, eqn))
         if is_call(eqn) and name not in RULES:
             ((jaxpr,),) = inner_jaxprs(eqn.params).values()
             if len(jaxpr.invars) == len(given) and len(jaxpr.outvars) == len(eqn.outvars):
-                return self.walk(jaxpr, given, _inside(stack, eqn))
+                return self.walk(jaxpr, given, stack_below(stack, eqn))
         is_opaque = bool(eqn.effects) or bool(inner_jaxprs(eqn.params))
         if is_opaque or name == _KEPT_APART or name in RAGGED_DOTS:
             return [self.new() for _ in eqn.outvars]
@@ -118,7 +118,7 @@ class _Numbering:
             needed = Fraction(math.prod(self.lengths[: max(value.depth for value in given)]))
             needed /= math.prod(eqn.outvars[0].aval.shape[d] for d in _alike(eqn, given))
         if again := math.prod(self.lengths) - needed:
-            stack = _inside(stack, eqn)
+            stack = stack_below(stack, eqn)
             phase, scope = read_scope(stack, drop_last=False)
             if phase == "forward" and "jvp(" not in stack:
                 phase = self.purpose(eqn) or phase
@@ -146,12 +146,6 @@ class _Numbering:
         self.walk(scan.body, inputs, stack)
         self.lengths.pop()
         return [self.new() for _ in eqn.outvars]
-
-
-def _inside(stack: str, eqn: Any) -> str:
-    """The name stack inside an equation under `stack`."""
-    own = str(eqn.source_info.name_stack)
-    return f"{stack}/{own}" if stack and own else stack or own
 
 
 def _alike(eqn: Any, given: Sequence[_Value]) -> frozenset[int]:

@@ -23,6 +23,7 @@ from mfu_jax.flops.traced.abstract_values import (
 from mfu_jax.flops.traced.control_flow import loops
 from mfu_jax.flops.traced.control_flow.decisions import Decisions
 from mfu_jax.flops.traced.control_flow.iterations import Decided
+from mfu_jax.flops.traced.exported import exported_work
 from mfu_jax.flops.traced.integers.arithmetic import typed
 from mfu_jax.flops.traced.integers.evaluation import trip_count
 from mfu_jax.flops.traced.integers.known_values import constant, scalar
@@ -179,16 +180,16 @@ class JaxprCounter:
             self.use_scores(values)
             return [join(values)] * len(eqn.outvars)  # run_state returns its references' values
         everything = join(values)
-        if inner:
+        if inner and name not in mask_patterns.CUTS:
             self._unknown_call(eqn, inner, everything, stack, totals)
         elif name not in FREE:
             totals.unaccounted[
                 unaccounted(eqn, stack, "this primitive has no known cost; add it with "
                              "mfu_jax.flops.traced.rules.register_rule")
             ] += 1  # fmt: skip
-        elif name == "optimization_barrier":
-            return values
-        elif len(eqn.outvars) == 1 or name == "split":
+        elif name in ("device_put", "optimization_barrier"):
+            return [value.without_value() for value in values]
+        elif len(eqn.outvars) == 1 or name in ("split", "unstack"):
             return [self._elementwise(eqn, values, index) for index in range(len(eqn.outvars))]
         self.use_scores(values)
         return [everything] * len(eqn.outvars)
@@ -224,6 +225,13 @@ class JaxprCounter:
         scores = () if work.sizes is None else (self.scores.new(stack, work.sizes, work.kept),)
         arrays = values[work.first_array :]
         return self._add_work(eqn, work.flops, arrays, stack, totals, scores, work.overhang)
+
+    def _exported(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
+        """A function from `jax.export`, of which there is only its StableHLO."""
+        flops, unknown = exported_work(eqn.params["exported"])
+        for reason in sorted(unknown):
+            totals.unaccounted[unaccounted(eqn, stack, reason)] += 1
+        return self._add_work(eqn, flops, values, stack, totals)
 
     def _fused_attention(self, eqn: Any, values: Values, stack: str, totals: WorkTotals) -> Values:
         attention = fused_attention(eqn)
@@ -311,6 +319,7 @@ _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys(BY_PRIMITIVE, JaxprCounter._fused_attention),
     **dict.fromkeys(("pallas_call", *MESH_KERNELS), JaxprCounter._kernel),
     **dict.fromkeys(("linear_solve", "custom_linear_solve"), JaxprCounter._linear_solve),
+    "call_exported": JaxprCounter._exported,
     "cond": loops.cond,
     "scan": loops.scan,
     "shard_map": loops.shard_map,

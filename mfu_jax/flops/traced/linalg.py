@@ -36,11 +36,21 @@ def _matrices(eqn: Any) -> tuple[int, int, int]:
     return batch_of(shape), max(shape[-2:]), min(shape[-2:])
 
 
-@_of_matrices("cholesky")
-def cholesky(eqn: Any) -> int:
-    """n³/3."""
+# Of a square matrix of n rows.
+_OF_ROWS: dict[str, Callable[[int], int]] = {
+    "cholesky": lambda n: n**3 // 3,
+    "eigh": lambda n: 9 * n**3,  # the symmetric QR algorithm with eigenvectors
+    "hessenberg": lambda n: 10 * n**3 // 3,
+    "schur": lambda n: 25 * n**3,  # with the Schur vectors
+    "tridiagonal": lambda n: 4 * n**3 // 3,
+}
+
+
+@_of_matrices(*_OF_ROWS)
+def of_a_square_matrix(eqn: Any) -> int:
+    """The count in `_OF_ROWS`."""
     batch, n, _ = _matrices(eqn)
-    return batch * (n**3 // 3)
+    return batch * _OF_ROWS[eqn.primitive.name](n)
 
 
 @_of_matrices("triangular_solve")
@@ -95,39 +105,11 @@ def multiply_by_q(eqn: Any) -> int:
     return batch_of(shape) * (4 * m * n * k - 2 * n * k**2)
 
 
-@_of_matrices("eigh")
-def eigh(eqn: Any) -> int:
-    """9n³: the symmetric QR algorithm with eigenvectors."""
-    batch, n, _ = _matrices(eqn)
-    return batch * 9 * n**3
-
-
 @_of_matrices("eig")
 def eig(eqn: Any) -> int:
     """25n³ with eigenvectors, 10n³ for eigenvalues only."""
     batch, n, _ = _matrices(eqn)
     return batch * (25 if len(eqn.outvars) > 1 else 10) * n**3
-
-
-@_of_matrices("schur")
-def schur(eqn: Any) -> int:
-    """25n³ with the Schur vectors."""
-    batch, n, _ = _matrices(eqn)
-    return batch * 25 * n**3
-
-
-@_of_matrices("hessenberg")
-def hessenberg(eqn: Any) -> int:
-    """10n³/3."""
-    batch, n, _ = _matrices(eqn)
-    return batch * (10 * n**3 // 3)
-
-
-@_of_matrices("tridiagonal")
-def tridiagonal(eqn: Any) -> int:
-    """4n³/3."""
-    batch, n, _ = _matrices(eqn)
-    return batch * (4 * n**3 // 3)
 
 
 @_of_matrices("tridiagonal_solve")

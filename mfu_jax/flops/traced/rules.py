@@ -49,9 +49,12 @@ def _per_pair(eqn: Any) -> int:
     return 8 if eqn.outvars[0].aval.dtype.kind == "c" else 2
 
 
-@register_rule("dot_general", "scaled_dot")
+@register_rule("dot_general", "scaled_dot", "bcoo_dot_general_sampled")
 def dot_general(eqn: Any) -> int:
-    """2 · elements of the result · contracted elements; 8 instead of 2 for complex numbers."""
+    """2 · elements of the result · contracted elements; 8 instead of 2 for complex numbers.
+
+    A sampled product has only the elements that a sparse array stores.
+    """
     (contracted, _), _ = eqn.params["dimension_numbers"]
     lhs = eqn.invars[0].aval.shape
     contractions = math.prod(lhs[d] for d in contracted)
@@ -86,18 +89,6 @@ def sparse_dot(eqn: Any) -> int:
     stored, rhs = eqn.invars[0].aval.shape, eqn.invars[-1].aval.shape
     free = math.prod(size for d, size in enumerate(rhs) if d not in (*contracted, *batch))
     return _per_pair(eqn) * math.prod(stored) * free
-
-
-@register_rule("bcoo_dot_general_sampled")
-def sampled_dot(eqn: Any) -> int:
-    """A dense product only where a sparse array has elements: 2 · elements · contracted."""
-    (contracted, _), _ = eqn.params["dimension_numbers"]
-    lhs = eqn.invars[0].aval.shape
-    return (
-        _per_pair(eqn)
-        * math.prod(eqn.outvars[0].aval.shape)
-        * math.prod(lhs[d] for d in contracted)
-    )
 
 
 @register_rule("conv_general_dilated")

@@ -6,11 +6,11 @@ out, and why there is no source at all is logged once.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import logging
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from mfu_jax.util.optional_deps import require
 
 _log = logging.getLogger("mfu_jax")
 
+_SILENT = "the counters of GPU %d are not known: %s"
 _PERCENT, _MEBIBYTES = 0.01, 2.0**20
 # NVML's numbers of GPM metrics (NVML_GPM_METRIC_… in nvml.h), and what one of their units is.
 _GPM = {
@@ -136,13 +137,14 @@ class GpmCounters:
         except (nvml.NVMLError, AttributeError) as error:
             raise UserError(f"NVML's GPM counters are not there ({error})") from error
         self._has_last = [False] * len(self._gpus)
+        self._is_told = False
 
     def read(self) -> Iterator[tuple[str, float]]:
         """See `Counters`: nothing from the first call, nor from the one after a failure."""
         for i, gpu in enumerate(self._gpus):
             begin, end = self._samples[i]
             has_last, self._has_last[i] = self._has_last[i], False
-            with contextlib.suppress(self._nvml.NVMLError):  # the GPU's other readings tell
+            try:
                 if gpu.instance is None:
                     self._nvml.nvmlGpmSampleGet(gpu.handle, end)
                 else:
@@ -150,6 +152,9 @@ class GpmCounters:
                 self._samples[i], self._has_last[i] = [end, begin], True
                 if has_last:
                     yield from self._between(begin, end)
+            except self._nvml.NVMLError as error:  # lost, or the driver refuses
+                _log.log(logging.DEBUG if self._is_told else logging.INFO, _SILENT, i, error)
+                self._is_told = True
 
     def close(self) -> None:
         """See `Counters`."""
@@ -184,12 +189,17 @@ class DcgmCounters:
     def __init__(self, gpus: Gpus, period_seconds: float, instead: str) -> None:
         try:
             module = importlib.import_module("DcgmReader")
-            micro = round(1e6 * period_seconds)
-            self._reader = module.DcgmReader(fieldIds=list(_DCGM), updateFrequency=micro)
+            self._reader = module.DcgmReader(
+                fieldIds=list(_DCGM),
+                updateFrequency=round(1e6 * period_seconds),  # µs
+                fieldGroupName=f"mfu_jax_{os.getpid()}_{id(self)}",  # it deletes one of its name
+            )
             self._reader.GetLatestGpuValuesAsFieldIdDict()  # connects
             own = {str(gpus.nvml.nvmlDeviceGetUUID(g.handle)) for g in gpus.gpus if not g.is_slice}
             ids = self._reader.m_gpuIdToUUId.items()
             self._ids = [number for number, uuid in ids if str(uuid) in own]
+            if not self._ids:
+                raise LookupError("it has none of these GPUs; is nv-hostengine running?")
         except Exception as error:  # DCGM has its own errors
             raise UserError(
                 f"no hardware counters: {instead}, and DCGM says {error!r}; expected a Hopper GPU "

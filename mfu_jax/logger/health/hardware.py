@@ -23,11 +23,12 @@ from mfu_jax.logger.records import names
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep
-from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 # Consecutive readings with the same reason before it is reported: a brief spike is not.
 _PERSISTS = 3
 _MAX_REPORTS = 10
+_MISSING = "the devices' counters are not known"
 _TOKENS = "perf/per_device_tokens_per_sec"
 
 
@@ -46,6 +47,7 @@ class HardwareWatch(Monitor):
 
     def __init__(self, period_seconds: float, boundary: Boundary) -> None:
         self._period_seconds = period_seconds
+        self._boundary = boundary
         self._peak_clock_mhz: float | None = None
         self._readings: deque[_Reading] = deque(maxlen=1)
         self._activities: deque[TensorActivity] = deque(maxlen=100)
@@ -85,16 +87,20 @@ class HardwareWatch(Monitor):
             self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        gpus = gpus_of_jax()
-        counters = counters_of_jax(gpus, self._period_seconds)
+        gpus, counters = gpus_of_jax(), None
+        with failsafe(_MISSING, self._boundary):
+            counters = counters_of_jax(gpus, self._period_seconds)
         if gpus is not None:
             self._peak_clock_mhz = _peak_clock_mhz()
         if counters is not None:
-            self._check = CountCheck()
+            self._check = CountCheck(has_tiles=gpus is not None)
         before: tuple[float, float | None] | None = None  # when, and the clock
         while gpus is not None or counters is not None:
             readings = [] if gpus is None else gpus.read()
-            numbers = {} if counters is None else combined(counters.read())
+            numbers: dict[str, float] = {}
+            if counters is not None:
+                with failsafe(_MISSING, self._boundary):
+                    numbers = combined(counters.read())
             now, clock = time.time(), self._clock(readings)
             self._readings.append(_Reading(readings, numbers))
             active = numbers.get(names.TENSOR_ACTIVE)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.loop.spans import Span
+from mfu_jax.logger.loop.spans import Span, mean_of_calls
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
 from mfu_jax.logger.records.summary import PhaseTotals
 from mfu_jax.logger.timing.readiness import PhaseEnds, end_marker
@@ -301,3 +301,32 @@ class StepScope(Span):
         shown = [n for n, metrics in of_name.items() if any(m[0] != "_" for m in metrics)]
         waited_for = {f"_{name}": of_name.pop(name) for name in set(of_name) - set(shown)}
         return (of_name[shown[0]] if len(shown) == 1 else of_name) | waited_for
+
+
+class StepCalls:
+    """Calls of instrumented functions of which several make a step, as with micro-batches.
+
+    Args:
+        count: how many make one.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._calls: list[tuple[dict[str, Any], LateCost]] = []
+
+    def add(
+        self, metrics: dict[str, Any], cost: LateCost
+    ) -> tuple[dict[str, Any], LateCost | None] | None:
+        """Means of the metrics and the total cost, if this call completes a step; else None."""
+        if self.count == 1:
+            return metrics, cost
+        self._calls.append((metrics, cost))
+        if len(self._calls) < self.count:
+            return None
+        calls, self._calls = self._calls, []
+        values: dict[str, list[Any]] = {}
+        for of_call, _ in calls:
+            for name, value in of_call.items():
+                values.setdefault(name, []).append(value)
+        means = {n: functools.partial(mean_of_calls, v) for n, v in values.items() if n[:1] != "_"}
+        return means | {"_last": metrics}, sum_of([cost for _, cost in calls])

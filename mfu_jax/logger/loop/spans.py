@@ -136,7 +136,9 @@ class LoopSpans:
             block_until_ready({name: values[-1] for name, values in calls.items()})
         if calls and pause == "eval":
             known = {*self.late, *(self.held.extra if self.held is not None else ())}
-            new = {n: functools.partial(_mean, v) for n, v in calls.items() if n not in known}
+            new = {
+                n: functools.partial(mean_of_calls, v) for n, v in calls.items() if n not in known
+            }
             self.add(new, self._calls_after)
 
     def take_late(self) -> dict[str, Any]:
@@ -266,7 +268,8 @@ class Wait(Span):
             spans.pipeline.put(finished)
 
 
-def _mean(values: Sequence[Any]) -> Any:
+def mean_of_calls(values: Sequence[Any]) -> Any:
+    """The mean of a metric over calls."""
     return np.mean([np.asarray(value) for value in values], axis=0)
 
 

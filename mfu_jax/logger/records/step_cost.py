@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import Any
 
 from mfu_jax.errors import UserError
 
@@ -30,6 +31,8 @@ class StepCost:
         tokens_per_device: tokens that one device processes; 0 if unknown: no tokens/s.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None if unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
+        hardware_flops_per_device: the executed FLOPs, and what their tiles and padding add on the
+            device; None if not known.
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
             sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
         optimal_executed_seconds: the same for the executed FLOPs.
@@ -47,6 +50,7 @@ class StepCost:
     tokens_per_device: int | float = 0
     peak_flops_per_sec: float | None = None
     executed_flops_per_device: int | Fraction | None = None
+    hardware_flops_per_device: int | Fraction | None = None
     optimal_model_seconds: float | None = None
     optimal_executed_seconds: float | None = None
     removed_flops_per_device: int | Fraction = 0
@@ -87,6 +91,13 @@ class StepCost:
         return _shortest(self.bytes_per_device, self.peak_bytes_per_sec)
 
     @property
+    def tiles(self) -> float | None:
+        """What the device runs / executed FLOPs: 1.4 if tiles add 40%; None if not known."""
+        if self.hardware_flops_per_device is None or not self.executed_flops_per_device:
+            return None
+        return float(self.hardware_flops_per_device / Fraction(self.executed_flops_per_device))
+
+    @property
     def runs_too_little(self) -> bool:
         """Whether the program runs fewer FLOPs than the model needs, without an explanation.
 
@@ -96,6 +107,17 @@ class StepCost:
         if executed is None or model is None:
             return False
         return 200 * executed < 199 * (model - self.removed_flops_per_device)  # TOLERANCE, exactly
+
+    def over(self, steps: int | Fraction) -> StepCost:
+        """The cost of each of `steps` steps that together cost this, exactly.
+
+        >>> StepCost(model_flops_per_device=300, peak_flops_per_sec=1000.0).over(4)
+        ... # doctest: +ELLIPSIS
+        StepCost(model_flops_per_device=75, tokens_per_device=0, peak_flops_per_sec=1000.0, ...)
+        """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        amounts = {n: v for n, v in values.items() if v and not n.startswith("peak")}
+        return dataclasses.replace(self, **{n: _divided(v, steps) for n, v in amounts.items()})
 
     def rates(self, seconds: float) -> dict[str, float]:
         """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
@@ -184,6 +206,14 @@ def _shortest(work: int | Fraction | None, peak: float | None) -> float | None:
     return None if work is None or peak is None else float(work / Fraction(peak))
 
 
+def _divided(amount: float | Fraction, parts: int | Fraction) -> Any:
+    """An exact amount stays exact."""
+    if isinstance(amount, float):
+        return float(amount / parts)
+    exact = Fraction(amount) / parts
+    return exact.numerator if exact.denominator == 1 else exact
+
+
 def _plain(number: float) -> int | float:
     return number if isinstance(number, int) else float(number)
 
@@ -212,6 +242,7 @@ def add_costs(costs: Iterable[StepCost]) -> StepCost:
         tokens_per_device=sum(part.tokens_per_device for part in parts),
         peak_flops_per_sec=first.peak_flops_per_sec if same_peak else None,
         executed_flops_per_device=total("executed_flops_per_device"),  # type: ignore[arg-type]
+        hardware_flops_per_device=total("hardware_flops_per_device"),  # type: ignore[arg-type]
         optimal_model_seconds=total("model_seconds") or None,
         optimal_executed_seconds=total("executed_seconds") or None,
         removed_flops_per_device=sum(part.removed_flops_per_device for part in parts),

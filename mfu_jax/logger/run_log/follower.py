@@ -150,6 +150,8 @@ class Follower:
         done = threading.Event()
         self._requests.append(done)
         self._wake.set()
+        if self._is_over:  # the run has ended: nobody would answer
+            done.set()
         return done
 
     def finish(self, summary: Summary) -> threading.Event:
@@ -218,6 +220,8 @@ class Follower:
                         "%s gets its records later: %s; please report this", self.name, _text(error)
                     )
             self._has_written = self._passed > before
+        for request in self._requests:
+            request.set()
 
     def _sleep(self, longest: float | None = None) -> None:
         """Waits for work: the next attempt, the next period, or, if idle, an item."""

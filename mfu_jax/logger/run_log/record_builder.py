@@ -76,6 +76,7 @@ class RecordBuilder:
         notes: list[str] = []
         kind = self._kind(step)
         rates = self._rates_of(step, notes)
+        step.cost = rates.cost  # for the monitors
         scalars = rates.at(step.seconds)
         findings: dict[str, str] = {}
         if kind == "step" and not rates.may_take(step.seconds):

@@ -193,7 +193,8 @@ class Recorder:
         due = time.monotonic() + _LONG_SECONDS
         made: list[tuple[TimedStep, StepRecord | None]] = []
         self._builder.prepare(steps)
-        for number, step in enumerate(steps, 1):
+        parts = [part for step in steps for part in self._parts(step)]
+        for number, step in enumerate(parts, 1):
             if self.failure is not None:
                 break
             made.append((step, self._record(step)))
@@ -203,6 +204,12 @@ class Recorder:
                 self._log.steps(made)
                 made, due = [], time.monotonic() + _LONG_SECONDS
         self._log.steps(made)
+
+    def _parts(self, step: TimedStep) -> list[TimedStep]:
+        if step.steps > 1:
+            with failsafe("the steps of a call are in one record", self._boundary):
+                return step.parts()
+        return [step]
 
     def _record(self, step: TimedStep) -> StepRecord | None:
         """The record of a step; None if making it failed."""

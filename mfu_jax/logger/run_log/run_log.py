@@ -146,7 +146,7 @@ class RunLog:
         """A pause begins; `last` is the step that it waited for, if any."""
         values: dict[str, Any] = {"name": name}
         if last is not None:
-            values |= {"step": int(last.step), "step_us": round(1e6 * last.seconds)}
+            values |= {"step": int(last.step), "step_us": round(1e6 * last.seconds / last.steps)}
         self._pause = Event(events.SPAN, self._moment(at), values)
         self.append([self._pause])
 

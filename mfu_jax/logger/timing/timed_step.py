@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileEvent
@@ -52,7 +55,8 @@ class TimedStep:
     computes the times from them.
 
     Attributes:
-        step: its number.
+        step: its number; of several that one call ran, the last one's.
+        steps: how many these are.
         metrics: what `record` was given.
         seconds: measured step time.
         ended_at: wall clock at its end, seconds since 1970.
@@ -69,7 +73,7 @@ class TimedStep:
         watched: the watcher was asked to set `completed`.
         seen: both clocks when the watcher began to wait for its outputs, and when they were ready.
         extra: scalars of the same step that came later, such as those of an eval.
-        cost: the cost passed to `record`, if it differs from that of the run.
+        cost: the cost passed to `record`, if it differs from that of the run; then, its cost.
         loop: what the training thread did in its interval; None around a pause.
         readings: both clocks at its start and end, and a function that returns how long the machine
             has been suspended since its last call.
@@ -77,6 +81,7 @@ class TimedStep:
 
     step: int
     metrics: Mapping[str, Any]
+    steps: int = 1
     seconds: float = 0.0
     ended_at: float = 0.0
     ended_monotonic: float = 0.0
@@ -102,6 +107,39 @@ class TimedStep:
             (begin, end, suspension), self.readings = self.readings, None
             self._measure(begin, end, suspension)
 
+    def parts(self) -> list[TimedStep]:
+        """The steps of one call, each with its share of the time, the cost and the metrics.
+
+        A compilation is in the time of the first.
+        """
+        self.measure()
+        compiling = sum(e.own_seconds for e in self.compile_events) if self.is_compile else 0.0
+        each = max(0.0, self.seconds - compiling) / self.steps
+        cost = None if self.cost is None else functools.cache(self._cost_of_each)
+        found = []
+        for number in range(self.steps):
+            after = self.steps - 1 - number
+            one = TimedStep()
+            vars(one).update(vars(self), steps=1, step=self.step - after, cost=cost)
+            one.seconds = each if number else self.seconds - each * (self.steps - 1)
+            one.ended_at -= after * each
+            one.ended_monotonic -= after * each
+            one.overhead_seconds /= self.steps
+            one.metrics = _of_one(self.metrics, number, self.steps)
+            if self.loop is not None:
+                one.loop = LoopTimes(*(seconds / self.steps for seconds in self.loop))
+            if number:
+                one.spans, one.compile_events = NOTHING, ()
+                one.clock_jump_seconds = one.refused_seconds = None
+            if after:
+                one.extra, one.is_last = NOTHING, False
+            found.append(one)
+        return found
+
+    def _cost_of_each(self) -> StepCost:
+        cost = self.cost() if callable(self.cost) else self.cost
+        return cost.over(self.steps)  # type: ignore[union-attr]
+
     def _measure(self, begin: Reading, end: Reading, suspension: Callable[[], float]) -> None:
         seconds, monotonic_seconds = end[0] - begin[0], end[1] - begin[1]
         jump = seconds - monotonic_seconds
@@ -113,3 +151,15 @@ class TimedStep:
             seconds = monotonic_seconds
         self.seconds = seconds
         self.ended_at, self.ended_monotonic = end
+
+
+def _of_one(metrics: Mapping[str, Any], number: int, steps: int) -> dict[str, Any]:
+    """A metric with an entry for each of several steps has this step's; others are all theirs."""
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return _of_one(value, number, steps)
+        is_stacked = getattr(value, "shape", ())[:1] == (steps,)
+        return (lambda: np.asarray(value)[number]) if is_stacked else value
+
+    return {name: pick(value) for name, value in metrics.items()}

@@ -40,8 +40,7 @@ def chain(stats: ProfileStats) -> tuple[float, str] | None:
     return saved, (
         f"{len(members)} elementwise ops pass arrays on through memory, "
         f"{sum(map(len, links.values()))} times, and take {milliseconds(seconds_of(members))}: "
-        f"{largest_names(members)}; look for an optimization_barrier, a checkpoint or a callback "
-        f"that keeps them from being one fusion"
+        f"{largest_names(members)}"
     )
 
 
@@ -153,8 +152,7 @@ def logits(stats: ProfileStats) -> tuple[float, str] | None:
         return None
     return gain, (
         f"{milliseconds(seconds_of(ops))} of a step go over logits of "
-        f"{'×'.join(map(str, found))} in float32, {largest_names(ops)}; keep them in bfloat16 and "
-        f"sum in float32, or compute the loss in pieces"
+        f"{'×'.join(map(str, found))} in float32, {largest_names(ops)}"
     )
 
 

@@ -15,8 +15,6 @@ from mfu_jax.profiling.advice.stats import (
 from mfu_jax.profiling.attribution.host_time import HostTime
 from mfu_jax.profiling.timeline.devices import TO_DEVICE
 
-_MANY = 4  # program executions per step
-
 HostRule = Callable[[ProfileStats], tuple[float, str]]
 
 
@@ -35,14 +33,11 @@ def _rule(kind: HostWork, evidence: str) -> HostRule:
             seconds=milliseconds(found.seconds),
             idle=milliseconds(found.idle),
             late=milliseconds(stats.measured.late_calls),
-            often=f"in {found.steps} of {stats.measured.steps} steps",
+            often=f"in {min(found.steps, stats.measured.steps)} of {stats.measured.steps} steps",
             name=found.name,
             called=_called(found),
             within=f", called by {found.caller}" if found.caller else "",
             runs=f"{runs:.3g}",
-            many="in one program, such as a scan"
-            if runs >= _MANY
-            else "of several steps in one scan",
         )
 
     return rule
@@ -55,13 +50,12 @@ def _called(found: HostTime) -> str:
 
 recompiles = _rule(
     HostWork.COMPILE,
-    "the host traces and compiles for {seconds} of a step{called}, while the device is idle; keep "
-    "shapes, static arguments and the jitted function itself the same in every step",
+    "the host traces and compiles for {seconds} of a step{called}, while the device is idle",
 )
 _waiting = _rule(
     HostWork.WAIT,
     "the host waits for the device {often}{called}, and goes on only then: the device is idle for "
-    "{idle} of a step; read values of the step before, or of every k-th",
+    "{idle} of a step",
 )
 
 
@@ -97,25 +91,21 @@ def transfer(stats: ProfileStats) -> tuple[float, str] | None:
     copying = seconds_of(copies)
     if not idle + copying:
         return None
-    return idle + copying, (
-        f"{evidence}, and copies for {milliseconds(copying)} beside nothing else; prefetch: put "
-        f"the next batch on the device (jax.device_put, with its sharding) before this step's "
-        f"results are read, or in the loader's thread"
-    )
+    beside = f", and copies for {milliseconds(copying)} beside nothing else" if copying else ""
+    return idle + copying, f"{evidence}{beside}"
 
 
 slow_data = _rule(
     HostWork.DATA,
     "the host spends {seconds} of a step on data ({name}{within}), and the device is idle for "
-    "{late}; prefetch in other threads or processes, several if a batch takes longer than a step",
+    "{late}",
 )
 dispatch = _rule(
     HostWork.DISPATCH,
-    "calling programs, {runs} a step, takes the host {seconds}, and the device is idle for {late}; "
-    "put the work {many}",
+    "calling programs, {runs} a step, takes the host {seconds}, and the device is idle for {late}",
 )
 host_bound = _rule(
     HostWork.PYTHON,
     "the host is busy for {seconds} of a step with other work, most of it in {name}{within}, and "
-    "the device is idle for {late}; do it in other threads or processes, in fewer steps, or not",
+    "the device is idle for {late}",
 )

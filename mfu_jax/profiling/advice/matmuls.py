@@ -46,7 +46,7 @@ def float32(stats: ProfileStats) -> tuple[float, str] | None:
     return gain, (
         f"matmuls of float32 take {milliseconds(seconds_of(ops))} of a step, {largest_names(ops)}; "
         f"in bfloat16 the peak is {narrow / 1e12:.4g} TFLOP/s, not {rate / 1e12:.4g}, and half the "
-        f"bytes are read; cast the operands, or look for what promotes them"
+        f"bytes are read"
     )
 
 
@@ -111,7 +111,7 @@ def odd_shapes(stats: ProfileStats) -> tuple[float, str] | None:
     return sum(gains.values()), (
         f"matmuls of {shapes} take {milliseconds(seconds_of(slow))} of a step at "
         f"{sum(map(stats.shortest, slow)) / seconds_of(slow):.0%} of the peak, even shapes reach "
-        f"{usual:.0%}; round the dimension, usually the vocabulary, up to a multiple of {tile}"
+        f"{usual:.0%}; the hardware multiplies tiles of {tile}"
     )
 
 

@@ -24,7 +24,7 @@ class Advice:
 
     Attributes:
         cause: its name, from a closed list.
-        evidence: the numbers that show it, and the usual remedy.
+        evidence: the numbers that show it.
         remedy: what to do, with the reference trainer's key, a flag or a function, where one does.
         gain_seconds: by how much a step is expected to be shorter without it.
     """
@@ -48,20 +48,21 @@ class Rule(NamedTuple):
 
 RULES: Mapping[str, Rule] = {
     "host-bound loop": Rule(
-        host.host_bound, "run the loop's own work in a thread, or less often (log_period=N)"
+        host.host_bound, "the loop's own work in another thread, or less often (log_period=N)"
     ),
     "slow data": Rule(host.slow_data, "prefetch batches in other threads or processes"),
     "host-to-device transfer": Rule(
-        host.transfer, "jax.device_put(batch, sharding) one step ahead"
+        host.transfer, "jax.device_put(batch, sharding) a step ahead, or in the loader's thread"
     ),
     "sync in the loop": Rule(
         host.sync, "read the values of the step before, or of every N-th (log_period=N)"
     ),
     "recompiles": Rule(
-        host.recompiles, "JAX_EXPLAIN_CACHE_MISSES=1 names the argument that changes"
+        host.recompiles,
+        "JAX_EXPLAIN_CACHE_MISSES=1 names the argument that changes",
     ),
     "unscanned dispatch": Rule(
-        host.dispatch, "scan_layers=true, or jax.lax.scan over several steps"
+        host.dispatch, "scan_layers=true, or jax.lax.scan over several calls or steps"
     ),
     "eval in the loop": Rule(work.evaluation, "eval_interval=N"),
     "host callback in the step": Rule(
@@ -71,20 +72,21 @@ RULES: Mapping[str, Rule] = {
         work.remat, "remat_policy=minimal, or a policy of jax.checkpoint that keeps more"
     ),
     "small batch": Rule(batch.small_batch, "per_device_batch_size=N, up to eight times as large"),
-    "float32 matmuls": Rule(matmuls.float32, "dtype=bfloat16"),
+    "float32 matmuls": Rule(matmuls.float32, "dtype=bfloat16 of all operands"),
     "padding of odd shapes": Rule(matmuls.odd_shapes, "vocab_size=N, a multiple of 128"),
     "attention without a kernel": Rule(
         matmuls.attention, "attention=auto: cudnn_flash on NVIDIA, splash on TPU"
     ),
     "unfused elementwise chain": Rule(
-        elementwise.chain, "remove the jax.lax.optimization_barrier between these ops"
+        elementwise.chain,
+        "no optimization_barrier, checkpoint or callback between these ops",
     ),
     "logits in float32": Rule(elementwise.logits, "num_vocab_tiling=8, or logits in bfloat16"),
     "exposed all-gather": Rule(
         work.all_gather, "shard weights over fewer devices (fsdp=N), or overlap by XLA's scheduler"
     ),
     "imbalance between devices": Rule(
-        work.imbalance, "divide the work evenly, or compare the devices' clocks"
+        work.imbalance, "divide the work evenly, or look at that device's clock and neighbours"
     ),
 }
 

@@ -48,7 +48,7 @@ def evaluation(stats: ProfileStats) -> tuple[float, str] | None:
             f"{milliseconds(seconds_of(ops))} on the device, which is idle for "
             f"{milliseconds(idle)} besides"
         )
-    return (seconds, f"{'; '.join(seen)}; evaluate every N-th step") if seen else None
+    return (seconds, "; ".join(seen)) if seen else None
 
 
 def _evaluation_within(stats: ProfileStats) -> float:
@@ -82,21 +82,24 @@ def callback(stats: ProfileStats) -> tuple[float, str] | None:
 
     A CPU runs a program with callbacks within its call, so every next call is late. Without
     callbacks, a step takes as long as the device's work or the loop's, whichever is longer. What a
-    CPU computes beside a callback has one thread less.
+    CPU computes beside a callback has one thread less. A GPU is also idle after a callback, until
+    the thread that ran it has launched more kernels.
     """
     ops = [op for op in stats.measured.ops if op.op.work is DeviceWork.HOST]
     if not ops:
         return None
     waiting, late = seconds_of(ops), stats.measured.late_calls if stats.is_cpu else 0.0
     beside, threads = sum(op.self_seconds for op in ops) - waiting, stats.measured.threads
+    if stats.measured.platform == "gpu":
+        programs = {op.op.name.program for op in ops}
+        waiting += sum(stats.measured.idle_within.get(program, 0.0) for program in programs)
     slowed = beside / threads if stats.is_cpu and threads else 0.0
     runs = sum(op.runs for op in ops)
     then = f", and {milliseconds(late)} more until the next call" if late else ""
     also = f"; they keep one of {threads} threads for {milliseconds(beside)} more" if slowed else ""
     return stats.step - max(stats.step - waiting - late - slowed, late), (
         f"callbacks to the host ({largest_names(ops)}) run {runs:.3g} × a step; the device waits "
-        f"{milliseconds(waiting)} for them{then}{also}; return the values instead, and use them "
-        f"after the step"
+        f"{milliseconds(waiting)} for them{then}{also}"
     )
 
 
@@ -127,7 +130,7 @@ def remat(stats: ProfileStats) -> tuple[float, str] | None:
         f"{milliseconds(seconds_of(ops))} of a step are recomputed, most in {largest_names(ops)}; "
         f"the program uses {_gib(used)} of {_gib(limit)} GiB, and the results that it needs again "
         f"take at most {_gib(kept)} GiB, which the forward pass would write in "
-        f"{milliseconds(writing)}; keep more of it by jax.checkpoint's policy"
+        f"{milliseconds(writing)}"
     )
 
 
@@ -173,8 +176,7 @@ def imbalance(stats: ProfileStats) -> tuple[float, str] | None:
     took = float(compute[slowest].mean())
     return gain, (
         f"{devices[slowest].device} computes for {milliseconds(took)} of a step, the other "
-        f"{len(devices) - 1} for {milliseconds(took - gain)} in the mean, and wait for it; divide "
-        f"the work evenly, or look at that device's clock and neighbours"
+        f"{len(devices) - 1} for {milliseconds(took - gain)} in the mean, and wait for it"
     )
 
 
@@ -192,7 +194,4 @@ def all_gather(stats: ProfileStats) -> tuple[float, str] | None:
         return None
     gain = min(exposed, seconds_of(stats.compute()))
     names = ", ".join(sorted({communication_of(op) for op in ops}))
-    return gain, (
-        f"{milliseconds(exposed)} of a step go to {names}, with nothing beside it; let XLA's "
-        f"scheduler overlap it, gather a layer ahead, or shard weights over fewer devices"
-    )
+    return gain, (f"{milliseconds(exposed)} of a step go to {names}, with nothing beside it")

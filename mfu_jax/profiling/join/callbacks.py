@@ -1,7 +1,8 @@
 """Callbacks of a GPU's programs, which run on the host.
 
-A GPU's trace has only the copies of their arguments and results. But the thread that launches a
-program's kernels runs its callbacks, too, and names each of them after the instruction.
+A GPU's trace has only the copies of their arguments and results, which may name no instruction. But
+the thread that launches a program's kernels runs its callbacks, too, and names each of them after
+the instruction.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import numpy as np
 
 from mfu_jax.profiling.join.ops import Join
-from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, copy_kind
 from mfu_jax.profiling.timeline.host import HostThreads
 
 
@@ -32,11 +33,15 @@ def with_callbacks(timeline: DeviceTimeline, host: HostThreads, join: Join) -> D
     names = {name: number for number, name in enumerate(timeline.names)}
     ops = [names.setdefault(name, len(names)) for name, *_ in found]
     lanes, starts, ends = np.array([event[1:] for event in found]).T
+    is_copy = np.array([bool(copy_kind(name.name)) for name in timeline.names])[timeline.ops]
+    of_event = timeline.ops.copy()
+    for op, start, end in zip(ops, starts, ends, strict=True):
+        of_event[is_copy & (timeline.starts >= start) & (timeline.starts < end)] = op
     lanes = lanes + timeline.lanes.max(initial=0) + 1
     return dataclasses.replace(
         timeline,
         names=tuple(names),
-        ops=np.append(timeline.ops, ops),
+        ops=np.append(of_event, ops),
         lanes=np.append(timeline.lanes, lanes),
         starts=np.append(timeline.starts, starts),
         ends=np.append(timeline.ends, ends),

@@ -21,6 +21,7 @@ SMALLEST = 0.01
 _SAME = 1e-3  # relative: logs round tokens per second
 _LOG_SECONDS = 1e-3  # a log line has three decimals
 _FEW_WINDOWS = 30  # of 150 steps
+_TIMES = 1.5  # from here on, a ratio says more than a percentage
 
 Speed = Literal["faster", "slower", "same", "unknown"]
 
@@ -232,6 +233,12 @@ def verdict(speed: Difference, *steps: int) -> str:
     if found == "same":
         text = f"is as fast as A, as far as can be told: {signed(speed.change)} ± {half}"
         return f"{text}{_why_not_called(speed, *steps)}"
+    if not 1 / _TIMES < 1 + speed.change < _TIMES and speed.low is not None:
+        ends = sorted([1 + speed.low, 1 + (speed.high or 0.0)])
+        if found == "slower":
+            low, high = 1 / ends[1], 1 / ends[0]
+            return f"takes {1 / (1 + speed.change):.2g} times as long ({low:.2g} to {high:.2g})"
+        return f"is {1 + speed.change:.2g} times as fast ({ends[0]:.2g} to {ends[1]:.2g})"
     return f"is {percent(abs(speed.change))} ± {half} {found}"
 
 
@@ -311,8 +318,7 @@ def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
                 found[metric.name] += metric.read(columns) or ()
     if not found[STEP_TIME.name]:
         raise UserError(
-            f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time; "
-            f"expected steps after compilation and warm-up; usually the run was short; pass "
+            f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time; pass "
             f"warmup_steps=0, or a longer run"
         )
     return found

@@ -45,8 +45,12 @@ class LiveStep:
     notes: tuple[str, ...]
 
 
-def local_metrics_file(run: str | Path) -> Path:
+def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
     """The metrics file of a run, given by its folder or by the file itself.
+
+    Args:
+        run: the folder or the file.
+        may_come: whether the file of an existing folder may come later.
 
     Raises:
         UserError: there is none, or it is in an object store.
@@ -57,13 +61,14 @@ def local_metrics_file(run: str | Path) -> Path:
             f"{str(run)!r} is in an object store; expected a file or folder of this machine, or "
             f"mounted on it; mount it, or run mfu-jax watch where the run writes"
         )
+    if may_come and place.is_dir() and not any(place.glob("*.jsonl")):
+        return place / "metrics.jsonl"
     found = metrics_file_of(place)
     if isinstance(found, Path) and found.is_file():
         return found
     raise UserError(
         f"{str(run)!r} has no metrics file; expected metrics.jsonl in it, or the file that "
-        f"metrics_file names; usually another folder, or a run whose first step is not done; pass "
-        f"the folder of the run, once it has begun"
+        f"metrics_file names; usually another folder; pass the folder of the run"
     )
 
 

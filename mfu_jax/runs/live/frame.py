@@ -19,19 +19,21 @@ from mfu_jax.verdict import Verdict
 _BARS = "▁▂▃▄▅▆▇█"
 _LAST_STEPS = 8
 _LAST_ALARMS = 5
-_CURVE_COLUMNS = 48
-_SPLIT_COLUMNS = 48
+_BESIDE_CURVE, _BESIDE_STEPS = 32, 24  # columns of a curve's label and ends; lines of all else
+_FALLEN = 0.7  # MFU of the last steps, relative to those before
 # A run without new records for this many step times, and at least so many seconds, looks stuck.
 _LATE_STEPS, _LATE_SECONDS = 20.0, 60.0
 _COLORS = {"train": "green", "compile": "magenta", "data": "yellow", "eval": "cyan"}
 
 
-def frame(follower: MetricsTail, now: float) -> Any:
+def frame(follower: MetricsTail, now: float, columns: int = 80, lines: int = 32) -> Any:
     """The terminal's content, as a renderable of `rich`.
 
     Args:
         follower: the run.
         now: wall clock, in seconds since 1970.
+        columns: width of the terminal.
+        lines: its height.
 
     Raises:
         UserError: `rich` is not installed.
@@ -40,7 +42,9 @@ def frame(follower: MetricsTail, now: float) -> Any:
     parts = [_headline(follower, steps, now)]
     if steps:
         parts += [_rich("text").Text(_plain(_verdict(follower, steps).sentence), style="bold")]
-        parts += [_table(steps), *_curves(steps), *_split(steps)]
+        width = max(8, columns - _BESIDE_CURVE)
+        last = max(_LAST_STEPS, lines - _BESIDE_STEPS)
+        parts += [_table(steps[-last:]), *_curves(steps, width), *_split(steps, width)]
         parts += [_hosts(follower.hosts, steps)]
         parts += [_alarms(follower)]
     return _rich("console").Group(*filter(None, parts))
@@ -97,7 +101,8 @@ def _headline(follower: MetricsTail, steps: Sequence[LiveStep], now: float) -> A
     if not steps:
         text.append(": no step yet; waiting for its first", style="dim")
         return text
-    text.append(f": step {steps[-1].number}, ")
+    total = follower.setup.config.get("steps", "")
+    text.append(f": step {steps[-1].number}{f' of {total}' if total else ''}, ")
     state, style = _state(follower.heartbeat(), steps, now)
     text.append(state, style=style)
     if follower.restarts:
@@ -109,10 +114,30 @@ def _headline(follower: MetricsTail, steps: Sequence[LiveStep], now: float) -> A
         if (values := _finite(measured, metric))
     ]
     if times := _finite(measured, STEP_SECONDS):
-        medians.append(f"{readable(statistics.median(times))} s a step")
+        median = statistics.median(times)
+        medians.append(f"{readable(median)} s a step")
+        if total.isdecimal() and (left := int(total) - 1 - steps[-1].number) > 0:
+            medians.append(f"{_age(left * median)} to go")
     if medians:
         text.append(f"\nmedian of {len(measured)} steps: {', '.join(medians)}")
+    if devices := follower.setup.values.get("devices"):
+        text.append(f"\n{_plain(str(devices))}", style="dim")
+    if fall := _fall(measured):
+        text.append(f"\n{fall}", style="bold red")
     return text
+
+
+def _fall(measured: Sequence[LiveStep]) -> str:
+    """What the last steps' MFU fell from; empty if it did not."""
+    before, last = (
+        _finite(part, "perf/mfu") for part in (measured[:-_LAST_STEPS], measured[-_LAST_STEPS:])
+    )
+    if not before or not last:
+        return ""
+    usual, now = statistics.median(before), statistics.median(last)
+    if now >= _FALLEN * usual:
+        return ""
+    return f"MFU has fallen from {percent(usual)} to {percent(now)} in the last {len(last)} steps"
 
 
 def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
@@ -155,7 +180,7 @@ def _table(steps: Sequence[LiveStep]) -> Any:
     columns = ("step", "seconds", "TFLOP/s", "tokens/s", "MFU", "HFU", "loss", "")
     for name in columns:
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
-    for step in steps[-_LAST_STEPS:]:
+    for step in steps:
         scalars = step.scalars
         table.add_row(
             str(step.number),
@@ -170,7 +195,7 @@ def _table(steps: Sequence[LiveStep]) -> Any:
     return table
 
 
-def _curves(steps: Sequence[LiveStep]) -> list[Any]:
+def _curves(steps: Sequence[LiveStep], columns: int) -> list[Any]:
     """A line for each curve that has values: MFU, step time, loss."""
     measured = [step for step in steps if step.kind == "step"]
     lines = []
@@ -183,13 +208,13 @@ def _curves(steps: Sequence[LiveStep]) -> list[Any]:
         known = [value for value in values if math.isfinite(value)]
         if known:
             line = _rich("text").Text(f"{label:<8}")
-            line.append(f"{sparkline(values, _CURVE_COLUMNS):<{_CURVE_COLUMNS}}", style="green")
+            line.append(f"{sparkline(values, columns):<{columns}}", style="green")
             line.append(f" {text_of(min(known))} to {text_of(max(known))}", style="dim")
             lines.append(line)
     return lines
 
 
-def _split(steps: Sequence[LiveStep]) -> list[Any]:
+def _split(steps: Sequence[LiveStep], width: int) -> list[Any]:
     split = time_split(steps)
     total = math.fsum(split.values())
     if total <= 0:
@@ -197,7 +222,7 @@ def _split(steps: Sequence[LiveStep]) -> list[Any]:
     bar, words = _rich("text").Text("time    "), []
     uses = sorted(split.items(), key=lambda item: -item[1])
     for use, seconds in uses:
-        columns = round(_SPLIT_COLUMNS * seconds / total)
+        columns = round(width * seconds / total)
         color = _COLORS.get(use.partition("_")[0], "blue")
         bar.append("█" * columns, style=color)
         words.append((f"{_plain(use)} {percent(seconds / total)}", color))

@@ -37,16 +37,16 @@ def time_ledger(run: RunData, name: str) -> Iterator[Markup]:
         name: of the run, if there are several.
     """
     time = run.time
+    if not time.has_run_log:
+        return
     wall = sum(time.time.values())
     bars = [_bar(category, seconds, wall) for category, seconds in time.time.items()]
     shown = tag("div", *bars, class_="waterfall", role="table", aria_label="wall clock")
-    parts = [shown]
-    if time.has_run_log:
-        text = (
-            f"{span(wall)} from the first process start to the last event, of process 0. "
-            f"Restarts: {time.restarts}; steps done again: {time.lost_steps}."
-        )
-        parts = [quiet(text), shown, *_attempts(time.attempts), *_parts("day", time.days)]
+    text = (
+        f"{span(wall)} from the first process start to the last event, of process 0. "
+        f"Restarts: {time.restarts}; steps done again: {time.lost_steps}."
+    )
+    parts = [quiet(text), shown, *_attempts(time.attempts), *_parts("day", time.days)]
     yield section(f"Where the wall clock went{name}", *parts)
     if len(time.processes) > 1:
         note = quiet("The wall clock of each process of the job.")

@@ -201,8 +201,8 @@ def read_metrics_of(run: str) -> MetricsRun:
     return read_metrics(run if run == "-" else str(metrics_file_of(path_of(run))))
 
 
-def answer_without_steps(run: str) -> tuple[Mapping[str, Any], RunTime] | None:
-    """What a run's log alone tells, as JSON and in full; None if it has measured steps.
+def answer_without_steps(run: str) -> tuple[Mapping[str, Any], str] | None:
+    """What a run's log alone tells, as JSON and as text; None if it has measured steps.
 
     A process may end before its first step, and its time is lost nevertheless.
 
@@ -212,9 +212,10 @@ def answer_without_steps(run: str) -> tuple[Mapping[str, Any], RunTime] | None:
     time = None if run == "-" else read_logged(metrics_file_of(path_of(run)))
     if time is None or _has_steps(run):
         return None
-    return {"file": time.path, "mfu": time.mfu, "hfu": time.hfu} | _time(
-        time, Summary(steps=0)
-    ), time
+    summary = Summary(steps=0)
+    verdict = run_verdict(time.path, summary, read_setup(time.path), wall=time.time, profile={})
+    answer = {"file": time.path, "mfu": time.mfu, "hfu": time.hfu, "verdict": verdict.to_json()}
+    return answer | _time(time, summary), f"{verdict.render()}\n{time_table.render(time)}"
 
 
 def _has_steps(run: str) -> bool:
@@ -240,9 +241,8 @@ def read_run_data(run: str, options: Options) -> RunData:
     summary = metrics.summary(warmup_steps=options.warmup_steps)
     if not summary.steps or not summary.mean_seconds:
         raise UserError(
-            f"{run!r} holds {len(metrics.steps)} steps, none of them with a measured time; "
-            f"expected steps after compilation and warm-up; usually the run was short, or a log "
-            f"has 0.000 for its times; pass warmup_steps=0, or the metrics file instead of the log"
+            f"{run!r} holds {len(metrics.steps)} steps, none of them with a measured time; pass "
+            f"warmup_steps=0, or the metrics file instead of a log with 0.000 for its times"
         )
     time = time.with_utilization(summary.mfu, summary.hfu)
     setup, processes = read_setup(metrics.path), read_processes(metrics.path)

@@ -11,6 +11,7 @@ import pytest
 
 from mfu_jax.dumps import ProgramDump
 from mfu_jax.flops.executed.attribution.image_pieces import BLOCKS, EDGES
+from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.names import REMOVED, THREE_REAL
@@ -22,6 +23,7 @@ from tests.support.program_names import (
     BATCH,
     IMAGE,
     IN,
+    INTEGERS,
     OUT,
     PRESSED_LAYERS,
     PRESSED_ROWS,
@@ -32,6 +34,7 @@ from tests.support.program_names import (
     TAPS,
     WIDTH,
     complex_products,
+    convolution_of_integers,
     convolution_of_lines,
 )
 from tests.support.recorded import count, text_of
@@ -98,6 +101,27 @@ def test_an_fft_by_matmuls_has_a_line() -> None:
     assert ledger.residual == 0
 
 
+def test_an_fft_of_one_axis_after_the_other_is_no_matmul() -> None:
+    """Of 32 × 64 real points, a GPU transforms all 33 columns of the half spectrum, then rows."""
+    executed = executed_flops("""HloModule m
+
+ENTRY %main (x: c64[4,32,33]) -> f32[4,32,64] {
+  %x = c64[4,32,33] parameter(0)
+  %t = c64[4,33,32] transpose(%x), dimensions={0,2,1}
+  %c = c64[4,33,32] fft(%t), fft_type=IFFT, fft_length={32}, metadata={op_name="jit(f)/fft"}
+  %u = c64[4,32,33] transpose(%c), dimensions={0,2,1}
+  ROOT %r = f32[4,32,64] fft(%u), fft_type=IRFFT, fft_length={64}, metadata={op_name="jit(f)/fft"}
+}
+""")
+    model = count_model_flops(jnp.fft.irfft2, jax.ShapeDtypeStruct((4, 32, 33), jnp.complex64))
+    assert model.total == 4 * 5 * 32 * 64 * 11 // 2
+    ledger = compare_flops(model=model, executed=executed)
+    beyond = 4 * 33 * 5 * 32 * 5 + 4 * 32 * 5 * 64 * 6 // 2 - model.total
+    lines = {line.label: line.flops for line in ledger.lines if line.flops}
+    assert lines == {"model": model.total, "FFT of one axis after the other": beyond}
+    assert ledger.residual == 0
+
+
 def test_complex_products_are_four_real_ones_or_three_and_the_ledger_says_so() -> None:
     real = 2 * BATCH * WIDTH * WIDTH
     shapes = [jax.ShapeDtypeStruct((n, WIDTH), jnp.complex64) for n in (WIDTH, BATCH)]
@@ -143,6 +167,19 @@ def test_convolutions_on_pieces_of_images_have_a_line(
     )
     lines = {line.label: line.flops for line in ledger.lines}
     assert lines[label] == executed.total - model.total // devices > 0
+    assert ledger.residual == 0
+
+
+def test_a_convolution_of_integers_in_blocks_has_the_same_line() -> None:
+    """Rows of 64 in eight blocks of 9, each output of which reads three columns."""
+    model = count_model_flops(convolution_of_integers, *INTEGERS)
+    product = 2 * 3 * 32
+    assert model.total == product * (3 * 64 - 2) ** 2
+    executed = count("v5e_image_int8")
+    assert executed.total == product * (3 * 64 - 2) * (3 * 8 * 9)
+    ledger = compare_flops(model=model, executed=executed)
+    lines = {line.label: line.flops for line in ledger.lines if line.flops}
+    assert lines == {"model": model.total, BLOCKS: executed.total - model.total}
     assert ledger.residual == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import types
 from collections.abc import Sequence
@@ -12,9 +13,11 @@ import jax
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.health import hardware
 from mfu_jax.logger.health.counters import DcgmCounters, TpuCounters, combined, counters_of_jax
 from mfu_jax.logger.health.gpus import Gpus
-from tests.logger.health.test_gpus import driver
+from mfu_jax.util.failsafe import Boundary
+from tests.logger.health.test_gpus import driver, next_reading
 
 # As libtpu 0.0.52 answers: lists of texts, empty for what a TPU or a version does not have.
 V6E = {
@@ -115,6 +118,7 @@ def test_dcgm_tells_the_gpus_of_this_process_by_their_uuid(monkeypatch: pytest.M
     given = dcgm(monkeypatch, fields)
     source = DcgmCounters(Gpus(driver(), [0]), 10.0, instead="")
     assert given["updateFrequency"] == 10_000_000
+    assert str(os.getpid()) in given["fieldGroupName"]
     assert combined(source.read()) == {
         "hardware/tensor_active": 0.5,
         "hardware/sm_active": 0.75,
@@ -133,7 +137,28 @@ def test_without_dcgm_the_error_says_where_its_binding_is(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "DcgmReader", None)
     with pytest.raises(UserError, match=r"NVIDIA A100 has no GPM.*PYTHONPATH=/usr/share"):
         DcgmCounters(Gpus(driver(), [0]), 10.0, instead="NVIDIA A100 has no GPM counters")
+    dcgm(monkeypatch, {})  # a host engine that is not running
+    with pytest.raises(UserError, match="none of these GPUs; is nv-hostengine running"):
+        DcgmCounters(Gpus(driver(), [5]), 10.0, instead="")
 
 
 def test_without_devices_there_are_none() -> None:
     assert counters_of_jax(None, 10.0) is None
+
+
+def test_counters_that_break_cost_no_other_reading(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def read(self) -> Any:
+            raise ArithmeticError("another form")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(hardware, "gpus_of_jax", lambda: Gpus(driver(), [0]))
+    monkeypatch.setattr(hardware, "counters_of_jax", lambda *_: Broken())
+    watch = hardware.HardwareWatch(0.001, Boundary())
+    for _ in range(3):
+        assert next_reading(watch).scalars["gpu/power_watts"] == 700.0
+    watch.close()
+    assert caplog.text.count("the devices' counters are not known") == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mfu_jax.logger.health.cross_check import CountCheck, TensorActivity
+from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.sinks import StepRecord
 
@@ -22,11 +23,15 @@ def record(end: float, seconds: float, hfu: float | None) -> StepRecord:
 
 
 def compared(
-    check: CountCheck, steps: list[StepRecord], waits: dict[float, float] | None = None
+    check: CountCheck,
+    steps: list[StepRecord],
+    waits: dict[float, float] | None = None,
+    cost: StepCost | None = None,
 ) -> Iterator[tuple[dict[str, float], list[str]]]:
     """What each step completes; `waits`: end of a step → seconds of data that it waited for."""
     for found in steps:
         step = TimedStep()
+        step.cost = cost
         if waits and found.unix_seconds in waits:
             step.spans = {"data_wait": waits[found.unix_seconds]}
         yield check.on_step(step, found)
@@ -67,18 +72,45 @@ def test_steps_without_executed_flops_are_not_compared() -> None:
     assert list(compared(check, [record(1.0, 1.0, 0.6), record(2.0, 1.0, None)])) == [({}, [])] * 2
 
 
-def notes_of(counter: Callable[[int], float], count: float = 0.4, times: int = 40) -> list[str]:
-    check = CountCheck()
+def notes_of(
+    counter: Callable[[int], float], times: int = 40, cost: StepCost | None = None
+) -> list[str]:
+    """The notes of a run with an HFU of 40%."""
+    check = CountCheck(has_tiles=cost is not None)
+    count = 0.4
     steps = []
     for i in range(times):
         check.add_interval(TensorActivity(10.0 * i, 10.0 * i + 10, counter(i)))
         steps += [record(10.0 * i + 5, 5.0, count), record(10.0 * i + 10, 5.0, count)]
-    return list(itertools.chain(*(notes for _, notes in compared(check, steps))))
+    return list(itertools.chain(*(notes for _, notes in compared(check, steps, cost=cost))))
 
 
 def test_what_tiles_explain_is_not_told() -> None:
     assert notes_of(lambda _: 0.4 * 1.09) == []
     assert notes_of(lambda _: 0.4 * 0.91) == []
+
+
+def cost_with(tiles: int | None) -> StepCost:
+    """Of 100 executed FLOPs, for which the device runs so many."""
+    return StepCost(
+        model_flops_per_device=100, executed_flops_per_device=100, hardware_flops_per_device=tiles
+    )
+
+
+def test_the_tiles_of_the_ledger_are_in_the_count() -> None:
+    """A matmul of 4000 x 1111 x 777 runs 9,663,676,416 FLOPs for 6,905,976,000: 1.40 times."""
+    check = CountCheck()
+    check.add_interval(TensorActivity(0.0, 2.0, 0.56))
+    (found,) = compared(check, [record(2.0, 2.0, 0.4)], cost=cost_with(140))
+    assert found[0][COUNT] == pytest.approx(0.56)
+    assert notes_of(lambda _: 0.56, cost=cost_with(140)) == []
+    assert notes_of(lambda _: 0.56, cost=cost_with(None))
+
+
+def test_with_the_tiles_of_the_ledger_less_is_left_to_explain() -> None:
+    assert notes_of(lambda _: 0.4 * 1.04, cost=cost_with(100)) == []
+    assert notes_of(lambda _: 0.4 * 1.06, cost=cost_with(100))
+    assert notes_of(lambda _: 0.4 * 1.06, cost=cost_with(None)) == []
 
 
 def test_twice_as_much_is_first_of_all_a_dtype_and_told_once() -> None:

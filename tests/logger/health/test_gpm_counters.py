@@ -117,7 +117,10 @@ def test_counters_that_begin_again_are_no_share(driver: Driver, pynvml: Any) -> 
     assert "hardware/tensor_active" not in wrapped
 
 
-def test_a_lost_gpu_needs_a_pair_again(driver: Driver, pynvml: Any) -> None:
+def test_a_lost_gpu_needs_a_pair_again(
+    driver: Driver, pynvml: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mfu_jax")
     driver.count(0, TENSOR, 50.0)
     source = GpmCounters(Gpus(pynvml, [0]))
     found = []
@@ -126,6 +129,18 @@ def test_a_lost_gpu_needs_a_pair_again(driver: Driver, pynvml: Any) -> None:
         found.append(bool(combined(source.read())))
     source.close()
     assert found == [False, True, False, False, True]
+    assert caplog.messages == ["the counters of GPU 0 are not known: GPU is lost"]
+
+
+def test_a_driver_that_refuses_is_one_line(
+    driver: Driver, pynvml: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = GpmCounters(Gpus(pynvml, [0]))
+    driver.set(0, gpm=0)  # as if a profiler took the counters
+    with caplog.at_level(logging.INFO, "mfu_jax"):
+        assert [combined(source.read()) for _ in range(3)] == [{}] * 3
+    source.close()
+    assert caplog.messages == ["the counters of GPU 0 are not known: Not Supported"]
 
 
 def test_a_slice_has_counters_of_its_own(

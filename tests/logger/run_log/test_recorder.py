@@ -270,6 +270,15 @@ def test_a_killed_process_has_written_all_but_the_last_tick(tmp_path: Path) -> N
     assert written[-1] >= recorded - 256
 
 
+def test_a_checkpoint_after_close_waits_for_no_sink(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(sinks=[ListSink()])
+    run.steps(1.0, 1.0)
+    run.logger.close()
+    with run.logger.pause("checkpoint"):  # flushes
+        pass
+    assert "not all written" not in caplog.text
+
+
 def test_who_closes_a_logger_at_the_same_time_gets_the_summary_as_well() -> None:
     hanging = HangingSink()
     run = Run(sinks=[hanging])

@@ -15,17 +15,22 @@ from mfu_jax.dumps import ModelFlops
 from mfu_jax.profiling.advice.rules import RULES
 from mfu_jax.profiling.advice.stats import ProfileStats
 from mfu_jax.profiling.advice.work import imbalance
-from mfu_jax.profiling.profile import Profile
+from mfu_jax.profiling.profile import Profile, read_profile
 from mfu_jax.profiling.report.text import render
 from mfu_jax.util.formatting import seconds_text
+from tests.support.accelerator_traces import write_trace
 from tests.support.written_profiles import (
     BANDWIDTH,
     BF16,
+    KIND,
+    PS,
     TF32,
     dot,
     dot_seconds,
+    write_program,
     written_profile,
 )
+from tests.support.xspace import Plane
 
 WITHIN = 0.2
 M, K, N = 8192, 4096, 8192
@@ -229,16 +234,50 @@ def test_a_callback_in_the_step(tmp_path: Path) -> None:
 
 
 def test_a_callback_that_only_the_host_records(tmp_path: Path) -> None:
-    """The GPU copies its argument and waits; the host's thread is in it before the GPU is done."""
+    """A GPU's copies of its argument and result name nothing, the launching thread names it."""
     call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
-    seconds = {**HEALTHY_SECONDS, "ask": 2e-6}
-    host = [("PjitFunction(step)", 0.0, 5 * MATMUL), ("ask", MATMUL, 4 * MATMUL)]
-    profile = written_profile(tmp_path, [*HEALTHY, call], seconds, idle=3 * MATMUL, host=host)
-    first(profile, "host callback in the step", 3 * MATMUL)
+    copying, launching = 0.2 * MATMUL, 0.1 * MATMUL
+    write_program(tmp_path, [*HEALTHY, call])
+    step = 6 * MATMUL
+    at = {"up": 0.0, "MemcpyD2H": MATMUL, "MemcpyH2D": 4 * MATMUL, "down": 5 * MATMUL}
+    seconds = {**HEALTHY_SECONDS, "MemcpyD2H": copying, "MemcpyH2D": copying}
+    plane = Plane("/device:GPU:0", gpu_device_name=KIND)
+    of = {"hlo_module": "jit_step", "program_id": 7}
+    plane.line(
+        "Stream #7(Compute)",
+        [
+            (name, round((turn * step + at[name]) * PS), round(seconds[name] * PS), stats)
+            for turn in range(4)
+            for name in at
+            for stats in [{**of, "hlo_op": name} if name in HEALTHY_SECONDS else {}]
+        ],
+    )
+    host = Plane("/host:CPU")
+    events = []
+    for begin in (turn * step for turn in range(4)):
+        events.append(("train", round(begin * PS), round(0.99 * step * PS), {"step_num": 1}))
+        asked = round((begin + launching) * PS), round((5 * MATMUL - 2 * launching) * PS)
+        events.append(("ask", *asked, {}))
+    host.line("python", events)
+    write_trace(tmp_path, host, plane)
+    profile = read_profile(tmp_path)
+    first(profile, "host callback in the step", step - 2 * MATMUL)
     assert len(profile.advice) == 1
-    assert "run 1 × a step" in profile.advice[0].evidence
+    assert "(ask) run 1 × a step" in profile.advice[0].evidence
     bars = {bar.name: bar.seconds for bar in profile.waterfall}
-    assert bars["waiting for callbacks on the host"] == pytest.approx(3 * MATMUL, rel=0.01)
+    waiting = 4 * MATMUL - launching
+    assert bars["waiting for callbacks on the host"] == pytest.approx(waiting, rel=0.01)
+
+
+def test_of_several_waits_in_a_step_the_long_one_is_named(tmp_path: Path) -> None:
+    """The loss is waited for while the device is at work; the accuracy is there already."""
+    events = [
+        ("$array.py:293 __float__", 0.0, 2 * MATMUL),
+        ("$array.py:310 item", 2.01 * MATMUL, 0.02 * MATMUL),
+    ]
+    profile = written_profile(tmp_path, HEALTHY, HEALTHY_SECONDS, idle=MATMUL, host=events)
+    first(profile, "sync in the loop", MATMUL)
+    assert "in 2 of 2 steps ($array.py:293 __float__)" in profile.advice[0].evidence
 
 
 EVALUATED = dot_seconds(M, K, K, 0.7)

@@ -22,7 +22,8 @@ def stats(*, late: float, is_cpu: bool, beside: float = 0.0) -> Any:
     record = SimpleNamespace(name="ask", scope="")
     work = SimpleNamespace(work=DeviceWork.HOST, record=record)
     op = SimpleNamespace(op=work, seconds=0.03, self_seconds=0.03 + beside, runs=1)
-    measured = SimpleNamespace(ops=[op], late_calls=late, threads=2 if is_cpu else 0)
+    threads, platform = (2, "cpu") if is_cpu else (0, "tpu")
+    measured = SimpleNamespace(ops=[op], late_calls=late, threads=threads, platform=platform)
     return SimpleNamespace(step=0.1, is_cpu=is_cpu, measured=measured)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,26 @@ def test_a_faster_run_is_told_by_how_much(tmp_path: Path) -> None:
     assert found.verdict in found.render()
     assert answer["metrics"]["mfu"]["change"] == pytest.approx(answer["faster"], abs=1e-3)
     assert answer["metrics"]["step_time_seconds"]["change"] == pytest.approx(-0.0476, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("mean", "words"),
+    [
+        (
+            3.7,
+            "takes",
+        ),
+        (1 / 3.7, "is"),
+    ],
+)
+def test_a_large_difference_is_a_ratio(mean: float, words: str, tmp_path: Path) -> None:
+    found = pair(tmp_path, mean=mean)
+    ending = "long" if words == "takes" else "fast"
+    match = re.fullmatch(rf"B {words} (.*) times as {ending} \((.*) to (.*)\)", found.verdict)
+    assert match is not None
+    ratio, low, high = map(float, match.groups())
+    assert low <= ratio <= high
+    assert ratio == pytest.approx(3.7, abs=0.1)
 
 
 def test_less_than_one_percent_is_shown_and_not_called(tmp_path: Path) -> None:

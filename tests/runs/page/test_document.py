@@ -119,6 +119,7 @@ def test_the_numbers_are_those_of_the_files(tmp_path: Path) -> None:
     assert not [e for e in html_pages.elements(text) if {"src", "href"} & set(e.attributes)]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(html_pages.CHROMIUM is None, reason="no Chromium here")
 def test_a_browser_shows_the_numbers_of_the_files(tmp_path: Path) -> None:
     write_job(tmp_path / "run")
@@ -203,16 +204,20 @@ def test_the_model_of_a_trainers_settings_is_counted(tmp_path: Path) -> None:
     assert float(rows["dense"]) * 1e12 == 452_984_832  # of the design, and three counts
 
 
-def test_hostile_names_harm_neither_page_nor_disk(tmp_path: Path) -> None:
-    folder = tmp_path / "<script>alert(1)<"
+def hostile(folder: Path) -> RunData:
     write_job(folder)
     names = {f"{HOSTILE}{n}": float(n) for n in range(10_000)}
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line(100, 1.0, **names, notes=[HOSTILE]))
     texts = {"config": HOSTILE, "ledger": HOSTILE}
     WrittenLog(folder).line("setup", 300.0, values={HOSTILE: HOSTILE}, texts=texts)
+    return read(folder)
+
+
+def test_hostile_names_harm_neither_page_nor_disk(tmp_path: Path) -> None:
+    run = hostile(tmp_path / "<script>alert(1)<")
     before = sorted(tmp_path.rglob("*"))
-    text = page([read(folder)])
+    text = page([run])
     assert sorted(tmp_path.rglob("*")) == before
     found = html_pages.elements(text)
     assert len([e for e in found if e.tag == "script"]) == 1
@@ -222,12 +227,15 @@ def test_hostile_names_harm_neither_page_nor_disk(tmp_path: Path) -> None:
     assert escape("</script><script>") in text
     assert len(text.encode()) < 500_000
     assert "rest: 9," in text  # of 10,000 metrics
-    if html_pages.CHROMIUM:
-        file = tmp_path / "page.html"
-        file.write_text(text)
-        assert "<title>&lt;script&gt;alert(1)&lt;: MFU" in html_pages.in_browser(
-            file, tmp_path / "browser"
-        )
+
+
+@pytest.mark.full
+@pytest.mark.skipif(html_pages.CHROMIUM is None, reason="no Chromium here")
+def test_hostile_names_harm_no_browser(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page([hostile(tmp_path / "<script>alert(1)<")]))
+    shown = html_pages.in_browser(file, tmp_path / "browser")
+    assert "<title>&lt;script&gt;alert(1)&lt;: MFU" in shown
 
 
 def test_a_long_run_is_a_small_page_that_keeps_its_spike(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ _DENSE = {
     # A window in every layer if the config has one
     (
         "llama",
+        "exaone",
         "granite",
         "granite_docling_text",
         "mistral",
@@ -165,7 +166,9 @@ _DENSE = {
     ),
     ("qwen3", "qwen3_vl_text"): _llama(qk_norm="head", layer_types=_late_windows),
     # xIELU has two learned scalars
-    ("apertus",): _llama(mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2),
+    ("apertus", "apertus1p5_text"): _llama(
+        mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2
+    ),
     # Attention and MLP in parallel after one norm
     ("cohere",): _llama(norms_per_layer=1, qk_norm=_choice("use_qk_norm", "all_heads", "")),
     ("cohere2",): _llama(
@@ -295,14 +298,14 @@ _MIXTURES = {
         layer_types=_listed(lambda _: FULL),
         feed_forward_types=_experts_where(lambda _: True),
     ),
-    ("glm4_moe", "glm4v_moe_text"): _llama(
+    ("glm4_moe", "glm4v_moe_text", "sarvam_moe"): _llama(
         lambda c: heads(c, floor=True),
         routed_and_shared,
         attention_output_bias=False,
         qk_norm=_choice("use_qk_norm", "head", ""),
     ),
     ("qwen3_next",): _llama(delta_net, lambda c: qwen_experts(c, shared=True)),
-    ("deepseek_v2", "deepseek_v3"): _llama(latent, routed_and_shared),
+    ("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"): _llama(latent, routed_and_shared),
     ("deepseek_ocr2_text",): _llama(lambda c: listed_experts(c, 1)),
     ("glm4_moe_lite",): _llama(latent, lambda c: listed_experts(c, 1)),
 }

@@ -7,6 +7,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     checked_length,
     decoder,
     equal_heads,
+    every,
     heads,
     layer_types,
     model_type,
@@ -33,6 +34,54 @@ def helium(c: Fields) -> ModelConfig:
     if sizes["num_query_heads"] * sizes["head_dim"] != c.size("hidden_size"):
         c.fail("head_dim", "expected hidden_size / num_attention_heads")
     return decoder(c, attention_output_bias=False, **sizes)
+
+
+@model_type("dory")
+def dory(c: Fields) -> ModelConfig:
+    """Layers in the middle run several times; weightless norms, gates, learned scales (nGPT)."""
+    # A released file lists attention and MLP as separate layers.
+    kinds = c.list_of(str, "layer_types") or []
+    blocks = 2 if "mlp" in kinds else 1
+    layers = c.size("num_hidden_layers") // blocks
+    inner = c.with_values(num_hidden_layers=layers, layer_types=kinds[::blocks] or None)
+    first, last = (c.size(f"n_{part}_layers", zero=True) // blocks for part in ("input", "output"))
+    if (looped := layers - first - last) < 1:
+        c.fail("n_input_layers", f"expected fewer than num_hidden_layers={layers} around the loop")
+    sizes = heads(c)
+    scales = 2 * (sizes["num_query_heads"] * sizes["head_dim"] + c.size("hidden_size"))
+    return decoder(
+        inner,
+        normalization="none",
+        attention_gate_width=sizes["head_dim"],
+        layer_types=layer_types(inner, every(4, FULL, SLIDING)),
+        layer_passes=(1,) * first + (c.size("n_recurrent_loops"),) * looped + (1,) * last,
+        further_vectors=layers * (scales + 2 * c.size("intermediate_size")) + c.size("vocab_size"),
+        **sizes,
+    )
+
+
+@model_type("hrm_text")
+def hrm_text(c: Fields) -> ModelConfig:
+    """Two stacks in nested cycles: H times L runs of one, H of the other; weightless norms.
+
+    A gradient flows through the last `L_bp_cycles` of the L runs of each cycle: backward is less
+    than twice forward.
+    """
+    high, low = c.size("H_cycles"), c.size("L_cycles")
+    stack = c.size("num_layers_per_stack", c.size("num_hidden_layers"))
+    given = c.list_of(int, "L_bp_cycles") or [2]
+    graded = ([1] * max(0, high - len(given)) + given)[:high]
+    inner = c.with_values(num_hidden_layers=2 * stack)
+    sizes = heads(c)
+    return decoder(
+        inner,
+        normalization="none",
+        attention_gate_width=sizes["head_dim"],
+        layer_passes=(high * low,) * stack + (high,) * stack,
+        graded_passes=(sum(min(g, low) for g in graded),) * stack + (high,) * stack,
+        further_vectors=c.size("hidden_size"),
+        **sizes,
+    )
 
 
 @model_type("smollm3")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
     checked_length,
     decoder,
+    every,
     experts,
     layer_types,
     model_type,
@@ -16,14 +17,14 @@ from mfu_jax.flops.analytic.huggingface.common import (
     refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.model_configs.layers import INDEXED
+from mfu_jax.flops.analytic.model_configs.layers import INDEXED, SHARED_INDEX
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 def latent(c: Fields) -> dict[str, Any]:
     """Heads, ranks and widths of MLA."""
     query_heads = c.size("num_attention_heads")
-    nope, rope = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim")
+    nope, rope = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim", zero=True)
     if c.has("num_key_value_heads") and query_heads // c.size("num_key_value_heads") != 1:
         c.fail("num_key_value_heads", f"expected num_attention_heads={query_heads}")
     return {
@@ -56,19 +57,39 @@ def deepseek_v32(c: Fields) -> ModelConfig:
     return decoder(c, use_bias=False, **latent(c), **values, **_indexer(c))
 
 
-def _indexer(c: Fields) -> dict[str, Any]:
-    """Every layer has its own indexer; one that reuses another layer's needs --trace."""
-    needs_trace(c, "index_topk_pattern")
-    needs_trace(c, "index_topk_freq", without=1)
-    if "shared" in (c.list_of(str, "indexer_types") or []):
-        needs_trace(c, "indexer_types")
+def _indexer(
+    c: Fields, default: Callable[[int], str] = lambda _: INDEXED, **renamed: str
+) -> dict[str, Any]:
+    """Layers with an indexer of their own, and for some types those that reuse an earlier one's."""
+    kinds = layer_types(c, default, **renamed)
+    if interval := _SHARING.get(c.model_type):
+        own = _own_indexers(c, interval)
+        kinds = [
+            SHARED_INDEX if kind == INDEXED and not own[i] else kind for i, kind in enumerate(kinds)
+        ]
     return {
-        "layer_types": layer_types(c, lambda _: INDEXED),
+        "layer_types": kinds,
         "use_indexer": True,
         "indexer_n_heads": c.size("index_n_heads"),
         "indexer_head_dim": c.size("index_head_dim"),
         "indexer_topk": c.size("index_topk"),
     }
+
+
+# Types whose layers may reuse an indexer, and the interval of the layers with one of their own.
+_SHARING = {"glm_moe_dsa": 1, "glm5_next_text": 1, "hy_v4": 4, "hy_v4_vl_text": 4}
+
+
+def _own_indexers(c: Fields, default: int) -> list[bool]:
+    """Whether each layer has an indexer: listed, in a pattern such as FSSF, or every n-th."""
+    name = "indexer_types" if c.has("indexer_types") else "index_topk_pattern"
+    if given := list(c.get(name) or ()):
+        if unknown := [kind for kind in given if kind not in ("full", "shared", "F", "S")]:
+            c.fail(name, f"has {unknown[0]!r}, expected full or shared")
+        return [kind in ("full", "F") for kind in checked_length(c, name, given)]
+    interval = max(c.size("index_topk_freq", default, zero=True), 1)
+    offset = c.size("index_skip_topk_offset", 2, zero=True)
+    return [max(i - offset + 1, 0) % interval == 0 for i in range(c.size("num_hidden_layers"))]
 
 
 def listed_experts(c: Fields, dense: int) -> dict[str, Any]:
@@ -78,6 +99,48 @@ def listed_experts(c: Fields, dense: int) -> dict[str, Any]:
         "shared_experts": c.optional_size("n_shared_experts"),
         **experts(c, "n_routed_experts"),
     }
+
+
+@model_type("hy_v4", "hy_v4_vl_text")
+def hy_v4(c: Fields) -> ModelConfig:
+    """Latent attention with an indexer, a gate and sinks; several residual streams."""
+    sizes = latent(c)
+    return decoder(
+        c,
+        attention_gate_width=sizes["v_head_dim"],
+        attention_sinks=True,
+        mhc_expansion_rate=c.size("hc_mult"),
+        **sizes,
+        **listed_experts(c, 1),
+        **_indexer(c),
+    )
+
+
+@model_type("glm5_next_text")
+def glm5_next_text(c: Fields) -> ModelConfig:
+    """Kimi delta attention, and in every fourth layer latent attention to pooled keys; streams.
+
+    A query also sees up to `index_kpool` - 1 tokens of the last, unfinished pool, not counted here.
+    """
+    kinds = _indexer(
+        c,
+        every(4, INDEXED, "kimi_delta"),
+        linear_attention="kimi_delta",
+        full_attention=INDEXED,
+    )
+    return decoder(
+        c,
+        gdn_num_value_heads=c.size("linear_num_heads"),
+        gdn_value_head_dim=c.size("linear_head_dim"),
+        gdn_conv_kernel_dim=c.size("linear_conv_kernel_dim"),
+        gdn_low_rank_gates=2,
+        indexer_pool=c.size("index_kpool"),
+        mhc_expansion_rate=c.size("hc_mult"),
+        stream_mixing=True,
+        **latent(c),
+        **listed_experts(c, 3),
+        **kinds,
+    )
 
 
 _SPARSE, _HEAVY, _WINDOW = (

@@ -243,17 +243,25 @@ def _form_q(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
 def _triangular_solve(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int | None:
     """A routine inverts the diagonal blocks, possibly for two solves with the same matrix.
 
-    Of k block rows, all but the first are updated, and all are then multiplied: 2k − 1 matmuls
-    with 2n − side rows in total. The last block row may have fewer rows than the others.
+    Of k block rows, all but the first are updated, and all are then multiplied: 2k − 1 matmuls. The
+    first block row has fewer rows than the others if the matrix is solved from its end, else the
+    last one; its product with an inverse of one element is no matmul.
     """
     *_, count, side, _ = blocks[0].dims
-    solves, rest = divmod(len(matmuls), 2 * count - 1)
-    if not solves or rest or any(block.dims[-3:] != blocks[0].dims[-3:] for block in blocks):
+    if any(block.dims[-3:] != blocks[0].dims[-3:] for block in blocks) or not matmuls:
         return None
     right_hand_sides = max(shape.size for shape in matmuls) // side  # over the whole batch
-    rows, rest = divmod(sum(shape.size for shape in matmuls), solves * right_hand_sides)
-    n, odd = divmod(rows + side, 2)
-    if rest or odd or not (count - 1) * side < n <= count * side:
+    sizes = [divmod(shape.size, max(1, right_hand_sides)) for shape in matmuls]
+    rows = [whole for whole, _ in sizes]
+    least, ran = min(rows), sum(rows)
+    n = (count - 1) * side + least
+    solves, rest = divmod(len(matmuls), 2 * count - 1)
+    from_end = n + (count - 1) * side
+    ways = [a * (2 * n - side) + (solves - a) * from_end for a in range(solves + 1)]
+    if rest and least == 1:
+        solves, rest = divmod(len(matmuls), 2 * count - 2)
+        ways = [solves * (2 * n - side - 1)]
+    if rest or ran not in ways or any(part for _, part in sizes) or not 0 < least <= side:
         return None
     return solves * textbook.triangular_solve(n, right_hand_sides)
 

@@ -119,7 +119,7 @@ def _shift_left(a: Any, by: Any) -> Any:
 
 def _shift_right_logical(a: Any, by: Any) -> Any:
     is_inside, by = _shift(a, by)
-    bits = a.view(f"u{a.dtype.itemsize}")
+    bits = _unsigned(a)
     return np.where(is_inside, bits >> by.astype(bits.dtype), 0)
 
 
@@ -136,29 +136,13 @@ def _shift(a: Any, by: Any) -> tuple[Any, Any]:
     return is_inside, np.where(is_inside, by, 0).astype(a.dtype)
 
 
-def _population_count(eqn: Any, operands: Sequence[Any]) -> Any:
-    return np.bitwise_count(np.asarray(operands[0]).view(f"u{operands[0].dtype.itemsize}"))
+def _unsigned(a: Any) -> Any:
+    return np.asarray(a).view(f"u{a.dtype.itemsize}")
 
 
-def _leading_zeros(eqn: Any, operands: Sequence[Any]) -> Any:
-    (value,) = operands
-    bits = 8 * value.dtype.itemsize
-    rest = np.asarray(value).view(f"u{value.dtype.itemsize}")
-    zeros = np.full(np.shape(rest), bits)
-    while np.any(rest):
-        zeros = zeros - (rest != 0)
-        rest = rest >> np.ones_like(rest)
-    return zeros
-
-
-def _integer_power(eqn: Any, operands: Sequence[Any]) -> Any:
-    power = eqn.params["y"]
-    result = np.ones_like(operands[0])
-    if power < 0:  # JAX rejects it for integers
-        return None
-    for _ in range(power):
-        result = result * operands[0]
-    return result
+def _leading_zeros(a: Any) -> Any:
+    lengths = np.frompyfunc(int.bit_length, 1, 1)(_unsigned(a).astype(object))
+    return 8 * a.dtype.itemsize - lengths
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -188,16 +172,12 @@ def _convert(eqn: Any, operands: Sequence[Any]) -> Any:
     return np.asarray(operands[0]).astype(eqn.outvars[0].aval.dtype)
 
 
-def _negative(a: Any) -> Any:
-    return (0 * a - a).astype(a.dtype)
-
-
 def _on_values(function: Callable[..., Any]) -> IntegerRule:
     return lambda eqn, operands: function(*operands)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": np.abs, "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": _negative,
+    "abs": np.abs, "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative,
     "add_any": np.add, "sign": np.sign, "max": np.maximum, "min": np.minimum,
     "div": _divide, "rem": _remainder, "pow": _power,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
@@ -206,14 +186,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
     "shift_left": _shift_left, "shift_right_logical": _shift_right_logical,
     "shift_right_arithmetic": _shift_right_arithmetic, "square": lambda a: a * a,
+    "population_count": lambda a: np.bitwise_count(_unsigned(a)), "clz": _leading_zeros,
 }  # fmt: skip
 _ELEMENTWISE: dict[str, IntegerRule] = {
     **{name: _on_values(function) for name, function in _FUNCTIONS.items()},
     "select_n": _select,
     "convert_element_type": _convert,
-    "integer_pow": _integer_power,
-    "population_count": _population_count,
-    "clz": _leading_zeros,
+    "integer_pow": lambda eqn, operands: _power(operands[0], np.int64(eqn.params["y"])),
     **dict.fromkeys(
         ["copy", "copy_p", "multiple_of", "name", "pbroadcast", "pvary", "reduced_vary_cast_p",
          "sharding_constraint"],

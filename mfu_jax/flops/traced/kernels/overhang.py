@@ -351,30 +351,6 @@ def _regrouped(
         yield range(before, i), range(after, j)
 
 
-def _concatenate(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
-    axis = eqn.params["dimension"]
-    sizes = [variable.aval.shape[axis] for variable in eqn.invars]
-    along = [_dims(value, len(shape))[axis] for value in known]
-    others = [_made([e for d, e in enumerate(_dims(v, len(shape))) if d != axis]) for v in known]
-    across = union([o for o, v in zip(others, known, strict=True) if not is_fill(v)])
-    dims = list(_dims(across, len(shape) - 1))
-    total = sum(size if e is None else e for e, size in zip(along, sizes, strict=True))
-    dims.insert(axis, _count(total, shape[axis]))
-    bounds = (v.is_bound for v in (across, *known) if _is_part(v))
-    return _made(dims, any(bounds))
-
-
-def _slice(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
-    (value,) = known
-    strides = eqn.params["strides"] or (1,) * len(shape)
-    starts = eqn.params["start_indices"]
-    dims = [
-        None if extent is None else _count(-(-(extent - start) // stride), size)
-        for extent, start, stride, size in zip(value.dims, starts, strides, shape, strict=True)
-    ]
-    return _made(dims, value.is_bound)
-
-
 _Rule = Callable[[Any, Sequence[Known], Sequence[int]], Known]
 _RULES: dict[str, _Rule] = {
     "select_n": _select,
@@ -383,10 +359,11 @@ _RULES: dict[str, _Rule] = {
     "reshape": _reshape,
     "squeeze": _reshape,
     "expand_dims": _reshape,
-    "concatenate": _concatenate,
-    "slice": _slice,
     # What is inside the arrays may end up anywhere.
-    **dict.fromkeys(("rev", "roll", "sort"), lambda eqn, known, shape: _bound(len(shape))),
+    **dict.fromkeys(
+        ("concatenate", "rev", "roll", "slice", "sort"),
+        lambda eqn, known, shape: _bound(len(shape)),
+    ),
 }
 
 

@@ -389,34 +389,57 @@ class _KernelPrograms:
         (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
         consts, carries = scan_groups(eqn)
         length = eqn.params["length"]
-        results: Sequence[Known] = [None] * len(eqn.outvars)
         fixed, initial = known[:consts], known[consts : consts + carries]
         slices: list[Known] = [None] * (len(jaxpr.invars) - consts - carries)
 
-        def unrolled() -> Sequence[Known]:
+        def once(run: _KernelPrograms, carry: Sequence[Known]) -> list[Known]:
+            return run.walk(jaxpr, [*fixed, *carry, *slices], times * length)
+
+        def unrolled() -> Sequence[Known] | None:
             carry = initial
             for _ in range(length):
                 carry = self.walk(jaxpr, [*fixed, *carry, *slices], times)[:carries]
-            return [*carry, *results[carries:]]
+            return carry
 
-        if _decides(jaxpr) and length <= _LONGEST_UNROLLED:
-            return unrolled()
-        if self.overhangs:
-            before = self._stored()
-            attempt, carry = self._steady(
-                initial,
-                lambda run, carry: run.walk(jaxpr, [*fixed, *carry, *slices], times * length),
-            )
-            if attempt.bounds and length <= _LONGEST_UNROLLED:
-                _restore(before)
-                return unrolled()
-            self.accept(attempt)
-            return [*carry, *results[carries:]]
-        self.walk(jaxpr, [*fixed, *[None] * (len(jaxpr.invars) - consts)], times * length)
-        return results
+        may_unroll = length <= _LONGEST_UNROLLED
+        carry = self._loop(jaxpr, initial, once, unrolled if may_unroll else lambda: None)
+        return [*carry, *[None] * (len(eqn.outvars) - carries)]
+
+    def _loop(
+        self,
+        body: Any,
+        initial: Sequence[Known],
+        once: Callable[[_KernelPrograms, Sequence[Known]], list[Known]],
+        unrolled: Callable[[], Sequence[Known] | None],
+    ) -> Sequence[Known]:
+        """What a loop carries at its end; iteration by iteration only where that may matter.
+
+        Args:
+            body: the loop's body.
+            initial: what it carries at first.
+            once: walks the body for all iterations, given what it carries in any of them.
+            unrolled: walks all iterations; None if that is not possible.
+        """
+        if _decides(body) and (carried := unrolled()) is not None:
+            return carried
+        if not self.overhangs:
+            once(self, [None] * len(initial))
+            return [None] * len(initial)
+        at_start = self._stored()
+        attempt, carry = self._steady(initial, once)
+        if attempt.bounds:
+            at_end = self._stored()
+            _restore(at_start)
+            if (carried := unrolled()) is not None:
+                return carried
+            _restore(at_end)
+        self.accept(attempt)
+        return carry
 
     def _steady(
-        self, initial: Sequence[Known], body: Callable[[_KernelPrograms, list[Known]], list[Known]]
+        self,
+        initial: Sequence[Known],
+        body: Callable[[_KernelPrograms, Sequence[Known]], list[Known]],
     ) -> tuple[_KernelPrograms, list[Known]]:
         """A run of a loop's body on what it carries in any iteration, and that at its end.
 
@@ -436,35 +459,19 @@ class _KernelPrograms:
 
     def _while(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
         loop = while_of(eqn)
-        carried = self._iterations(loop, known, times) if _decides(loop.body) else None
-        if carried is not None:
-            return carried
-        body, body_consts = loop.body, loop.body_consts
-        runs = times
+        _, fixed, initial = loop.split(known)
         trips = self.trip_count(loop, bare(known))
         if trips is not None and not self.skips:
             trips = np.max(trips)  # an upper bound: the maximum over all grid steps
-        before = self.flops.total()
-        _, fixed, initial = loop.split(known)
-        times = times * (1 if trips is None else trips)
-        results: list[Known] = [None] * len(eqn.outvars)
-        if self.overhangs:
-            at_start = self._stored()
-            attempt, results = self._steady(
-                initial, lambda run, carry: run.walk(body, [*fixed, *carry], times)
-            )
-            if attempt.bounds:
-                at_end = self._stored()
-                _restore(at_start)
-                if (carried := self._iterations(loop, known, runs)) is not None:
-                    return carried
-                _restore(at_end)
-            self.accept(attempt)
-        else:
-            self.walk(body, [*fixed, *[None] * (len(body.invars) - body_consts)], times)
-        if trips is None and self.flops.total() > before:
-            self.unknown.add("how often a loop runs: its body was counted once")
-        return results
+
+        def once(run: _KernelPrograms, carry: Sequence[Known]) -> list[Known]:
+            before = run.flops.total()
+            after = run.walk(loop.body, [*fixed, *carry], times * (1 if trips is None else trips))
+            if trips is None and run.flops.total() > before:
+                run.unknown.add("how often a loop runs: its body was counted once")
+            return after
+
+        return self._loop(loop.body, initial, once, lambda: self._iterations(loop, known, times))
 
     def _iterations(
         self, loop: While, known: list[Known], times: np.ndarray

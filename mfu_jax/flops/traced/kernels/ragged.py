@@ -57,7 +57,7 @@ def _share(groups: int, rows: int, lengths: Lengths) -> tuple[Fraction, str]:
         return Fraction(1), ""
     if len(sizes) != groups or sum(sizes) > rows:
         return Fraction(1), (
-            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
+            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; this product has {groups} "
             f"groups of {rows} rows at most: every row was counted"
         )
     return Fraction(sum(sizes), rows), ""
@@ -102,16 +102,9 @@ def share_of_ragged_dot(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (ragged, *_) = numbers.lhs_ragged_dimensions
     (_, (lhs_batch, _)) = numbers.dot_dimension_numbers
-    sizes, groups = lengths.group_sizes, eqn.invars[2].aval.shape[-1]
-    rows = eqn.invars[0].aval.shape[ragged]
-    if not sizes or ragged in lhs_batch:
+    if ragged in lhs_batch:
         return Fraction(1), ""
-    if len(sizes) != groups or sum(sizes) > rows:
-        return Fraction(1), (
-            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; this product has {groups} "
-            f"groups of {rows} rows at most: every row was counted"
-        )
-    return Fraction(sum(sizes), rows), ""
+    return _share(eqn.invars[2].aval.shape[-1], eqn.invars[0].aval.shape[ragged], lengths)
 
 
 def paged_lengths(eqn: Any, name: str, lengths: Lengths) -> tuple[ConstantTable | None, str]:

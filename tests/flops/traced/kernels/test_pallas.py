@@ -218,7 +218,7 @@ def test_given_group_sizes_leave_out_the_rows_of_no_group():
     assert count.total == 3 * 2 * programs.ROWS * programs.WIDTH * programs.HIDDEN
     reasons = [item.reason for item in count.unaccounted if item.name == "pallas_call"]
     assert len(reasons) == 3
-    assert all("the kernel has 4 groups of 512 rows" in reason for reason in reasons)
+    assert all("this product has 4 groups of 512 rows" in reason for reason in reasons)
 
 
 def test_sizes_that_the_function_takes_itself_are_its_own():

@@ -1,0 +1,192 @@
+"""Several calls that make one step, and several steps in one call, against hand arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mfu_jax
+from mfu_jax.errors import UserError
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.records.step_cost import StepCost
+from tests.support.sinks import ListSink
+
+ROWS, D, F = 2, 8, 4
+# x @ w, and the gradient of w; x has none.
+CALL_FLOPS = 2 * (2 * ROWS * D * F)
+TOKENS = 64  # of a step
+OPTIONS: dict[str, Any] = {
+    "peak_tflops_per_device": 1.0,
+    "tokens_per_step": TOKENS,
+    "warmup_steps": 0,
+}
+
+
+def loss_of(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.mean((x @ w) ** 2)
+
+
+def batch(number: int) -> jax.Array:
+    return jnp.full((ROWS, D), number / 10, jnp.float32)
+
+
+def assert_rates(memory: ListSink, flops: int, steps: range) -> None:
+    """Every step has these FLOPs and the tokens of one, and rates of its own time."""
+    assert memory.steps == list(steps)
+    assert memory.scalar("perf/per_device_tflops") == [flops / 1e12] * len(steps)
+    assert memory.scalar("perf/per_device_tokens") == [TOKENS] * len(steps)
+    for record in memory.records:
+        seconds = record.scalars["perf/step_time_seconds"]
+        assert record.scalars["perf/mfu"] == pytest.approx(flops / seconds / 1e12)
+        assert record.scalars["perf/hfu"] == record.scalars["perf/mfu"]
+
+
+@pytest.mark.full
+def test_four_calls_with_accumulated_gradients_are_a_step() -> None:
+    optimizer = optax.MultiSteps(optax.sgd(0.1), 4)
+
+    @jax.jit
+    def micro_step(w: jax.Array, state: Any, x: jax.Array) -> Any:
+        loss, gradient = jax.value_and_grad(loss_of)(w, x)
+        updates, state = optimizer.update(gradient, state, w)
+        return optax.apply_updates(w, updates), state, loss
+
+    def losses(step: Any) -> list[float]:
+        w = jnp.ones((D, F))
+        state, found = optimizer.init(w), []
+        for number in range(14):  # the last two complete no step
+            w, state, loss = step(w, state, batch(number))
+            found.append(float(loss))
+        return found
+
+    memory = ListSink()
+    step = mfu_jax.instrument(micro_step, calls_per_step=4, sinks=[memory], **OPTIONS)
+    found = losses(step)
+    assert found == losses(micro_step)
+    step.close()
+    assert_rates(memory, 4 * CALL_FLOPS, range(3))
+    assert step.flops.model.per_device == CALL_FLOPS
+    means = [np.mean(found[4 * i : 4 * i + 4], dtype=np.float32) for i in range(3)]
+    assert memory.scalar("learning/loss") == pytest.approx(means)
+    setup = dict(memory.texts)["setup/values"]
+    assert "calls per step: 4\n" in setup
+    assert f"tokens per device per call: {TOKENS / 4}" in setup
+
+
+@pytest.mark.full
+def test_a_step_is_three_calls_that_accumulate_and_one_that_updates() -> None:
+    memory = ListSink()
+    logger = MetricLogger(calls_per_step=4, sinks=[memory], warmup_steps=0)
+    options = {"logger": logger, "peak_tflops_per_device": 1.0, "tokens_per_step": TOKENS}
+
+    @mfu_jax.instrument(**options)
+    @jax.jit
+    def accumulate(w: jax.Array, total: jax.Array, x: jax.Array) -> Any:
+        loss, gradient = jax.value_and_grad(loss_of)(w, x)
+        return total + gradient, {"loss": loss}
+
+    @mfu_jax.instrument(metrics=lambda output: output[1], **options)
+    @jax.jit
+    def update(w: jax.Array, total: jax.Array) -> Any:
+        normed = total @ total.T @ total  # so that the update has FLOPs, too
+        return w - 0.1 * normed, {"norm": jnp.abs(total).sum()}
+
+    w = jnp.ones((D, F))
+    for _ in range(3):
+        total = jnp.zeros((D, F))
+        for number in range(3):
+            total, _ = accumulate(w, total, batch(number))
+        w, _ = update(w, total)
+    logger.close()
+    assert_rates(memory, 3 * CALL_FLOPS + 2 * (2 * D * F * D), range(3))
+    assert None not in memory.scalar("learning/loss") + memory.scalar("learning/norm")
+
+
+@pytest.mark.full
+def test_a_call_that_scans_four_steps_logs_each(tmp_path: Path) -> None:
+    @jax.jit
+    def four_steps(w: jax.Array, xs: jax.Array) -> Any:
+        def body(w: jax.Array, x: jax.Array) -> Any:
+            loss, gradient = jax.value_and_grad(loss_of)(w, x)
+            return w - 0.1 * gradient, {"loss": loss, "norm": jnp.abs(gradient).sum()}
+
+        return jax.lax.scan(body, w, xs)
+
+    memory = ListSink()
+    trace = {"profile_steps": "14", "profile_dir": str(tmp_path)}  # in the second call
+    options = {**OPTIONS, **trace, "steps_per_call": 4, "start_step": 8}
+    step = mfu_jax.instrument(four_steps, sinks=[memory], **options)
+    w, losses, norms = jnp.ones((D, F)), [], []
+    for number in range(3):
+        w, metrics = step(w, jnp.stack([batch(number + i) for i in range(4)]))
+        losses += metrics["loss"].tolist()
+        norms += metrics["norm"].tolist()
+    summary = step.close()
+    assert_rates(memory, CALL_FLOPS, range(8, 20))
+    assert step.flops.model.per_device == 4 * CALL_FLOPS
+    assert memory.scalar("learning/loss") == losses
+    assert memory.scalar("learning/norm") == norms
+    seconds = memory.scalar("perf/step_time_seconds")
+    assert seconds[4:8] == [seconds[4]] * 4
+    assert [record.kind for record in memory.records] == ["compile"] * 4 + ["step"] * 8
+    assert summary.steps == 8
+    assert memory.records[-1].scalars["profile/last_step"] == 14
+    assert sum(seconds) < summary.total_seconds
+
+
+@pytest.mark.full
+def test_given_flops_are_those_of_a_step_however_it_is_called() -> None:
+    plain = jax.jit(lambda w, x: (w, {"loss": loss_of(w, x)}))
+    for options, calls in (({"calls_per_step": 2}, 4), ({"steps_per_call": 2}, 1)):
+        memory = ListSink()
+        step = mfu_jax.instrument(plain, flops_source=1000, sinks=[memory], **options, **OPTIONS)
+        for _ in range(calls):
+            step(jnp.ones((D, F)), batch(1))
+        step.close()
+        assert memory.scalar("perf/per_device_tflops") == [1000 / 1e12] * 2
+        assert memory.scalar("perf/per_device_tokens") == [TOKENS] * 2
+
+
+def test_a_loop_that_records_says_how_many_steps_a_call_ran() -> None:
+    memory = ListSink()
+    cost = StepCost(model_flops_per_device=90, tokens_per_device=7, peak_flops_per_sec=1e3)
+    with MetricLogger(sinks=[memory], warmup_steps=0) as logger:
+        for last in (2, 5):
+            metrics = {"loss": np.arange(3.0) + last, "rate": 0.5}
+            logger.record(last, metrics, step_time_seconds=0.3, cost=cost, steps=3)
+    assert memory.steps == list(range(6))
+    assert memory.scalar("perf/step_time_seconds") == pytest.approx([0.1] * 6)
+    assert memory.scalar("perf/per_device_tflops") == [30 / 1e12] * 6
+    assert memory.scalar("perf/per_device_tokens") == pytest.approx([7 / 3] * 6)
+    assert memory.scalar("perf/mfu") == pytest.approx([0.3] * 6)
+    assert memory.scalar("learning/loss") == [2, 3, 4, 5, 6, 7]
+    assert memory.scalar("learning/rate") == [0.5] * 6
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"calls_per_step": 0}, "calls_per_step=0: expected at least 1"),
+        ({"steps_per_call": 0}, "steps_per_call=0: expected at least 1"),
+        ({"calls_per_step": 2, "steps_per_call": 2}, "at most one above 1"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(keys: dict[str, int], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        mfu_jax.instrument(jax.jit(loss_of), sinks=[], **keys)
+
+
+def test_a_record_of_no_steps_is_refused() -> None:
+    with MetricLogger(sinks=[]) as logger, pytest.raises(UserError, match="steps=0"):
+        logger.record(0, {}, steps=0)
+
+
+def test_calls_per_step_is_the_loggers() -> None:
+    with pytest.raises(UserError, match="calls_per_step"):
+        mfu_jax.instrument(jax.jit(loss_of), logger=MetricLogger(sinks=[]), calls_per_step=2)

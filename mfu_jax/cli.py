@@ -1,4 +1,4 @@
-"""`mfu-jax COMMAND …`: each module of `mfu_jax.commands` is a command.
+"""`mfu-jax COMMAND …`: each module of `mfu_jax.commands` is a command, and so is `mfu_jax.train`.
 
 Its docstring is its manual: ``mfu-jax --help`` shows the first line, ``mfu-jax COMMAND --help`` all
 of it. A command is imported only when it runs; its ``main`` takes the words after its name and
@@ -19,10 +19,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mfu_jax.errors import UserError, nearest, one_line
-from mfu_jax.util.formatting import columns
 
 _FOLDER = Path(__file__).parent / "commands"
 _HELP = frozenset({"-h", "--help"})
+_TRAIN = "train"  # not in the folder: python -m mfu_jax.train runs it, too
+_EXAMPLE = "\nexample: "  # in the last line of a manual
+_GROUPS = {
+    "Begin": ("doctor", "hardware"),
+    "Count FLOPs": ("flops", "compare", "dump"),
+    "Run": ("train", "watch", "replay"),
+    "Judge": ("report", "profile", "gate", "published"),
+    "Plan": ("plan", "project"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +77,7 @@ def _run(name: str | None = None, *rest: str) -> int:
     if _HELP & set(rest):
         print(manual(name))
         return 0
-    return int(importlib.import_module(f"mfu_jax.commands.{name}").main(list(rest)) or 0)
+    return int(importlib.import_module(module_of(name)).main(list(rest)) or 0)
 
 
 def _print_anything() -> None:
@@ -104,19 +112,35 @@ def _described(error: Exception) -> str:
 
 def command_names() -> list[str]:
     """All commands, in alphabetical order."""
-    return sorted(path.stem for path in _FOLDER.glob("[!_]*.py"))
+    return sorted([*(path.stem for path in _FOLDER.glob("[!_]*.py")), _TRAIN])
+
+
+def module_of(name: str) -> str:
+    """The module of a command."""
+    return f"mfu_jax.{'' if name == _TRAIN else 'commands.'}{name}"
 
 
 def manual(name: str) -> str:
     """The docstring of a command's module, read without importing it: some import jax."""
-    source = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    folder = Path(__file__).parent if name == _TRAIN else _FOLDER
+    source = (folder / f"{name}.py").read_text(encoding="utf-8")
     return source.partition('"""')[2].partition('"""')[0].rstrip()
 
 
 def _usage() -> str:
-    rows = [(f"  {name}", manual(name).partition("\n")[0].rstrip(".")) for name in command_names()]
-    table = "\n".join(columns(rows, "<"))
-    return f"usage: mfu-jax COMMAND [arguments]\n\n{table}\n\nmfu-jax COMMAND --help tells more."
+    """All commands by task, each with its first line and its example."""
+    lines = ["usage: mfu-jax COMMAND [arguments]"]
+    left = command_names()
+    for title, names in (*_GROUPS.items(), ("Others", tuple(left))):
+        found = [name for name in names if name in left]
+        left = [name for name in left if name not in found]
+        lines += ["", title] if found else []
+        for name in found:
+            first, _, rest = manual(name).partition("\n")
+            lines.append(f"  {name:<11}{first.rstrip('.')}")
+            if example := rest.partition(_EXAMPLE)[2]:
+                lines.append(f"{'':13}{example}")
+    return "\n".join([*lines, "", "mfu-jax COMMAND --help tells more."])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ NAMES = cli.command_names()
 def test_every_module_of_the_folder_is_a_command() -> None:
     assert NAMES == [
         "compare",
+        "doctor",
         "dump",
         "flops",
         "gate",
@@ -36,6 +37,19 @@ def test_every_module_of_the_folder_is_a_command() -> None:
     ]
 
 
+def test_help_is_grouped_with_an_example_each_in_80_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert [line for line in lines if line and not line.startswith((" ", "usage", "mfu-jax"))] == [
+        *("Begin", "Count FLOPs", "Run", "Judge", "Plan"),
+    ]
+    examples = [line.split()[1] for line in lines if line.startswith(f"{'':13}mfu-jax ")]
+    assert sorted(examples) == NAMES
+
+
 def test_the_version_and_a_misspelt_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert re.fullmatch(r"mfu-jax \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
@@ -45,7 +59,7 @@ def test_the_version_and_a_misspelt_command(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_manual_is_the_docstring_and_begins_with_one_line(name: str) -> None:
-    module = importlib.import_module(f"mfu_jax.commands.{name}")
+    module = importlib.import_module(cli.module_of(name))
     text = cli.manual(name)
     assert text == (module.__doc__ or "").rstrip()
     summary, blank, usage = text.splitlines()[:3]
@@ -74,7 +88,7 @@ def test_help_of_a_command_is_its_manual(name: str, capsys: pytest.CaptureFixtur
 def test_an_unknown_command_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name]) == 2
     error = capsys.readouterr().err
-    assert "the commands are: compare, dump, flops" in error
+    assert "the commands are: compare, doctor, dump" in error
     assert error.count("\n") == 1
 
 
@@ -98,7 +112,7 @@ def test_a_new_file_is_a_new_command(
     monkeypatch.setattr(cli, "_FOLDER", tmp_path)
     monkeypatch.setattr(commands, "__path__", [str(tmp_path)])
     assert cli.main(["--help"]) == 0
-    assert "  greet  Greets\n" in capsys.readouterr().out
+    assert "\nOthers\n  greet      Greets\n" in capsys.readouterr().out
     assert cli.main(["greet", "you"]) == 0
     assert capsys.readouterr().out == "hello you\n"
 

@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
@@ -220,25 +221,34 @@ def with_gathered_keys(x: AttentionInputs) -> AttentionInputs:
     return dataclasses.replace(x, q=q, k=k, v=v)
 
 
-def masked_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array,
-    *,
-    pattern: AttentionPattern = CAUSAL,
-    sinks: jax.Array | None = None,
+def over_shards(
+    run: Callable[..., jax.Array],
+    x: AttentionInputs,
+    *more: tuple[Any, Any],
+    queries: str | None = None,
+    keys: str | None = None,
 ) -> jax.Array:
-    """Two einsums and a softmax in float32; every pair is computed, then masked.
+    """Runs what XLA cannot partition on each device's batch rows and heads.
 
     Args:
-        q: [B, S, N, h].
-        k: [B, T, K, h] and v [B, T, K, v] may have another length.
-        mask: [B, S, T].
-        pattern: only its scale and soft cap are used.
-        sinks: [N].
+        more: of what `run` takes besides `x`: its partition specs, its value.
+        queries: the mesh axis over which queries are split; `keys`: keys and values.
     """
-    return weighted(v, masked_probabilities(q, k, mask, pattern=pattern, sinks=sinks), q.dtype)
+    if jax.sharding.get_abstract_mesh().empty:
+        return run(x)
+    split = PartitionSpec(BATCH_AXES, queries, "tensor", None)
+    whole = PartitionSpec(BATCH_AXES, keys, "tensor", None)
+    segments = PartitionSpec(BATCH_AXES, queries)
+    specs = {"q": split, "k": whole, "v": whole, "segment_ids": segments}
+    if x.sinks is not None:
+        specs["sinks"] = PartitionSpec("tensor")
+
+    def local(arrays: dict[str, Any], *more: Any) -> jax.Array:
+        return run(dataclasses.replace(x, **arrays), *more)
+
+    in_specs = (specs, *(of_one for of_one, _ in more))
+    on_each = jax.shard_map(local, in_specs=in_specs, out_specs=split, check_vma=False)
+    return on_each({name: getattr(x, name) for name in specs}, *(value for _, value in more))
 
 
 def masked_probabilities(
@@ -249,7 +259,15 @@ def masked_probabilities(
     pattern: AttentionPattern = CAUSAL,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """[B, K, N / K, S, T] in float32; arguments as for `masked_attention`."""
+    """A softmax over every pair, masked: [B, K, N / K, S, T] in float32.
+
+    Args:
+        q: [B, S, N, h].
+        k: [B, T, K, h]; may have another length.
+        mask: [B, S, T].
+        pattern: only its scale and soft cap are used.
+        sinks: [N].
+    """
     B, S, N, h = q.shape
     K = k.shape[2]
     grouped = q.reshape(B, S, K, N // K, h) * jnp.asarray(pattern.scale_of(h), q.dtype)
@@ -271,9 +289,14 @@ def weighted(v: jax.Array, probabilities: jax.Array, dtype: jnp.dtype) -> jax.Ar
 
 def attended_with_probabilities(x: AttentionInputs) -> tuple[jax.Array, jax.Array]:
     """The result of `dot_product`, and the probabilities averaged over heads, [B, S, T]."""
+    context, found = _attended(x)
+    return context, found.mean(axis=(1, 2))
+
+
+def _attended(x: AttentionInputs) -> tuple[jax.Array, jax.Array]:
     x = with_gathered_keys(x)
     found = masked_probabilities(x.q, x.k, x.mask, pattern=x.pattern, sinks=x.sinks)
-    return weighted(x.v, found, x.q.dtype), found.mean(axis=(1, 2))
+    return weighted(x.v, found, x.q.dtype), found
 
 
 def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
@@ -293,8 +316,7 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
 )
 def dot_product(x: AttentionInputs) -> jax.Array:
     """Plain einsums: every pair of positions is computed, then masked."""
-    x = with_gathered_keys(x)
-    return masked_attention(x.q, x.k, x.v, x.mask, pattern=x.pattern, sinks=x.sinks)
+    return _attended(x)[0]
 
 
 @register_attention("jax", supports=(WINDOW, CHUNKS, PICKED, IMAGES, SPLIT))

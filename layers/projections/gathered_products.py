@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,41 +51,34 @@ def gathered_product(
     how = None if gathers == "xla" else gathering(axes, weight.shape)
     if how is None:
         return product(x, weight.astype(dtype))
-    return _product(product, how, gathers == "again", dtype, x, weight)
+    return _product(_How(product, how, gathers == "again", dtype), x, weight)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _product(
-    product: MatmulFunction,
-    how: Gathering,
-    again: bool,
-    dtype: jnp.dtype,
-    x: jax.Array,
-    weight: jax.Array,
-) -> jax.Array:
-    return product(x, with_sharding_constraint(weight.astype(dtype), how.whole))
+class _How(NamedTuple):
+    product: MatmulFunction
+    gathering: Gathering
+    again: bool
+    dtype: jnp.dtype
+
+    def whole(self, weight: jax.Array) -> jax.Array:
+        return with_sharding_constraint(weight.astype(self.dtype), self.gathering.whole)
 
 
-def _forward(
-    product: MatmulFunction,
-    how: Gathering,
-    again: bool,
-    dtype: jnp.dtype,
-    x: jax.Array,
-    weight: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(how: _How, x: jax.Array, weight: jax.Array) -> jax.Array:
+    return how.product(x, how.whole(weight))
+
+
+def _forward(how: _How, x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
     """Keeps the device's own part: a scan would stack the whole weights of all layers."""
-    return _product(product, how, again, dtype, x, weight), (x, weight)
+    return _product(how, x, weight), (x, weight)
 
 
-def _backward(
-    product: MatmulFunction, how: Gathering, again: bool, dtype: jnp.dtype, kept: Any, dy: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _backward(how: _How, kept: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, weight = kept
-    part = jax.lax.optimization_barrier(weight) if again else weight
-    whole = with_sharding_constraint(part.astype(dtype), how.whole)
-    dx, dweight = jax.vjp(product, x, whole)[1](dy)
-    return dx, with_sharding_constraint(dweight, how.stored).astype(weight.dtype)
+    whole = how.whole(jax.lax.optimization_barrier(weight) if how.again else weight)
+    dx, dweight = jax.vjp(how.product, x, whole)[1](dy)
+    return dx, with_sharding_constraint(dweight, how.gathering.stored).astype(weight.dtype)
 
 
 _product.defvjp(_forward, _backward)

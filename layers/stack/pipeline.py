@@ -7,7 +7,6 @@ work; in the first and the last P - 1 turns, some work on zeros: the bubble.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -127,57 +126,49 @@ class Pipeline(nnx.Module):
             x, (_, notes) = jax.lax.scan(lambda x, own: runs(x, own, None, here), x, weights)
             return x, notes
 
-        work = _StageWork(plan, jax.vmap(stage, spmd_axis_name=STAGE_AXIS), rows)
+        turn = _Turn(plan, jax.vmap(stage, spmd_axis_name=STAGE_AXIS), rows, [w for _, w in split])
         streams = _microbatches(x, plan.microbatches)
-        streams, notes = work.run(streams, [weights for _, weights in split])
-        return _joined(streams), [notes]
+        flowing = jnp.zeros((plan.stages, *streams.shape[1:]), streams.dtype)
+        first = jnp.zeros((), jnp.int32)
+        shapes = jax.eval_shape(lambda: turn(flowing, streams, first)[2])
+        zeros = jax.tree.map(lambda note: jnp.zeros(note.shape, note.dtype), shapes)
+
+        def body(state: Any, number: jax.Array) -> tuple[Any, None]:
+            flowing, streams, notes = state
+            flowing, streams, noted = turn(flowing, streams, number)
+            return (flowing, streams, jax.tree.map(jnp.add, notes, noted)), None
+
+        state = (_over_stages(flowing), streams, zeros)
+        (_, streams, notes), _ = jax.lax.scan(body, state, jnp.arange(plan.turns))
+        means = [
+            {name: v / plan.microbatches if name in _MEANS else v for name, v in note.items()}
+            for note in notes
+        ]
+        return _joined(streams), [means]
 
 
-@dataclasses.dataclass(frozen=True)
-class _StageWork:
-    """All turns of a pipeline.
+class _Turn(NamedTuple):
+    """One turn of all stages.
 
     Attributes:
         plan: the schedule.
         stages: computes all stages from stacked weights, activations and rows.
         rows: `OF_ROWS`, each [microbatches, rows, sequence].
+        weights: trees of [repeats, stages, chunk, ...].
     """
 
     plan: PipelineSchedule
     stages: Callable[..., Any]
     rows: dict[str, Any]
+    weights: Any
 
-    def run(self, streams: jax.Array, weights: Any) -> tuple[jax.Array, list[dict[str, jax.Array]]]:
-        """Passes microbatches [microbatches, rows, sequence, ...] through all layers.
-
-        Args:
-            streams: activations before the first layer.
-            weights: trees of [repeats, stages, chunk, ...].
-        """
-        plan = self.plan
-        flowing = jnp.zeros((plan.stages, *streams.shape[1:]), streams.dtype)
-        turn = jnp.zeros((), jnp.int32)
-        shapes = jax.eval_shape(lambda: self._turn(flowing, streams, weights, turn)[2])
-        zeros = jax.tree.map(lambda note: jnp.zeros(note.shape, note.dtype), shapes)
-
-        def body(state: Any, turn: jax.Array) -> tuple[Any, None]:
-            flowing, streams, notes = state
-            flowing, streams, noted = self._turn(flowing, streams, weights, turn)
-            return (flowing, streams, jax.tree.map(jnp.add, notes, noted)), None
-
-        state = (_over_stages(flowing), streams, zeros)
-        (_, streams, notes), _ = jax.lax.scan(body, state, jnp.arange(plan.turns))
-        return streams, [
-            {name: v / plan.microbatches if name in _MEANS else v for name, v in note.items()}
-            for note in notes
-        ]
-
-    def _turn(self, flowing: jax.Array, streams: jax.Array, weights: Any, turn: jax.Array) -> Any:
-        """One turn of all stages.
+    def __call__(self, flowing: jax.Array, streams: jax.Array, turn: jax.Array) -> Any:
+        """Passes each microbatch one stage on.
 
         Args:
             flowing: each stage's input from the stage before, [stages, rows, sequence, ...].
             streams: each microbatch after its last completed pass.
+            turn: its number.
         """
         plan = self.plan
         number = jnp.arange(plan.stages)
@@ -189,7 +180,7 @@ class _StageWork:
         is_first = number.reshape(-1, *(1,) * (flowing.ndim - 1)) == 0
         x = _over_stages(jnp.where(is_first, entering, flowing))
         rows = jax.tree.map(lambda of_all: _over_stages(of_all[microbatch]), self.rows)
-        x, notes = self.stages(_of_repeat(weights, repeat), x, rows)
+        x, notes = self.stages(_of_repeat(self.weights, repeat), x, rows)
         x = _over_stages(x)
         streams = _with_result(streams, x[-1], turn - plan.stages + 1)
         notes = jax.tree.map(lambda note: _of_layers(note, is_real, repeat, plan.repeats), notes)

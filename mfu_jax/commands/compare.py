@@ -18,7 +18,9 @@ constants:
   xla=N            compiled.cost_analysis()["flops"]
   group_sizes=     rows per group (expert) in grouped matmuls, on one device
   sequence_lengths=  keys per sequence in paged attention
-  --json           one JSON object on stdout"""
+  --json           one JSON object on stdout
+
+example: mfu-jax compare step.mfu"""
 
 from __future__ import annotations
 

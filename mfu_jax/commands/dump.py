@@ -1,4 +1,4 @@
-"""Stores a compiled program in one self-contained file, or shows what such a file holds.
+"""Stores a compiled program in one file, or shows such a file.
 
 usage: mfu-jax dump OUT.mfu [FILE.yml] key=value …
        mfu-jax dump OUT.mfu xla=FOLDER_OR_FILE [module=NAME]
@@ -14,7 +14,9 @@ XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_proto" wrote: …after_optimiz
 .txt, in which XLA omits large constants:
   module=NAME      part of the file name, if the folder has several programs
 The third shows a dump:
-  --json           one JSON object on stdout, with everything but the HLO text"""
+  --json           one JSON object on stdout, with everything but the HLO text
+
+example: mfu-jax dump step.mfu model=llama2-7b scale=tiny"""
 
 from __future__ import annotations
 
@@ -44,8 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if not arguments.names or not arguments.names[0].endswith(SUFFIX):
         raise UserError(
             f"expected a file that ends with {SUFFIX}, to write or to show, got "
-            f"{' '.join(argv) or 'nothing'}; usually the file's name was left out; pass, for "
-            f"example, step{SUFFIX}"
+            f"{' '.join(argv) or 'nothing'}; pass, for example, step{SUFFIX}"
         )
     path = arguments.names[0]
     if "xla" in arguments.values:
@@ -94,7 +95,8 @@ def _devices(dump: ProgramDump) -> str:
     if not at.devices:
         return ""
     mesh = "".join(f", {axis}={size}" for axis, size in at.mesh.items() if size > 1)
-    return f"{at.devices} × {at.device_kind} ({at.platform}, {at.processes} processes){mesh}"
+    processes = f", {at.processes} processes" if at.processes > 1 else ""
+    return f"{at.devices} × {at.device_kind} ({at.platform}{processes}){mesh}"
 
 
 def _memory(dump: ProgramDump) -> str:

@@ -1,4 +1,4 @@
-"""Model FLOPs and parameters of a bundled model, MaxText YAML or config.json.
+"""Model FLOPs of a bundled model, MaxText YAML or config.json.
 
 usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
        mfu-jax flops config.json --trace [key=value …] [--json]
@@ -13,7 +13,9 @@ mfu=          an MFU stated in that convention, to convert to all others
 --serving     adds prefill of max_target_length tokens and decoding of the next token (bf16)
 --trace       for any config.json that transformers can build: counts the PyTorch model itself, on
               the meta device; needs pip install 'mfu-jax[trace-hf]', and never runs remote code
---json        full precision, for programs"""
+--json        full precision, for programs
+
+example: mfu-jax flops llama3-8b max_target_length=8192"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ between runs, which is no regression. Four or more make a good model of the nois
   --github         prints an annotation for GitHub Actions
   --json           one JSON object on stdout
   warmup_steps=3   steps excluded after each start, if the files do not mark them
-Exit code: 0 no regression, 1 a regression, 2 wrong input."""
+Exit code: 0 no regression, 1 a regression, 2 wrong input.
+
+example: mfu-jax gate runs/b --baseline runs/a --threshold=2%"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peaks of the attached or named accelerator; --calibrate measures one.
+"""Peaks of the attached or named accelerator; or measures one.
 
 usage: mfu-jax hardware [NAME] [options]
 
@@ -9,17 +9,22 @@ h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, per JAX device, in TFLOP/
   --calibrate     measures a matmul peak on the attached device, now, and caches it
   dtype=bf16      dtype to measure (default: bf16)
   --export=DIR    the table as JSON and a lookup in plain Python, to copy into other programs
-  --json          one JSON object on stdout"""
+  --json          one JSON object on stdout
+
+example: mfu-jax hardware h100"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.hardware.export import export_peaks
+from mfu_jax.hardware.dtypes import DTYPES, dtype_names
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.formatting import columns, json_text
@@ -37,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     dtype = hardware.canonical_dtype(arguments.values.get("dtype", "bf16"))
     answer: Any
     if folder:
-        answer = [str(path) for path in export_peaks(folder)]
+        answer = [str(path) for path in _export(folder)]
         text = "\n".join(answer)
     elif "--list" in arguments.flags:
         answer = [_as_json(chip) for chip in hardware.table()]
@@ -148,3 +153,55 @@ def _row(chip: Chip) -> list[str]:
         f"{chip.memory_bandwidth_gbps:g}",
         ", ".join(chip.device_kinds),
     ]
+
+
+_ABOUT = (
+    "TFLOP/s of one JAX device. dense_tflops: by unit, without sparsity; matmul_tflops: what a "
+    "matmul of that dtype runs at, by JAX's default precision; sparse_tflops: the vendor's number "
+    "with 2:4 sparsity, boost_tflops: at boost clock: neither is a peak to divide by; clock_state: "
+    "what sets the clock at which the peaks hold, if it is not the default; sources: of the "
+    "chip's numbers but those in unverified"
+)
+
+
+def _export(folder: str) -> list[Path]:
+    """Writes accelerator_peaks.json and accelerator_peaks.py into `folder`; returns their paths.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    data = {
+        "about": _ABOUT,
+        "generated_by": "mfu-jax hardware --export=DIR",
+        "dtypes": dtype_names(),
+        "chips": [_exported(chip) for chip in hardware.table()],
+    }
+    target = Path(folder)
+    lookup = Path(hardware.__file__).with_name("peak_lookup.py")
+    texts = {
+        target / "accelerator_peaks.json": json.dumps(data, indent=1, ensure_ascii=False) + "\n",
+        target / "accelerator_peaks.py": lookup.read_text(encoding="utf-8"),
+    }
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--export={folder}: {error}; give a folder that can be written") from None
+    return list(texts)
+
+
+def _exported(chip: Chip) -> dict[str, Any]:
+    fields = dataclasses.asdict(chip)
+    dense = fields.pop("peak_tflops")
+    return {**fields, "dense_tflops": dense, "matmul_tflops": _matmuls(chip)}
+
+
+def _matmuls(chip: Chip) -> dict[str, float]:
+    found = {}
+    for dtype in DTYPES:
+        try:
+            found[dtype] = chip.peak_flops_per_sec(dtype) / 1e12
+        except UserError:
+            continue
+    return found

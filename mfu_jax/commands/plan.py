@@ -1,4 +1,4 @@
-"""Predicts whether a step fits on chips you do not have, how long it takes, and what limits it.
+"""Does a step fit on chips you do not have; how long does it take.
 
 usage: mfu-jax plan [FILE.yml] topology=v5p:8x8x8 [key=value …] [--json]
        mfu-jax plan PROGRAM.mfu topology=v5p:8x8x8 [model_flops=N tokens_per_step=N] [--json]
@@ -31,7 +31,9 @@ points, estimates the others, and prints the fastest one that fits as flags.
   budget=20min         for a sweep: starts no compile that would end later (s, min, h)
   compiles=N           for a sweep: maximum number of compiles (default: a third of the points)
   --html [OUT.html]    also writes a page with a layer's timeline (plan.html); not for a sweep
-  --json               one JSON object on stdout"""
+  --json               one JSON object on stdout
+
+example: mfu-jax plan model=llama3-8b topology=v5p:4x4x4"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows where a step's time went, from a trace: the waterfall from the peak to MFU, and tables.
+"""Where a step's time went, from a trace: from the peak to MFU.
 
 usage: mfu-jax profile DIR [key=value …] [--plan PLAN.json] [--json | --html [OUT.html]]
        mfu-jax profile BEFORE AFTER [key=value …] [--json]
@@ -19,7 +19,9 @@ Two folders are compared: what got slower, in seconds per step, and why.
                    seconds; FILE is what mfu-jax plan … --json prints
   tensorboard=LOGS writes the numbers as scalars, profile/…, in run "profile" of this log directory
   --json           one JSON object on stdout
-  --html           one page that needs no network, in OUT.html (default DIR/profile.html)"""
+  --html           one page that needs no network, in OUT.html (default DIR/profile.html)
+
+example: mfu-jax profile runs/a --html=profile.html"""
 
 from __future__ import annotations
 

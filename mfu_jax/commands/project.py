@@ -1,4 +1,4 @@
-"""Computes training time, chips, MFU or cost, each from the others.
+"""Training time, chips, MFU or cost, each from the others.
 
 usage: mfu-jax project key=value … [--json]
 
@@ -14,7 +14,9 @@ Give three of tokens, chips, time and throughput to solve for the fourth.
     params=8e9 (6N)
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
-  price=2.5              of one chip-hour"""
+  price=2.5              of one chip-hour
+
+example: mfu-jax project tokens=1T chips=64 mfu=0.4 hardware=h100 params=8B"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recomputes published results: how far each is from the printed number.
+"""Recomputes published results, and places a run among them.
 
 usage: mfu-jax published [ID …] [--json]
        mfu-jax published --like RUN [--json]
@@ -7,7 +7,9 @@ Recomputes published MFUs, throughputs and FLOP counts from the model's shape an
 speed, in the publisher's own convention. A number reproduces if it agrees within the rounding of
 the printed value.
 --like RUN  the published runs of the same model class (FLOPs per token within a factor of three)
-            on RUN's chip, each with its MFU in RUN's convention and relative to its peak"""
+            on RUN's chip, each with its MFU in RUN's convention and relative to its peak
+
+example: mfu-jax published --like runs/a"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a run's records again, to a sink that was down, or that the run did not have.
+"""Writes a run's records again, to a sink that lacks them.
 
 usage: mfu-jax replay RUN --sink NAME [key=value …]
 
@@ -9,7 +9,9 @@ RUN             the run's folder, or its metrics file
 key=value       arguments of the sink, such as path=steps.csv, folder=tb or project=mine
 
 The records come from the run's log, in its order, by the code that a live run uses; so the output
-is the one that a live run would have written. The exit code is 1 if the sink did not take all."""
+is the one that a live run would have written. The exit code is 1 if the sink did not take all.
+
+example: mfu-jax replay runs/a --sink=csv path=a.csv"""
 
 from __future__ import annotations
 

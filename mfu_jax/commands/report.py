@@ -1,4 +1,4 @@
-"""Summarises a run across all its restarts, and compares runs: as text, JSON or an HTML page.
+"""One run over all restarts, or several compared: text, JSON, HTML.
 
 usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html [FILE]]
        mfu-jax report RUN FILE --export=ml_goodput | --export=summary
@@ -22,7 +22,9 @@ plan=FILE       compares the prediction of mfu-jax plan … --json with what the
 --export=ml_goodput   writes the run log's events to FILE, one per line, in the log format of
                 ml-goodput-measurement
 --export=summary   writes the run's totals to FILE, as its logger does to ….summary.json at the end;
-                after a kill, they are those of its steps and its run log"""
+                after a kill, they are those of its steps and its run log
+
+example: mfu-jax report runs/a runs/b --html=report.html"""
 
 from __future__ import annotations
 
@@ -152,9 +154,8 @@ def _with_waits(run: RunData, profile: str | None) -> RunData:
     waits = _read(Path(profile))
     if waits is None:
         raise UserError(
-            f"--profile {profile}: no collectives of several hosts; expected the traces of two or "
-            f"more hosts in one folder; usually each host traced to a disk of its own; copy their "
-            f"plugins/profile together, or leave --profile out"
+            f"--profile {profile}: no collectives of several hosts; usually each host traced to a "
+            f"disk of its own; copy their plugins/profile together, or leave --profile out"
         )
     return _with(run, waits)
 

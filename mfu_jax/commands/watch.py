@@ -1,11 +1,13 @@
-"""Follows a running job: last steps, MFU, where the time goes, slow hosts, alarms.
+"""Follows a running job: steps, MFU, slow hosts, alarms.
 
 usage: mfu-jax watch RUN [interval=2] [--once]
 
 RUN         the run's folder, or its metrics file; it may grow, be replaced and resume. The first
             step of a folder without a metrics file is waited for.
 interval=2  seconds between updates
---once      prints one frame, 80 columns wide unless in a terminal, and exits"""
+--once      prints one frame, 80 columns wide unless in a terminal, and exits
+
+example: mfu-jax watch runs/a"""
 
 from __future__ import annotations
 

@@ -9,13 +9,11 @@ from unittest import mock
 
 from brax.training.acting import Evaluator
 
-from mfu_jax.instrumentation.instrumented_step import InstrumentedStep
-from mfu_jax.instrumentation.wrapped_step import DisabledStep
 from mfu_jax.integrations.built_steps import instrumented_jit, paused
 
 
 @contextlib.contextmanager
-def instrumented(**options: Any) -> Iterator[list[InstrumentedStep | DisabledStep]]:
+def instrumented(**options: Any) -> Iterator[list[Any]]:
     """Measures every epoch that an agent of brax trains inside it; evaluations are pauses.
 
     A step here is brax's ``training_epoch``: acting and all updates between two evaluations.

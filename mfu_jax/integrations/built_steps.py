@@ -10,17 +10,16 @@ from typing import Any
 
 import jax
 
-from mfu_jax.instrumentation.instrumented_step import InstrumentedStep, instrument
+import mfu_jax
 from mfu_jax.instrumentation.jitting import name_of
 from mfu_jax.instrumentation.options import OF_LOGGER
-from mfu_jax.instrumentation.wrapped_step import DisabledStep
 
 _log = logging.getLogger("mfu_jax")
 _JITS = ("jit", "pmap")
 
 
 @contextlib.contextmanager
-def instrumented_jit(name: str, **options: Any) -> Iterator[list[InstrumentedStep | DisabledStep]]:
+def instrumented_jit(name: str, **options: Any) -> Iterator[list[Any]]:
     """Instruments the function of that name whenever ``jax.jit`` or ``jax.pmap`` is called on it.
 
     For libraries whose training loop is one call. Only calls through the ``jax`` module are seen,
@@ -44,7 +43,7 @@ def instrumented_jit(name: str, **options: Any) -> Iterator[list[InstrumentedSte
     >>> steps[0].flops.model.per_device == 2 * (2 * 2 * 8 * 4)
     True
     """
-    steps: list[InstrumentedStep | DisabledStep] = []
+    steps: list[Any] = []
     others: dict[str, None] = {}
 
     def watched(jit: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +60,7 @@ def instrumented_jit(name: str, **options: Any) -> Iterator[list[InstrumentedSte
         if name_of(function) != name:
             others[name_of(function)] = None
             return jitted
-        steps.append(instrument(jitted, **options))
+        steps.append(mfu_jax.instrument(jitted, **options))
         return steps[-1]
 
     with contextlib.ExitStack() as stack:
@@ -80,7 +79,7 @@ def instrumented_jit(name: str, **options: Any) -> Iterator[list[InstrumentedSte
 
 
 @contextlib.contextmanager
-def closing(steps: Sequence[InstrumentedStep | DisabledStep]) -> Iterator[None]:
+def closing(steps: Sequence[Any]) -> Iterator[None]:
     """Leaves the steps as their own ``with`` would: closed, or told what went wrong."""
 
     def leave(*error: Any) -> None:

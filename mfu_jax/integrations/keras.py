@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
+import mfu_jax
 from mfu_jax.errors import UserError
-from mfu_jax.instrumentation.instrumented_step import instrument
 
 
 class MfuCallback(keras.callbacks.Callback):
@@ -44,7 +44,7 @@ class MfuCallback(keras.callbacks.Callback):
         make_loop = model._make_function
 
         def around_ours(step: Any, **options: Any) -> Any:
-            self.step = instrument(step, **self._options)
+            self.step = mfu_jax.instrument(step, **self._options)
             return make_loop(self.step, **options)
 
         model._make_function = around_ours

@@ -6,7 +6,7 @@ from typing import Any
 
 from levanter.checkpoint import Checkpointer
 
-from mfu_jax.instrumentation.instrumented_step import instrument
+import mfu_jax
 from mfu_jax.integrations.built_steps import paused, sharing
 
 # The trainer's cached properties, which an attribute of that name replaces: with and without hooks
@@ -30,7 +30,7 @@ def instrument_trainer(trainer: Any, **options: Any) -> Any:
     def measured_train(*args: Any, **kwargs: Any) -> Any:
         shared = options
         for name in _STEPS:
-            step = instrument(getattr(trainer, name), **shared)
+            step = mfu_jax.instrument(getattr(trainer, name), **shared)
             setattr(trainer, name, step)
             shared = sharing(step, options)
         for hook in trainer.hooks.hooks:

@@ -12,8 +12,6 @@ from maxtext.utils import train_utils
 
 import mfu_jax
 from mfu_jax.flops.traced.masks.declared import MaskKind
-from mfu_jax.instrumentation.instrumented_step import InstrumentedStep, instrument
-from mfu_jax.instrumentation.wrapped_step import DisabledStep
 from mfu_jax.integrations.built_steps import closing, sharing
 
 
@@ -35,7 +33,7 @@ def instrumented(mask: MaskKind = "causal", **options: Any) -> Iterator[list[Any
     Yields:
         The instrumented steps: one, or more with MaxText's dropless fallback.
     """
-    steps: list[InstrumentedStep | DisabledStep] = []
+    steps: list[Any] = []
     pauses = contextlib.ExitStack()
     jit_steps = train_utils.jit_train_and_eval_step
     start_eval, write = MaxTextLogger.mark_eval_loop_start, MaxTextLogger.buffer_and_write_metrics
@@ -43,7 +41,7 @@ def instrumented(mask: MaskKind = "causal", **options: Any) -> Iterator[list[Any
     def jit_train_and_eval_step(*args: Any, **kwargs: Any) -> Any:
         train_step, eval_step = jit_steps(*args, **kwargs)
         shared = sharing(steps[0], options) if steps else options
-        steps.append(instrument(train_step, metrics=scalars_of, **shared))
+        steps.append(mfu_jax.instrument(train_step, metrics=scalars_of, **shared))
         return steps[-1], eval_step
 
     def mark_eval_loop_start(self: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.instrumentation.instrumented_step import instrument
+import mfu_jax
 from mfu_jax.integrations.built_steps import paused
 
 
@@ -33,7 +33,7 @@ def instrument_trainer(trainer: Any, **options: Any) -> Any:
         nonlocal step
         train_step, eval_step = jit_steps(*args, **kwargs)
         if step is None or step.__wrapped__ is not train_step:
-            step = instrument(train_step, **options)
+            step = mfu_jax.instrument(train_step, **options)
             trainer._run_eval = paused(run_eval, "eval", step)
             checkpoints.save = paused(save, "checkpoint", step)
         return step, eval_step

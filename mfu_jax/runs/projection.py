@@ -197,9 +197,8 @@ def _apply_rules(
 def _learn(known: dict[str, float], name: str, value: float) -> None:
     if name in known and not math.isclose(known[name], value, rel_tol=_TOLERANCE):
         raise UserError(
-            f"the input contradicts itself: {name} would be both {known[name]:g} and "
-            f"{value:g}; expected three of tokens, chips, time and throughput; one is too many; "
-            f"leave out, for example, {_QUANTITIES[name]}"
+            f"the input contradicts itself: {name} would be both {known[name]:g} and {value:g}; "
+            f"one is too many; leave out, for example, {_QUANTITIES[name]}"
         )
     known.setdefault(name, value)
 

@@ -70,9 +70,8 @@ def check_path(text: str | os.PathLike[str], what: str) -> Path | Address:
         )
     if lost := _LOST_SLASH.match(text):
         raise UserError(
-            f"{what}={text!r} would be a local folder named {lost[1] + ':'!r}; expected an address "
-            f"or a local path; usually an address that went through pathlib.Path; pass it as "
-            f"text: '{lost[1]}://{text[lost.end() :]}'"
+            f"{what}={text!r} would be a local folder named {lost[1] + ':'!r}; usually an address "
+            f"that went through pathlib.Path; pass it as text: '{lost[1]}://{text[lost.end() :]}'"
         )
     return path_of(text)
 
@@ -89,9 +88,8 @@ def filesystem_of(address: Address, what: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(address)
     except Exception as error:  # a store's client may raise anything: no package, no account
         raise UserError(
-            f"{what} {address!r} cannot be reached ({first_line(error)}); expected a store that "
-            f"fsspec can open; usually its package is missing, such as gcsfs or s3fs; install it, "
-            f"or pass a local or mounted folder"
+            f"{what} {address!r} cannot be reached ({first_line(error)}); usually its package for "
+            f"fsspec is missing, such as gcsfs or s3fs; install it, or pass a local folder"
         ) from error
 
 

@@ -169,12 +169,8 @@ class AppendOnlyFile:
             return
         if size < self._size:
             _log.warning(
-                "%s %s was cut from %d to %d bytes by another program; the steps in between are "
-                "lost",
-                self._what,
-                self._path,
-                self._size,
-                size,
+                "%s %s was cut from %d to %d bytes by another program",
+                *(self._what, self._path, self._size, size),
             )
         self._size = size
 
@@ -205,8 +201,7 @@ def local_path(path: Path, what: str) -> Path:
     if size + _LONGEST_SUFFIX > _LONGEST_NAME_BYTES:
         raise UserError(
             f"{what} {path.name[:40]!r}… has a name of {size} bytes; expected at most "
-            f"{_LONGEST_NAME_BYTES - _LONGEST_SUFFIX}, which leaves room for the files beside it; "
-            f"usually a list of settings in the name; pass a shorter one"
+            f"{_LONGEST_NAME_BYTES - _LONGEST_SUFFIX}, which leaves room for the files beside it"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -221,9 +216,8 @@ def unwritable(path: str | os.PathLike[str], what: str, error: OSError) -> UserE
     text = os.fspath(path)
     shown = text if len(text) <= 300 else f"{text[:150]}…{text[-100:]}"
     return UserError(
-        f"{what} {shown!r} cannot be written ({error.strerror or error}); expected a "
-        f"path that this user may write to; usually a typo, or a full or read-only disk; pass "
-        f"another path"
+        f"{what} {shown!r} cannot be written ({error.strerror or error}); usually a typo, or a "
+        f"full or read-only disk; pass another path"
     )
 
 

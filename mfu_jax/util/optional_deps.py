@@ -25,14 +25,12 @@ def require(module: str, user: str, *, install: str) -> Any:
     >>> require("no_such_part", "the example", install=TRAIN)
     Traceback (most recent call last):
     mfu_jax.errors.UserError: the example needs the package 'no_such_part' (No module named \
-'no_such_part'); expected it alongside mfu_jax; usually because the default install leaves it out; \
-run pip install 'mfu-jax[train]'
+'no_such_part'), which the default install leaves out; run pip install 'mfu-jax[train]'
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"{user} needs the package {module.partition('.')[0]!r} ({error}); expected it "
-            f"alongside mfu_jax; usually because the default install leaves it out; run pip "
-            f"install {install}"
+            f"{user} needs the package {module.partition('.')[0]!r} ({error}), which the default "
+            f"install leaves out; run pip install {install}"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -108,7 +109,7 @@ def test_a_step_is_three_calls_that_accumulate_and_one_that_updates() -> None:
 
 
 @pytest.mark.full
-def test_a_call_that_scans_four_steps_logs_each() -> None:
+def test_a_call_that_scans_four_steps_logs_each(tmp_path: Path) -> None:
     @jax.jit
     def four_steps(w: jax.Array, xs: jax.Array) -> Any:
         def body(w: jax.Array, x: jax.Array) -> Any:
@@ -118,7 +119,9 @@ def test_a_call_that_scans_four_steps_logs_each() -> None:
         return jax.lax.scan(body, w, xs)
 
     memory = ListSink()
-    step = mfu_jax.instrument(four_steps, steps_per_call=4, start_step=8, sinks=[memory], **OPTIONS)
+    trace = {"profile_steps": "14", "profile_dir": str(tmp_path)}  # in the second call
+    options = {**OPTIONS, **trace, "steps_per_call": 4, "start_step": 8}
+    step = mfu_jax.instrument(four_steps, sinks=[memory], **options)
     w, losses, norms = jnp.ones((D, F)), [], []
     for number in range(3):
         w, metrics = step(w, jnp.stack([batch(number + i) for i in range(4)]))
@@ -133,6 +136,7 @@ def test_a_call_that_scans_four_steps_logs_each() -> None:
     assert seconds[4:8] == [seconds[4]] * 4
     assert [record.kind for record in memory.records] == ["compile"] * 4 + ["step"] * 8
     assert summary.steps == 8
+    assert memory.records[-1].scalars["profile/last_step"] == 14
     assert sum(seconds) < summary.total_seconds
 
 
@@ -176,6 +180,11 @@ def test_a_loop_that_records_says_how_many_steps_a_call_ran() -> None:
 def test_counts_that_cannot_be_are_refused(keys: dict[str, int], words: str) -> None:
     with pytest.raises(UserError, match=words):
         mfu_jax.instrument(jax.jit(loss_of), sinks=[], **keys)
+
+
+def test_a_record_of_no_steps_is_refused() -> None:
+    with MetricLogger(sinks=[]) as logger, pytest.raises(UserError, match="steps=0"):
+        logger.record(0, {}, steps=0)
 
 
 def test_calls_per_step_is_the_loggers() -> None:

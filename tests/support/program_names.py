@@ -69,6 +69,18 @@ def convolution_of_lines(w: jax.Array, x: jax.Array) -> Any:
     return jax.value_and_grad(loss, (0, 1))(w, x)
 
 
+def convolution_of_integers(images: jax.Array, w: jax.Array) -> jax.Array:
+    """Of one image, whose blocks a TPU joins by adding them."""
+    return lax.conv_general_dilated(
+        images,
+        w,
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        preferred_element_type=jnp.int32,
+    )
+
+
 SHARDED_BATCH, SHARDS = 8, 4
 
 
@@ -96,6 +108,9 @@ def _of(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, dtype)
 
 
+INTEGERS = (_of(1, 64, 64, 3, dtype=jnp.int8), _of(3, 3, 3, 32, dtype=jnp.int8))
+
+
 def _pressed(platform: str) -> Model:
     weight = _of(PRESSED_WIDTH, PRESSED_WIDTH, dtype=jnp.bfloat16)
     x = _of(PRESSED_ROWS[platform], PRESSED_WIDTH, dtype=jnp.bfloat16)
@@ -119,6 +134,7 @@ def programs(platform: str) -> dict[str, Model]:
     if platform == "v5e":
         line = (_of(TAPS, IN, OUT), _of(1, IMAGE, IN))
         found["image_in_blocks"] = (convolution_of_lines, line, None)
+        found["image_int8"] = (convolution_of_integers, INTEGERS, None)
     if platform == "h100":
         for name in ("strided_valid", "strided_grouped", "strided_dilated"):
             audit = AUDIT[f"convolution_{name}"]

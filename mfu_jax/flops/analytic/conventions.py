@@ -16,7 +16,7 @@ from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.components import Component, ComponentKind, Layers
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.names import INDEXER, LOGITS, ROUTER, SHARED_GATE
-from mfu_jax.flops.analytic.parameters import parameters_of
+from mfu_jax.flops.analytic.parameters import ParameterCount, parameters_of
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Causal, Full, PairCounting, SlidingWindow, Strided
 
@@ -233,58 +233,55 @@ def _megatron_2021(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     ]
 
 
-@register_convention(
+def _register_formula(
+    name: str,
+    summary: str,
+    source: str,
+    parameters: Callable[[ParameterCount], int],
+    *,
+    attention: bool = False,
+) -> None:
+    """6·N per token, N of the `parameters`; with attention 12·L·H·Q·S, 3 × the dense QKᵀ and PV."""
+
+    @register_convention(name, f"6·N{' + 12·L·H·Q·S' * attention} per token; N: {summary}", source)
+    def rows(config: ModelConfig, model: Layers) -> list[FlopsRow]:
+        counted = 6 * parameters(parameters_of(config, model)) * _tokens(config)
+        found = [_row("6·N", "weight", counted)]
+        if attention:
+            pairs = config.step.max_target_length * _tokens(config)
+            macs = sum(
+                layer.repeats * part.macs
+                for layer in model
+                for part in layer.components
+                if part.mask is not None
+            )
+            found.append(_row("12·L·H·Q·S", "attention", 6 * macs * pairs))
+        return found
+
+
+_register_formula(
     "palm",
-    "6·N + 12·L·H·Q·S per token; N: all active weights",
+    "all active weights",
     "PaLM, arXiv 2204.02311, appendix B",
+    lambda count: count.active,
+    attention=True,
 )
-def _palm(config: ModelConfig, model: Layers) -> list[FlopsRow]:
-    return _formula(config, model, parameters_of(config, model).active, attention=True)
-
-
-@register_convention(
+_register_formula(
     "nanogpt",
-    "6·N + 12·L·H·Q·S per token; N: all active weights but the position table",
+    "all active weights but the position table",
     "nanoGPT, model.py, estimate_mfu",
+    lambda count: count.active - count.positions,
+    attention=True,
 )
-def _nanogpt(config: ModelConfig, model: Layers) -> list[FlopsRow]:
-    count = parameters_of(config, model)
-    return _formula(config, model, count.active - count.positions, attention=True)
-
-
-@register_convention(
-    "6n", "6·N per token; N: all active weights", "Hoffmann et al., arXiv 2203.15556"
+_register_formula(
+    "6n", "all active weights", "Hoffmann et al., arXiv 2203.15556", lambda count: count.active
 )
-def _six_n(config: ModelConfig, model: Layers) -> list[FlopsRow]:
-    return _formula(config, model, parameters_of(config, model).active, attention=False)
-
-
-@register_convention(
+_register_formula(
     "6n_non_embedding",
-    "6·N per token; N: active weights without tables and output head",
+    "active weights without tables and output head",
     "Kaplan et al., arXiv 2001.08361",
+    lambda count: count.active_non_embedding,
 )
-def _six_n_non_embedding(config: ModelConfig, model: Layers) -> list[FlopsRow]:
-    return _formula(
-        config, model, parameters_of(config, model).active_non_embedding, attention=False
-    )
-
-
-def _formula(
-    config: ModelConfig, model: Layers, parameters: int, *, attention: bool
-) -> list[FlopsRow]:
-    """6·N per token, plus 12·L·H·Q·S, which is 3 × the dense count of QKᵀ and PV."""
-    rows = [_row("6·N", "weight", 6 * parameters * _tokens(config))]
-    if attention:
-        pairs = config.step.max_target_length * _tokens(config)
-        macs = sum(
-            layer.repeats * part.macs
-            for layer in model
-            for part in layer.components
-            if part.mask is not None
-        )
-        rows.append(_row("12·L·H·Q·S", "attention", 6 * macs * pairs))
-    return rows
 
 
 def _tokens(config: ModelConfig) -> Number:

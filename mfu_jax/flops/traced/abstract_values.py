@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from mfu_jax.flops.traced.integers.known_values import Known
@@ -84,9 +84,19 @@ class AbstractValue(NamedTuple):
         def where(dim: int) -> int | None:
             return dim + dims if dim + dims >= 0 else None
 
-        pattern = self.pattern and self.pattern.moved(where)
-        scores = frozenset(score.moved(where) for score in self.scores)
-        return self._replace(known=None, pattern=pattern, scores=scores)
+        return self.without_value().moved(where)
+
+    def in_parts(self, whole: Sequence[int], part: Sequence[int]) -> AbstractValue:
+        """A part of the value on one device, or the value that such parts are."""
+        return self.moved(lambda dim: dim if whole[dim] == part[dim] else None)
+
+    def moved(self, where: Callable[[int], int | None]) -> AbstractValue:
+        """The value in an array to which every dimension is mapped by `where`."""
+        pattern = self.pattern
+        pattern = pattern and (pattern.moved(where) or mask_patterns.unfollowed(pattern))
+        return self._replace(
+            pattern=pattern, scores=frozenset(score.moved(where) for score in self.scores)
+        )
 
 
 Merge = Callable[[Pattern | None, Pattern | None], Pattern | None]

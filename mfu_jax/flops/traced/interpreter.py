@@ -180,16 +180,16 @@ class JaxprCounter:
             self.use_scores(values)
             return [join(values)] * len(eqn.outvars)  # run_state returns its references' values
         everything = join(values)
-        if inner:
+        if inner and name not in mask_patterns.CUTS:
             self._unknown_call(eqn, inner, everything, stack, totals)
         elif name not in FREE:
             totals.unaccounted[
                 unaccounted(eqn, stack, "this primitive has no known cost; add it with "
                              "mfu_jax.flops.traced.rules.register_rule")
             ] += 1  # fmt: skip
-        elif name == "optimization_barrier":
-            return values
-        elif len(eqn.outvars) == 1 or name == "split":
+        elif name in ("device_put", "optimization_barrier"):
+            return [value.without_value() for value in values]
+        elif len(eqn.outvars) == 1 or name in ("split", "unstack"):
             return [self._elementwise(eqn, values, index) for index in range(len(eqn.outvars))]
         self.use_scores(values)
         return [everything] * len(eqn.outvars)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
+from mfu_jax.flops.traced import tracing
 from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes, take_lengths
 from mfu_jax.util.formatting import columns
 
@@ -209,7 +210,7 @@ def _tabulate_linen(
         with jax.named_scope(f"mfu_jax_module.{list(kinds).index(path)}"):
             return call(*args, **kwargs)
 
-    arrays, merge = _split_arrays((args, dict(kwargs)))
+    arrays, merge = tracing.split_arrays((args, dict(kwargs)))
 
     def init(arrays: list[Any]) -> Any:
         args, kwargs = merge(arrays)
@@ -326,20 +327,6 @@ def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
 
     return call
-
-
-def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The arrays of a tree, and a function that puts other arrays in their place."""
-    leaves, structure = jax.tree.flatten(tree)
-    places = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")]
-
-    def merge(arrays: list[Any]) -> Any:
-        merged = list(leaves)
-        for place, array in zip(places, arrays, strict=True):
-            merged[place] = array
-        return jax.tree.unflatten(structure, merged)
-
-    return [leaves[i] for i in places], merge
 
 
 def _sum_of_floats(tree: Any) -> jax.Array:

@@ -13,7 +13,7 @@ from typing import Any
 from mfu_jax.flops.traced.abstract_values import AbstractValue, Origin, Score, merged
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.declared import declared_around, declared_mask
-from mfu_jax.flops.traced.masks.pairs import KeptPairs, kept_pairs, part_of_pairs, unknown_pairs
+from mfu_jax.flops.traced.masks.pairs import KeptPairs, kept_pairs, unknown_pairs
 from mfu_jax.flops.traced.masks.patterns import DimMap, Pattern
 
 # Possible origins of operands of a score matmul; the cotangent of a plain sum is a constant.
@@ -57,7 +57,7 @@ class ScoreMasks:
             if kept and (number not in found or found[number].yields_to(kept)):
                 found[number] = kept
         for number in self._cut - self._whole:
-            found.setdefault(number, part_of_pairs(math.prod(self._shapes[number])))
+            found.setdefault(number, unknown_pairs(math.prod(self._shapes[number]), has_mask=False))
         return found
 
     def of_matmul(
@@ -187,7 +187,7 @@ class ScoreMasks:
         if name == "pad":
             return any(low < 0 or high < 0 for low, high, _ in eqn.params["padding_config"])
         if name not in ("slice", "split"):
-            return name in mask_patterns.CUTS
+            return name in mask_patterns.CUTS - {"rev", "scatter-add", "stack", "tile"}
         own = dict(zip(score.axes, self._shapes[score.number], strict=True))
         return any(
             start > 0 or end < own.get(d, sizes[d]) or stride != 1

@@ -179,20 +179,24 @@ def _trace_jitted(
 
 
 def _trace_plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    leaves, tree = jax.tree.flatten((args, dict(kwargs)))
-    dynamic = [leaf for leaf in leaves if _is_array_like(leaf)]
+    dynamic, merge = split_arrays((args, dict(kwargs)))
 
     def call(arrays: list[Any]) -> Any:
-        given = iter(arrays)
-        merged = [next(given) if _is_array_like(leaf) else leaf for leaf in leaves]
-        call_args, call_kwargs = jax.tree.unflatten(tree, merged)
+        call_args, call_kwargs = merge(arrays)
         out = fn(*call_args, **call_kwargs)
         # Including the arguments: a training step updates a Flax NNX model in place.
-        results = jax.tree.leaves((out, call_args, call_kwargs))
-        return [leaf for leaf in results if _is_array_like(leaf)]
+        return split_arrays((out, call_args, call_kwargs))[0]
 
     return jax.make_jaxpr(call)(dynamic)
 
 
-def _is_array_like(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+def split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The arrays of a tree, and a function that puts other arrays in their place."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = [i for i, v in enumerate(leaves) if hasattr(v, "shape") and hasattr(v, "dtype")]
+
+    def merge(arrays: list[Any]) -> Any:
+        given = dict(zip(places, arrays, strict=True))
+        return jax.tree.unflatten(structure, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+
+    return [leaves[i] for i in places], merge

@@ -112,6 +112,7 @@ def on_one_device(
     window: Window,
     versions: frozenset[Program],
     join: Join,
+    transfers: Intervals,
 ) -> OneDevice:
     """Divides the wall time of one device.
 
@@ -122,6 +123,7 @@ def on_one_device(
         window: the measured steps.
         versions: the step's program.
         join: finds the instructions.
+        transfers: when the host's threads transfer arrays to devices.
     """
     joined = join.ops(timeline.names)
     scale = 1 / (_PICOSECONDS * window.steps)
@@ -139,9 +141,8 @@ def on_one_device(
     late_after: Sequence[tuple[Program, float]] = ()
     if thread is not None and events is not None:
         waits = waits_of(thread, executions)
-        gaps = DispatchGaps(
-            thread, waits, executions, executions.of(versions), time, _copies(timeline, joined)
-        )
+        steps, copies = executions.of(versions), _copies(timeline, joined)
+        gaps = DispatchGaps(thread, waits, executions, steps, time, copies, transfers)
         host = host_sums(thread, events, gaps, executions, window.bounds, scale)
         until = np.append(executions.starts[1:], executions.ends[-1:])
         late_after = _by_program(executions, gaps.idle_within(executions.ends, until) * scale)

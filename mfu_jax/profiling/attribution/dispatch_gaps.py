@@ -17,8 +17,8 @@ from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.time_attribution import FloatArray, Intervals, TimeAttribution
 from mfu_jax.profiling.trace.wire import IntArray
 
-# Of a step: two threads, or two clocks, record a wait's end and the end of the step it waited for,
-# and either may come first. On a CPU they are up to 0.4 ms apart.
+# Of a step or a transfer: two threads, or two clocks, record a wait's end and the end of what it
+# waited for, and either may come first. On a CPU they are up to 0.4 ms apart.
 _AT_ITS_END = 0.02
 _OUT_OF_ORDER = 0.1  # of the steps
 _MOST_IN_FLIGHT = 64  # steps called before they begin
@@ -34,6 +34,8 @@ class DispatchGaps:
         steps: executions of the step's program.
         attributed: the device's time.
         copies: starts and ends of the loop's copies to the device.
+        transfers: the same of transfers of the host's arrays by any thread; those that a step does
+            not wait for are left out.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class DispatchGaps:
         steps: Executions,
         attributed: TimeAttribution,
         copies: Intervals,
+        transfers: Intervals,
     ) -> None:
         self._attributed = attributed
         self.starts = _device_ready(waits, executions, steps)
@@ -51,6 +54,15 @@ class DispatchGaps:
         ends = np.minimum(steps.starts, called)[1:]
         since = np.maximum(called[:-1], _last_before(waits[1], ends))
         ends = ends - thread.recording(since, ends).astype(np.int64)
+        begins, until = transfers
+        nearly = until - ((until - begins) * _AT_ITS_END).astype(np.int64)
+        step = np.minimum(np.searchsorted(steps.starts, nearly), len(called) - 1)
+        is_awaited = (called[step] < nearly) & (nearly <= steps.starts[step])
+        until = np.minimum(until, steps.starts[step])
+        copies = (
+            np.append(copies[0], begins[is_awaited]),
+            np.append(copies[1], until[is_awaited]),
+        )
         self._copies, self._called = copies, called
         ends = np.maximum(ends, _last_before(copies[1], steps.starts[1:]))
         self.ends = np.maximum(self.starts, ends)

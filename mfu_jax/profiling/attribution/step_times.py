@@ -112,7 +112,7 @@ def measure(devices: Sequence[tuple[DeviceTimeline, HostThreads]], join: Join) -
             classified[id(thread)] = ClassifiedEvents.of(thread, timeline.executions)
         events = classified.get(id(thread))
         named = with_callbacks(with_instructions(timeline, join), host, join)
-        found.append(on_one_device(named, thread, events, window, versions, join))
+        found.append(on_one_device(named, thread, events, window, versions, join, host.transfers))
     if not found:
         raise UserError(NO_STEPS)
     return _mean(found, devices[0][0], main, versions)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.timeline.time_attribution import FloatArray, parents_of
+from mfu_jax.profiling.timeline.time_attribution import FloatArray, Intervals, parents_of
 from mfu_jax.profiling.trace.wire import IntArray
 from mfu_jax.profiling.trace.xspace import ABSENT, XLine, XPlane
 
@@ -23,6 +23,7 @@ _PYTHON = "$"  # begins the names of Python's functions
 # Recording a call takes 0.2 to 0.35 µs (CPython 3.11 on Intel Xeon): most of the time between calls
 # where Python makes many. A larger median is Python's own work.
 _MOST_PER_CALL = 350_000  # picoseconds
+_TRANSFERS = "H2D Dispatch"
 _CALL = re.compile(r"^PjitFunction\((.*)\)$")  # of jax.jit; of a compiled step, with `jit(…)`
 
 
@@ -108,6 +109,13 @@ class HostThreads:
             for event in np.flatnonzero(np.isin(events.metadata, list(kinds))).tolist():
                 name = kinds[int(events.metadata[event])]
                 yield name, number, int(events.starts[event]), int(events.ends[event])
+
+    @cached_property
+    def transfers(self) -> Intervals:
+        """When a thread of the runtime transfers an array of the host's to a device."""
+        found = sorted(event[2:] for event in self.called({_TRANSFERS}))
+        starts, ends = np.array(found, np.int64).reshape(-1, 2).T
+        return starts, ends
 
     @cached_property
     def marking(self) -> HostThread | None:

@@ -167,9 +167,8 @@ def check(comparison: RunComparison, *, threshold: float) -> Gate:
     if not comparison.decisive.difference.is_known:
         a, b = comparison.steps
         raise UserError(
-            f"{a} measured steps of the baseline and {b} of the run are too few; expected at least "
-            f"4 of each, better 20; usually warm-up takes most of a short run; train longer, or "
-            f"pass warmup_steps=0"
+            f"{a} measured steps of the baseline and {b} of the run are too few; expected 4 of "
+            f"each, better 20; train longer, or pass warmup_steps=0"
         )
     rows = [comparison.decisive]
     if (waits := comparison.row(WITH_WAITS)) is not None and comparison.is_step_time_decisive:

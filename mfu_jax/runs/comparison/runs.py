@@ -318,8 +318,7 @@ def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
                 found[metric.name] += metric.read(columns) or ()
     if not found[STEP_TIME.name]:
         raise UserError(
-            f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time; "
-            f"expected steps after compilation and warm-up; usually the run was short; pass "
+            f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time; pass "
             f"warmup_steps=0, or a longer run"
         )
     return found

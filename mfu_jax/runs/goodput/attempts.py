@@ -239,8 +239,7 @@ class _LogReader:
         if self._version not in (1, VERSION):
             self.notes.append(
                 f"{self._name}: a process wrote version {self._version!r}; this mfu_jax reads "
-                f"versions 1 and {VERSION}; its time counts as down time; read it with the mfu_jax "
-                f"that wrote it"
+                f"versions 1 and {VERSION}; its time counts as down time"
             )
             return None
         is_old = self._version == 1

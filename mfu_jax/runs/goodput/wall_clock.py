@@ -86,9 +86,8 @@ def read_attempts(run: str | os.PathLike[str]) -> list[AttemptOnRunClock]:
     attempts, _ = read_attempts_of(metrics_file)
     if not attempts:
         raise UserError(
-            f"there is no run log beside {str(metrics_file)!r}; expected one, which a logger with "
-            f"a metrics file writes; usually the metrics file was copied without it; copy "
-            f"{metrics_file.name}.events.0.jsonl, too"
+            f"there is no run log beside {str(metrics_file)!r}; usually the metrics file was "
+            f"copied without it; copy {metrics_file.name}.events.0.jsonl, too"
         )
     return next(iter(_processes(attempts, None).values())).placed
 
@@ -239,9 +238,8 @@ def _placed(
         after.end = max(after.start, after.end)
         if overlap > 2e6 * before.attempt.silence_seconds:
             notes.append(
-                f"process {after.attempt.pid} on {after.attempt.host} started "
-                f"{overlap / 1e6:.1f} s before the end of the one before it; the time counts "
-                f"once, for the later one"
+                f"process {after.attempt.pid} on {after.attempt.host} started {overlap / 1e6:.1f} "
+                f"s before the end of the one before it; the time counts for the later one"
             )
     _mark_repeated(placed)
     return placed

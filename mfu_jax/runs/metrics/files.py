@@ -231,9 +231,7 @@ def _run_of(reader: _MetricsReader, path: str) -> MetricsRun:
     if not reader.forms:
         raise UserError(
             f"{path!r} holds no training step; expected JSON lines with {STEP_SECONDS!r}, or lines "
-            f"'completed step: 7, seconds: …'; usually another file of the run, or one that "
-            f"ends before its first step; pass metrics.jsonl, MaxText's metrics_file, or its "
-            f"log"
+            f"'completed step: 7, seconds: …'; pass metrics.jsonl, a metrics_file or a log"
         )
     if len(reader.forms) > 1:
         raise UserError(

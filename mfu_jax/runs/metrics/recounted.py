@@ -53,8 +53,7 @@ def check_tokens(run: MetricsRun, config: Any, model: str) -> None:
     if logged and abs(logged / tokens - 1) > tolerance:
         raise UserError(
             f"{run.path!r} has {logged:,.0f} tokens per step and device, {model} as given has "
-            f"{tokens:,.0f}; expected the same; usually per_device_batch_size or "
-            f"max_target_length is missing; pass them as key=value"
+            f"{tokens:,.0f}; pass its per_device_batch_size= and max_target_length="
         )
 
 

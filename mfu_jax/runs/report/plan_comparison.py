@@ -7,7 +7,6 @@ are the bars of its waterfall, which the metrics contain after the profiled step
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,7 +33,6 @@ _BARS = (
     (names.LOOPS, names.LOOPS),
     (names.NO_INSTRUCTION, names.NO_INSTRUCTION),
 )
-_RUN_ON = re.compile(r"\d+ × (.+?)(?: \(\d+ processes\))?")  # devices as a run logs them
 _NOISE = 0.02  # of a measured time
 _ROUNDED = 1e-3  # of FLOPs, as logs print them
 
@@ -177,9 +175,9 @@ def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanC
 
 def _differences(plan: Mapping[str, Any], run: RunData) -> Iterator[str]:
     """Where the run differs from the plan."""
-    chip, logged = plan.get("hardware"), _RUN_ON.fullmatch(str(run.setup.values.get("devices")))
-    if chip and logged and chip not in [found.name for found in find(logged[1])]:
-        yield f"the plan is for {chip}, the run was on {logged[1]}: other hardware"
+    chip, kind = plan.get("hardware"), run.setup.device_kind
+    if chip and kind and chip not in [found.name for found in find(kind)]:
+        yield f"the plan is for {chip}, the run was on {kind}: other hardware"
     devices, count = _number(plan, "devices"), run.setup.devices
     if devices and count and devices != count:
         yield f"the plan is for {devices:,.0f} devices, the run had {count:,}"

@@ -14,7 +14,7 @@ from mfu_jax.flops.ledger_table import LedgerRow, read_rows
 from mfu_jax.logger.run_log.events import SETUP
 from mfu_jax.runs.metrics.run_files import read_beside
 
-_DEVICES = re.compile(r"(\d+) × (.*)")
+_DEVICES = re.compile(r"(\d+) × (.+?)(?: \(\d+ process(?:es)?\))?")
 _PEAK = re.compile(r"([\d.e+-]+) TFLOP/s")
 _MODEL_FLOPS = "model TFLOP per device"  # per step, or per call
 _CONVENTION = re.compile(r"\((\w+)[:;)]")
@@ -46,8 +46,14 @@ class Setup:
     @property
     def devices(self) -> int | None:
         """The job's number of JAX devices, if logged."""
-        found = _DEVICES.match(str(self.values.get("devices", "")))
+        found = _DEVICES.fullmatch(str(self.values.get("devices", "")))
         return int(found[1]) if found else None
+
+    @property
+    def device_kind(self) -> str:
+        """As JAX names it; empty if not logged."""
+        found = _DEVICES.fullmatch(str(self.values.get("devices", "")))
+        return found[2] if found else ""
 
     @property
     def peak(self) -> str | None:

@@ -17,7 +17,6 @@ from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict
 _PROFILED_STEP = "profile/step_time_seconds"
 _TABLE = re.compile(r"\(table: ([^,]+)[,)]")  # the chip in the text of a peak
 _PEAK = re.compile(r"([\d.e+-]+ TFLOP/s)/device in (\w+)")
-_RUN_ON = re.compile(r"\d+ × (.+?)(?: \(\d+ processes\))?")  # devices as a run logs them
 _MOST_LOSSES = 5
 _BEYOND = "work beyond the model's FLOPs, such as recomputation"
 _INSIDE = "inside steps, not matmuls at their peak"
@@ -142,8 +141,8 @@ def _like_runs(
     summary: Summary, setup: Setup, peak: str, tflops: float | None, convention: str
 ) -> LikeRuns | None:
     """Published runs on the same chip; None if there are none, or the chip is not known."""
-    table, on = _TABLE.search(peak), _RUN_ON.fullmatch(str(setup.values.get("devices")))
-    chips = [table[1]] if table else [chip.name for chip in find(on[1])] if on else []
+    table = _TABLE.search(peak)
+    chips = [table[1]] if table else [chip.name for chip in find(setup.device_kind)]
     rate, tokens = summary.tflops_per_sec_per_device, summary.tokens_per_sec_per_device
     if len(chips) != 1 or not tflops or summary.mfu is None:
         return None

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from mfu_jax import calculate_tflops_per_device, flops_breakdown
+from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs.overrides import load_model_config
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.flops.analytic.totals import model_flops_per_device
 from mfu_jax.util.yaml_files import model_names
 from tests.support.maxtext import WRONG, WRONG_WEIGHTS
 from tests.support.paths import DATA
@@ -155,3 +157,70 @@ def test_dit_xl_2_has_its_published_parameters():
         }
     )
     assert count_parameters(config).total == 675_129_632
+
+
+GLM5 = {
+    "decoder_block": "glm5",
+    "vocab_size": 154880,
+    "emb_dim": 6144,
+    "num_decoder_layers": 78,
+    "num_query_heads": 64,
+    "num_kv_heads": 64,
+    "mlp_dim": 12288,
+    "moe_mlp_dim": 2048,
+    "first_num_dense_layers": 3,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "shared_experts": 1,
+    "routed_bias": True,
+    "attention_type": "mla",
+    "q_lora_rank": 2048,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "use_indexer": True,
+    "indexer_n_heads": 32,
+    "indexer_head_dim": 128,
+    "indexer_topk": 2048,
+    "max_target_length": 4096,
+}
+
+
+def test_glm_5_2_in_maxtexts_names_counts_as_its_config_json() -> None:
+    """57 of its 78 layers have no indexer: no weights of one, and no FLOPs."""
+    pattern = "FFF" + 18 * "SSSF" + "SSS"
+    maxtext = {**GLM5, "use_index_share": True, "index_share_pattern": pattern}
+    theirs = {"model_type": "glm_moe_dsa", "index_topk_freq": 4, "index_skip_topk_offset": 3}
+    theirs["max_target_length"] = 4096
+    for convention in ("maxtext", "exact", "dense"):
+        ours = model_flops_per_device(maxtext, convention)
+        assert ours == model_flops_per_device(theirs, convention)
+    saved = model_flops_per_device(GLM5).forward - model_flops_per_device(maxtext).forward
+    indexer = 32 * 128 * 2048 + 6144 * 128 + 6144 * 32
+    assert saved == 57 * 2 * (4096 * indexer + (32 * 128 + 32) * 4096**2)
+    with pytest.raises(UserError, match="index_share_pattern='FS': expected F or S for each of 78"):
+        model_flops_per_device({**maxtext, "index_share_pattern": "FS"})
+
+
+def test_hy3_in_maxtexts_names_counts_as_its_config_json() -> None:
+    maxtext = {
+        "decoder_block": "hy3",
+        "vocab_size": 120832,
+        "emb_dim": 4096,
+        "num_decoder_layers": 80,
+        "num_query_heads": 64,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+        "mlp_dim": 13312,
+        "moe_mlp_dim": 1536,
+        "first_num_dense_layers": 1,
+        "num_experts": 192,
+        "num_experts_per_tok": 8,
+        "shared_experts": 1,
+        "use_qk_norm": True,
+        "max_target_length": 4096,
+    }
+    theirs = {"model_type": "hy_v3", "max_target_length": 4096}
+    assert model_flops_per_device(maxtext) == model_flops_per_device(theirs)
+    assert count_parameters(maxtext) == count_parameters(theirs)

@@ -23,6 +23,7 @@ from tests.support.program_names import (
     BATCH,
     IMAGE,
     IN,
+    INTEGERS,
     OUT,
     PRESSED_LAYERS,
     PRESSED_ROWS,
@@ -33,6 +34,7 @@ from tests.support.program_names import (
     TAPS,
     WIDTH,
     complex_products,
+    convolution_of_integers,
     convolution_of_lines,
 )
 from tests.support.recorded import count, text_of
@@ -165,6 +167,19 @@ def test_convolutions_on_pieces_of_images_have_a_line(
     )
     lines = {line.label: line.flops for line in ledger.lines}
     assert lines[label] == executed.total - model.total // devices > 0
+    assert ledger.residual == 0
+
+
+def test_a_convolution_of_integers_in_blocks_has_the_same_line() -> None:
+    """Rows of 64 in eight blocks of 9, each output of which reads three columns."""
+    model = count_model_flops(convolution_of_integers, *INTEGERS)
+    product = 2 * 3 * 32
+    assert model.total == product * (3 * 64 - 2) ** 2
+    executed = count("v5e_image_int8")
+    assert executed.total == product * (3 * 64 - 2) * (3 * 8 * 9)
+    ledger = compare_flops(model=model, executed=executed)
+    lines = {line.label: line.flops for line in ledger.lines if line.flops}
+    assert lines == {"model": model.total, BLOCKS: executed.total - model.total}
     assert ledger.residual == 0
 
 

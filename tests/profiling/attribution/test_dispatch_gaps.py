@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps, Intervals
 from mfu_jax.profiling.timeline.devices import Executions, Program
@@ -27,6 +28,7 @@ def gaps(
     *,
     more: int = 0,
     copies: Intervals = (NONE, NONE),
+    transfers: Intervals = (NONE, NONE),
 ) -> DispatchGaps:
     """Two steps, and an evaluation between them that begins 5 after the first one.
 
@@ -37,6 +39,7 @@ def gaps(
         calls_of_python: when the host calls a Python function.
         more: calls of the step after these, whose executions are not in the trace.
         copies: of the host's arrays to the device.
+        transfers: of the host's arrays, by its threads.
     """
     starts, ends = np.array([0, 15, 33]), np.array([10, 25, 43])
     executions = Executions(programs=(STEP, EVALUATION, STEP), starts=starts, ends=ends)
@@ -52,7 +55,8 @@ def gaps(
         ends=calls_of_python,
     )
     division = attribute_time(starts, ends, classes, parents, 0, 33)
-    return DispatchGaps(thread, waits, executions, executions.of({STEP}), division, copies)
+    steps = executions.of({STEP})
+    return DispatchGaps(thread, waits, executions, steps, division, copies, transfers)
 
 
 def test_idle_time_until_the_next_call_is_late() -> None:
@@ -94,7 +98,8 @@ def test_a_wait_seen_to_end_just_before_its_step_lasts_until_the_next_call() -> 
     )
     division = attribute_time(starts, ends, np.zeros(3, np.int64), np.full(3, NO_PARENT), 0, 4000)
     none = NONE, NONE
-    calls_late = DispatchGaps(thread, none, executions, executions.of({STEP}), division, none)
+    steps = executions.of({STEP})
+    calls_late = DispatchGaps(thread, none, executions, steps, division, none, none)
     ends_of_waits = np.array([1500, 1995, 2000, 2001, 3500])
     assert calls_late.next_step(ends_of_waits).tolist() == [1500, 3000, 3000, 3000, 3500]
 
@@ -119,3 +124,20 @@ def test_from_the_begin_of_a_transfer_to_the_end_of_its_copy_the_step_waits_for_
 
 def test_a_copy_is_not_that_of_an_array_handed_over_for_an_earlier_step() -> None:
     assert transferring([-3], [-2], ([29], [32])) == 3
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "idle"),
+    [
+        (27, 32, 5),  # the step is called at 31, and waits for its array until 32
+        (20, 32, 7),  # the device was at work until 25
+        (27, 30, 0),  # over before the call: an array of a later step, prefetched
+        (27, 40, 0),  # the step began at 33, so it was not its array
+    ],
+)
+def test_a_step_waits_for_a_transfer_that_ends_between_its_call_and_its_begin(
+    begin: int, end: int, idle: float
+) -> None:
+    found = gaps((NONE, NONE), transfers=(np.array([begin]), np.array([end])))
+    assert float(found.transferring(NONE, NONE).sum()) == idle
+    assert found.idle == 5 + (7 if idle else 6)

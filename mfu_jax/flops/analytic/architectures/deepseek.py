@@ -16,38 +16,46 @@ from mfu_jax.util.values import shown
 
 
 def deepseek(config: ModelConfig) -> Layers:
-    """Latent attention; dense layers first, then experts; indexer, hyper-connections, engram."""
-    attended = _deepseek_attention(config)
+    """Dense layers first, then experts; latent attention, hyper-connections, engram.
 
-    def block(kind: tuple[bool, int | None]) -> tuple[str, Components]:
-        dense, engram = kind
-        name = "dense_layers" if dense else "moe_layers"
-        components = (*attended, *blocks.feed_forward(config, dense=dense))
+    With an indexer, in all layers or in those that `index_share_pattern` has as F.
+    """
+    sparse, layers = config.sparse_attention, config.num_decoder_layers
+    pattern = sparse.index_share_pattern if sparse.use_index_share else "F" * layers
+    if len(pattern) != layers:
+        raise UserError(
+            f"index_share_pattern={shown(pattern)}: expected F or S for each of {layers} layers"
+        )
+    attended = {kind: _deepseek_attention(config, own_index=kind == "F") for kind in set(pattern)}
+
+    def block(kind: tuple[bool, int | None, str]) -> tuple[str, Components]:
+        dense, engram, index = kind
+        name = f"{'dense' if dense else 'moe'}_layers{'' if index == 'F' else '_shared_index'}"
+        components = (*attended[index], *blocks.feed_forward(config, dense=dense))
         if engram is None:
             return name, components
         return f"{name}_engram_{engram}", (*components, *_engram(config, engram))
 
     engrams = {layer: index for index, layer in enumerate(config.engram.engram_layers)}
     dense_layers = config.experts.first_num_dense_layers
-    kinds = ((i < dense_layers, engrams.get(i)) for i in range(config.num_decoder_layers))
+    kinds = ((i < dense_layers, engrams.get(i), pattern[i]) for i in range(layers))
     return blocks.decoder(config, layers_of(kinds, block))
 
 
-def _deepseek_attention(config: ModelConfig) -> Components:
+def _deepseek_attention(config: ModelConfig, *, own_index: bool) -> Components:
     """Norms, attention with its indexer, and the hyper-connections around both blocks."""
     sparse = config.sparse_attention
     if not sparse.use_indexer:
         attended = blocks.attention(config, blocks.global_mask(config))
     else:
         config.require("indexer_topk", "indexer_n_heads", "indexer_head_dim", "q_lora_rank")
-        attended = (
-            *mixers.indexer(
-                config,
-                scored=config.step.max_target_length > sparse.indexer_topk,
-                trained=sparse.indexer_loss_scaling_factor > 0,
-            ),
-            *blocks.attention(config, _indexed_mask(sparse)),
+        picked = mixers.indexer(
+            config,
+            scored=config.step.max_target_length > sparse.indexer_topk,
+            trained=sparse.indexer_loss_scaling_factor > 0,
         )
+        attended = blocks.attention(config, _indexed_mask(sparse))
+        attended = (*picked, *attended) if own_index else attended
     around = _hyper_connections(config) if config.stack.mhc_expansion_rate > 1 else ()
     return (*blocks.norms(config, 2), *around, *attended)
 

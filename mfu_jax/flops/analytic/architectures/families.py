@@ -34,6 +34,8 @@ FAMILIES = {
     "qwen3_next": "mixtures.qwen3_next",
     "qwen3_5": "mixtures.qwen3_next",
     "deepseek": "deepseek.deepseek",
+    "glm5": "deepseek.deepseek",
+    "hy3": "deepseek.deepseek",
     "deepseek4": "deepseek.deepseek4",
     "gemma4": "gemma_decoders.gemma4",
     "gemma4_small": "gemma_decoders.gemma4_small",

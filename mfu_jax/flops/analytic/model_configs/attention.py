@@ -83,6 +83,7 @@ class SparseAttentionConfig(FieldGroup):
     Attributes:
         indexer_sparse_training: False with a loss means the indexer's warm-up, in which V3.2's
             queries attend to every key.
+        index_share_pattern: for each layer F (its own indexer) or S (an earlier layer's).
         indexer_pool: tokens that one of the indexer's keys summarises; 0: each has its own.
     """
 
@@ -92,6 +93,8 @@ class SparseAttentionConfig(FieldGroup):
     indexer_topk: int = 0
     indexer_loss_scaling_factor: Number = 0
     indexer_sparse_training: bool = False
+    use_index_share: bool = False
+    index_share_pattern: str = ""
     indexer_pool: int = hugging_face(0)
     compress_ratios: tuple[int, ...] = ()
     o_groups: int = 0
@@ -103,7 +106,8 @@ class LinearAttentionConfig(FieldGroup):
     """The gated delta net; Kimi's, whose decay differs per channel, only has value heads.
 
     Attributes:
-        gdn_low_rank_gates: Kimi's gates are products of two matrices, ``[D, h]`` and ``[h, H·h]``.
+        gdn_low_rank_gates: how many of Kimi's two gates, of decay and output, are products of two
+            matrices, ``[D, h]`` and ``[h, H·h]``.
         scan_chunk_size: 0: the recurrence, which is the model's count; else a program that scans
             in chunks of this many tokens (including state-space layers).
     """
@@ -113,7 +117,7 @@ class LinearAttentionConfig(FieldGroup):
     gdn_key_head_dim: int = 0
     gdn_value_head_dim: int = 0
     gdn_conv_kernel_dim: int = 0
-    gdn_low_rank_gates: bool = hugging_face(False)
+    gdn_low_rank_gates: int = hugging_face(0)
     scan_chunk_size: int = 0
 
 

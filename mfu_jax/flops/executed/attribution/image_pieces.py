@@ -7,7 +7,7 @@ Both multiply more than the model does; how much follows from the model's own co
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.hlo.module import HloModule
+from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.scopes import read_scope
 
 BLOCKS = "overlapping blocks of images"
@@ -16,7 +16,9 @@ EDGES = "edges of sharded images"
 _CONVOLUTION = "conv_general_dilated"
 # Opcodes that move parts of an image under the name of its convolution.
 _EXCHANGES = ("collective-permute", "collective-permute-start")
-_JOINS = ("maximum", "concatenate")  # TPUs join arrays by the maximum of both, padded with -inf
+# TPUs join arrays by the maximum of both, padded with -inf; integers by the sum, padded with zeros.
+_JOINS = ("maximum", "concatenate")
+_SUMMED = "pad"
 
 
 class ImagePieces:
@@ -24,7 +26,7 @@ class ImagePieces:
 
     def __init__(self, module: HloModule) -> None:
         self._label = EDGES if _names(module, _EXCHANGES) else BLOCKS
-        names = _names(module, (*_EXCHANGES, *_JOINS))
+        names = _names(module, (*_EXCHANGES, *_JOINS, _SUMMED))
         self._scopes = {read_scope(name).path for name in names}
 
     def label(self, op_name: str) -> str:
@@ -38,7 +40,16 @@ def _names(module: HloModule, opcodes: tuple[str, ...]) -> set[str]:
     return {
         name
         for opcode in opcodes
-        for _, instruction in module.with_opcode(opcode)
+        for computation, instruction in module.with_opcode(opcode)
         if _CONVOLUTION in instruction.attribute_text
+        and (opcode != _SUMMED or _is_summed(computation, instruction))
         for name in instruction.op_name.split(";")
     }
+
+
+def _is_summed(computation: HloComputation, pad: HloInstruction) -> bool:
+    """Whether a padded array is added to another one."""
+    return any(
+        user.opcode == "add" and all(computation[name].opcode == "pad" for name in user.operands)
+        for user in computation.users.get(pad.name, ())
+    )

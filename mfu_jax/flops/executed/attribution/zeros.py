@@ -11,17 +11,21 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from typing import NamedTuple
 
 from mfu_jax.flops.executed.attribution.partly_zero import MOVES, Real, whole
 from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction
+from mfu_jax.flops.executed.hlo.opcodes import ELEMENTWISE, TRANSCENDENTAL
 from mfu_jax.flops.executed.hlo.value_refs import Frame, UnknownValueError
 from mfu_jax.flops.lengths import Lengths
 
 # Primitives whose pads and slices the user wrote; a pad's gradient is a negative pad.
 _USERS = frozenset({"concatenate", "dynamic_slice", "pad", "slice", "split"})
 _USERS_CHOICE = ("select_n", "where")  # whose masked products belong to the model
+_BY_ELEMENT = ELEMENTWISE | TRANSCENDENTAL | {"convert", "copy", "select"}
+_OTHER_AXES = ("slice", "pad", "concatenate")  # where they leave an axis as it is
 _SAME_PLACES = frozenset({"copy", "convert", "negate", "reduce-precision", "all-reduce"})
 _ZERO = re.compile(r"-?0(\.0*)?")
 
@@ -34,6 +38,13 @@ def is_written_by_user(instruction: HloInstruction) -> bool:
     return any(name.rpartition("/")[2] in _USERS for name in instruction.op_name.split(";"))
 
 
+class UnevenAxis(NamedTuple):
+    """A dimension that does not divide into the devices' shards, and how much of it is real."""
+
+    dim: int
+    share: Fraction
+
+
 class Zeros:
     """Where a program's values are known to be zero."""
 
@@ -42,6 +53,7 @@ class Zeros:
         self.lengths = lengths
         self.literals = Literals(dataflow, lambda: None)
         self._known: dict[tuple[int, str], Real] = {}  # by frame and instruction
+        self._shards: dict[tuple[int, str], UnevenAxis | None] = {}
 
     def real_elements(self, frame: Frame, instruction: HloInstruction) -> Real:
         """Which elements of an instruction's result may differ from zero.
@@ -54,7 +66,15 @@ class Zeros:
             real = self._real(frame, instruction, 0)
         except (UnknownValueError, ValueError, IndexError):
             return whole(instruction.shape)
-        return real if len(real.dims) == len(instruction.shape.dims) else whole(instruction.shape)
+        if len(real.dims) != len(instruction.shape.dims):
+            return whole(instruction.shape)
+        if real.is_all and self.dataflow.module.header_int("num_partitions") > 1:
+            try:
+                shard = self._shard_of(frame, instruction, 0)
+            except (UnknownValueError, ValueError, IndexError):
+                shard = None
+            return real._replace(unpadded=shard.share) if shard else real
+        return real
 
     def _real(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
         key = (id(frame), instruction.name)
@@ -114,8 +134,8 @@ class Zeros:
         mask, chosen, other = (computation.operand(select, i) for i in range(3))
         if not self.is_zero(frame, other):
             return whole(select.shape)
-        if kept := self._kept_in_shards(frame, select, mask):
-            return whole(select.shape)._replace(unpadded=kept)
+        if shard := self._masked_shard(frame, select, mask):
+            return whole(select.shape)._replace(unpadded=shard.share)
         share = group_share(computation, select)
         copies = self._copies(frame, chosen) if share is None else 1
         if copies > 1 and (found := self._rows(frame, mask)):
@@ -145,10 +165,61 @@ class Zeros:
             kept += Fraction(math.prod(inside), math.prod(map(len, shards)) * len(devices[0]))
         return whole(cut.shape)._replace(unpadded=kept)
 
-    def _kept_in_shards(
+    def _shard_of(self, frame: Frame, instruction: HloInstruction, depth: int) -> UnevenAxis | None:
+        """How much of a value follows from what lies beyond the array; None if unknown or nothing.
+
+        What is computed from the rows beyond the end stays beyond it.
+        """
+        key = (id(frame), instruction.name)
+        if key not in self._shards:
+            self._shards[key] = None
+            if depth <= MAX_DEPTH:
+                self._shards[key] = self._shard_followed(frame, instruction, depth + 1)
+        return self._shards[key]
+
+    def _shard_followed(
+        self, frame: Frame, instruction: HloInstruction, depth: int
+    ) -> UnevenAxis | None:
+        opcode, computation = instruction.opcode, frame.computation
+        made, source, path = self.dataflow.follow(frame, instruction)
+        if path:
+            return None
+        if source is not instruction:
+            return self._shard_of(made, source, depth)
+        operands = [computation[name] for name in instruction.operands]
+        if opcode == "dynamic-slice":
+            kept = self._real(frame, instruction, 0).unpadded
+            partial = self._real(frame, operands[0], 0).dims
+            uneven = [d for d, p in enumerate(partial) if len(p) != operands[0].shape.dims[d]]
+            return UnevenAxis(uneven[0], kept) if kept < 1 and len(uneven) == 1 else None
+        if opcode == "select" and (masked := self._masked_shard(frame, instruction, operands[0])):
+            return masked
+        if opcode in _BY_ELEMENT:
+            same = (o for o in operands if o.shape.dims == instruction.shape.dims)
+            return next(filter(None, (self._shard_of(frame, o, depth) for o in same)), None)
+        if opcode in _OTHER_AXES:
+            shard = self._shard_of(frame, operands[0], depth)
+            sizes = (instruction.shape.dims, operands[0].shape.dims)
+            return shard if shard and len({dims[shard.dim] for dims in sizes}) == 1 else None
+        if opcode == "dot":
+            sides = (self._shard_of(frame, operand, depth) for operand in operands)
+            found = (_through_dot(computation, instruction, i, s) for i, s in enumerate(sides))
+            return next(filter(None, found), None)
+        if opcode in ("transpose", "reshape", "bitcast") and (
+            shard := self._shard_of(frame, operands[0], depth)
+        ):
+            size = operands[0].shape.dims[shard.dim]
+            marked = whole(operands[0].shape).dims
+            marked = (*marked[: shard.dim], range(size - 1), *marked[shard.dim + 1 :])
+            moved = MOVES[opcode](Real(operands[0].shape, marked), instruction, operands[0])
+            where = [d for d, p in enumerate(moved.dims) if p == range(size - 1)]
+            return shard._replace(dim=where[0]) if len(where) == 1 else None
+        return None
+
+    def _masked_shard(
         self, frame: Frame, select: HloInstruction, mask: HloInstruction
-    ) -> Fraction | None:
-        """The share of a shard before the array's end: ``start + iota < size``; None if no such."""
+    ) -> UnevenAxis | None:
+        """The part of a shard before the array's end: ``start + iota < size``; None if no such."""
         if select.op_name.endswith(_USERS_CHOICE):
             return None
         frame, mask = self._origin(frame, mask)
@@ -171,9 +242,10 @@ class Zeros:
         if not first or not end:
             return None
         dims = numbers[0].shape.dims
-        size = dims[numbers[0].one_integer("iota_dimension", below=len(dims))]
-        kept = [max(0, min(size, e - f)) for f, e in zip(first, end, strict=True)]
-        return Fraction(sum(kept), size * len(kept)) or None
+        dim = numbers[0].one_integer("iota_dimension", below=len(dims))
+        kept = [max(0, min(dims[dim], e - f)) for f, e in zip(first, end, strict=True)]
+        share = Fraction(sum(kept), dims[dim] * len(kept))
+        return UnevenAxis(dim, share) if 0 < share < 1 else None
 
     def _copies(self, frame: Frame, instruction: HloInstruction) -> int:
         """How often a broadcast repeats its operand; 1 for anything else."""
@@ -233,6 +305,27 @@ class Zeros:
             frame, source, path = self.dataflow.follow(frame, operand)
         is_constant = source.opcode == "constant" and not path
         return is_constant and _ZERO.fullmatch(source.operand_text.strip()) is not None
+
+
+def _through_dot(
+    computation: HloComputation, dot: HloInstruction, side: int, shard: UnevenAxis | None
+) -> UnevenAxis | None:
+    """The dimension of a product that is one of an operand's; None if that is summed."""
+    if shard is None:
+        return None
+    batch, contracted = (
+        [dot.integers(f"{operand}_{kind}_dims") for operand in ("lhs", "rhs")]
+        for kind in ("batch", "contracting")
+    )
+    if shard.dim in contracted[side]:
+        return None
+    if shard.dim in batch[side]:
+        return shard._replace(dim=batch[side].index(shard.dim))
+    ranks = [len(computation.operand(dot, i).shape.dims) for i in (0, 1)]
+    before = len(batch[0]) + side * (ranks[0] - len(batch[0]) - len(contracted[0]))
+    summed = {*batch[side], *contracted[side]}
+    free = [d for d in range(ranks[side]) if d not in summed]
+    return shard._replace(dim=before + free.index(shard.dim))
 
 
 def group_share(computation: HloComputation, select: HloInstruction) -> Fraction | None:

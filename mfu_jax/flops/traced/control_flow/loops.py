@@ -121,6 +121,12 @@ def shard_map(
     """Adds the work of the body, which is one device's, on all devices of the manual axes."""
     (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
 
+    def in_parts(values: Values, whole: Sequence[Any], part: Sequence[Any]) -> Values:
+        shapes = ([getattr(v.aval, "shape", ()) for v in side] for side in (whole, part))
+        return list(map(AbstractValue.in_parts, values, *shapes))
+
+    values = in_parts(values, eqn.invars, jaxpr.invars)
+
     def run(known: Sequence[Known]) -> tuple[Values, WorkTotals]:
         return counter.walk(jaxpr, list(map(AbstractValue.with_known, values, known)), stack)
 
@@ -130,7 +136,7 @@ def shard_map(
         totals.add(body, share.devices)
         pairs = zip(results, found, strict=True)
         results = [either(a, b) for a, b in pairs] if results else found
-    return results
+    return in_parts(results, eqn.outvars, jaxpr.outvars)
 
 
 class _Body(NamedTuple):
@@ -167,56 +173,40 @@ def _loop_work(
         groups: its iterations, grouped by their decisions.
         totals: where to add the work.
     """
-    start = body.consts + body.carries
-    inputs = _BodyInputs(
-        list(values[: body.consts]),
-        [value.without_value() for value in values[body.consts : start]],
-        list(values[start:]),
-    )
     if len(groups) == 1:
         ((decided, times, _),) = groups
-        results, _, work = _settle(counter, body, inputs, decided)
+        results, _, work = _settle(counter, body, values, decided)
         totals.add(work, times)
         return results
     with counter.without_decisions():
-        results, inputs, _ = _settle(counter, body, inputs, Decided())
+        results, inputs, _ = _settle(counter, body, values, Decided())
     for decided, times, _ in groups:
-        found, work = counter.walk(body.jaxpr, inputs.all, body.stack, decided)
+        found, work = counter.walk(body.jaxpr, inputs, body.stack, decided)
         counter.use_scores(found)  # `results` has these scores under other numbers
         totals.add(work, times)
     return results
 
 
-class _BodyInputs(NamedTuple):
-    """The inputs of a loop's body."""
-
-    consts: Values
-    carry: Values
-    slices: Values
-
-    @property
-    def all(self) -> Values:
-        return [*self.consts, *self.carry, *self.slices]
-
-
 def _settle(
-    counter: Interpreter, body: _Body, inputs: _BodyInputs, decided: Decided
-) -> tuple[Values, _BodyInputs, WorkTotals]:
+    counter: Interpreter, body: _Body, values: Sequence[AbstractValue], decided: Decided
+) -> tuple[Values, Values, WorkTotals]:
     """Walks a loop's body with a carry that holds in every iteration.
 
     Returns:
         The body's results, its inputs, and the work of one run.
     """
+    consts, slices = values[: body.consts], values[body.consts + body.carries :]
+    widened = [value.without_value() for value in values[body.consts :][: body.carries]]
     passes = 0
     while True:
-        results, work = counter.walk(body.jaxpr, inputs.all, body.stack, decided)
-        pairs = list(zip(inputs.carry, results, strict=False))
+        carry, inputs = widened, [*consts, *widened, *slices]
+        results, work = counter.walk(body.jaxpr, inputs, body.stack, decided)
+        pairs = list(zip(carry, results, strict=False))
         changed = [value for pair in pairs if pair[0] != pair[1] for value in pair]
         counter.use_scores(changed)  # each walk numbers its scores anew, so none is carried
         widened = [_carried(*pair, keeps_pattern=not passes) for pair in pairs]
-        if widened == inputs.carry:
+        if widened == carry:
             return results, inputs, work
-        inputs = inputs._replace(carry=widened)
         passes += 1
 
 

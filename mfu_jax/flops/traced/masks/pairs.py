@@ -225,14 +225,9 @@ class KeptPairs(NamedTuple):
         return not self.declared and not recognised.is_unknown
 
 
-def unknown_pairs(pairs: int) -> KeptPairs:
-    """Pairs under a mask that depends on data."""
-    return KeptPairs(_UNKNOWN, pairs, 2 * pairs, pairs)
-
-
-def part_of_pairs(pairs: int) -> KeptPairs:
-    """Pairs of which some are left out, without a mask."""
-    return KeptPairs(_PART, pairs, 2 * pairs, pairs)
+def unknown_pairs(pairs: int, *, has_mask: bool = True) -> KeptPairs:
+    """Pairs under a mask that depends on data, or of which some are left out without a mask."""
+    return KeptPairs(_UNKNOWN if has_mask else _PART, pairs, 2 * pairs, pairs)
 
 
 def kept_pairs(band: Band, queries: int, keys: int, *, is_bound: bool = False) -> KeptPairs:

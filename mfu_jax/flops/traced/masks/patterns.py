@@ -69,7 +69,7 @@ class Pattern:
             sorted((to, fact) for dim, fact in facts if (to := where(dim)) is not None)
             for facts in (self.terms, self.beyond)
         )
-        if len(terms) < len(self.terms):
+        if len(terms) < len(self.terms) or len(beyond) < len(self.beyond):
             return None
         moved = dataclasses.replace(self, terms=tuple(terms), beyond=tuple(beyond))
         return _with_first_positive(moved)
@@ -191,11 +191,21 @@ def follow(eqn: Any, patterns: Sequence[Pattern | None], index: int = 0) -> Patt
     What is computed from a mask in a way that is not followed is an unknown mask.
     """
     found = _follow(eqn, patterns, index)
-    if found is None and eqn.outvars[0].aval.dtype == bool:
-        return UNKNOWN if any(p and _is_unsure(p) for p in patterns) else None
-    if found is None and eqn.primitive.name in {*MOVES, *CUTS}:
-        return next((_as_fill(kind, UNKNOWN) for kind in _LEFT if _is(patterns[0], kind)), None)
-    return found
+    is_lost = found is None and (
+        eqn.outvars[0].aval.dtype == bool or eqn.primitive.name in {*MOVES, *CUTS}
+    )
+    return unfollowed(*patterns) if is_lost else found
+
+
+def unfollowed(*patterns: Pattern | None) -> Pattern | None:
+    """The pattern of elements of these arrays, it is unknown of which."""
+    for pattern in patterns:
+        if pattern and _is_unsure(pattern):
+            return UNKNOWN
+        for kind in _LEFT:
+            if _is(pattern, kind):
+                return _as_fill(kind, UNKNOWN)
+    return None
 
 
 def _is_unsure(pattern: Pattern) -> bool:
@@ -308,17 +318,19 @@ MOVES: dict[str, Callable[[Any], DimMap]] = {
     "split": _slice,
     "concatenate": _unmoved,
     "pad": _padded,
-    "copy": _unmoved,
-    "name": _unmoved,
-    "optimization_barrier": _unmoved,
-    "reduce_precision": _unmoved,
-    "sharding_constraint": _unmoved,
-    "stop_gradient": _unmoved,
-}
+    **dict.fromkeys(
+        ["copy", "copy_p", "layout_constraint", "name", "pbroadcast", "pvary", "reduce_precision",
+         "reduced_vary_cast_p", "reshard", "sharding_constraint", "stop_gradient",
+         "vary_unreduced_cast_p"],
+        _unmoved,
+    ),
+}  # fmt: skip
 
 
-# Primitives whose result has elements of the first operand at other places, or only some of them.
-CUTS = frozenset("dynamic_slice dynamic_update_slice gather rev scatter".split())
+# Primitives whose results have elements of their operands at other places, or only some of them.
+CUTS = frozenset(
+    "dynamic_slice dynamic_update_slice gather rev scatter scatter-add stack tile unstack".split()
+)
 
 
 def _moved(eqn: Any, pattern: Pattern, index: int) -> Pattern | None:
@@ -326,8 +338,9 @@ def _moved(eqn: Any, pattern: Pattern, index: int) -> Pattern | None:
     shape = eqn.outvars[index].aval.shape
     if moved and eqn.primitive.name in ("concatenate", "pad"):
         sizes = enumerate(eqn.invars[0].aval.shape)
-        grown = tuple((d, size) for d, size in sizes if size < shape[d])
-        return dataclasses.replace(moved, beyond=grown) if pattern.kind in _LEFT else None
+        grown = {d: size for d, size in sizes if size < shape[d]} | dict(moved.beyond)
+        beyond = tuple(sorted(grown.items()))
+        return dataclasses.replace(moved, beyond=beyond) if pattern.kind in _LEFT else None
     if moved is None or eqn.primitive.name not in ("slice", "split"):
         return moved
     starts = [start for start, _, _ in slice_bounds(eqn, index)]
@@ -656,16 +669,13 @@ def _select(
         return if_false
     if mask is None or not mask.is_mask:
         return one_of(if_false, if_true)
-    zero, one = _number(if_false), _number(if_true)
     is_bool = eqn.outvars[0].aval.dtype == bool
-    if zero == 0 and (is_bool or (if_true and if_true.is_mask) or one == 1):
-        return mask if one == 1 else _both(mask, if_true)
-    if one == 0 and (is_bool or (if_false and if_false.is_mask) or zero == 1):
-        return _inverted(mask) if zero == 1 else _both(_inverted(mask), if_false)
-    if is_bool and one == 1:
-        return _either(mask, if_false)
-    if is_bool and zero == 1:
-        return _either(_inverted(mask), if_true)
+    for chosen, value, other in ((mask, if_true, if_false), (_inverted(mask), if_false, if_true)):
+        is_one = _number(value) == 1
+        if _number(other) == 0 and (is_bool or is_one or (value and value.is_mask)):
+            return chosen if is_one else _both(chosen, value)
+        if is_bool and is_one:
+            return _either(chosen, other)
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.flops.executed.attribution.padding import WasteFinder
@@ -16,7 +17,9 @@ from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.parsing import parse_hlo
 from mfu_jax.flops.executed.result import ExecutedCount
+from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.lengths import NO_LENGTHS
+from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support.compilation import only_counted
 
 M, N, K = 8, 960, 100
@@ -173,3 +176,45 @@ def test_a_users_own_mask_over_shards_belongs_to_the_model() -> None:
     mesh = _at().mesh
     function = jax.shard_map(masked, mesh=mesh, in_specs=(split, PartitionSpec()), out_specs=split)
     assert in_shards(function, (12, 64), (64, 32)).padding == 0
+
+
+def _layers(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    x = jax.lax.with_sharding_constraint(x, _at("x", None))
+    for weight in weights:
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+        x = jax.nn.gelu(x @ weight)
+    return jnp.sum(x)
+
+
+def _attention(x: jax.Array, w: jax.Array) -> jax.Array:
+    x = jax.lax.with_sharding_constraint(x, _at("x", None, None))
+    q, k = jnp.split(jnp.einsum("bsd,dhk->bshk", x, w), 2, axis=2)
+    scores = jax.nn.softmax(jnp.einsum("bshk,bthk->bhst", q, k))
+    return jnp.sum(jnp.einsum("bhst,bthk->bshk", scores, k))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "rows", "ran"),
+    [
+        (_layers, ([(64, 128), (128, 64), (64, 32)], (10, 64)), 10, 12),
+        (jax.grad(_layers), ([(64, 128), (128, 64), (64, 32)], (10, 64)), 10, 12),
+        (_attention, ((6, 16, 32), (32, 4, 8)), 6, 8),
+        (jax.grad(_attention), ((6, 16, 32), (32, 4, 8)), 6, 8),
+    ],
+)
+def test_what_follows_from_rows_beyond_the_end_stays_beyond_it(
+    function: Callable[..., Any], shapes: Any, rows: int, ran: int
+) -> None:
+    """Through activations, norms, attention, and the gradients of all of them."""
+    arguments = jax.tree.map(
+        lambda dims: jax.ShapeDtypeStruct(dims, jnp.float32, sharding=_at()),
+        shapes,
+        is_leaf=lambda shape: isinstance(shape, tuple) and isinstance(shape[0], int),
+    )
+    with only_counted():
+        executed = executed_flops(jax.jit(function).lower(*arguments).compile())
+    assert executed.padding * ran == executed.total * (ran - rows) > 0
+    ledger = compare_flops(
+        model=count_model_flops(function, *arguments), executed=executed, devices=4
+    )
+    assert ledger.residual == 0

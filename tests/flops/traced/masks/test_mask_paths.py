@@ -168,6 +168,76 @@ def test_values_under_slices_of_masked_scores_need_the_pairs_of_each():
     assert count.total_in("exact") == 2 * H * D * (CAUSAL + CAUSAL)
 
 
+def sink_first(s):
+    sink = jnp.zeros((*s.shape[:-1], 1))
+    return jax.nn.softmax(jnp.concatenate([sink, masked(s)], -1))[..., 1:]
+
+
+def two_sinks_one_left(s):
+    sink = jnp.zeros((*s.shape[:-1], 1))
+    s = jnp.concatenate([jnp.concatenate([masked(s), sink], -1), sink], -1)
+    return jax.nn.softmax(s)[..., :-1]
+
+
+MOVED = {
+    "a sink before the keys": (sink_first, S),
+    "two sinks, one of them left": (two_sinks_one_left, S + 1),
+    "masked and unmasked scores in one array": (
+        lambda s: jax.nn.softmax(jnp.stack([masked(s), s], 2).reshape(1, 2 * H, S, S))[:, :H],
+        S,
+    ),
+    "reversed": (lambda s: jax.nn.softmax(masked(s)[..., ::-1]), S),
+}
+
+
+@pytest.mark.parametrize("move", MOVED)
+def test_values_under_masked_scores_that_moved_are_a_bound(move):
+    probabilities, keys = MOVED[move]
+
+    def fn(q, k, v):
+        p = probabilities(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+        return jnp.einsum("bhqk,bkhd->bqhd", p, v)
+
+    count = count_model_flops(fn, *[shape(1, S, H, D)] * 2, shape(1, keys, H, D))
+    assert count.unknown_masks == 2 * H * D * S * keys
+
+
+def test_values_of_each_row_of_masked_scores_are_a_bound():
+    def fn(q, k, v):
+        return jax.lax.map(lambda row: jax.nn.softmax(row) @ v, masked(q @ k.T))
+
+    count = count_model_flops(fn, *[shape(S, D)] * 3)
+    assert count.unknown_masks == 2 * D * ALL
+
+
+def test_gradients_through_rows_of_masked_scores_are_a_bound():
+    def fn(weights, x):
+        q, k, v = (jnp.tanh(x @ w) for w in weights)
+        return jnp.sum((jax.nn.softmax(masked(q @ k.T)[jnp.array([1, 3])]) @ v) ** 2)
+
+    count = count_model_flops(jax.value_and_grad(fn), [shape(D, D)] * 3, shape(S, D))
+    # Forward and backward: the scores of all rows, and the values of two.
+    assert count.by_mask == {"at most causal": 3 * 2 * D * ALL}
+    assert count.unknown_masks == 3 * 2 * D * 2 * S
+
+
+def test_rows_of_a_mask_on_each_device_are_no_mask_from_the_first_row_on():
+    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+    rows, whole = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
+
+    def attend(q, mask, k, v):
+        return jax.nn.softmax(jnp.where(mask, q @ k.T, NEVER)) @ v
+
+    def fn(weights, x):
+        q, k, v = (jnp.tanh(x @ w) for w in weights)
+        specs = {"in_specs": (rows, rows, whole, whole), "out_specs": rows}
+        return jax.shard_map(attend, mesh=mesh, **specs)(q, causal(), k, v)
+
+    count = count_model_flops(fn, [shape(D, D)] * 3, shape(S, D))
+    assert count.activations == count.unknown_masks == 2 * 2 * D * ALL
+    assert count.skipped == {}
+
+
 CUT = {
     "a slice": lambda s: s[..., 3:, :],
     "a block": lambda s: jax.lax.dynamic_slice_in_dim(s, jnp.argmax(s[0, 0, 0]), 5, 2),

@@ -1,0 +1,48 @@
+"""`mfu-jax doctor`: what this machine has, and what would be missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from mfu_jax.cli import main
+from mfu_jax.commands import doctor
+
+
+def test_the_parts_of_this_machine_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MFU_JAX_CACHE_DIR", str(tmp_path / "cache"))
+    assert main(["doctor", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    found = {check["name"]: check["found"] for check in answer["checks"]}
+    assert answer["passed"] is True
+    assert found["jax"] == jax.__version__
+    assert found["devices"] == f"{jax.device_count()} × cpu"
+    assert found["cache"] == str(tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_is_missing_has_its_use_and_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda n: "" if n in ("wandb", "jaxlib") else known(n))
+    assert main(["doctor"]) == 1  # without jaxlib there is no step
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert ["missing", "wandb", "the sink wandb: pip install 'mfu-jax[wandb]'"] in lines
+    assert ["missing", "jaxlib", "pip install jaxlib"] in lines
+
+
+def test_a_device_without_a_known_peak_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Device:
+        device_kind, platform = "Tomorrow 9000", "tpu"
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    assert main(["doctor"]) == 1
+    assert "missing  peak" in capsys.readouterr().out

@@ -33,7 +33,7 @@ def _rule(kind: HostWork, evidence: str) -> HostRule:
             seconds=milliseconds(found.seconds),
             idle=milliseconds(found.idle),
             late=milliseconds(stats.measured.late_calls),
-            often=f"in {found.steps} of {stats.measured.steps} steps",
+            often=f"in {min(found.steps, stats.measured.steps)} of {stats.measured.steps} steps",
             name=found.name,
             called=_called(found),
             within=f", called by {found.caller}" if found.caller else "",

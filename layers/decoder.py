@@ -182,15 +182,14 @@ class Decoder(nnx.Module):
     def loads(self, notes: list[list[dict[str, jax.Array]]]) -> dict[str, jax.Array]:
         """Tokens per expert, by the path of its block, where a router's bias follows the load."""
         own = len(self.layers.segments)
-        loads = {}
-        for number, places in enumerate(notes):
-            for place, note in enumerate(places):
-                where = f"layers/groups/{number}/{place}"
-                if number >= own:
-                    where = f"further/{number - own}/block"
-                if "expert_load" in note:
-                    loads[where] = note["expert_load"]
-        return loads
+        of_layers = {
+            f"layers/groups/{number}/{place}": note
+            for number, places in enumerate(notes[:own])
+            for place, note in enumerate(places)
+        }
+        further = {f"further/{i}/block": note for i, (note,) in enumerate(notes[own:])}
+        found = of_layers | further
+        return {at: note["expert_load"] for at, note in found.items() if "expert_load" in note}
 
     def _seen(self, images: Images) -> ImageTokens:
         """Encodes the images of a whole batch at once."""

@@ -1,4 +1,4 @@
-"""`mfu-jax COMMAND …`: each module of `mfu_jax.commands` is a command.
+"""`mfu-jax COMMAND …`: each module of `mfu_jax.commands` is a command, and so is `mfu_jax.train`.
 
 Its docstring is its manual: ``mfu-jax --help`` shows the first line, ``mfu-jax COMMAND --help`` all
 of it. A command is imported only when it runs; its ``main`` takes the words after its name and
@@ -22,6 +22,7 @@ from mfu_jax.errors import UserError, nearest, one_line
 
 _FOLDER = Path(__file__).parent / "commands"
 _HELP = frozenset({"-h", "--help"})
+_TRAIN = "train"  # not in the folder: python -m mfu_jax.train runs it, too
 _EXAMPLE = "\nexample: "  # in the last line of a manual
 _GROUPS = {
     "Begin": ("doctor", "hardware"),
@@ -76,7 +77,7 @@ def _run(name: str | None = None, *rest: str) -> int:
     if _HELP & set(rest):
         print(manual(name))
         return 0
-    return int(importlib.import_module(f"mfu_jax.commands.{name}").main(list(rest)) or 0)
+    return int(importlib.import_module(module_of(name)).main(list(rest)) or 0)
 
 
 def _print_anything() -> None:
@@ -111,12 +112,18 @@ def _described(error: Exception) -> str:
 
 def command_names() -> list[str]:
     """All commands, in alphabetical order."""
-    return sorted(path.stem for path in _FOLDER.glob("[!_]*.py"))
+    return sorted([*(path.stem for path in _FOLDER.glob("[!_]*.py")), _TRAIN])
+
+
+def module_of(name: str) -> str:
+    """The module of a command."""
+    return f"mfu_jax.{'' if name == _TRAIN else 'commands.'}{name}"
 
 
 def manual(name: str) -> str:
     """The docstring of a command's module, read without importing it: some import jax."""
-    source = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    folder = Path(__file__).parent if name == _TRAIN else _FOLDER
+    source = (folder / f"{name}.py").read_text(encoding="utf-8")
     return source.partition('"""')[2].partition('"""')[0].rstrip()
 
 

@@ -51,6 +51,9 @@ class MetricsKeys(LoggerKeys):
     prometheus_textfile: str = setting(
         "", "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
     )
+    console_line: Literal["auto", "maxtext", "short"] = setting(
+        "auto", "line of a step: short, or MaxText's (maxtext); auto: short in a terminal"
+    )
     fsync_seconds: float = setting(
         30.0, "seconds between fsyncs (0: every write; -1: only at checkpoints)"
     )

@@ -1,14 +1,17 @@
-"""Trains the reference model and logs TFLOP/s, MFU and HFU of every step.
+"""Trains the reference model and logs MFU and HFU of every step.
 
-    python -m mfu_jax.train configs/base.yml run_name=demo steps=50 key=value …
+usage: mfu-jax train [FILE.yml] [key=value …]
+       python -m mfu_jax.train [FILE.yml] [key=value …]
 
-Without a file it trains ``configs/demo.yml``. ``configs/base.yml`` lists every key.
+Without a file it trains configs/demo.yml; configs/base.yml lists every key with its default;
+model=NAME is short for model_name=NAME.
 
-SIGTERM, SIGINT, SIGHUP and SIGUSR1 (SLURM's ``--signal=USR1@120``) finish the step, save a
-checkpoint and stop; a second SIGINT ends at once. The same command resumes. Exit codes: 0 done,
-2 wrong input, 3 NaN or infinite loss, 74 a checkpoint is missing, 75 another process of the job
-died or, with abort_on_hang, the run hangs, 128 + the signal's number.
-"""
+SIGTERM, SIGINT, SIGHUP and SIGUSR1 (SLURM's --signal=USR1@120) finish the step, save a checkpoint
+and stop; a second SIGINT ends at once. The same command resumes. Exit codes: 0 done, 2 wrong
+input, 3 NaN or infinite loss, 74 a checkpoint is missing, 75 another process of the job died or,
+with abort_on_hang, the run hangs, 128 + the signal's number.
+
+example: mfu-jax train model=llama2-7b scale=tiny steps=20"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from collections.abc import Sequence
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.trainer.config.pyconfig import Config, load
+from mfu_jax.util.optional_deps import TRAIN, require
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,11 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         config = load(arguments)
+        run_log = start_run_log(config)
+        for part in ("flax", "optax", "orbax.checkpoint"):  # they import JAX, which takes seconds
+            require(part, "the trainer", install=TRAIN)
     except UserError as error:
         print(one_line(f"mfu_jax.train: {error}"), file=sys.stderr)
         return 2
-    run_log = start_run_log(config)
-    from mfu_jax.trainer.loop import run  # imports JAX, which takes seconds
+    from mfu_jax.trainer.loop import run
 
     return run(config, run_log)
 

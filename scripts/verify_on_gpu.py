@@ -34,6 +34,7 @@ from mfu_jax.flops.count import NOTHING_BEYOND, Beyond
 from mfu_jax.flops.executed.formulas.tiles import library_tile, whole_tiles
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.records import InstructionRecord, MatmulShape
+from mfu_jax.profiling.join.ops import kernel_name
 from scripts import results
 
 STUDY = "verify_on_gpu"
@@ -71,7 +72,7 @@ class Launch(NamedTuple):
         return self.tensor or self.ffma
 
 
-class Row(NamedTuple):
+class KernelRow(NamedTuple):
     """What the counters saw of one kernel or a family of them, beside our count."""
 
     kernel: str
@@ -105,7 +106,7 @@ def read_counters(text: str) -> list[Launch]:
     ]
 
 
-def compare(launches: Sequence[Launch], records: Iterable[InstructionRecord]) -> list[Row]:
+def compare(launches: Sequence[Launch], records: Iterable[InstructionRecord]) -> list[KernelRow]:
     """Counters beside counts, kernel by kernel.
 
     XLA names its own kernels after their instructions. A library's kernels are joined with the
@@ -134,7 +135,7 @@ def compare(launches: Sequence[Launch], records: Iterable[InstructionRecord]) ->
 
 def _kernel_names(record: InstructionRecord) -> Iterator[str]:
     """Names under which XLA may launch an instruction."""
-    yield re.sub(r"\W", "_", record.name)
+    yield kernel_name(record.name)
     yield from record.kernels
 
 
@@ -151,7 +152,7 @@ def _family_of_call(record: InstructionRecord) -> str:
 
 def _of_family(
     family: str, launches: Sequence[Launch], calls: Sequence[InstructionRecord]
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     """The rows of a family: pairs of equal kernels and calls, or one row if they do not pair."""
     if any(launch.tensor for launch in launches):
         launches = [launch for launch in launches if launch.tensor]
@@ -166,7 +167,7 @@ def _of_family(
         yield _row(f"{kernel} ({name})", ran, of)
 
 
-def _row(title: str, launches: Sequence[Launch], calls: Sequence[InstructionRecord]) -> Row:
+def _row(title: str, launches: Sequence[Launch], calls: Sequence[InstructionRecord]) -> KernelRow:
     counter = sum(launch.flops for launch in launches)
     executed = sum(record.flops for record in calls)
     parts = [sum(part) for part in zip(*(record.beyond for record in calls), strict=True)]
@@ -183,7 +184,7 @@ def _row(title: str, launches: Sequence[Launch], calls: Sequence[InstructionReco
         reasons[0] = f"tile of {tile[0]} × {tile[1]} in the kernel's name"
     if launches and not any(launch.tensor for launch in launches):
         reasons.append("no tensor cores: FFMA")
-    row = Row(title, len(launches), counter, executed, sum(beyond), "")
+    row = KernelRow(title, len(launches), counter, executed, sum(beyond), "")
     if row.difference:
         reasons.append("not explained" if launches and calls else "joined with nothing")
     return row._replace(reason="; ".join(reasons) or "equal")
@@ -198,9 +199,9 @@ def _in_tiles(shape: MatmulShape, tile: tuple[int, int, int]) -> tuple[int, int]
     )
 
 
-def table(program: str, rows: Sequence[Row]) -> list[results.Row]:
+def table(program: str, rows: Sequence[KernelRow]) -> list[results.Row]:
     """The rows of a program and their sum, as a results file has them."""
-    whole = Row(
+    whole = KernelRow(
         "all",
         launches=sum(row.launches for row in rows),
         counter=sum(row.counter for row in rows),

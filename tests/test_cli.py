@@ -59,7 +59,7 @@ def test_the_version_and_a_misspelt_command(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_manual_is_the_docstring_and_begins_with_one_line(name: str) -> None:
-    module = importlib.import_module(f"mfu_jax.commands.{name}")
+    module = importlib.import_module(cli.module_of(name))
     text = cli.manual(name)
     assert text == (module.__doc__ or "").rstrip()
     summary, blank, usage = text.splitlines()[:3]

@@ -208,17 +208,9 @@ def pattern(config: Any, **changes: Any) -> AttentionPattern:
 
 def splash_blocks(config: Any) -> SplashBlocks:
     """The blocks of the splash kernel, under MaxText's names."""
-    return SplashBlocks(
-        q=config.sa_block_q,
-        kv=config.sa_block_kv,
-        kv_compute=config.sa_block_kv_compute,
-        q_dkv=config.sa_block_q_dkv,
-        kv_dkv=config.sa_block_kv_dkv,
-        kv_dkv_compute=config.sa_block_kv_dkv_compute,
-        q_dq=config.sa_block_q_dq,
-        kv_dq=config.sa_block_kv_dq,
-        fused=config.sa_use_fused_bwd_kernel,
-    )
+    names = {field.name for field in dataclasses.fields(SplashBlocks)} - {"fused"}
+    sizes = {name: getattr(config, f"sa_block_{name}") for name in names}
+    return SplashBlocks(**sizes, fused=config.sa_use_fused_bwd_kernel)
 
 
 def window(config: Any, spec: AttentionSpec) -> AttentionSpec:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,14 +93,12 @@ class VisionSpec:
     @property
     def patches(self) -> int:
         """Patches per image."""
-        rows, columns = self.grid
-        return rows * columns
+        return math.prod(self.grid)
 
     @property
     def tokens(self) -> int:
         """Tokens per image."""
-        rows, columns = self.token_grid
-        return rows * columns
+        return math.prod(self.token_grid)
 
     @property
     def token_grid(self) -> tuple[int, int]:
@@ -112,13 +111,7 @@ class VisionEncoder(nnx.Module):
     """Images → tokens in the tower's width, and inner layers' tokens in the decoder's width."""
 
     def __init__(
-        self,
-        spec: VisionSpec,
-        build: Builder,
-        *,
-        scan: bool,
-        remat: Remat,
-        first_alone: bool = False,
+        self, spec: VisionSpec, build: Builder, *, scan: bool, remat: Remat, first_alone: bool
     ) -> None:
         own = dataclasses.replace(
             build, emb_dim=spec.width, normalization=spec.normalization, epsilon=spec.epsilon
@@ -130,14 +123,12 @@ class VisionEncoder(nnx.Module):
         if spec.class_token:
             self.class_token = own.matrix((spec.width,), spec.width, ("norm",))
             self.first_norm = own.norm()
-        layer = LayerSpec(
-            mixer=spec.attention,
-            feed_forward=spec.feed_forward,
-            norms=spec.norms,
-            of_images=True,
-        )
+        parts: dict[str, Any] = {"mixer": spec.attention, "feed_forward": spec.feed_forward}
         keys = jax.random.split(build.rngs.params(), spec.layers)
-        layers = [dataclasses.replace(layer, shown=n in spec.deep) for n in range(spec.layers)]
+        layers = [
+            LayerSpec(**parts, norms=spec.norms, of_images=True, shown=number in spec.deep)
+            for number in range(spec.layers)
+        ]
         self.layers = Stack(layers, keys, own, scan=scan, remat=remat, first_alone=first_alone)
         if spec.last_norm:
             self.norm = own.norm()

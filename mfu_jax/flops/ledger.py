@@ -84,10 +84,11 @@ class Ledger:
         return {**asdict(self), "residual": self.residual, "xla_factor": self.xla_factor}
 
     def render(self) -> str:
-        """The ledger as a table for the console."""
+        """The ledger as a table for the console; only the residual is shown if zero."""
         notes = (f"  note: {note}" for note in self.notes)
-        rows = [*self.rows(), *self._reported_rows()]
-        return "\n".join([*render_rows(rows, self.executed), *notes])
+        model, *rows = [*self.rows(), *self._reported_rows()]
+        rows = [row for row in rows if row.flops != 0 or row.label == names.RESIDUAL]
+        return "\n".join([*render_rows([model, *rows], self.executed), *notes])
 
     def _repr_html_(self) -> str:
         from mfu_jax.pages.fragment import fragment

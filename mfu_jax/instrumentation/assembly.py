@@ -48,7 +48,9 @@ def sinks_of(
         "resume_from_step": settings.start_step,
         "fsync_seconds": settings.fsync_seconds,
     }
-    sinks = [make_sink("console", total_steps=total_steps, progress=progress)]
+    sinks = [
+        make_sink("console", total_steps=total_steps, progress=progress, line=settings.console_line)
+    ]
     if settings.metrics_file:
         sinks.append(make_sink("jsonl", settings.metrics_file, **files))
     if settings.tensorboard_dir:

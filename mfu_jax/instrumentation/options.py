@@ -21,6 +21,7 @@ OF_LOGGER = (
     "metrics_file",
     "tensorboard_dir",
     "prometheus_textfile",
+    "console_line",
     "fsync_seconds",
     *LOGGER_KEYS,
     "profile_steps",

@@ -32,7 +32,12 @@ from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger, DisabledScope
 from mfu_jax.logger.loop.phases import LateCost, Phase, PhaseBook, StepCalls, StepScope
 from mfu_jax.logger.loop.spans import LoopSpans, Pause, Wait
-from mfu_jax.logger.loop.step_numbers import StepNumbers, after_close, whole_number
+from mfu_jax.logger.loop.step_numbers import (
+    StepNumbers,
+    after_close,
+    number_of_steps,
+    whole_number,
+)
 from mfu_jax.logger.loop.thread import LoopThread
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
@@ -185,7 +190,8 @@ class MetricLogger:
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
-            UserError: the logger is closed; `step` is not a whole number, or before `start_step`.
+            UserError: the logger is closed; `step` or `steps` is not a whole number; `step` is
+                before `start_step`, or `steps` below 1.
         """
         try:
             begin = self._monotonic()
@@ -209,7 +215,7 @@ class MetricLogger:
             taken = TimedStep()
             taken.step, taken.metrics, taken.cost = step, metrics, cost
             if steps != 1:
-                taken.steps = steps
+                taken.steps = number_of_steps(steps)
             if self._spans.late:
                 taken.extra = self._spans.take_late()
             if (given := step_time_seconds) is not None:

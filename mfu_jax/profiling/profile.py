@@ -258,7 +258,8 @@ def _notes(stats: ProfileStats, bars: tuple[Bar, ...], library: ProgramLibrary) 
             f"model_flops=N, or trace with mfu_jax.profile"
         )
     if measured.coverage < _ENOUGH:
-        rest = ", ".join(f"{k} {s:.3g} s" for k, s in list(_not_covered(measured).items())[:5])
+        most = list(_not_covered(measured).items())[:5]
+        rest = ", ".join(f"{kind} {seconds_text(seconds)}" for kind, seconds in most)
         notes.append(f"{1 - measured.coverage:.1%} of device time has no instruction: {rest}")
     if any(bar.seconds < -_NOTABLE * measured.step_seconds for bar in bars):
         cause = "the one given is of other units or a part of the device"

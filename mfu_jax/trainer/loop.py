@@ -116,8 +116,6 @@ def train(
                         checkpoints.save(done, state, data)
                 if stopping:
                     break
-        if jax.process_index() == 0:
-            print(flops.ledger.render())
 
 
 def _data(config: Config, mesh: jax.sharding.Mesh, split: str, accumulation: int) -> Any:

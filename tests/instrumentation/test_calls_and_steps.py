@@ -182,6 +182,11 @@ def test_counts_that_cannot_be_are_refused(keys: dict[str, int], words: str) -> 
         mfu_jax.instrument(jax.jit(loss_of), sinks=[], **keys)
 
 
+def test_a_record_of_no_steps_is_refused() -> None:
+    with MetricLogger(sinks=[]) as logger, pytest.raises(UserError, match="steps=0"):
+        logger.record(0, {}, steps=0)
+
+
 def test_calls_per_step_is_the_loggers() -> None:
     with pytest.raises(UserError, match="calls_per_step"):
         mfu_jax.instrument(jax.jit(loss_of), logger=MetricLogger(sinks=[]), calls_per_step=2)

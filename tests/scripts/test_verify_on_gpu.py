@@ -42,7 +42,7 @@ def ncu(*launches: tuple[str, dict[str, int]]) -> str:
     return "\n".join([*lines, "==PROF== Disconnected from process 77", ""])
 
 
-def rows_of(name: str, *launches: tuple[str, dict[str, int]]) -> list[verify.Row]:
+def rows_of(name: str, *launches: tuple[str, dict[str, int]]) -> list[verify.KernelRow]:
     records = instruction_costs(text_of(f"h100_silicon_{name}")).records.values()
     return verify.compare(verify.read_counters(ncu(*launches)), records)
 
@@ -140,7 +140,10 @@ def test_what_pairs_with_nothing_is_a_difference() -> None:
 
 
 def test_the_table_ends_with_the_sum() -> None:
-    rows = [verify.Row("a", 2, 10, 6, 3, "tiles, stated"), verify.Row("b", 1, 5, 5, 0, "equal")]
+    rows = [
+        verify.KernelRow("a", 2, 10, 6, 3, "tiles, stated"),
+        verify.KernelRow("b", 1, 5, 5, 0, "equal"),
+    ]
     *_, whole = verify.table("mlp", rows)
     assert whole == {
         "program": "mlp",

@@ -108,6 +108,39 @@ def _scoring(width: int, heads: int, dim: int, mask: Mask) -> Components:
     )
 
 
+def block_indexer(config: ModelConfig) -> Components:
+    """Selects blocks of `indexer_pool` keys (Qwen 4): the blocks' mean keys, and H queries.
+
+    ``[T,D]@[D,(H+1)·h]``, then H·h multiply-adds for each query and whole block before it; the sum
+    over heads is elementwise. No gradient passes through the selection.
+    """
+    sizes = config.sparse_attention
+    heads, dim, mask = sizes.indexer_n_heads, sizes.indexer_head_dim, Strided(sizes.indexer_pool)
+    scores, kept = f"{INDEXER}/scores", Cache(dim)
+    parts = (
+        projection(f"{INDEXER}/qk_proj", config.emb_dim, (heads + 1) * dim),
+        norm(f"{INDEXER}/norms", dim, copies=2),
+        Component(name=scores, kind="attention", macs=heads * dim, mask=mask, cache=kept),
+    )
+    return tuple(_detached(part, trained=False) for part in parts)
+
+
+def ngram_memory(config: ModelConfig) -> Components:
+    """What a layer reads from tables of n-grams, P values, goes into k streams (Qwen 4).
+
+    Keys ``[P, k·D]``, values ``[P, D]``, a depthwise convolution over k·D channels; gates are
+    elementwise. The tables belong to the embedding.
+    """
+    width, sizes = config.emb_dim, config.engram
+    streams, read = config.stack.mhc_expansion_rate, sizes.engram_num_heads * sizes.engram_head_dim
+    return (
+        projection("ngram_memory/key_proj", read, streams * width),
+        projection("ngram_memory/value_proj", read, width),
+        short_convolution("ngram_memory/conv", sizes.engram_kernel_size, streams * width),
+        norm("ngram_memory/norms", width, copies=3 * streams),
+    )
+
+
 def _detached(part: Component, *, trained: bool) -> Component:
     """A part of an indexer: no gradient leaves it; it has gradients inside only if trained.
 
@@ -294,17 +327,17 @@ def kimi_delta_attention(config: ModelConfig) -> Components:
     width, sizes = config.emb_dim, config.linear_attention
     heads, head_dim = sizes.gdn_num_value_heads, sizes.gdn_value_head_dim
     joined = heads * head_dim
-    gates: Components = (projection("delta/gate_proj", width, joined, copies=2),)
-    if sizes.gdn_low_rank_gates:
-        gates = (
-            projection("delta/gate_proj", width, head_dim, copies=2),
-            projection("delta/gate_b", head_dim, joined, copies=2),
-        )
+    low_rank = sizes.gdn_low_rank_gates
+    gates: Components = (
+        projection("delta/low_rank/in_proj", width, head_dim, copies=low_rank),
+        projection("delta/gate_b", head_dim, joined, copies=low_rank),
+        projection("delta/gate_proj", width, joined, copies=2 - low_rank),
+    )
     return (
         projection("delta/in_proj", width, joined, copies=3),
         short_convolution("delta/conv", sizes.gdn_conv_kernel_dim, 3 * joined),
         projection("delta/in_proj_ba", width, heads),
-        *gates,
+        *(gate for gate in gates if gate.macs),
         vector("delta/decay", heads + joined),
         _core("delta", 4 * joined * head_dim, joined * head_dim),
         norm("delta/norm", head_dim),

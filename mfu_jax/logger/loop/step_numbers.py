@@ -88,6 +88,19 @@ def whole_number(step: Any) -> int:
     )
 
 
+def number_of_steps(steps: Any) -> int:
+    """How many steps a call ran.
+
+    Raises:
+        UserError: it is not an integer above 0.
+    """
+    if (number := whole_number(steps)) < 1:
+        raise UserError(
+            f"steps={number}: expected at least 1, as many as one call ran; leave it out for one"
+        )
+    return number
+
+
 @functools.cache
 def _say_that_it_waits() -> None:
     _log.warning(

@@ -15,7 +15,7 @@ from mfu_jax.logger.records import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
 from mfu_jax.logger.records.strict_json import strict
 from mfu_jax.util.formatting import loss_text, percent, readable
-from mfu_jax.verdict import Verdict
+from mfu_jax.verdict import NOTABLE, Verdict
 
 _MOST_LOSSES = 3
 
@@ -185,7 +185,8 @@ class Summary:
             yield "impossible", f"{flag} in {count} steps"
         if self.verdict is not None:
             for loss in self.verdict.losses[:_MOST_LOSSES]:
-                yield "loss", str(loss)
+                if loss.fraction >= NOTABLE:
+                    yield "loss", str(loss)
             for step in self.verdict.next_steps:
                 yield "next", str(step)
 

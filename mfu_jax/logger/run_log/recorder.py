@@ -193,7 +193,7 @@ class Recorder:
         due = time.monotonic() + _LONG_SECONDS
         made: list[tuple[TimedStep, StepRecord | None]] = []
         self._builder.prepare(steps)
-        parts = [part for step in steps for part in step.parts()]
+        parts = [part for step in steps for part in self._parts(step)]
         for number, step in enumerate(parts, 1):
             if self.failure is not None:
                 break
@@ -204,6 +204,12 @@ class Recorder:
                 self._log.steps(made)
                 made, due = [], time.monotonic() + _LONG_SECONDS
         self._log.steps(made)
+
+    def _parts(self, step: TimedStep) -> list[TimedStep]:
+        if step.steps > 1:
+            with failsafe("the steps of a call are in one record", self._boundary):
+                return step.parts()
+        return [step]
 
     def _record(self, step: TimedStep) -> StepRecord | None:
         """The record of a step; None if making it failed."""

@@ -1,19 +1,26 @@
-"""MaxText's log line with MFU and HFU at its end, and an optional progress bar."""
+"""A line per step: a short one for people, MaxText's for parsers; and an optional progress bar."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, NamedTuple, Self, TextIO
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.sinks.base import Sink, format_values, register_sink
 from mfu_jax.util.formatting import loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
+
+LINES = ("auto", "maxtext", "short")
+MOST_COLUMNS = 100
+BOLD, DIM, RED = "1", "2", "31"
 
 
 @register_sink("console")
@@ -23,11 +30,14 @@ class ConsoleSink(Sink):
     Args:
         stream: where lines go; standard output by default.
         total_steps: number of steps of the run, for the progress bar.
-        progress: show a bar on standard error; None: if that is a terminal and `rich` is installed.
-            Off by default, because a loop may print or have a bar of its own.
+        progress: show a bar on standard error, in a terminal in place of the lines of ordinary
+            steps; None: if that is a terminal and `rich` is installed. Off by default, because a
+            loop may print or have a bar of its own.
+        line: ``maxtext``: MaxText's line with MFU and HFU at its end; ``short``: at most 100
+            columns, MFU third; ``auto``: short in a terminal, else MaxText's.
 
     Raises:
-        UserError: ``progress=True`` without `rich`.
+        UserError: ``progress=True`` without `rich`; or an unknown `line`.
     """
 
     periods_per_write = 2  # nobody looks more often
@@ -38,14 +48,25 @@ class ConsoleSink(Sink):
         *,
         total_steps: int | None = None,
         progress: bool | None = False,
+        line: str = "auto",
     ) -> None:
+        if line not in LINES:
+            raise UserError(
+                f"console_line={line!r}{nearest(line, LINES)}; expected {', '.join(LINES)}"
+            )
+        paper = _Paper.of(stream or sys.stdout)
         self._stream = stream
         self._bar = _progress_bar(total_steps, progress)
+        self._replaces_lines = paper.is_terminal and self._bar is not None
+        is_short = line == "short" or (line == "auto" and paper.is_terminal)
+        self._lines = functools.partial(_short_lines, paper=paper) if is_short else _lines
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self._bar is not None:
             self._bar.update(records[-1])
-        if lines := [line for record in records for line in _lines(record)]:
+        if self._replaces_lines:
+            records = [record for record in records if _is_news(record)]
+        if lines := [line for record in records for line in self._lines(record)]:
             self._print("\n".join(lines))
 
     def write_text(self, tag: str, text: str) -> None:
@@ -54,8 +75,9 @@ class ConsoleSink(Sink):
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         if values:
             self._print(format_values(values))
-        for text in texts.values():
-            self._print(text)
+        for tag, text in texts.items():
+            if tag != "config":  # all of it is in the run's log
+                self._print(text)
 
     def flush(self) -> None:
         (self._stream or sys.stdout).flush()
@@ -78,6 +100,93 @@ def _encodable(text: str, stream: TextIO) -> str:
     """Replaces unencodable characters: without Unicode, a terminal shows ? instead of ×."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
+
+
+class _Paper(NamedTuple):
+    """What lines are written on."""
+
+    columns: int = MOST_COLUMNS
+    is_terminal: bool = False
+    has_colours: bool = False
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Self:
+        """Of a stream; a terminal may be narrower."""
+        if not getattr(stream, "isatty", bool)():
+            return cls()
+        columns = shutil.get_terminal_size((MOST_COLUMNS, 0)).columns
+        has_colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+        return cls(min(columns, MOST_COLUMNS), True, has_colours)
+
+    def paint(self, text: str, style: str) -> str:
+        """The text in an ANSI style."""
+        return f"\x1b[{style}m{text}\x1b[0m" if self.has_colours else text
+
+    def wrap(self, text: str) -> str:
+        """The text in lines of at most the width, all but the first indented."""
+        return textwrap.fill(text, self.columns, subsequent_indent="  ", break_long_words=False)
+
+
+_PLAIN = _Paper()
+
+
+def _is_news(record: StepRecord) -> bool:
+    """Whether its line is worth more than the progress bar's next state."""
+    has_results = any(name.startswith(("eval/", "rolling/")) for name in record.scalars)
+    return bool(record.kind != "step" or record.notes or record.flags or has_results)
+
+
+def _short_lines(record: StepRecord, paper: _Paper) -> Iterator[str]:
+    yield format_short(record, paper)
+    evals = _spans_and_evals(*record.scalars)[1]
+    if evals:
+        results = (f"{name.removeprefix('eval/')} {record.scalars[name]:.4g}" for name in evals)
+        yield paper.wrap(f"  eval: {', '.join(results)}")
+    if "rolling/steps" in record.scalars:
+        yield paper.wrap(format_window(record.scalars))
+    for note in record.notes:
+        yield paper.wrap(f"note, step {record.step}: {note}")
+
+
+def format_short(record: StepRecord, paper: _Paper = _PLAIN) -> str:
+    """The line of one step for people; what does not fit is left out, flags never.
+
+    >>> format_short(StepRecord(step=7, unix_seconds=0.0, kind="warmup", scalars={
+    ...     "perf/step_time_seconds": 0.123, "perf/per_device_tflops_per_sec": 0.021,
+    ...     "perf/per_device_tokens_per_sec": 8123.4, "learning/loss": 4.211,
+    ...     "perf/mfu": 0.412, "perf/hfu": 0.549}))
+    'step     7     0.123 s  MFU  41.2%  loss 4.211  HFU  54.9%  8,123 tokens/s/device  [warmup]'
+    """
+    scalars = record.scalars
+    seconds = scalars.get("perf/step_time_seconds")
+    mfu = f"MFU {percent(scalars.get('perf/mfu')):>6}"
+    text = f"step {record.step:>5}  {'n/a' if seconds is None else readable(seconds):>8} s  {mfu}"
+    labels = [f"[{record.kind}]"] if record.kind != "step" else []
+    labels += [f"[! {flag}]" for flag in record.flags]
+    room = paper.columns - sum(len(label) + 2 for label in labels)
+    for part in _optional(scalars):
+        if len(text) + 2 + len(part) <= room:
+            text += f"  {part}"
+    if record.kind != "step":
+        return paper.paint("  ".join([text, *labels]), DIM)
+    text = text.replace(mfu, paper.paint(mfu, BOLD))
+    return "  ".join([text, *(paper.paint(label, RED) for label in labels)])
+
+
+def _optional(scalars: Mapping[str, float]) -> Iterator[str]:
+    """Numbers of a short line, the most important first."""
+    if "learning/loss" in scalars:
+        yield f"loss {loss_text(scalars['learning/loss'])}"
+    if "perf/hfu" in scalars:
+        yield f"HFU {percent(scalars['perf/hfu']):>6}"
+    for name in _spans_and_evals(*scalars)[0]:
+        if scalars[name] >= 0.001:
+            label = name.removeprefix("goodput/").removesuffix("_seconds")
+            yield f"{label} {readable(scalars[name])} s"
+    if "perf/per_device_tokens_per_sec" in scalars:
+        yield f"{scalars['perf/per_device_tokens_per_sec']:,.0f} tokens/s/device"
+    if "perf/per_device_tflops_per_sec" in scalars:
+        yield f"{readable(scalars['perf/per_device_tflops_per_sec'])} TFLOP/s/device"
 
 
 def _lines(record: StepRecord) -> Iterator[str]:
@@ -107,29 +216,29 @@ class _ProgressBar:
         console = require("rich.console", "the progress bar", install=TRAIN)
         self._console = console.Console(stderr=True)
         self._progress = progress.Progress(
-            progress.TextColumn("step {task.fields[step]}"),
             progress.BarColumn(),
-            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.description}"),
             progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[loss]}"),
             console=self._console,
             auto_refresh=False,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._progress.add_task("", total=total_steps, step="", loss="")
+        self._total = "" if total_steps is None else f"/{total_steps}"
+        self._task = self._progress.add_task("compiling…", total=total_steps)
         self._drawn_at = 0.0
         self._progress.start()
 
     def update(self, record: StepRecord) -> None:
-        loss = record.scalars.get("learning/loss")
-        self._progress.update(
-            self._task,
-            completed=record.step + 1,
-            step=record.step,
-            loss="" if loss is None else f"loss {loss_text(loss)}",
-        )
+        scalars = record.scalars
+        parts = [f"{record.step + 1}{self._total}"]
+        if "perf/step_time_seconds" in scalars:
+            parts.append(f"{readable(scalars['perf/step_time_seconds'])} s")
+        parts.append(f"MFU {percent(scalars.get('perf/mfu'))}")
+        if "learning/loss" in scalars:
+            parts.append(f"loss {loss_text(scalars['learning/loss'])}")
+        self._progress.update(self._task, completed=record.step + 1, description=" · ".join(parts))
         if time.monotonic() - self._drawn_at > 0.2:  # nobody reads faster
             self._drawn_at = time.monotonic()
             self._progress.refresh()

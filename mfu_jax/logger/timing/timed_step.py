@@ -112,8 +112,6 @@ class TimedStep:
 
         A compilation is in the time of the first.
         """
-        if self.steps == 1:
-            return [self]
         self.measure()
         compiling = sum(e.own_seconds for e in self.compile_events) if self.is_compile else 0.0
         each = max(0.0, self.seconds - compiling) / self.steps

@@ -33,7 +33,7 @@ def _rule(kind: HostWork, evidence: str) -> HostRule:
             seconds=milliseconds(found.seconds),
             idle=milliseconds(found.idle),
             late=milliseconds(stats.measured.late_calls),
-            often=f"in {found.steps} of {stats.measured.steps} steps",
+            often=f"in {min(found.steps, stats.measured.steps)} of {stats.measured.steps} steps",
             name=found.name,
             called=_called(found),
             within=f", called by {found.caller}" if found.caller else "",
@@ -91,9 +91,8 @@ def transfer(stats: ProfileStats) -> tuple[float, str] | None:
     copying = seconds_of(copies)
     if not idle + copying:
         return None
-    return idle + copying, (
-        f"{evidence}, and copies for {milliseconds(copying)} beside nothing else"
-    )
+    beside = f", and copies for {milliseconds(copying)} beside nothing else" if copying else ""
+    return idle + copying, f"{evidence}{beside}"
 
 
 slow_data = _rule(

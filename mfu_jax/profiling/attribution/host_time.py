@@ -147,9 +147,14 @@ def _stalls(thread: HostThread, gaps: DispatchGaps, is_wait: npt.NDArray[np.bool
     A loop without its waits is shorter by their length at most. Since it may then run several steps
     ahead of the device, this limits their sum, not each.
     """
-    idle = np.where(is_wait, gaps.idle_within(thread.starts, gaps.next_step(thread.ends)), 0.0)
+    until = gaps.next_step(thread.ends)
+    idle = np.where(is_wait, gaps.idle_within(thread.starts, until), 0.0)
     lengths = np.where(idle > 0, thread.ends - thread.starts, 0)
-    return idle * min(1.0, lengths.sum() / max(idle.sum(), 1.0))
+    _, step = np.unique(until, return_inverse=True)
+    of_step = np.zeros(len(until))
+    np.maximum.at(of_step, step, idle)  # of several waits for one step, the first has it all
+    alone = np.minimum(idle, lengths)
+    return alone * max(1.0, min(of_step.sum(), lengths.sum()) / max(alone.sum(), 1.0))
 
 
 def _executing(executions: Executions, starts: IntArray, ends: IntArray) -> FloatArray:

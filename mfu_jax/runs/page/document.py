@@ -53,14 +53,14 @@ def page(
     """
     names = run_names([run.metrics.path for run in runs])
     body: list[Markup] = [tag("h1", " · ".join(short(name) for name in names[:4]))]
-    for run, name in zip(runs, names, strict=True):
-        body += [] if len(runs) == 1 else [tag("h2", short(name))]
-        body += [verdict_line(run.verdict.sentence), headlines(_numbers(run))]
-        body += [quiet(_about(run)), notes(run.time.notes)]
     body += [
         _comparison(found, names[0], name)
         for found, name in zip(comparisons, names[1:], strict=False)
     ]
+    for run, name in zip(runs, names, strict=True):
+        body += [] if len(runs) == 1 else [tag("h2", short(name))]
+        body += [verdict_line(run.verdict.sentence), headlines(_numbers(run))]
+        body += [quiet(_about(run)), notes(run.time.notes)]
     if plan is not None:
         body.append(_plan_section(plan))
     for run, name in zip(runs, names, strict=True):

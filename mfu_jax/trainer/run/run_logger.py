@@ -30,7 +30,7 @@ from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import local_path
 from mfu_jax.storage.locks import FileLock
 from mfu_jax.trainer.config.messages import as_argument
-from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.trainer.config.pyconfig import Config, from_mapping
 from mfu_jax.trainer.run.overheads import known_overheads, pipeline_schedule
 from mfu_jax.trainer.run.stopping import StopRequest
 from mfu_jax.trainer.step.state import TrainState, parameter_count
@@ -156,14 +156,25 @@ def make_run_logger(
     return logger
 
 
+def _chosen(config: Config) -> str:
+    """The settings that are not those of base.yml, as arguments."""
+    defaults = from_mapping({})
+    return " ".join(
+        f"{key}={as_argument(value)}"
+        for key, value in dataclasses.asdict(config).items()
+        if value != getattr(defaults, key)
+    )
+
+
 def _setup(
     config: Config, state: TrainState, peaks: StepPeaks, flops: StepFlops
 ) -> tuple[dict[str, Any], dict[str, str]]:
     kind = jax.local_devices()[0].device_kind
+    processes = f" ({jax.process_count()} processes)" if jax.process_count() > 1 else ""
     tflops = calculate_tflops_per_device(config, config.convention)
     weights, attention = tflops.learnable_weight, tflops.attention
     table = assembly.setup_table(
-        devices=f"{jax.device_count()} × {kind} ({jax.process_count()} processes)",
+        devices=f"{jax.device_count()} × {kind}{processes}",
         peaks=peaks,
         model=flops.model,
         model_details=f"{config.convention}: weights {weights:.6g}, attention {attention:.6g}",
@@ -173,7 +184,7 @@ def _setup(
     )
     arguments = " ".join(f"{k}={as_argument(v)}" for k, v in dataclasses.asdict(config).items())
     texts = {"config": textwrap.fill(arguments, 100), "ledger": flops.ledger.render()}
-    run = {"run": str(config.run_directory)}
+    run = {"run": str(config.run_directory), "settings": textwrap.fill(_chosen(config), 100)}
     if schedule := pipeline_schedule(config):
         run["pipeline"] = (
             f"{schedule.stages} stages × {schedule.repeats} passes, {schedule.microbatches} "

@@ -21,7 +21,8 @@ from mfu_jax.layers.attention.ops import (
     ATTENTION_OPS,
     AttentionInputs,
     dot_product,
-    masked_attention,
+    masked_probabilities,
+    weighted,
 )
 
 from mfu_jax.trainer import loop as trainer
@@ -217,8 +218,9 @@ def _in_blocks(x: AttentionInputs) -> jax.Array:
     parts = []
     for start in range(0, x.q.shape[1], size):
         end = start + size
-        block = x.q[:, start:end], x.k[:, :end], x.v[:, :end], mask[:, start:end, :end]
-        parts.append(masked_attention(*block, pattern=x.pattern, sinks=x.sinks))
+        block = x.q[:, start:end], x.k[:, :end], mask[:, start:end, :end]
+        found = masked_probabilities(*block, pattern=x.pattern, sinks=x.sinks)
+        parts.append(weighted(x.v[:, :end], found, x.q.dtype))
     return jnp.concatenate(parts, axis=1)
 
 

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import termios
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given, strategies
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks.console import format_window
+from mfu_jax.logger.sinks.console import _Paper, format_short, format_window
 from mfu_jax.sinks import SINKS, ConsoleSink, Sink, StepRecord, make_sink, register_sink
 
 SCALARS = {
@@ -29,6 +31,13 @@ MAXTEXT_LINE = re.compile(
     r"^completed step: (\d+), seconds: ([\d.]+), TFLOP/s/device: ([\d.]+), "
     r"Tokens/s/device: ([\d.]+), total_weights: (\d+), loss: ([\d.]+)"
 )
+
+
+class Terminal(io.StringIO):
+    """Says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def line(scalars: dict[str, float] | None = None, **fields: object) -> str:
@@ -101,10 +110,6 @@ def test_what_is_not_known_is_not_made_up() -> None:
 def test_no_progress_bar_where_standard_error_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     plain = ConsoleSink(io.StringIO(), progress=None)
     plain.write(StepRecord(step=0, unix_seconds=0.0, scalars=SCALARS))
@@ -118,7 +123,91 @@ def test_no_progress_bar_where_standard_error_is_no_terminal(
     bar.write(StepRecord(step=4, unix_seconds=0.0, scalars=SCALARS))
     bar.close()
     assert "5/10" in sys.stderr.getvalue()
-    assert lines.getvalue().startswith("completed step: 4")
+    assert lines.getvalue().startswith("completed step: 4")  # the lines go to a file
+
+
+def short(record: StepRecord, columns: int = 100, *, has_colours: bool = False) -> str:
+    return format_short(record, _Paper(columns, True, has_colours))
+
+
+def step(scalars: dict[str, float] | None = None, **fields: Any) -> StepRecord:
+    return StepRecord(step=7, unix_seconds=0.0, scalars=scalars or SCALARS, **fields)
+
+
+def test_a_terminal_gets_a_short_line_with_mfu_third() -> None:
+    assert short(step()) == (
+        "step     7     0.123 s  MFU  41.2%  loss 4.211  HFU  54.9%  8,123 tokens/s/device"
+    )
+    assert short(step(), columns=40) == "step     7     0.123 s  MFU  41.2%"
+
+
+@given(
+    values=strategies.dictionaries(
+        strategies.sampled_from([*SCALARS, "goodput/eval_seconds", "goodput/data_wait_seconds"]),
+        strategies.floats(1e-9, 1e15),
+    ),
+    kind=strategies.sampled_from(["step", "warmup", "compile"]),
+    number=strategies.integers(0, 10**7),
+)
+def test_no_short_line_has_more_than_100_columns(
+    values: dict[str, float], kind: str, number: int
+) -> None:
+    record = StepRecord(step=number, unix_seconds=0.0, scalars=values, kind=kind)
+    text = short(record)
+    assert len(text) <= 100
+    assert (f"[{kind}]" in text) == (kind != "step")
+    assert re.sub(r"\x1b\[\d+m", "", short(record, has_colours=True)) == text
+
+
+def test_flags_are_kept_where_there_is_room_for_nothing_else() -> None:
+    assert short(step(flags=("mfu_over_1",)), columns=60).endswith("  [! mfu_over_1]")
+
+
+@pytest.mark.parametrize(
+    ("variables", "has_colours"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colours_only_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], has_colours: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    ConsoleSink(terminal).write(step(flags=("mfu_over_1",)))
+    assert terminal.getvalue().startswith("step ")
+    assert ("\x1b[31m[! mfu_over_1]\x1b[0m" in terminal.getvalue()) == has_colours
+
+
+def test_maxtexts_line_in_a_terminal_and_the_short_one_in_a_file_are_a_setting_away() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    ConsoleSink(terminal, line="maxtext").write(step())
+    ConsoleSink(file, line="short").write(step())
+    assert MAXTEXT_LINE.match(terminal.getvalue())
+    assert file.getvalue() == f"{short(step())}\n"
+    with pytest.raises(UserError, match="did you mean 'short'"):
+        ConsoleSink(file, line="shrot")
+
+
+def test_a_bar_in_a_terminal_takes_the_place_of_ordinary_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    bar = ConsoleSink(total_steps=40, progress=True)
+    bar.write(step(kind="compile"))
+    bar.write_many([step(), step(notes=("slow",)), step()])
+    bar.close()
+    shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "compiling…" in shown
+    assert "8/40 · 0.123 s · MFU 41.2% · loss 4.211" in shown
+    assert shown.count("step     7") == 2  # the one that compiled, and the one with a note
 
 
 LOOP_IN_A_TERMINAL = """
@@ -167,15 +256,15 @@ def in_a_terminal(program: str) -> str:
 @pytest.mark.full
 def test_a_users_prints_reach_her_terminal_as_they_are() -> None:
     without, _, with_bar = in_a_terminal(LOOP_IN_A_TERMINAL).partition("now with a bar\r\n")
-    assert "\x1b" not in without  # no bar that she did not ask for
+    assert "\x1b[2K" not in without  # no bar that she did not ask for
     for shown in (without, with_bar):
         assert shown.count("shard [/data/x] :smile:\r\n") == 1
         assert shown.count("wide" * 30 + "\r\n") == 1
-        lines = re.findall(r"completed step: \d, .*eval/n{60}: 1.*\r\n", shown)
-        assert [text[16] for text in lines] == ["0", "1", "2"]
+        assert re.findall(r"step +(\d) +\S+ s", shown) == ["0", "1", "2"]
+        assert shown.count("n" * 60) == 3
     assert "3/10" in with_bar
     # The bar is erased before each of our lines.
-    assert len(re.findall(r"\x1b\[2Kcompleted step: ", with_bar)) == 3
+    assert len(re.findall(r"\x1b\[2K(?:\x1b\[2m)?step ", with_bar)) == 3
 
 
 def test_a_sink_that_writes_many_records_writes_one_and_one_of_neither_says_so() -> None:

@@ -269,6 +269,17 @@ def test_a_callback_that_only_the_host_records(tmp_path: Path) -> None:
     assert bars["waiting for callbacks on the host"] == pytest.approx(waiting, rel=0.01)
 
 
+def test_of_several_waits_in_a_step_the_long_one_is_named(tmp_path: Path) -> None:
+    """The loss is waited for while the device is at work; the accuracy is there already."""
+    events = [
+        ("$array.py:293 __float__", 0.0, 2 * MATMUL),
+        ("$array.py:310 item", 2.01 * MATMUL, 0.02 * MATMUL),
+    ]
+    profile = written_profile(tmp_path, HEALTHY, HEALTHY_SECONDS, idle=MATMUL, host=events)
+    first(profile, "sync in the loop", MATMUL)
+    assert "in 2 of 2 steps ($array.py:293 __float__)" in profile.advice[0].evidence
+
+
 EVALUATED = dot_seconds(M, K, K, 0.7)
 EVALUATED_SECONDS = {
     **{"check": EVALUATED, "check.act": EVALUATED / 2},

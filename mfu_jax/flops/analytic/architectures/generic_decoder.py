@@ -10,9 +10,11 @@ from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import (
+    BLOCK_SPARSE,
     CHUNKED,
     FULL,
     INDEXED,
+    NGRAM_MEMORY,
     SHARED_INDEX,
     SLIDING,
 )
@@ -41,10 +43,17 @@ def generic_decoder(config: ModelConfig) -> Layers:
             parts = tuple(p.replace(left_gradient=False, right_gradient=False) for p in parts)
         return f"{name}{'_again' * again}{'' if graded else '_without_gradient'}", parts
 
-    streams, mixing = config.stack.mhc_expansion_rate, config.stack.stream_mixing
-    joined = streams > 1 and not mixing  # by weights; else the last streams are averaged
-    closing = _stream_weights(config, "hyper_head", 1, 1) if joined else ()
-    return blocks.decoder(config, layers_of(_passes(config), run), closing=closing)
+    stack, memory = config.stack, config.engram
+    closing: Components = ()
+    if stack.stream_rank:
+        closing = _low_rank_weights(config, "hyper_head")
+    elif stack.mhc_expansion_rate > 1 and not stack.stream_mixing:  # else the mean
+        closing = _stream_weights(config, "hyper_head", 1, 1)
+    tables: Components = ()
+    if memory.ngram_rows:
+        tables = (formulas.table("ngram_tables", memory.ngram_rows, memory.engram_head_dim),)
+    layers = layers_of(_passes(config), run)
+    return blocks.decoder(config, layers, embedding=tables, closing=closing)
 
 
 def _streams(config: ModelConfig) -> Components:
@@ -52,13 +61,18 @@ def _streams(config: ModelConfig) -> Components:
 
     ``[k·D, 2·k]`` weights for a block's input and output, whose use is elementwise; with mixing k²
     more, which take k²·D multiply-adds between activations (the same as in `formulas`, but for
-    norms without weights).
+    norms without weights). With a rank, weights for each value of the input, and ``[k·D, k]``.
     """
     streams, mixing = config.stack.mhc_expansion_rate, config.stack.stream_mixing
     if streams == 1:
         return ()
     parts: list[formulas.Component] = []
     for name in ("hyper_connection/attention", "hyper_connection/mlp"):
+        if config.stack.stream_rank:
+            parts += _low_rank_weights(config, name)
+            inputs = streams * config.emb_dim
+            parts.append(formulas.projection(f"{name}/output", inputs, streams))
+            continue
         parts += _stream_weights(config, name, 2 + streams * mixing, 2 + mixing)
         if mixing:
             mixed = streams**2 * config.emb_dim
@@ -66,6 +80,16 @@ def _streams(config: ModelConfig) -> Components:
                 formulas.Component(name=f"{name}/residual_mix", kind="attention", macs=mixed)
             )
     return tuple(parts)
+
+
+def _low_rank_weights(config: ModelConfig, name: str) -> Components:
+    """A norm of the k streams, and a weight for each of their values: ``[k·D, r], [r, k·D]``."""
+    inputs, rank = config.stack.mhc_expansion_rate * config.emb_dim, config.stack.stream_rank
+    return (
+        formulas.norm(f"{name}/norm", inputs),
+        formulas.projection(f"{name}/down", inputs, rank),
+        formulas.projection(f"{name}/up", rank, inputs),
+    )
 
 
 def _stream_weights(config: ModelConfig, name: str, outputs: int, scales: int) -> Components:
@@ -129,8 +153,8 @@ def token_mixer(config: ModelConfig, kind: str) -> Components:
     return tuple(part for parts in mixed for part in parts)
 
 
-def _attention(config: ModelConfig, kind: str) -> Components:
-    sizes, mask = config.attention, mask_of_layer(config, kind)
+def _attention(config: ModelConfig, kind: str, selected: Mask | None = None) -> Components:
+    sizes, mask = config.attention, selected or mask_of_layer(config, kind)
     if sizes.attention_type == "mla":
         attended = mixers.latent_attention(config, mask, bias=sizes.attention_bias)
         return (*_gate(config), *attended)
@@ -185,10 +209,17 @@ def _indexed_attention(config: ModelConfig) -> Components:
     return (*mixers.indexer(config, scored=True), *_selected_attention(config))
 
 
+def _block_sparse_attention(config: ModelConfig) -> Components:
+    attended = _attention(config, FULL, TopK(config.sparse_attention.indexer_topk))
+    return (*mixers.block_indexer(config), *attended)
+
+
 _ATTENTION = (FULL, SLIDING, CHUNKED)
 _MIXERS: dict[str, Callable[[ModelConfig], Components]] = {
     INDEXED: _indexed_attention,
     SHARED_INDEX: _selected_attention,
+    BLOCK_SPARSE: _block_sparse_attention,
+    NGRAM_MEMORY: mixers.ngram_memory,
     "linear_attention": mixers.gated_delta_net,
     "mamba": mixers.mamba,
     "mamba2": mixers.mamba2,
@@ -213,7 +244,22 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
     if kind != "moe":
         raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe, rwkv or none")
     sizes = config.experts
-    experts = blocks.moe(config, shared_dim=sizes.shared_expert_dim or None, bias=sizes.expert_bias)
+    width, latent = config.emb_dim, sizes.moe_expert_input_dim
+    biased = config.feed_forward.use_bias
+    experts = blocks.moe(
+        config,
+        width=latent or width,
+        shared_dim=sizes.shared_expert_dim or None,
+        bias=sizes.expert_bias,
+    )
+    if latent:  # routed by the layer's input, computed on a narrower one
+        experts = (
+            formulas.projection(names.ROUTER, width, sizes.num_experts, bias=sizes.routed_bias),
+            formulas.projection("moe/latent/in_proj", width, latent, bias=biased),
+            *(part for part in experts if part.name != names.ROUTER),
+            formulas.norm("moe/latent/norm", latent * sizes.latent_norm),
+            formulas.projection("moe/latent/out_proj", latent, width, bias=biased),
+        )
     if not sizes.shared_expert_gate:
         return experts
     return (*experts, formulas.projection(names.SHARED_GATE, config.emb_dim, 1))

@@ -133,7 +133,7 @@ def glm5_next_text(c: Fields) -> ModelConfig:
         gdn_num_value_heads=c.size("linear_num_heads"),
         gdn_value_head_dim=c.size("linear_head_dim"),
         gdn_conv_kernel_dim=c.size("linear_conv_kernel_dim"),
-        gdn_low_rank_gates=True,
+        gdn_low_rank_gates=2,
         indexer_pool=c.size("index_kpool"),
         mhc_expansion_rate=c.size("hc_mult"),
         stream_mixing=True,

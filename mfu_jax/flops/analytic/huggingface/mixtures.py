@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,14 @@ from mfu_jax.flops.analytic.huggingface.common import (
     vision_encoder,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.layers import (
+    BLOCK_SPARSE,
+    CHUNKED,
+    FULL,
+    INDEXED,
+    NGRAM_MEMORY,
+    SLIDING,
+)
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
@@ -74,6 +83,55 @@ def qwen3_5_moe_text(c: Fields) -> ModelConfig:
         **experts(c, "num_experts"),
         **delta_net(c),
     )
+
+
+@model_type("qwen4_exp_text")
+def qwen4_exp_text(c: Fields) -> ModelConfig:
+    """Like qwen3_5_moe_text; block-sparse attention, residual streams, tables of n-grams.
+
+    A query also sees the tokens of the last, unfinished block, which are not counted here.
+    """
+    sparse = dict.fromkeys((FULL, INDEXED), BLOCK_SPARSE)
+    interval = c.size("full_attention_interval", 4)
+    kinds = layer_types(c, every(interval, BLOCK_SPARSE, "linear_attention"), **sparse)
+    memories = sorted(set(c.list_of(int, "ple_layer_ids") or []))
+    if memories and not 0 < memories[0] <= memories[-1] <= len(kinds):
+        c.fail("ple_layer_ids", f"expected layers from 1 to {len(kinds)}")
+    for layer in memories:
+        kinds[layer - 1] = f"{NGRAM_MEMORY}+{kinds[layer - 1]}"
+    return qwen3_5_moe_text(c.with_values(layer_types=None)).replace(
+        layer_types=kinds,
+        norms_per_layer=0,
+        final_norm=False,
+        mhc_expansion_rate=c.size("hc_count"),
+        stream_rank=c.size("hc_lowrank"),
+        indexer_n_heads=c.size("indexer_n_heads"),
+        indexer_head_dim=c.size("indexer_head_dim"),
+        indexer_topk=c.size("indexer_budget"),
+        indexer_pool=c.size("indexer_compress_ratio"),
+        **(_ngram_tables(c, len(memories)) if memories else {}),
+    )
+
+
+def _ngram_tables(c: Fields, layers: int) -> dict[str, int]:
+    """Heads of the n-gram memory; each has a table of the next prime number of rows."""
+    heads = c.size("heads_per_ngram") * (c.size("ngram_size") - 1)
+    width = c.size("ple_embed_dim", c.size("hidden_size"))
+    if not heads or width % heads:
+        c.fail("ple_embed_dim", f"expected a multiple of {heads}, its heads")
+    multiple, base = c.size("make_ngram_vocab_size_divisible_by"), c.size("ngram_vocab_size_base")
+    primes = (n for n in itertools.count(base) if n > 1 and all(n % d for d in _divisors(n)))
+    rows = [sum(itertools.islice(primes, heads)) for _ in range(layers)]
+    return {
+        "engram_num_heads": heads,
+        "engram_head_dim": width // heads,
+        "engram_kernel_size": c.size("ple_conv_kernel_size"),
+        "ngram_rows": sum(-(-row // multiple) * multiple for row in rows),
+    }
+
+
+def _divisors(number: int) -> range:
+    return range(2, math.isqrt(number) + 1)
 
 
 def delta_net(c: Fields) -> dict[str, Any]:

@@ -106,7 +106,8 @@ class LinearAttentionConfig(FieldGroup):
     """The gated delta net; Kimi's, whose decay differs per channel, only has value heads.
 
     Attributes:
-        gdn_low_rank_gates: Kimi's gates are products of two matrices, ``[D, h]`` and ``[h, H·h]``.
+        gdn_low_rank_gates: how many of Kimi's two gates, of decay and output, are products of two
+            matrices, ``[D, h]`` and ``[h, H·h]``.
         scan_chunk_size: 0: the recurrence, which is the model's count; else a program that scans
             in chunks of this many tokens (including state-space layers).
     """
@@ -116,7 +117,7 @@ class LinearAttentionConfig(FieldGroup):
     gdn_key_head_dim: int = 0
     gdn_value_head_dim: int = 0
     gdn_conv_kernel_dim: int = 0
-    gdn_low_rank_gates: bool = hugging_face(False)
+    gdn_low_rank_gates: int = hugging_face(0)
     scan_chunk_size: int = 0
 
 

@@ -7,6 +7,7 @@ from mfu_jax.flops.exact import Number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 INDEXED, SHARED_INDEX, HYBRID = "indexed_attention", "shared_index_attention", "hybrid"
+BLOCK_SPARSE, NGRAM_MEMORY = "block_sparse_attention", "ngram_memory"
 
 
 @field_group
@@ -42,6 +43,7 @@ class ExpertsConfig(FieldGroup):
         routed_bias: bias of the router; `expert_bias`: of the routed experts.
         shared_expert_dim: hidden width of the shared expert, if it is not
             ``shared_experts · moe_mlp_dim``.
+        latent_norm: whether a norm follows experts of the width `moe_expert_input_dim`.
         shared_expert_gate: a ``[D, 1]`` gate scales the shared expert.
         moe_beside_mlp: every layer has experts in addition to its MLP.
     """
@@ -60,6 +62,7 @@ class ExpertsConfig(FieldGroup):
     expert_bias: bool = hugging_face(False)
     shared_expert_dim: int = hugging_face(0)
     shared_expert_gate: bool = hugging_face(False)
+    latent_norm: bool = hugging_face(False)
     moe_beside_mlp: bool = hugging_face(False)
 
     def __post_init__(self) -> None:
@@ -76,14 +79,16 @@ class LayerStackConfig(FieldGroup):
     Attributes:
         normalization: ``rmsnorm``, ``layernorm``, ``none`` (norms without weights) or ``auto``.
         mhc_expansion_rate: residual streams of manifold-constrained hyper-connections.
+        stream_rank: rank of the weights of the streams (Qwen 4); 0: `stream_mixing` or neither.
         stream_mixing: whether the weights of the streams also mix them (from a config.json).
         mtp_num_layers: number of multi-token-prediction modules.
         layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
             ``chunked_attention``, ``indexed_attention`` (an indexer selects each query's keys),
-            ``shared_index_attention`` (an earlier layer's selects them),
+            ``shared_index_attention`` (an earlier layer's selects them), ``block_sparse_attention``
+            (it selects blocks of them),
             ``linear_attention`` (gated delta net), ``kimi_delta``, ``lightning_attention``,
             ``mamba``, ``mamba2``, ``conv`` (gated short convolution), ``recurrent`` (RG-LRU),
-            ``rwkv``, ``none``; ``mamba2+full_attention``: both in parallel.
+            ``rwkv``, ``ngram_memory``, ``none``; ``mamba2+full_attention``: both.
         feed_forward_types: feed-forward of each layer: ``dense``, ``moe``, ``rwkv`` or ``none``.
         layer_passes: how often each layer runs, if not once (a looped model);
             `graded_passes`: how many of these a gradient flows through.
@@ -103,6 +108,7 @@ class LayerStackConfig(FieldGroup):
 
     layer_types: tuple[str, ...] = hugging_face(())
     feed_forward_types: tuple[str, ...] = hugging_face(())
+    stream_rank: int = hugging_face(0)
     stream_mixing: bool = hugging_face(False)
     layer_passes: tuple[int, ...] = hugging_face(())
     graded_passes: tuple[int, ...] = hugging_face(())
@@ -140,7 +146,11 @@ class EmbeddingConfig(FieldGroup):
 
 @field_group
 class EngramConfig(FieldGroup):
-    """n-gram memory in some layers."""
+    """n-gram memory in some layers.
+
+    Attributes:
+        ngram_rows: rows of all layers' tables, for ``ngram_memory`` in `layer_types`.
+    """
 
     engram_layers: tuple[int, ...] = ()
     engram_num_heads: int = 0
@@ -148,3 +158,5 @@ class EngramConfig(FieldGroup):
     engram_max_ngram_size: int = 0
     engram_kernel_size: int = 0
     engram_vocab_bases: tuple[int, ...] = ()
+
+    ngram_rows: int = hugging_face(0)

@@ -38,7 +38,7 @@ def is_written_by_user(instruction: HloInstruction) -> bool:
     return any(name.rpartition("/")[2] in _USERS for name in instruction.op_name.split(";"))
 
 
-class Shard(NamedTuple):
+class UnevenAxis(NamedTuple):
     """A dimension that does not divide into the devices' shards, and how much of it is real."""
 
     dim: int
@@ -53,7 +53,7 @@ class Zeros:
         self.lengths = lengths
         self.literals = Literals(dataflow, lambda: None)
         self._known: dict[tuple[int, str], Real] = {}  # by frame and instruction
-        self._shards: dict[tuple[int, str], Shard | None] = {}
+        self._shards: dict[tuple[int, str], UnevenAxis | None] = {}
 
     def real_elements(self, frame: Frame, instruction: HloInstruction) -> Real:
         """Which elements of an instruction's result may differ from zero.
@@ -165,7 +165,7 @@ class Zeros:
             kept += Fraction(math.prod(inside), math.prod(map(len, shards)) * len(devices[0]))
         return whole(cut.shape)._replace(unpadded=kept)
 
-    def _shard_of(self, frame: Frame, instruction: HloInstruction, depth: int) -> Shard | None:
+    def _shard_of(self, frame: Frame, instruction: HloInstruction, depth: int) -> UnevenAxis | None:
         """How much of a value follows from what lies beyond the array; None if unknown or nothing.
 
         What is computed from the rows beyond the end stays beyond it.
@@ -179,7 +179,7 @@ class Zeros:
 
     def _shard_followed(
         self, frame: Frame, instruction: HloInstruction, depth: int
-    ) -> Shard | None:
+    ) -> UnevenAxis | None:
         opcode, computation = instruction.opcode, frame.computation
         made, source, path = self.dataflow.follow(frame, instruction)
         if path:
@@ -191,7 +191,7 @@ class Zeros:
             kept = self._real(frame, instruction, 0).unpadded
             partial = self._real(frame, operands[0], 0).dims
             uneven = [d for d, p in enumerate(partial) if len(p) != operands[0].shape.dims[d]]
-            return Shard(uneven[0], kept) if kept < 1 and len(uneven) == 1 else None
+            return UnevenAxis(uneven[0], kept) if kept < 1 and len(uneven) == 1 else None
         if opcode == "select" and (masked := self._masked_shard(frame, instruction, operands[0])):
             return masked
         if opcode in _BY_ELEMENT:
@@ -218,7 +218,7 @@ class Zeros:
 
     def _masked_shard(
         self, frame: Frame, select: HloInstruction, mask: HloInstruction
-    ) -> Shard | None:
+    ) -> UnevenAxis | None:
         """The part of a shard before the array's end: ``start + iota < size``; None if no such."""
         if select.op_name.endswith(_USERS_CHOICE):
             return None
@@ -245,7 +245,7 @@ class Zeros:
         dim = numbers[0].one_integer("iota_dimension", below=len(dims))
         kept = [max(0, min(dims[dim], e - f)) for f, e in zip(first, end, strict=True)]
         share = Fraction(sum(kept), dims[dim] * len(kept))
-        return Shard(dim, share) if 0 < share < 1 else None
+        return UnevenAxis(dim, share) if 0 < share < 1 else None
 
     def _copies(self, frame: Frame, instruction: HloInstruction) -> int:
         """How often a broadcast repeats its operand; 1 for anything else."""
@@ -308,8 +308,8 @@ class Zeros:
 
 
 def _through_dot(
-    computation: HloComputation, dot: HloInstruction, side: int, shard: Shard | None
-) -> Shard | None:
+    computation: HloComputation, dot: HloInstruction, side: int, shard: UnevenAxis | None
+) -> UnevenAxis | None:
     """The dimension of a product that is one of an operand's; None if that is summed."""
     if shard is None:
         return None

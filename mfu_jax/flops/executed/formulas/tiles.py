@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from mfu_jax.flops.count import Beyond
+from mfu_jax.flops.count import NOTHING_BEYOND, Beyond
 from mfu_jax.flops.executed.formulas.matmuls import flops_per_multiply_add, result_shape
 from mfu_jax.flops.executed.formulas.windows import WindowDimension, parse_window
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
@@ -66,12 +66,14 @@ class TritonTiles:
         result, contracted = result_shape(dot), _contracted(computation, dot)
         if gemm := _of(config, "triton_gemm_config"):
             m, n = _rows_and_columns(computation, dot)
-            tiles = [int(gemm.get(f"block_{axis}", 1)) for axis in "mnk"]
-            batch = result.size // (m * n) if m * n else 0
+            tiles = _integers([gemm.get(f"block_{axis}") for axis in "mnk"])
+            if len(tiles) != 3 or not result.size:
+                return 0
+            batch = result.size // (m * n)
             products = batch * whole_tiles((m, n, math.prod(contracted)), tiles)
         else:
             # The root may be the transposed result, but then its tile is, too.
-            root = next(iter(fusion.shape.leaves()))
+            root = next(iter(fusion.shape.leaves()), result)
             tiles = _output_tile(config)
             if len(tiles) != len(root.dims) or root.size != result.size:
                 return 0
@@ -161,6 +163,8 @@ def beyond_convolution(
         arrays: input, kernel and output.
         flops: its FLOPs at positions that read elements.
     """
+    if not flops:
+        return NOTHING_BEYOND
     output = arrays[2]
     names = re.split("_|->", call.attribute("dim_labels"))
     windows = parse_window(call)
@@ -172,7 +176,7 @@ def beyond_convolution(
     assumed = 0
     if kind == "BackwardInput":
         by_axis = [_classes(w, sizes[0][str(i)]) for i, w in enumerate(windows)]
-        classes = [(1, sizes[0]["b"])]  # window positions, rows
+        classes = [(1, sizes[2]["b"])]  # window positions, rows
         for axis in by_axis:
             classes = [(k * taps, n * rows) for k, n in classes for taps, rows in axis]
         total = multiply_add * channels * sum(taps * rows for taps, rows in classes)

@@ -8,7 +8,8 @@ excluded by name and recomputed here by hand:
 * Llama 4 runs every expert on every token (the others, as counted, only those it uses);
 * MiniMax's lightning attention works in blocks; the model's count is the recurrence;
 * DiffLlama computes the scores of its two halves of values twice;
-* DeepSeek V4 writes two contractions as multiply and sum, which the counter does not see.
+* DeepSeek V4 writes two contractions as multiply and sum, which the counter does not see;
+* Qwen 4's indexer scores no block after the query.
 """
 
 from __future__ import annotations
@@ -60,7 +61,19 @@ def excluded(row: dict[str, Any]) -> tuple[tuple[str, ...], int]:
         theirs += unused_experts(row)
     if row["model_type"] == "diffllama":
         theirs += repeated_scores(row)
+    if row["model_type"] == "qwen4_exp_text":
+        ours.append("indexer/scores")
+        theirs += block_scores(row)
     return tuple(ours), theirs
+
+
+def block_scores(row: dict[str, Any]) -> int:
+    """Qwen 4's indexer runs token by token: only the whole blocks up to a token are scored."""
+    sizes = row["config"]
+    blocks = sum(i // sizes["indexer_compress_ratio"] for i in range(1, row["seq"] + 1))
+    layers = sizes["num_hidden_layers"] // 4
+    width = sizes["indexer_n_heads"] * sizes["indexer_head_dim"]
+    return 2 * row["batch"] * blocks * width * layers
 
 
 def repeated_scores(row: dict[str, Any]) -> int:

@@ -321,7 +321,6 @@ def test_hostile_files_are_user_errors(tmp_path: Path, text: str) -> None:
     ("model_type", "field", "value"),
     [
         ("axk1", "moe_layer_freq", 2),
-        ("nemotron_h", "moe_latent_size", 64),
         ("minimax_m3_vl_text", "sparse_attention_config", {"sparse_index_dim": 64}),
         ("minimax_m3_vl_text", "layer_types", ["minimax_m3_sparse"] * 60),
     ],
@@ -348,11 +347,72 @@ def test_of_glm_5_2_57_layers_reuse_the_indexer_of_an_earlier_one() -> None:
             "'X', expected full or sh",
         ),
         ({"model_type": "dory", "n_input_layers": 30}, "n_input_layers=30"),
+        ({"model_type": "qwen4_exp_text"}, "indexer_n_heads=None"),
+        ({"model_type": "qwen4_exp_text", "ple_layer_ids": [0]}, "ple_layer_ids=.0.: expected la"),
     ],
 )
 def test_layers_that_do_not_add_up_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         from_hf_config(changes)
+
+
+def test_tables_of_n_grams_are_weights_but_no_flops() -> None:
+    indexer = {"n_heads": 4, "head_dim": 64, "budget": 2048, "compress_ratio": 64}
+    config = {f"indexer_{name}": value for name, value in indexer.items()}
+    config |= {"model_type": "qwen4_exp_text", "max_target_length": 16}
+    plain = count_parameters(config)
+    with_tables = count_parameters({**config, "ple_layer_ids": [1]})
+    # 16 heads, each a table of at least 20 million rows of 2,048 / 16 values
+    assert with_tables.embedding - plain.embedding == pytest.approx(16 * 20e6 * 128, rel=1e-4)
+    rows = flops_breakdown({**config, "ple_layer_ids": [1]})
+    memory = sum(row.forward_flops for row in rows if row.component.startswith("ngram"))
+    assert memory == 2 * 16 * (2048 * 4 * 2048 + 2048 * 2048 + 4 * 4 * 2048)
+
+
+def test_the_text_model_of_kimi_k3_by_hand() -> None:
+    """Two layers: delta attention with a dense MLP, then gated latent attention with experts."""
+    attention = {"full_attn_layers": [2], "num_heads": 2, "head_dim": 4}
+    text = {
+        "model_type": "kimi_linear",
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 20,
+        "linear_attn_config": {
+            **attention,
+            "short_conv_kernel_size": 4,
+            "use_full_rank_gate": True,
+        },
+        "q_lora_rank": 6,
+        "kv_lora_rank": 5,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": 4,
+        "mla_use_output_gate": True,
+        "num_experts": 8,
+        "num_experts_per_token": 3,
+        "num_shared_experts": 2,
+        "moe_intermediate_size": 7,
+        "routed_expert_hidden_size": 9,
+        "first_k_dense_replace": 1,
+        "attn_res_block_size": 12,
+    }
+    with pytest.warns(UserWarning, match="kimi_k3 is counted as its text model, kimi_linear"):
+        config = from_hf_config({"model_type": "kimi_k3", "text_config": text})
+    config = config.replace(max_target_length=10)
+    # q, k, v, output, its gate; beta; the decay's two matrices; convolution; the recurrence
+    delta = 5 * 16 * 8 + 16 * 2 + (16 * 4 + 4 * 8) + 4 * 24 + 4 * 2 * 4 * 4
+    latent = 16 * 6 + 6 * 3 * 6 + 16 * 7 + 5 * 3 * 8 + 2 * 3 * 4 * 16
+    experts = 16 * 8 + 2 * 16 * 9 + 3 * 3 * 9 * 7 + 3 * 16 * 14
+    scores = 3 * (6 + 4) * 10  # under every pair
+    macs = delta + 3 * 16 * 20 + latent + experts + scores + 50 * 16
+    assert model_flops_per_device(config, "dense").forward == 2 * 10 * macs
+    routed = 3 * 9 * 7
+    weights = delta - 4 * 2 * 4 * 4 + 3 * 16 * 20 + latent + experts + 5 * routed + 2 * 50 * 16
+    vectors = (2 + 8) + 4 + (6 + 5) + 9  # decay; norms of the delta, the latents, and the experts
+    norms = 5 * 16 + 2 * 16 * 5  # of layers and head; attention residuals
+    assert count_parameters(config).total == weights + vectors + norms
 
 
 def test_layers_listed_by_a_pattern_of_letters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mfu_jax.flops.executed.hlo.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
@@ -16,6 +17,15 @@ from mfu_jax.flops.executed.integers.values import (
 )
 
 _LARGEST = 1 << 20  # elements of a table
+
+
+class _Evaluated(NamedTuple):
+    """A value; its frame, so that no other one gets the same `id`; what it needed."""
+
+    frame: Frame
+    value: Value
+    reads_device: bool
+    elided: bool
 
 
 class Literals:
@@ -37,6 +47,7 @@ class Literals:
         self.by_device: set[int] = set()
         self._device = 0
         self._reads_device = False
+        self._values: dict[tuple[int, str, int], _Evaluated] = {}
 
     def choose(self, device: int) -> None:
         """Chooses the device whose tables are read, if devices have different ones."""
@@ -98,6 +109,22 @@ class Literals:
         Raises:
             UnknownValueError: a fusion or call along the way cannot be followed.
         """
+        key = (id(frame), instruction.name, self._device)
+        if key not in self._values:
+            facts = self._reads_device, self.elided
+            self._reads_device = self.elided = False
+            try:
+                value = self._computed(frame, instruction, depth)
+                self._values[key] = _Evaluated(frame, value, self._reads_device, self.elided)
+            finally:
+                self._reads_device |= facts[0]
+                self.elided |= facts[1]
+        known = self._values[key]
+        self._reads_device |= known.reads_device
+        self.elided |= known.elided
+        return known.value
+
+    def _computed(self, frame: Frame, instruction: HloInstruction, depth: int) -> Value:
         frame, source, path = self.dataflow.follow(frame, instruction)
         if path or depth > MAX_DEPTH or not is_small_integer(source.shape, _LARGEST):
             return None

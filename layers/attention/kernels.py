@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +19,7 @@ from .ops import (
     AttentionInputs,
     AttentionPattern,
     SplashBlocks,
+    over_shards,
     register_attention,
     with_gathered_keys,
 )
@@ -60,35 +59,6 @@ def _in_chunks(segment_ids: jax.Array, pattern: AttentionPattern) -> jax.Array:
     return segment_ids * chunks + jnp.arange(length, dtype=segment_ids.dtype) // pattern.chunk
 
 
-def _over_shards(
-    run: Callable[..., jax.Array],
-    x: AttentionInputs,
-    *more: tuple[Any, Any],
-    queries: str | None = None,
-) -> jax.Array:
-    """Runs a kernel that XLA cannot partition on each device's batch rows and heads.
-
-    Args:
-        more: of what `run` takes besides `x`: its partition specs, its value.
-        queries: the mesh axis over which queries are split.
-    """
-    if jax.sharding.get_abstract_mesh().empty:
-        return run(x)
-    split = PartitionSpec(BATCH_AXES, queries, "tensor", None)
-    keys = PartitionSpec(BATCH_AXES, None, "tensor", None)
-    segments = PartitionSpec(BATCH_AXES, queries)
-    specs = {"q": split, "k": keys, "v": keys, "segment_ids": segments}
-    if x.sinks is not None:
-        specs["sinks"] = PartitionSpec("tensor")
-
-    def local(arrays: dict[str, Any], *more: Any) -> jax.Array:
-        return run(dataclasses.replace(x, **arrays), *more)
-
-    in_specs = (specs, *(of_one for of_one, _ in more))
-    over_shards = jax.shard_map(local, in_specs=in_specs, out_specs=split, check_vma=False)
-    return over_shards({name: getattr(x, name) for name in specs}, *(value for _, value in more))
-
-
 @register_attention("flash", supports=(CHUNKS,))
 def flash(x: AttentionInputs) -> jax.Array:
     """JAX's Pallas flash attention for TPU. No grouped heads: keys and values are repeated."""
@@ -104,7 +74,7 @@ def flash(x: AttentionInputs) -> jax.Array:
         out = kernel.flash_attention(q, k, v, segment_ids=segments, causal=True, sm_scale=scale)
         return out.swapaxes(1, 2)
 
-    return _over_shards(run, x)
+    return over_shards(run, x)
 
 
 @register_attention("splash", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
@@ -115,7 +85,7 @@ def splash(x: AttentionInputs) -> jax.Array:
     """
     parts = axis_size(SEQUENCE_AXIS)
     if parts == 1:
-        return _over_shards(_splash_of_rows, x)
+        return over_shards(_splash_of_rows, x)
     x = with_gathered_keys(x)
     _, S, N, _ = x.q.shape
     attend = _splash_kernel(x.pattern, S, N, head_shards=axis_size("tensor"), q_seq_shards=parts)
@@ -123,7 +93,7 @@ def splash(x: AttentionInputs) -> jax.Array:
     of_kernel = NamedSharding(mesh, PartitionSpec("tensor", SEQUENCE_AXIS))
     kernel = (attend.manual_sharding_spec(of_kernel), attend)
     segments = (PartitionSpec(BATCH_AXES, None), x.segment_ids)
-    return _over_shards(_splashed, x, kernel, segments, queries=SEQUENCE_AXIS)
+    return over_shards(_splashed, x, kernel, segments, queries=SEQUENCE_AXIS)
 
 
 def _splash_of_rows(x: AttentionInputs) -> jax.Array:

@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
@@ -218,6 +219,36 @@ def with_gathered_keys(x: AttentionInputs) -> AttentionInputs:
     q, k, v = (constrain(y, BATCH_AXES, SEQUENCE_AXIS, "tensor", None) for y in (x.q, x.k, x.v))
     k, v = (constrain(y, BATCH_AXES, None, "tensor", None) for y in (k, v))
     return dataclasses.replace(x, q=q, k=k, v=v)
+
+
+def over_shards(
+    run: Callable[..., jax.Array],
+    x: AttentionInputs,
+    *more: tuple[Any, Any],
+    queries: str | None = None,
+    keys: str | None = None,
+) -> jax.Array:
+    """Runs what XLA cannot partition on each device's batch rows and heads.
+
+    Args:
+        more: of what `run` takes besides `x`: its partition specs, its value.
+        queries: the mesh axis over which queries are split; `keys`: keys and values.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return run(x)
+    split = PartitionSpec(BATCH_AXES, queries, "tensor", None)
+    whole = PartitionSpec(BATCH_AXES, keys, "tensor", None)
+    segments = PartitionSpec(BATCH_AXES, queries)
+    specs = {"q": split, "k": whole, "v": whole, "segment_ids": segments}
+    if x.sinks is not None:
+        specs["sinks"] = PartitionSpec("tensor")
+
+    def local(arrays: dict[str, Any], *more: Any) -> jax.Array:
+        return run(dataclasses.replace(x, **arrays), *more)
+
+    in_specs = (specs, *(of_one for of_one, _ in more))
+    on_each = jax.shard_map(local, in_specs=in_specs, out_specs=split, check_vma=False)
+    return on_each({name: getattr(x, name) for name in specs}, *(value for _, value in more))
 
 
 def masked_probabilities(

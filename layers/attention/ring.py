@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
+from ..sharding import SEQUENCE_AXIS, axis_size
 from .ops import (
     CHUNKS,
     SINKS,
@@ -17,6 +17,7 @@ from .ops import (
     VALUE_DIM,
     WINDOW,
     AttentionInputs,
+    over_shards,
     register_attention,
 )
 
@@ -54,28 +55,13 @@ def ring(x: AttentionInputs) -> jax.Array:
 
     Every pair is computed, then masked; the backward pass recomputes the scores.
     """
-    heads = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, "tensor", None)
-    rows = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS)
-    if jax.sharding.get_abstract_mesh().empty:
-        return _attended(x, x.q, _Keys(x.k, x.v, x.segment_ids), x.sinks, parts=1)
-    parts = axis_size(SEQUENCE_AXIS)
-
-    def local(q: jax.Array, keys: _Keys, sinks: jax.Array | None) -> jax.Array:
-        return _attended(x, q, keys, sinks, parts=parts)
-
-    over_shards = jax.shard_map(
-        local,
-        in_specs=(heads, _Keys(heads, heads, rows), PartitionSpec("tensor")),
-        out_specs=heads,
-        check_vma=False,
-    )
-    return over_shards(x.q, _Keys(x.k, x.v, x.segment_ids), x.sinks)
+    attended = functools.partial(_attended, axis_size(SEQUENCE_AXIS))
+    return over_shards(attended, x, queries=SEQUENCE_AXIS, keys=SEQUENCE_AXIS)
 
 
-def _attended(
-    x: AttentionInputs, q: jax.Array, keys: _Keys, sinks: jax.Array | None, *, parts: int
-) -> jax.Array:
+def _attended(parts: int, x: AttentionInputs) -> jax.Array:
     """One device's queries [B, S, N, h] against all parts of the keys → [B, S, N, v]."""
+    q, keys = x.q, _Keys(x.k, x.v, x.segment_ids)
     B, S, N, h = q.shape
     K = keys.k.shape[2]
     own = jax.lax.axis_index(SEQUENCE_AXIS) if parts > 1 else jnp.zeros((), jnp.int32)
@@ -110,7 +96,7 @@ def _attended(
         keys = jax.lax.ppermute(keys, SEQUENCE_AXIS, [(i, (i + 1) % parts) for i in range(parts)])
         return (add(sums, keys, (own - number) % parts), keys), None
 
-    sums = add(_nothing(sinks, grouped, keys.v), keys, own)
+    sums = add(_nothing(x.sinks, grouped, keys.v), keys, own)
     if parts > 1:
         (sums, _), _ = jax.lax.scan(turn, (sums, keys), jnp.arange(1, parts))
     out = sums.values / sums.weights[..., None]

@@ -76,9 +76,8 @@ def run_log_of(
     sinks: Sequence[Sink], clock: Callable[[], float], monotonic: Callable[[], float]
 ) -> RunLog:
     """A log beside the metrics file that one of the sinks writes; else one in memory."""
-    made_by = [sink.made_by for sink in sinks if getattr(sink, "made_by", None)]
-    paths = [made[1]["path"] for made in made_by if made and made[0] == "jsonl"]
-    return open_run_log(paths[0] if paths else "", clock=clock, monotonic=monotonic)
+    found = (getattr(sink, "metrics_file", None) for sink in sinks)
+    return open_run_log(next(filter(None, found), None), clock=clock, monotonic=monotonic)
 
 
 def open_run_log(metrics_file: Any, **options: Any) -> RunLog:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
-from mfu_jax.layers.attention import kernels as attention_kernels  # noqa: F401, they register themselves
+from mfu_jax.layers.attention import kernels, ring  # noqa: F401, they register themselves
 from mfu_jax.layers.attention.multi_head import AttentionSpec
 from mfu_jax.layers.attention.ops import (
     ATTENTION_OPS,

@@ -64,6 +64,8 @@ class Program(NamedTuple):
 
         taps = [jnp.asarray(np.zeros(shape, np.float32)) for shape, _ in run.made]
         slopes = jax.grad(total)(taps)
+        if any(map(_has_empty_row, slopes)):
+            raise EmptyRowError
         made = zip(slopes, run.made, strict=True)
         return run.used + sum(int(jnp.sum(s != 0)) * flops for s, (_, flops) in made)
 
@@ -117,8 +119,7 @@ class _Run:
             return result + next(self.taps, 0.0)
         for value in values:
             if self.counts and value.shape.count(S) == 2:
-                axes = [axis for axis, size in enumerate(value.shape) if size == S]
-                if any(bool(jnp.any(jnp.all(value == 0, axis))) for axis in axes):
+                if _has_empty_row(value):
                     raise EmptyRowError
                 self.used += 2 * terms // value.size * int(jnp.sum(value != 0))
         return result
@@ -135,6 +136,12 @@ class _Run:
             rows.append(results[loop.carries :])
         rows = rows[::-1] if loop.reverse else rows
         return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
+
+
+def _has_empty_row(pairs: Any) -> bool:
+    """Whether every pair of some query or key is 0."""
+    axes = [axis for axis, size in enumerate(pairs.shape) if size == S]
+    return any(bool(jnp.any(jnp.all(pairs == 0, axis))) for axis in axes)
 
 
 def judged(seed: int) -> str:

@@ -37,7 +37,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.full
-def test_every_step_has_its_line_and_the_run_ends_with_summary_and_ledger(
+def test_every_step_has_its_line_after_the_ledger_and_before_the_summary(
     straight: tuple[Path, str],
 ) -> None:
     folder, out = straight
@@ -48,8 +48,10 @@ def test_every_step_has_its_line_and_the_run_ends_with_summary_and_ledger(
             assert word in line
     assert [r["step"] for r in records(folder)] == list(range(40))
     tail = out[out.index("completed step: 39") :]
-    for word in ("summary:", "median", "p99", "= executed", "tensorboard --logdir"):
+    for word in ("summary:", "median", "p99", "tensorboard --logdir"):
         assert word in tail
+    assert out.count("= executed") == 1
+    assert out.index("= executed") < out.index("completed step: 0,"), "printed once, at the start"
 
 
 @pytest.mark.full

@@ -123,18 +123,17 @@ class Follower:
         self._wake.set()
 
     def put(self, items: Sequence[Any]) -> None:
-        """Takes what the log has got; returns at once. Called by one thread at a time."""
+        """Takes what the log has got; returns at once. The log holds its lock."""
         taken = [item for item in items if self._takes(item)]
         self._queue.extend(taken)
         while len(self._queue) > MOST_ITEMS:
-            with contextlib.suppress(IndexError):  # the thread has taken it
-                item = self._queue.popleft()
-                if isinstance(item, Event):
-                    self._texts.append(item)
-                elif self._log.is_on_disk(self):
-                    self._misses = True
-                else:
-                    self.lost["too far behind"] += 1
+            item = self._queue.popleft()
+            if isinstance(item, Event):
+                self._texts.append(item)
+            elif self._log.is_on_disk(self):
+                self._misses = True
+            else:
+                self.lost["too far behind"] += 1
         if (taken and self._is_asleep) or len(self._queue) >= MANY_ITEMS:
             self._wake.set()
 
@@ -282,18 +281,25 @@ class Follower:
 
     def _next(self) -> Sequence[Any]:
         """The next items: what it lacks of the log's file, then what waits in memory."""
-        while self._reader is not None or (self._misses and not self._batch):
-            if self._reader is None:
-                self._read_missed()
-            elif records := self._reader.read(BATCH_ITEMS):
-                return records
-            else:
+        while not self._batch:
+            if self._reader is not None:
+                if records := self._reader.read(BATCH_ITEMS):
+                    return records
                 self._drop_until(self._reader.last)
                 self._reader = None
                 self._catch_up()
-        while self._queue and len(self._batch) < BATCH_ITEMS:
-            self._batch.append(self._queue.popleft())
+            elif self._misses:
+                self._read_missed()
+            elif not self._fill():
+                break
         return self._batch
+
+    def _fill(self) -> bool:
+        """Takes the next items from the queue; False if there are none."""
+        with self._log.lock:  # else some might be missing between them
+            if not self._misses:
+                self._batch = [self._queue.popleft() for _ in range(len(self._queue))[:BATCH_ITEMS]]
+            return self._misses or bool(self._batch)
 
     def _read_missed(self) -> None:
         """Goes on with the log's file where the queue had no room."""
@@ -304,14 +310,16 @@ class Follower:
 
     def _drop_until(self, last: StepRecord | None) -> None:
         """Takes from the queue what the file had, up to this record; tells texts among it."""
-        waiting = reversed(self._queue.copy())
-        found = next((item for item in waiting if last is not None and _is_same(item, last)), None)
-        while found is not None and self._queue:
-            item = self._queue.popleft()
+        with self._log.lock:
+            count = len(self._queue)
+            for item in reversed(self._queue):
+                if last is not None and _is_same(item, last):
+                    break
+                count -= 1
+            dropped = [self._queue.popleft() for _ in range(count)]
+        for item in dropped:
             if isinstance(item, Event):
                 self._tell_text(item)
-            elif item is found:
-                return
 
     def _advance(self, count: int, last: StepRecord | None = None) -> None:
         self._last = last or self._last

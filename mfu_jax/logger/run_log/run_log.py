@@ -60,6 +60,7 @@ class RunLog:
         log_period: see `LoggerConfig`.
         has_steps: a completed step is known.
         is_waiting: the loop waits for data.
+        lock: held while items are appended.
         idle_seconds: a function: for how long the device has been idle in that wait.
     """
 
@@ -85,7 +86,7 @@ class RunLog:
         self._is_stopped = self._is_over = False
         self._until_exit = until_exit
         self._length = 0
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._followers: list[Follower] = []
         self._compiled: list[tuple[float, float]] = []
         self._pause: Event | None = None
@@ -114,7 +115,7 @@ class RunLog:
         """Appends records and events; returns at once."""
         if not items:
             return
-        with self._lock:
+        with self.lock:
             numbered = [
                 item._replace(number=number) if isinstance(item, Event) else item
                 for number, item in enumerate(items, self._length)
@@ -195,7 +196,7 @@ class RunLog:
     def compiled(self, event: CompileEvent) -> None:
         """A stage of a compilation that the run waited for has just ended."""
         end = self.now()[1]
-        with self._lock:
+        with self.lock:
             spans, begin = self._compiled, end - event.seconds
             while spans and spans[-1][0] >= begin:  # nested stages are reported before it
                 spans.pop()
@@ -257,8 +258,7 @@ class RunLog:
 
     def is_file(self, sink: Any) -> bool:
         """Whether a sink writes the metrics file beside which this log is written."""
-        made_by = getattr(sink, "made_by", None) or ("", dict[str, Any]())
-        return bool(made_by[0] == "jsonl" and made_by[1].get("path") == self.metrics_file)
+        return getattr(sink, "metrics_file", None) == self.metrics_file is not None
 
     def reader(self, after: StepRecord | int | None) -> LoggedRecords | None:
         """Reads records back from the file; None if this log has no file of records.
@@ -304,7 +304,7 @@ class RunLog:
 
     def settle_compilations(self) -> None:
         """Appends the compilations that have ended since the last call."""
-        with self._lock:
+        with self.lock:
             spans, self._compiled = self._compiled, []
         if spans:
             found = [[round(begin, 6), round(1e6 * (end - begin))] for begin, end in spans]

@@ -135,13 +135,17 @@ class LogFiles:
         return self._file is not None
 
     def write(self, record: StepRecord) -> None:
-        if self.records is not None:
-            self.records.write(record)
+        self.write_many([record])
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
-        """Fails if the sink has no such method; the records then come one by one."""
-        if self.records is not None:
-            self.records.write_many(records)  # type: ignore[misc]
+        if self.records is None:
+            return
+        if self.records.write_many is not None:
+            self.records.write_many(records)
+        elif len(records) == 1:
+            self.records.write(records[0])
+        else:
+            raise NotImplementedError  # none written: they come one by one
 
     def write_events(self, happened: Sequence[Event]) -> None:
         """Appends events, or raises having written none."""

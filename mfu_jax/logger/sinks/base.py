@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -32,12 +33,10 @@ class Sink:
         periods_per_write: it receives records only every this many ``write_period_seconds``,
             because nobody looks more often; a killed process loses that much of its output.
         warnings: what a human should know about how it was opened; logged once.
-        missing: steps before this run that the output lacks; reported unless in the backlog.
+        missing: steps before this run that the output lacks; reported unless its log has them.
         write_many: a method that writes several records, or raises having written none; None: the
             logger calls `write` for each.
-        made_by: registered name and constructor arguments to recreate it, with `Path`s for what is
-            on disk; records that it could not write are then kept in a ``backlog/`` beside those.
-            None: they are kept in memory only.
+        metrics_file: the file of the run's records, if it writes that: the run's log is beside it.
     """
 
     keeps_every_step = False
@@ -45,7 +44,7 @@ class Sink:
     warnings: Sequence[str] = ()
     missing: range = range(0)
     write_many: Callable[[Sequence[StepRecord]], None] | None = None
-    made_by: tuple[str, Mapping[str, Any]] | None = None
+    metrics_file: os.PathLike[str] | str | None = None
 
     def write(self, record: StepRecord) -> None:
         """Writes one step, by default with `write_many`; if it raises, it gets it again later."""

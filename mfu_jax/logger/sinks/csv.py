@@ -35,7 +35,6 @@ class CsvSink(AppendOnlySink):
     setting = "csv_file"
 
     def _prepare(self, resume_from_step: int) -> None:
-        self.made_by = ("csv", {"path": self._target.place})
         self._columns: list[str] = []
         self._is_replaced = False  # on disk, but not yet reopened
         self._names = UniqueNames(self.setting, _one_line, reserved=RECORD_FIELDS)

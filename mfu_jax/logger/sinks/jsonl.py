@@ -45,7 +45,7 @@ class JsonlSink(AppendOnlySink):
     setting = "metrics_file"
 
     def _prepare(self, resume_from_step: int) -> None:
-        self.made_by = ("jsonl", {"path": self._target.place})
+        self.metrics_file = self._target.place
         self._names = UniqueNames(self.setting, reserved=RECORD_FIELDS)
         self._form: tuple[tuple[str, ...], list[str]] = (), []
         super()._prepare(resume_from_step)

@@ -75,7 +75,6 @@ class TensorBoardSink(AppendOnlySink):
         return folder_target(path, self.setting, keep=keep, ending=_ENDING, lock=".writer.lock")
 
     def _prepare(self, resume_from_step: int) -> None:
-        self.made_by = ("tensorboard", {"folder": self._target.place})
         if not resume_from_step:
             self.warnings += _set_aside(self._target.path)
         self.path = _new_path(self._target.path)

@@ -39,53 +39,55 @@ Evidence = tuple[float, str]
 """Gain in seconds per step, and the evidence."""
 
 
-class Rule(NamedTuple):
+class CauseRule(NamedTuple):
     """How a cause is found, and what to do about it."""
 
     find: Callable[[ProfileStats], Evidence | None]
     remedy: str
 
 
-RULES: Mapping[str, Rule] = {
-    "host-bound loop": Rule(
+RULES: Mapping[str, CauseRule] = {
+    "host-bound loop": CauseRule(
         host.host_bound, "the loop's own work in another thread, or less often (log_period=N)"
     ),
-    "slow data": Rule(host.slow_data, "prefetch batches in other threads or processes"),
-    "host-to-device transfer": Rule(
+    "slow data": CauseRule(host.slow_data, "prefetch batches in other threads or processes"),
+    "host-to-device transfer": CauseRule(
         host.transfer, "jax.device_put(batch, sharding) a step ahead, or in the loader's thread"
     ),
-    "sync in the loop": Rule(
+    "sync in the loop": CauseRule(
         host.sync, "read the values of the step before, or of every N-th (log_period=N)"
     ),
-    "recompiles": Rule(
+    "recompiles": CauseRule(
         host.recompiles,
         "JAX_EXPLAIN_CACHE_MISSES=1 names the argument that changes",
     ),
-    "unscanned dispatch": Rule(
+    "unscanned dispatch": CauseRule(
         host.dispatch, "scan_layers=true, or jax.lax.scan over several calls or steps"
     ),
-    "eval in the loop": Rule(work.evaluation, "eval_interval=N"),
-    "host callback in the step": Rule(
+    "eval in the loop": CauseRule(work.evaluation, "eval_interval=N"),
+    "host callback in the step": CauseRule(
         work.callback, "return the values, in place of pure_callback, io_callback or debug.print"
     ),
-    "remat heavier than memory needs": Rule(
+    "remat heavier than memory needs": CauseRule(
         work.remat, "remat_policy=minimal, or a policy of jax.checkpoint that keeps more"
     ),
-    "small batch": Rule(batch.small_batch, "per_device_batch_size=N, up to eight times as large"),
-    "float32 matmuls": Rule(matmuls.float32, "dtype=bfloat16 of all operands"),
-    "padding of odd shapes": Rule(matmuls.odd_shapes, "vocab_size=N, a multiple of 128"),
-    "attention without a kernel": Rule(
+    "small batch": CauseRule(
+        batch.small_batch, "per_device_batch_size=N, up to eight times as large"
+    ),
+    "float32 matmuls": CauseRule(matmuls.float32, "dtype=bfloat16 of all operands"),
+    "padding of odd shapes": CauseRule(matmuls.odd_shapes, "vocab_size=N, a multiple of 128"),
+    "attention without a kernel": CauseRule(
         matmuls.attention, "attention=auto: cudnn_flash on NVIDIA, splash on TPU"
     ),
-    "unfused elementwise chain": Rule(
+    "unfused elementwise chain": CauseRule(
         elementwise.chain,
         "no optimization_barrier, checkpoint or callback between these ops",
     ),
-    "logits in float32": Rule(elementwise.logits, "num_vocab_tiling=8, or logits in bfloat16"),
-    "exposed all-gather": Rule(
+    "logits in float32": CauseRule(elementwise.logits, "num_vocab_tiling=8, or logits in bfloat16"),
+    "exposed all-gather": CauseRule(
         work.all_gather, "shard weights over fewer devices (fsdp=N), or overlap by XLA's scheduler"
     ),
-    "imbalance between devices": Rule(
+    "imbalance between devices": CauseRule(
         work.imbalance, "divide the work evenly, or look at that device's clock and neighbours"
     ),
 }

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mfu_jax.names import MFU
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.breakdown.waterfall import Bar, waterfall
-from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.util.formatting import seconds_text, short
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.join.programs import KnownProgram
 
 _NOTABLE = 0.01  # of the step time
 

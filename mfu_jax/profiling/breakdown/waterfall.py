@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mfu_jax import names
 from mfu_jax.flops.names import EVALUATION, OTHER, RECOMPUTED_BY_XLA, REMATERIALISED
@@ -18,9 +19,11 @@ from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.breakdown.ops import communication_of, scope_of
 from mfu_jax.profiling.breakdown.peaks import Peaks
 from mfu_jax.profiling.join.ops import DeviceWork
-from mfu_jax.profiling.join.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.util.formatting import seconds_text, short
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.join.programs import KnownProgram
 
 _MOST_SCOPES = 3
 _MOST_KINDS = 8

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from mfu_jax.profiling.report.comparison import Comparison, TimeChange
-from mfu_jax.profiling.report.plan_gap import PlanGap
 from mfu_jax.util.formatting import columns, percent, readable, seconds_text, short
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.report.plan_gap import PlanGap
 
 
 def render_comparison(comparison: Comparison, *, top: int = 15) -> str:

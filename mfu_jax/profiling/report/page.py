@@ -6,7 +6,7 @@ Adding a section: a section here; only `mfu_jax.pages` makes HTML.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mfu_jax import names
 from mfu_jax.pages.document import document, headlines, notes, quiet, section, verdict_line
@@ -14,11 +14,13 @@ from mfu_jax.pages.markup import Markup, joined, number, tag
 from mfu_jax.pages.tables import Column, Word, ledger_table, rest_row, table, wide
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
-from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.report.comparison import TimeChange
 from mfu_jax.profiling.report.comparison_text import signed
-from mfu_jax.profiling.report.plan_gap import PlanGap
 from mfu_jax.util.formatting import percent, seconds_text, short
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.profile import Profile
+    from mfu_jax.profiling.report.plan_gap import PlanGap
 
 _UNITS = "Seconds of a step, and points of MFU: percent of the step. They sum to the step."
 

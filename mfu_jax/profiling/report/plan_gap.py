@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from mfu_jax.names import IDLE
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.join.ops import DeviceWork
-from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.report.comparison import (
     GroupKey,
     OpSums,
@@ -30,6 +29,9 @@ from mfu_jax.profiling.report.comparison import (
     whole,
 )
 from mfu_jax.profiling.timeline.devices import ON_DEVICE
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.profile import Profile
 
 WAITING_HOST, LAUNCHES = "waiting host", "gaps between kernels"
 EXPOSED, HIDDEN = "exposed transfer", "hidden transfer"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mfu_jax.profiling.breakdown.program_times import ProgramTime
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
-from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.report.comparison_text import render_gap
-from mfu_jax.profiling.report.plan_gap import PlanGap
 from mfu_jax.util.formatting import columns, percent, printable, seconds_text, short
+
+if TYPE_CHECKING:
+    from mfu_jax.profiling.profile import Profile
+    from mfu_jax.profiling.report.plan_gap import PlanGap
 
 _WIDTH = 100
 

@@ -292,6 +292,37 @@ def test_what_memory_no_longer_has_comes_from_the_file_in_order(
     assert told == [events.BEHIND, events.CAUGHT_UP]
 
 
+def test_a_sink_that_failed_within_a_batch_gets_what_came_after_it_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What memory had no room for follows the rest of the batch, before anything newer."""
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.MOST_ITEMS", 5)
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.LONGEST_RETRY_SECONDS", 0.01)
+    fails, works = threading.Event(), threading.Event()
+
+    class Sink(ListSink):
+        def write(self, record: StepRecord) -> None:
+            if record.step >= 2 and not works.is_set():
+                fails.set()
+                raise OSError("down")
+            super().write(record)
+
+    sink, log = Sink(), RunLog(tmp_path / "metrics.jsonl")
+    writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"), period_seconds=0.0)
+    follower = log.follow(sink, period_seconds=0.0)
+    log.append(records(0, 1, 2, 3))
+    assert fails.wait(HANG_SECONDS)
+    for step in range(4, 41):
+        log.append(records(step))
+        settle(writer)
+    works.set()
+    wait_until(lambda: len(sink.steps) == 41)
+    assert sink.steps == list(range(41))
+    assert follower.lost == {}
+    log.close()
+
+
 def log_file(folder: Path) -> Path:
     return folder / "metrics.jsonl.events.0.jsonl"
 

@@ -245,6 +245,7 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
         raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe, rwkv or none")
     sizes = config.experts
     width, latent = config.emb_dim, sizes.moe_expert_input_dim
+    biased = config.feed_forward.use_bias
     experts = blocks.moe(
         config,
         width=latent or width,
@@ -254,10 +255,10 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
     if latent:  # routed by the layer's input, computed on a narrower one
         experts = (
             formulas.projection(names.ROUTER, width, sizes.num_experts, bias=sizes.routed_bias),
-            formulas.projection("moe/latent/in_proj", width, latent),
+            formulas.projection("moe/latent/in_proj", width, latent, bias=biased),
             *(part for part in experts if part.name != names.ROUTER),
-            formulas.norm("moe/latent/norm", latent),
-            formulas.projection("moe/latent/out_proj", latent, width),
+            formulas.norm("moe/latent/norm", latent * sizes.latent_norm),
+            formulas.projection("moe/latent/out_proj", latent, width, bias=biased),
         )
     if not sizes.shared_expert_gate:
         return experts

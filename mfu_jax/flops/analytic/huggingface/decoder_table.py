@@ -165,6 +165,14 @@ _DENSE = {
         attention_bias=True, attention_output_bias=False, layer_types=_late_windows
     ),
     ("qwen3", "qwen3_vl_text"): _llama(qk_norm="head", layer_types=_late_windows),
+    # Full attention in every fourth layer, counted from the last
+    ("muse_glimmer_text",): _llama(
+        norms_per_layer=4,
+        attention_gate_width=_size("head_dim"),
+        layer_types=lambda c: layer_types(
+            c, lambda i: SLIDING if (c.size("num_hidden_layers") - 1 - i) % 4 else FULL
+        ),
+    ),
     # xIELU has two learned scalars
     ("apertus", "apertus1p5_text"): _llama(
         mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2

@@ -15,7 +15,6 @@ from mfu_jax.flops.analytic.huggingface.common import (
     layer_types,
     model_type,
     moe_where,
-    needs_trace,
     shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
@@ -81,7 +80,6 @@ def nemotron_h(c: Fields) -> ModelConfig:
     blocks = [_BLOCKS.get(letter, letter) for letter in pattern]
     blocks = blocks or c.list_of(str, "layers_block_type") or list(_BLOCKS.values())
     renamed = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": FULL}
-    needs_trace(c, "moe_latent_size")
     state_heads = c.size("mamba_num_heads")
     inner = state_heads * c.size("mamba_head_dim")
     return decoder(
@@ -94,6 +92,7 @@ def nemotron_h(c: Fields) -> ModelConfig:
         layer_types=["none" if b in ("mlp", "moe") else renamed.get(b, b) for b in blocks],
         feed_forward_types=[{"mlp": "dense", "moe": "moe"}.get(b, "none") for b in blocks],
         **mamba2_mixer(c, state_heads, inner, state=c.size("ssm_state_size")),
+        moe_expert_input_dim=c.optional_size("moe_latent_size"),
         **shared_expert(c, "moe_shared_expert_intermediate_size"),
         **experts(c, "n_routed_experts"),
     )
@@ -164,6 +163,7 @@ def kimi_linear(c: Fields) -> ModelConfig:
         gdn_low_rank_gates=1 if nested.get("use_full_rank_gate") is True else 2,
         attention_gate_width=sizes["v_head_dim"] if c.flag("mla_use_output_gate") else 0,
         moe_expert_input_dim=c.optional_size("routed_expert_hidden_size"),
+        latent_norm=True,
         further_vectors=2 * width * (2 * c.size("num_hidden_layers") + 1) if residuals else 0,
         shared_experts=c.optional_size("n_shared_experts"),
         **sizes,

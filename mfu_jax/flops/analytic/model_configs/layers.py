@@ -43,6 +43,7 @@ class ExpertsConfig(FieldGroup):
         routed_bias: bias of the router; `expert_bias`: of the routed experts.
         shared_expert_dim: hidden width of the shared expert, if it is not
             ``shared_experts · moe_mlp_dim``.
+        latent_norm: whether a norm follows experts of the width `moe_expert_input_dim`.
         shared_expert_gate: a ``[D, 1]`` gate scales the shared expert.
         moe_beside_mlp: every layer has experts in addition to its MLP.
     """
@@ -61,6 +62,7 @@ class ExpertsConfig(FieldGroup):
     expert_bias: bool = hugging_face(False)
     shared_expert_dim: int = hugging_face(0)
     shared_expert_gate: bool = hugging_face(False)
+    latent_norm: bool = hugging_face(False)
     moe_beside_mlp: bool = hugging_face(False)
 
     def __post_init__(self) -> None:

@@ -191,10 +191,11 @@ def follow(eqn: Any, patterns: Sequence[Pattern | None], index: int = 0) -> Patt
     What is computed from a mask in a way that is not followed is an unknown mask.
     """
     found = _follow(eqn, patterns, index)
-    is_lost = found is None and (
-        eqn.outvars[0].aval.dtype == bool or eqn.primitive.name in {*MOVES, *CUTS}
-    )
-    return unfollowed(*patterns) if is_lost else found
+    is_bool, is_moved = eqn.outvars[0].aval.dtype == bool, eqn.primitive.name in {*MOVES, *CUTS}
+    if found is None and (is_bool or is_moved):
+        found = unfollowed(*patterns)
+        return UNKNOWN if found and is_bool else found
+    return found
 
 
 def unfollowed(*patterns: Pattern | None) -> Pattern | None:
@@ -228,6 +229,10 @@ def _follow(eqn: Any, patterns: Sequence[Pattern | None], index: int) -> Pattern
         return patterns[0]
     if name == "max":
         return _maximum(*patterns)
+    if name == "clamp":
+        return _maximum(patterns[1], patterns[0])
+    if name == "min":
+        return _as_fill("negative", meet(*map(not_negative, patterns)))
     if name == "sub" and _number(patterns[0]) == 1 and patterns[1] and patterns[1].is_mask:
         return _inverted(patterns[1])  # 1 − mask
     if name in ("add", "add_any", "sub"):
@@ -573,10 +578,13 @@ def _product(a: Pattern | None, b: Pattern | None) -> Pattern | None:
 
 
 def _maximum(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """A rectifier: 0 of what is 0 or very negative."""
-    values = [pattern for pattern in (a, b) if _number(pattern) != 0]
-    is_filled = len(values) == 1 and _is(values[0], "zeros", "negative")
-    return _as_fill("zeros", values[0]) if is_filled else None
+    """A rectifier: 0 of what is 0 or very negative. Or a bound that is very negative, too."""
+    for fill, other in ((a, b), (b, a)):
+        if _is_fill("zeros", other) and _is(fill, "zeros", "negative"):
+            return _as_fill("zeros", fill)
+        if _is_fill("negative", other) and _is(fill, "negative"):
+            return fill
+    return None
 
 
 def _is(pattern: Pattern | None, *kinds: PatternKind) -> bool:

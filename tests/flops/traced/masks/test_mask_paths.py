@@ -179,6 +179,20 @@ def two_sinks_one_left(s):
     return jax.nn.softmax(s)[..., :-1]
 
 
+BOUNDED = {
+    "maximum": lambda s: jnp.maximum(s, -2e30),
+    "minimum": lambda s: jnp.minimum(s, 5.0),
+    "clip": lambda s: jnp.clip(s, -2e30, 5.0),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounds_of_masked_scores_leave_their_mask(name):
+    forward, step, labels = counted(lambda s, flag: jax.nn.softmax(BOUNDED[name](masked(s))))
+    assert (forward, step) == (2 * PRODUCT * CAUSAL, 6 * PRODUCT * CAUSAL)
+    assert labels == {"causal"}
+
+
 MOVED = {
     "a sink before the keys": (sink_first, S),
     "two sinks, one of them left": (two_sinks_one_left, S + 1),
@@ -268,6 +282,7 @@ def test_unmasked_scores_of_which_a_part_is_used_are_a_bound():
 LOST = {
     "a window or data, negated": lambda flag: ~(local() | flag) | causal(),
     "a window or data in a triangle, negated": lambda flag: ~(causal() & (local() | flag)),
+    "the sum of two masks": lambda flag: local().astype(int) + causal().astype(int) == 2,
     "a window dropped or none": lambda flag: jax.lax.cond(
         flag, lambda: ~local(), lambda: jnp.zeros((S, S), bool)
     ),

@@ -21,6 +21,7 @@ from tests.support.sinks import ListSink
 
 PAGES = (
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", results.FOLDER / "README.md"),
+    ROOT / "examples" / "README.md",
     *sorted(DOCS.glob("*.md")),
 )
 

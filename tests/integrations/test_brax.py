@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from tests.support.examples import run_example
 from tests.support.sinks import ListSink
 
 envs = pytest.importorskip("brax.envs")
@@ -86,3 +88,8 @@ def test_a_step_that_nothing_jits_is_told(caplog: pytest.LogCaptureFixture) -> N
         jax.jit(lambda x: x + 1)(1)
     assert steps == []
     assert "nothing called 'no_such_step' was jitted, only <lambda>" in caplog.text
+
+
+def test_the_example(tmp_path: Path) -> None:
+    # Twice as many epochs and steps, so an epoch as above.
+    assert run_example("brax_ppo", tmp_path).flops() == {flops_of_an_epoch()}

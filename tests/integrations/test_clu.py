@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ pytest.importorskip("clu.periodic_actions")
 from clu import metric_writers
 
 from mfu_jax.integrations import clu
+from tests.support.examples import run_example
 
 ROWS, WIDTH = 8, 64
 EVERY, STEPS = 5, 20
@@ -54,3 +56,8 @@ def test_the_action_reports_means_of_the_steps_since_its_last() -> None:
         assert scalars["perf/per_device_tflops"] * 1e12 == pytest.approx(flops, rel=1e-12)
         rate = scalars["perf/per_device_tflops_per_sec"]
         assert scalars["perf/mfu"] == pytest.approx(rate, rel=1e-12)  # of a peak of 1 TFLOP/s
+
+
+def test_the_example(tmp_path: Path) -> None:
+    width = 512
+    assert run_example("clu_loop", tmp_path).flops() == {2 * (2 * width**3)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
+from tests.support.examples import run_example
 from tests.support.sinks import ListSink
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -79,3 +81,9 @@ class Kept(MfuCallback):
 def test_a_step_that_jax_does_not_compile_is_refused_with_the_way_out() -> None:
     with pytest.raises(UserError, match="jit_compile=True"):
         fit(MfuCallback(), run_eagerly=True)
+
+
+def test_the_example(tmp_path: Path) -> None:
+    rows, inputs, hidden = 512, 64, 256
+    run = run_example("keras_fit", tmp_path)
+    assert run.flops() == {2 * (2 * rows * inputs * hidden) + 3 * (2 * rows * hidden)}

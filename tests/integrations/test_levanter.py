@@ -10,6 +10,7 @@ import jax
 import optax
 import pytest
 
+from tests.support.examples import run_example
 from tests.support.sinks import ListSink
 
 pytest.importorskip("levanter")
@@ -94,3 +95,9 @@ def test_levanters_trainer_is_measured_and_unchanged(tmp_path: Path) -> None:
     # Nothing needs a gradient of the first layer's input.
     by_hand = 2 * (2 * rows * IN.size * hidden) + 3 * (2 * rows * hidden * OUT.size)
     assert flops.model.per_device == flops.executed.total == by_hand // jax.device_count()
+
+
+def test_the_example(tmp_path: Path) -> None:
+    batch, inputs, outputs = 64, 512, 256
+    run = run_example("levanter_trainer", tmp_path)
+    assert run.flops() == {2 * (2 * batch * inputs * outputs)}

@@ -13,6 +13,7 @@ pytest.importorskip("maxtext")
 from maxtext.trainers.pre_train import train
 
 from mfu_jax.integrations import maxtext
+from tests.support.examples import run_example
 from tests.support.sinks import ListSink
 
 pytestmark = pytest.mark.full
@@ -60,12 +61,12 @@ def losses(lines: list[dict[str, Any]]) -> dict[int, float]:
     return {int(line["step"]): line["learning/loss"] for line in lines if "learning/loss" in line}
 
 
-def flops_by_hand() -> int:
+def flops_by_hand(length: int = LENGTH, width: int = WIDTH) -> int:
     """Of one device's sequence: matmuls, half of the attention pairs, and the norms' scales."""
-    layer = 4 * WIDTH * WIDTH + 3 * WIDTH * 2 * WIDTH
-    matmuls = 3 * 2 * LENGTH * (LAYERS * layer + WIDTH * VOCABULARY)
-    attention = 3 * LAYERS * (2 * 2 * LENGTH * LENGTH * WIDTH) // 2
-    scales = 3 * (2 * LAYERS + 1) * 2 * LENGTH * WIDTH  # einsums "i...k,...k->i...k"
+    layer = 4 * width * width + 3 * width * 2 * width
+    matmuls = 3 * 2 * length * (LAYERS * layer + width * VOCABULARY)
+    attention = 3 * LAYERS * (2 * 2 * length * length * width) // 2
+    scales = 3 * (2 * LAYERS + 1) * 2 * length * width  # einsums "i...k,...k->i...k"
     return matmuls + attention + scales
 
 
@@ -85,3 +86,8 @@ def test_maxtexts_trainer_is_measured_and_unchanged(tmp_path: Path) -> None:
     assert evaluated == [0, 2, 4]
     assert steps[0].flops.model.per_device == flops_by_hand()
     assert steps[0].ledger.residual == 0
+
+
+def test_the_example(tmp_path: Path) -> None:
+    run = run_example("maxtext_train", tmp_path)
+    assert run.flops() == {flops_by_hand(length=64, width=64)}

@@ -6,6 +6,7 @@ Runs where tunix is installed (scripts/test_libraries.sh).
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import pytest
 from flax import nnx
 
 from mfu_jax.integrations.tunix import instrument_trainer
+from tests.support.examples import run_example
 from tests.support.sinks import ListSink
 
 pytest.importorskip("tunix")
@@ -85,3 +87,12 @@ def test_peft_trainer(micro_batches: int) -> None:
     assert [record.step for record in memory.records] == list(range(STEPS))
     evaluated = [r.step for r in memory.records if "goodput/eval_seconds" in r.scalars]
     assert evaluated == [0, 2, 4]  # before the first step, and after the second and fourth
+
+
+def test_the_example(tmp_path: Path) -> None:
+    batch, length, width, layers, vocabulary, hidden = 4, 64, 64, 2, 256, 128
+    heads, kv_heads, head_width = 4, 2, 16
+    layer = width * head_width * (2 * heads + 2 * kv_heads) + 3 * width * hidden
+    matmuls = 2 * batch * length * (layers * layer + width * vocabulary)
+    causal_pairs = (2 * batch * length * length * heads * head_width) * layers
+    assert run_example("tunix_sft", tmp_path).flops() == {3 * (matmuls + causal_pairs)}

@@ -289,7 +289,10 @@ class Follower:
                 self._reader = None
                 self._catch_up()
             elif self._misses:
-                self._read_missed()
+                self._misses, self._reader = False, self._log.reader(self._last)
+                self._fall_behind()
+            elif self._texts:
+                self._tell_text(self._texts.popleft())
             elif not self._fill():
                 break
         return self._batch
@@ -297,16 +300,10 @@ class Follower:
     def _fill(self) -> bool:
         """Takes the next items from the queue; False if there are none."""
         with self._log.lock:  # else some might be missing between them
-            if not self._misses:
+            is_whole = not (self._misses or self._texts)
+            if is_whole:
                 self._batch = [self._queue.popleft() for _ in range(len(self._queue))[:BATCH_ITEMS]]
-            return self._misses or bool(self._batch)
-
-    def _read_missed(self) -> None:
-        """Goes on with the log's file where the queue had no room."""
-        self._misses, self._reader = False, self._log.reader(self._last)
-        self._fall_behind()
-        while self._texts:
-            self._tell_text(self._texts.popleft())
+            return bool(self._batch) or not is_whole
 
     def _drop_until(self, last: StepRecord | None) -> None:
         """Takes from the queue what the file had, up to this record; tells texts among it."""
@@ -316,8 +313,9 @@ class Follower:
                 if last is not None and _is_same(item, last):
                     break
                 count -= 1
-            dropped = [self._queue.popleft() for _ in range(count)]
-        for item in dropped:
+            passed = [*self._texts, *(self._queue.popleft() for _ in range(count))]
+            self._texts.clear()
+        for item in passed:
             if isinstance(item, Event):
                 self._tell_text(item)
 

@@ -227,10 +227,12 @@ def test_a_log_in_memory_keeps_a_bounded_number(
     follower = make(sink)
     follower._log.append(records(0))
     assert sink.begun.wait(HANG_SECONDS)
+    follower._log.event(events.TEXT, step=0, tag="tag", text="early")
     follower._log.append(records(*range(1, 10)))
     sink.release.set()
     settle(follower)
     assert sink.steps == [0, 7, 8, 9]
+    assert sink.texts == [("tag", "early")]
     assert follower.lost == {"too far behind": 6}
 
 
@@ -280,8 +282,8 @@ def test_what_memory_no_longer_has_comes_from_the_file_in_order(
     sink.release.set()
     assert caught_up.wait(HANG_SECONDS)  # by itself: nothing else happens
     assert sink.steps == list(range(0, 301, log_period))
-    assert sink.texts == [("tag", "half")]
-    wait_until(lambda: not follower._queue)  # it has left out what it had from the file
+    wait_until(lambda: sink.texts == [("tag", "half")])
+    assert not follower._queue  # it has left out what it had from the file
     log.append([record(310, log_period=log_period)])
     settle(follower)
     assert sink.steps[-1] == 310
@@ -315,10 +317,13 @@ def test_a_sink_that_failed_within_a_batch_gets_what_came_after_it_in_order(
     assert fails.wait(HANG_SECONDS)
     for step in range(4, 41):
         log.append(records(step))
+        if step in (20, 39):
+            log.event(events.TEXT, step=step, tag="tag", text=str(step))
         settle(writer)
     works.set()
-    wait_until(lambda: len(sink.steps) == 41)
+    wait_until(lambda: len(sink.steps) == 41 and len(sink.texts) == 2)
     assert sink.steps == list(range(41))
+    assert sink.texts == [("tag", "20"), ("tag", "39")]
     assert follower.lost == {}
     log.close()
 

@@ -173,7 +173,7 @@ def _rematerialised(of: StepCounts) -> Iterator[LedgerLine]:
     if in_kernels and in_kernels == of.executed.rematerialized:
         note = "forward work that attention kernels do again in their backward pass"
     elif in_kernels:
-        note += f"; {in_kernels:,} of it by attention kernels in their backward pass"
+        note += f"; by kernels {in_kernels:,}"
     yield LedgerLine(label=names.REMATERIALISED, flops=of.executed.rematerialized, note=note)
 
 

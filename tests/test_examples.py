@@ -46,6 +46,17 @@ def test_an_example_prints_its_steps_and_counts_their_flops(name: str, tmp_path:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("stage", "batch"), [("0", 1), ("3", 4)])
+def test_the_tutorials_step(stage: str, batch: int, tmp_path: Path) -> None:
+    length, width, layers, vocabulary = 128, 384, 2, 512
+    layer = matmul(length, width, 3 * width) + matmul(length, width, width)
+    layer += matmul(length, width, 4 * width) + matmul(length, 4 * width, width)
+    layer += 2 * matmul(length, width, length) // 2  # scores and values of half of the pairs
+    by_hand = 3 * batch * (layers * layer + matmul(length, width, vocabulary))
+    assert run_example("tutorial", tmp_path, stage).flops() == {by_hand}
+
+
+@pytest.mark.full
 def test_the_cells_of_the_notebook_run_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -25,11 +25,17 @@ class ExampleRun(NamedTuple):
         return {round(record["perf/per_device_tflops"] * 1e12) for record in self.records}
 
 
-def run_example(name: str, folder: Path) -> ExampleRun:
-    """One device, another folder, nothing but the example's own settings."""
+def run_example(name: str, folder: Path, *arguments: str) -> ExampleRun:
+    """One device, another folder, nothing but the example's own settings.
+
+    Args:
+        name: of the file, without its suffix.
+        folder: where it runs and writes.
+        *arguments: those before the metrics file.
+    """
     metrics = folder / "runs" / "metrics.jsonl"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py"), str(metrics)],
+        [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments, str(metrics)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "KERAS_BACKEND": "jax"},
         capture_output=True,

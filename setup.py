@@ -29,6 +29,9 @@ CLIENTS = [
     "transformers>=4.46,<5",  # version 5 dropped the Flax models
 ]
 
+# The pages as a site: mkdocs.yml.
+DOCS = ["mkdocs-material>=9.6"]
+
 # What scripts/test_matrix.sh installs for its selection of tests.
 TEST_CORE = [*FLAX, "hypothesis>=6.100", "nvidia-ml-py>=12.535", "pytest>=8", "pytest-xdist>=3.6"]
 
@@ -84,12 +87,14 @@ setup(
         "nvidia": ["nvidia-ml-py>=12.535"],
         "prometheus": ["prometheus-client>=0.20"],
         "clients": CLIENTS,
+        "docs": DOCS,
         "trace-hf": ["torch>=2.6", "transformers>=5.0"],
         "test-core": TEST_CORE,
         "test": [
             *TRAIN,
             *CLIENTS,
             *TEST_CORE,
+            *DOCS,
             "import-linter>=2.5",
             "mypy>=1.15",
             "qwix>=0.1.8",

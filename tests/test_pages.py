@@ -86,6 +86,15 @@ def test_every_name_of_the_package_on_a_page_exists(page: Path) -> None:
     assert [name for name in sorted(names) if not exists(name)] == []
 
 
+def test_every_message_of_the_troubleshooting_page_is_said_somewhere() -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    source = "".join(path.read_text() for path in (ROOT / "mfu_jax").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # a literal over several lines
+    assert len(messages) > 20
+    assert [message for message in messages if message not in source] == []
+
+
 def test_what_the_changelog_says_moved_is_at_its_new_place() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     moved = re.findall(r"\| `(?:python -m )?(mfu_jax[\w.]+)` \|$", text, re.MULTILINE)

@@ -23,7 +23,6 @@ from mfu_jax.flops.traced.abstract_values import (
 from mfu_jax.flops.traced.control_flow import loops
 from mfu_jax.flops.traced.control_flow.decisions import Decisions
 from mfu_jax.flops.traced.control_flow.iterations import Decided
-from mfu_jax.flops.traced.exported import exported_work
 from mfu_jax.flops.traced.integers.arithmetic import typed
 from mfu_jax.flops.traced.integers.evaluation import trip_count
 from mfu_jax.flops.traced.integers.known_values import constant, scalar
@@ -35,6 +34,7 @@ from mfu_jax.flops.traced.jaxprs import (
     stack_below,
 )
 from mfu_jax.flops.traced.kernels.attention import fused_attention
+from mfu_jax.flops.traced.kernels.exported import exported_work
 from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.kernels.work import kernel_work
 from mfu_jax.flops.traced.masks import patterns as mask_patterns

@@ -6,11 +6,12 @@ import contextlib
 import inspect
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from mfu_jax.errors import UserError
 from mfu_jax.util.jax_internals import (
@@ -137,10 +138,15 @@ def trace(
 def _platform(arguments: Any) -> str | None:
     """The platform of the devices that hold the arguments; None if that is not one."""
     shardings = {getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)}
-    devices = (getattr(sharding, "device_set", ()) for sharding in shardings)
-    clients = {device.client for of_one in devices for device in of_one}
+    clients = {device.client for sharding in shardings for device in _devices(sharding)}
     platforms = {getattr(c, "_raw_platform", c.platform) for c in clients}
     return platforms.pop() if len(platforms) == 1 else None
+
+
+def _devices(sharding: Any) -> Iterable[Any]:
+    """Devices of a sharding; none of one over an abstract mesh."""
+    is_abstract = isinstance(getattr(sharding, "mesh", None), AbstractMesh)
+    return () if is_abstract else getattr(sharding, "device_set", ())
 
 
 def _add_inner_constants(

@@ -1,1 +1,1 @@
-"""Pallas kernels and fused attention in a jaxpr: what they compute, and for which pairs."""
+"""What a jaxpr calls without showing it: Pallas kernels, fused attention, exported functions."""

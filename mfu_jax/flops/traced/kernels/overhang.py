@@ -22,7 +22,7 @@ Extent = Any  # elements of a dimension, an int or one per program; None: all of
 
 
 @dataclass(frozen=True, eq=False)
-class Inside:
+class InArrays:
     """A value that is not whole: the elements of each dimension that are from inside the arrays.
 
     Attributes:
@@ -34,7 +34,7 @@ class Inside:
     is_bound: bool = False
 
 
-FILL = Inside(())
+FILL = InArrays(())
 """A value that no array went into: zeros, positions, masks."""
 
 
@@ -48,19 +48,19 @@ class Scratch:
         """Stores a value into all of it or a part, in the programs that run it."""
         if is_fill(value):
             return
-        if isinstance(value, Inside):
+        if isinstance(value, InArrays):
             value = _bound(len(value.dims)) if not is_full else _seen_later(value, runs)
         self.stored = union([self.stored, value])
 
 
 def bare(known: Sequence[Known]) -> list[Known]:
     """The known integers and tables among these values."""
-    return [None if isinstance(value, Inside | Scratch) else value for value in known]
+    return [None if isinstance(value, InArrays | Scratch) else value for value in known]
 
 
 def is_fill(value: Known) -> bool:
     """Whether no array went into a value."""
-    return value is FILL or not (value is None or isinstance(value, Inside | ConstantTable))
+    return value is FILL or not (value is None or isinstance(value, InArrays | ConstantTable))
 
 
 def union(values: Sequence[Known]) -> Known:
@@ -68,7 +68,7 @@ def union(values: Sequence[Known]) -> Known:
     values = [value for value in values if not is_fill(value)]
     if not values:
         return FILL
-    parts = [value for value in values if isinstance(value, Inside)]
+    parts = [value for value in values if isinstance(value, InArrays)]
     if not parts or len({len(part.dims) for part in parts}) > 1:
         return None if not parts else _bound(len(parts[0].dims))
     is_bound = any(part.is_bound for part in parts)
@@ -82,7 +82,7 @@ def union(values: Sequence[Known]) -> Known:
 
 def is_same(a: Known, b: Known) -> bool:
     """Whether two values that a loop carries are equally far inside the arrays."""
-    if not (isinstance(a, Inside) and isinstance(b, Inside)) or FILL in (a, b):
+    if not (isinstance(a, InArrays) and isinstance(b, InArrays)) or FILL in (a, b):
         return a is b or (a is None and b is None)
     return a.is_bound == b.is_bound and all(map(_equal, a.dims, b.dims))
 
@@ -91,27 +91,27 @@ def _equal(a: Extent, b: Extent) -> bool:
     return (a is None) == (b is None) and (a is None or bool(np.all(a == b)))
 
 
-def _seen_later(value: Inside, runs: np.ndarray) -> Inside:
+def _seen_later(value: InArrays, runs: np.ndarray) -> InArrays:
     """A stored value as later programs may read it: along axes where some programs do not store."""
     axes = tuple(d for d in range(runs.ndim) if np.ptp(runs, axis=d).any())
     dims = [
         extent if extent is None else np.where(runs > 0, extent, 0).max(axis=axes, keepdims=True)
         for extent in value.dims
     ]
-    return Inside(tuple(dims), value.is_bound)
+    return InArrays(tuple(dims), value.is_bound)
 
 
-def _bound(rank: int) -> Inside:
+def _bound(rank: int) -> InArrays:
     """A value of which it is not known how much is inside the arrays."""
-    return Inside((None,) * rank, is_bound=True)
+    return InArrays((None,) * rank, is_bound=True)
 
 
-def _made(dims: Sequence[Extent], is_bound: bool = False) -> Inside | None:
-    return Inside(tuple(dims), is_bound) if is_bound or any(d is not None for d in dims) else None
+def _made(dims: Sequence[Extent], is_bound: bool = False) -> InArrays | None:
+    return InArrays(tuple(dims), is_bound) if is_bound or any(d is not None for d in dims) else None
 
 
 def _dims(value: Known, rank: int) -> Sequence[Extent]:
-    return value.dims if isinstance(value, Inside) and value is not FILL else (None,) * rank
+    return value.dims if isinstance(value, InArrays) and value is not FILL else (None,) * rank
 
 
 def _least(*extents: Extent) -> Extent:
@@ -146,7 +146,7 @@ def block_shape(block: Any) -> list[int]:
     return [_length(dim) for dim in block.block_shape if not _is_squeezed(dim)]
 
 
-def block_inside(block: Any, starts: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+def block_inside(block: Any, starts: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
     """How much of a block is inside its array.
 
     Args:
@@ -191,7 +191,7 @@ def _length(dim: Any) -> int:
 # References -----------------------------------------------------------------------------------
 
 
-def reads(eqn: Any, known: Sequence[Known]) -> Inside | None:
+def reads(eqn: Any, known: Sequence[Known]) -> InArrays | None:
     """How much of what a `get` or `masked_load` reads is inside the arrays."""
     if eqn.primitive.name == "get":
         ref, transforms = known[0], jax.tree.unflatten(eqn.params["tree"], bare(known[1:]))
@@ -203,17 +203,17 @@ def reads(eqn: Any, known: Sequence[Known]) -> Inside | None:
         return FILL
     rank = len(eqn.outvars[0].aval.shape)
     if not transforms:
-        return ref if isinstance(ref, Inside) else None
+        return ref if isinstance(ref, InArrays) else None
     is_indexed = len(transforms) == 1 and hasattr(transforms[0], "indices")
     part = _read(ref, transforms[0].indices, eqn.invars[0].aval.shape) if is_indexed else None
-    if not is_indexed and isinstance(ref, Inside):
+    if not is_indexed and isinstance(ref, InArrays):
         return _bound(rank)
     return part if part is None or len(part.dims) == rank else _bound(rank)
 
 
-def _read(ref: Known, indices: Sequence[Any], shape: Sequence[int]) -> Inside | None:
+def _read(ref: Known, indices: Sequence[Any], shape: Sequence[int]) -> InArrays | None:
     dims: list[Extent] = []
-    is_bound = isinstance(ref, Inside) and ref.is_bound
+    is_bound = isinstance(ref, InArrays) and ref.is_bound
     for index, extent, size in zip(indices, _dims(ref, len(shape)), shape, strict=True):
         if not hasattr(index, "size") or not hasattr(index, "stride"):
             is_bound |= extent is not None  # one element, which may be beyond the array
@@ -249,19 +249,19 @@ def follow(eqn: Any, known: Sequence[Known]) -> list[Known]:
     """How much of an equation's results is inside the arrays."""
     if all(map(is_fill, known)):
         return [FILL] * len(eqn.outvars)
-    if not any(isinstance(value, Inside) and value is not FILL for value in known):
+    if not any(isinstance(value, InArrays) and value is not FILL for value in known):
         return [None] * len(eqn.outvars)
     name = eqn.primitive.name
     rule = _reduction if name.startswith(("reduce_", "argm")) else _RULES.get(name, _elementwise)
     return [rule(eqn, known, variable.aval.shape) for variable in eqn.outvars]
 
 
-def _elementwise(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+def _elementwise(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
     """What is beyond an operand's array is no part of the result.
 
     Operands have the result's shape, or 1 element along some of its dimensions, or are scalars.
     """
-    parts: list[Inside] = []
+    parts: list[InArrays] = []
     is_bound = False
     for value, variable in zip(known, eqn.invars, strict=True):
         sizes = variable.aval.shape
@@ -277,18 +277,18 @@ def _elementwise(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Insi
 
 
 def _spread(
-    value: Inside, targets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]
-) -> Inside:
+    value: InArrays, targets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]
+) -> InArrays:
     """A value in a larger shape, repeated along the dimensions in which it has 1 element."""
     dims: list[Extent] = [None] * len(shape)
     for extent, target, size in zip(value.dims, targets, sizes, strict=True):
         if extent is not None:
             dims[target] = extent if size == shape[target] else extent * shape[target]
-    return Inside(tuple(dims), value.is_bound)
+    return InArrays(tuple(dims), value.is_bound)
 
 
 def _is_part(value: Known) -> bool:
-    return isinstance(value, Inside) and value is not FILL
+    return isinstance(value, InArrays) and value is not FILL
 
 
 def _select(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Known:
@@ -296,18 +296,18 @@ def _select(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Known:
     return union(known[1:])
 
 
-def _broadcast(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+def _broadcast(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
     targets = eqn.params["broadcast_dimensions"]
     spread = _spread(known[0], targets, eqn.invars[0].aval.shape, shape)
     return _made(spread.dims, spread.is_bound)
 
 
-def _transpose(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+def _transpose(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
     (value,) = known
     return _made([value.dims[d] for d in eqn.params["permutation"]], value.is_bound)
 
 
-def _reduction(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+def _reduction(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
     value, axes = known[0], eqn.params.get("axes")
     if axes is None or not _is_part(value):
         return _bound(len(shape))
@@ -315,7 +315,7 @@ def _reduction(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside
     return _made(kept, value.is_bound)
 
 
-def _reshape(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> Inside | None:
+def _reshape(eqn: Any, known: Sequence[Known], shape: Sequence[int]) -> InArrays | None:
     """Dimensions that are merged have the product of their elements."""
     value, old = known[0], eqn.invars[0].aval.shape
     dims: list[Extent] = [None] * len(shape)
@@ -351,8 +351,8 @@ def _regrouped(
         yield range(before, i), range(after, j)
 
 
-_Rule = Callable[[Any, Sequence[Known], Sequence[int]], Known]
-_RULES: dict[str, _Rule] = {
+_ExtentRule = Callable[[Any, Sequence[Known], Sequence[int]], Known]
+_RULES: dict[str, _ExtentRule] = {
     "select_n": _select,
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
@@ -371,7 +371,7 @@ _RULES: dict[str, _Rule] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
+class BlockProduct:
     """A matmul in a kernel's body.
 
     Attributes:
@@ -385,7 +385,7 @@ class Product:
     is_bound: bool = False
 
 
-def product(eqn: Any, known: Sequence[Known], flops: int, runs: np.ndarray) -> Product:
+def product(eqn: Any, known: Sequence[Known], flops: int, runs: np.ndarray) -> BlockProduct:
     """The elements inside the arrays that a matmul multiplies.
 
     Args:
@@ -400,7 +400,7 @@ def product(eqn: Any, known: Sequence[Known], flops: int, runs: np.ndarray) -> P
         results: list[Known] = [
             _bound(len(v.aval.shape)) if is_bound else None for v in eqn.outvars
         ]
-        return Product(needed=flops * int(runs.sum()), result=results, is_bound=is_bound)
+        return BlockProduct(needed=flops * int(runs.sum()), result=results, is_bound=is_bound)
     shapes = [variable.aval.shape for variable in eqn.invars[:2]]
     lhs, rhs = (_dims(value, len(s)) for value, s in zip(known[:2], shapes, strict=True))
     (contracted, of_rhs), (batch, batch_of_rhs) = eqn.params["dimension_numbers"]
@@ -421,4 +421,4 @@ def product(eqn: Any, known: Sequence[Known], flops: int, runs: np.ndarray) -> P
         multiplied = multiplied * extent
     whole = flops // max(1, math.prod(size for _, size in limited))
     result = _made([extent for extent, _ in (*shared[0], *free[0], *free[1])], is_bound)
-    return Product(needed=whole * int(multiplied.sum()), result=[result], is_bound=is_bound)
+    return BlockProduct(needed=whole * int(multiplied.sum()), result=[result], is_bound=is_bound)

@@ -28,7 +28,7 @@ from mfu_jax.flops.traced.kernels.mosaic_gpu import (
 )
 from mfu_jax.flops.traced.kernels.overhang import (
     FILL,
-    Inside,
+    InArrays,
     Scratch,
     bare,
     block_inside,
@@ -448,7 +448,7 @@ class _KernelPrograms:
             body: walks the body and returns what it carries on, first of its results.
         """
         carry = [FILL if is_fill(value) else None for value in initial]
-        carry = [v if isinstance(v, Inside) else c for v, c in zip(initial, carry, strict=True)]
+        carry = [v if isinstance(v, InArrays) else c for v, c in zip(initial, carry, strict=True)]
         while True:
             attempt = self.attempt()
             after = body(attempt, carry)[: len(carry)]
@@ -501,7 +501,7 @@ def _restore(before: Sequence[tuple[Scratch, Known]]) -> None:
 
 def _after(runs: Any, new: Known, old: Known) -> Known:
     """A loop's value after an iteration that only some programs run."""
-    if np.all(runs) or not any(isinstance(value, Inside) for value in (new, old)):
+    if np.all(runs) or not any(isinstance(value, InArrays) for value in (new, old)):
         return where(runs, new, old)
     return union([new, old])
 
@@ -509,7 +509,7 @@ def _after(runs: Any, new: Known, old: Known) -> Known:
 def _chosen(chosen: np.ndarray, cases: Sequence[Known]) -> Known:
     """The results of a condition's branches in the programs that choose them."""
     taken = [case for number, case in enumerate(cases) if np.any(chosen == number)]
-    if any(case is None or isinstance(case, Inside | Scratch | ConstantTable) for case in cases):
+    if any(case is None or isinstance(case, InArrays | Scratch | ConstantTable) for case in cases):
         return union(taken)
     return np.choose(chosen, np.broadcast_arrays(*cases))
 

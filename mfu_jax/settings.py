@@ -30,7 +30,13 @@ from mfu_jax.util.values import field_types, typed
 
 _log = logging.getLogger("mfu_jax")
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
+_IN_RUN_DIR = {
+    "metrics_file": "metrics.jsonl",
+    "tensorboard_dir": "tensorboard",
+    "profile_dir": "profile",
+}
 _PATHS = (
+    "run_dir",
     "metrics_file",
     "tensorboard_dir",
     "heartbeat_file",
@@ -97,6 +103,9 @@ class Settings(MetricsKeys):
     """
 
     enable_mfu: bool = setting(True, "count, time and log; false: do nothing")
+    run_dir: str = setting(
+        "", "folder of the run, with the metrics file, TensorBoard's folder and the profile"
+    )
     start_step: int = setting(0, "number of the first step, above 0 after a resume")
     calls_per_step: int = setting(
         1, "calls that make one step together, as of micro-batches whose gradients are accumulated"
@@ -133,6 +142,9 @@ class Settings(MetricsKeys):
             if field.name in _ZERO_WAS_UNSET and not value:
                 value = None
             object.__setattr__(self, field.name, value)
+        if self.run_dir:
+            for name, place in _IN_RUN_DIR.items():
+                object.__setattr__(self, name, getattr(self, name) or f"{self.run_dir}/{place}")
         self.check()
         _check_not_negative(self)
         if self.calls_per_step > 1 < self.steps_per_call:

@@ -18,6 +18,7 @@ from mfu_jax.settings import LOGGER_KEYS, Settings
 
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
 OF_LOGGER = (
+    "run_dir",
     "metrics_file",
     "tensorboard_dir",
     "prometheus_textfile",

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +17,9 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import mfu_jax
+from mfu_jax.cli import main
 from mfu_jax.errors import UserError
+from mfu_jax.settings import Settings
 from mfu_jax.util import jax_internals
 from tests.support.instrumented import (
     PEAK,
@@ -389,6 +392,30 @@ class Trainer:
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def train_step(self, state: Any, x: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         return train_step(state, x)
+
+
+def test_a_run_dir_has_what_every_command_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = mfu_jax.instrument(jax.jit(train_step), run_dir=str(tmp_path / "a"), **PEAK)
+    run(step)
+    step.close()
+    assert (step.settings.profile_dir, step.settings.metrics_file) == (
+        f"{tmp_path}/a/profile",
+        f"{tmp_path}/a/metrics.jsonl",
+    )
+    assert {"metrics.jsonl", "tensorboard"} <= {path.name for path in (tmp_path / "a").iterdir()}
+    assert f"mfu-jax report {tmp_path}/a" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "a")]) == 0
+    assert "% MFU" in capsys.readouterr().out.splitlines()[0]
+    with pytest.raises(UserError, match="run_dir"):
+        mfu_jax.instrument(train_step, run_dir=True)
+
+
+def test_a_file_of_its_own_is_not_moved_into_the_run_dir() -> None:
+    settings = Settings(run_dir="runs/a", metrics_file="b.jsonl")
+    assert settings.metrics_file == "b.jsonl"
+    assert settings.tensorboard_dir == "runs/a/tensorboard"
 
 
 @pytest.mark.full

@@ -17,7 +17,6 @@ import pytest
 import mfu_jax
 from scripts import make_pages, results
 from tests.support.paths import DOCS, ROOT
-from tests.support.sinks import ListSink
 
 PAGES = (
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", results.FOLDER / "README.md"),
@@ -39,8 +38,10 @@ def test_every_public_name_has_a_docstring_in_the_help() -> None:
 
 
 def test_the_three_lines_run_and_leave_the_step_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+
     @jax.jit
     def train_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
@@ -50,14 +51,15 @@ def test_the_three_lines_run_and_leave_the_step_as_it_was(
     plain = jnp.ones((8, 4))
     for batch in batches:
         plain, _ = train_step(plain, batch)
-    memory = ListSink()
-    options = {"peak_tflops_per_device": 1.0, "sinks": [memory]}
+    options = {"peak_tflops_per_device": 1.0}
     monkeypatch.setattr(mfu_jax, "instrument", functools.partial(mfu_jax.instrument, **options))
     names = {"train_step": train_step, "batches": batches, "state": jnp.ones((8, 4))}
     exec("\n".join(make_pages.three_lines().splitlines()[1:-1]), names)
     assert (names["state"] == plain).all()
-    assert len(memory.records) == len(batches)
-    assert memory.summary is not None
+    records = (tmp_path / "runs/a/metrics.jsonl").read_text().splitlines()
+    assert len(records) == len(batches)
+    assert (tmp_path / "runs/a/metrics.jsonl.summary.json").exists()
+    assert list((tmp_path / "runs/a/tensorboard").glob("events*"))
 
 
 def test_the_ledger_on_the_pages_explains_every_flop() -> None:

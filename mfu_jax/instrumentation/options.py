@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
 
+_log = logging.getLogger("mfu_jax")
+_OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile")
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
 OF_LOGGER = (
     "run_dir",
@@ -127,6 +130,16 @@ def checked_trip_counts(trip_counts: Mapping[str, int] | None) -> Mapping[str, i
             f"show, as in trip_counts={{'jit(step)/while': 10}}"
         )
     return trip_counts
+
+
+def warn_of_unwritten(settings: Settings, sinks: Sequence[Sink] | None) -> None:
+    """Says which outputs of the settings are not written, because sinks are given."""
+    names = [name for name in _OUTPUTS if getattr(settings, name)]
+    if sinks is not None and names:
+        _log.warning(
+            "%s: not written, because sinks=… names all sinks; add make_sink(…) of each to them",
+            ", ".join(f"{name}={getattr(settings, name)!r}" for name in names),
+        )
 
 
 def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:

@@ -412,6 +412,18 @@ def test_a_run_dir_has_what_every_command_reads(
         mfu_jax.instrument(train_step, run_dir=True)
 
 
+def test_outputs_that_sinks_replace_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = str(tmp_path / "a.jsonl")
+    mfu_jax.instrument(jax.jit(train_step), sinks=[], metrics_file=file, **PEAK)
+    assert f"metrics_file={file!r}: not written" in caplog.text
+    caplog.clear()
+    mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
+    mfu_jax.instrument(jax.jit(train_step), metrics_file=file, **PEAK)
+    assert not caplog.text
+
+
 def test_a_file_of_its_own_is_not_moved_into_the_run_dir() -> None:
     settings = Settings(run_dir="runs/a", metrics_file="b.jsonl")
     assert settings.metrics_file == "b.jsonl"

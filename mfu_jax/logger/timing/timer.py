@@ -24,6 +24,8 @@ from mfu_jax.util.failsafe import Boundary, failsafe, is_interrupt
 # below this time, as with a loader that has the next batch ready, it is no longer woken.
 SHORT_WAIT_SECONDS = 1e-3
 SHORT_WAITS = 10
+# What the loop does for so long between a step and a pause is no part of that step.
+LATE_SECONDS = 0.1
 # The watcher returns this soon from a step that was ready before it began to wait.
 _AT_ONCE_SECONDS = 1e-3
 
@@ -183,8 +185,8 @@ class StepTimer:
                 self._pending = step  # keep it for the end of the run
             raise
         now = self.read()
-        if is_last and was_ready and step.completed is None:
-            self._end_last(step, now)
+        if was_ready and step.completed is None:
+            (self._end_last if is_last else self._end_before)(step, now)
         self._finish(step, step.completed or now)
         return step
 
@@ -205,6 +207,22 @@ class StepTimer:
             step.completed[0] - self._last_seconds,
             step.completed[1] - self._last_seconds,
         )
+
+    def _end_before(self, step: TimedStep, now: Reading) -> None:
+        """Sets when a step ended if the loop then did other things for long, until `now`.
+
+        They belong to the next step, as without a pause; after the last one, to none.
+        """
+        usual = self._last_seconds
+        if not usual or now[1] - self._mark[1] < 3 * usual + LATE_SECONDS:
+            return  # the loop came as it always does
+        begun, ready = step.seen or (now, now)
+        if ready[1] - begun[1] > _AT_ONCE_SECONDS and ready[1] > self._mark[1]:
+            late = now[1] - ready[1]
+        else:  # unseen: assume the duration of the step before, from when it was dispatched
+            late = now[1] - max(self._mark[1], self._left_at or 0.0) - usual
+        if late > LATE_SECONDS:
+            step.completed = now[0] - late, now[1] - late
 
     def cut(self, name: str, start: Reading, end: Reading) -> None:
         """Cuts a span outside the loop out of the step whose interval contains it."""

@@ -279,6 +279,22 @@ def test_a_step_before_a_pause_is_timed_until_the_pause() -> None:
     assert loop.seconds() == [3.0, 2.0]
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_the_loop_does_for_long_before_a_pause_is_no_part_of_the_step(reads: bool) -> None:
+    loop = Loop()
+    for _ in range(3):
+        metrics = loop.device.run(0.5)
+        if reads:
+            metrics["loss"].block_until_ready()
+        loop.take(metrics)
+    loop.clock.advance(20.0)
+    loop.pause(10.0)
+    assert loop.done[-1].seconds == 0.5
+    loop.step(0.5)
+    # Of a loop that reads its loss the first step ends when the host comes back, a step late.
+    assert loop.seconds() == [1.0 if reads else 0.5, 0.5, 0.5, 20.0]
+
+
 @pytest.mark.parametrize("late", [0.0, 1.0, 3600.0])
 def test_a_last_step_that_ended_before_it_was_recorded_takes_the_time_of_the_one_before(
     late: float,

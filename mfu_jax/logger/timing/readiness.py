@@ -48,6 +48,7 @@ class Watcher:
     def __init__(self, read: Callable[[], Reading]) -> None:
         self._read = read
         self._newest: deque[TimedStep] = deque(maxlen=2)
+        self._watched: deque[TimedStep] = deque()  # in the order in which they will end
         self._alarm = Alarm()
         self._sleeps, self._is_over = True, False
         self._thread = Boundary().thread(
@@ -61,8 +62,8 @@ class Watcher:
             self._wake()
 
     def watch(self, step: TimedStep) -> None:
-        """Sets `completed` of the step in flight, too, which is looked at now."""
-        self._newest.append(step)
+        """Sets `completed` of a step in flight, or of a part of one, which is looked at now."""
+        self._watched.append(step)
         self._wake()
 
     def close(self) -> None:
@@ -83,8 +84,10 @@ class Watcher:
         looks = 0
         while not self._is_over:
             newest, pause = self._newest, LOOK_SECONDS
-            looks = 0 if newest else looks + 1
-            if len(newest) > 1 and not newest[-1].watched:  # the loop comes back soon by itself
+            looks = 0 if newest or self._watched else looks + 1
+            while self._watched:
+                self._look(self._watched.popleft())
+            if len(newest) > 1:  # the loop comes back soon by itself
                 newest.popleft()
                 pause = _RARE_LOOK_SECONDS
             elif newest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 
 import mfu_jax
 from mfu_jax.errors import UserError
+from mfu_jax.instrumentation import program_analysis
+from mfu_jax.instrumentation.counts import count_program
 from mfu_jax.instrumentation.outputs import select_metrics
+from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
 from tests.support.sinks import ListSink
@@ -207,6 +211,34 @@ def test_chosen_losses_are_those_of_each_step_of_a_call(has_names: bool, steps: 
     mean = np.mean(losses, dtype=np.float32)  # docs/integration.md: of more than 16 steps
     expected = losses.tolist() if steps <= 16 else [pytest.approx(mean)] * steps
     assert memory.scalar("learning/loss") == expected
+
+
+@pytest.mark.full
+def test_a_late_count_is_in_every_step_of_a_few_long_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    all_called = threading.Event()
+    wait = ProgramAnalysis._wait
+
+    def count_late(*args: Any, **kwargs: Any) -> Any:
+        assert all_called.wait(30)
+        return count_program(*args, **kwargs)
+
+    def waited(analysis: ProgramAnalysis) -> Any:
+        assert all_called.wait(30)  # all steps are waiting before the first one's cost is asked for
+        return wait(analysis)
+
+    monkeypatch.setattr(program_analysis, "count_program", count_late)
+    monkeypatch.setattr(ProgramAnalysis, "_wait", waited)
+    memory = ListSink()
+    scan = jax.jit(lambda w, xs: jax.lax.scan(lambda w, x: (w, loss_of(w, x)), w, xs))
+    step = mfu_jax.instrument(scan, sinks=[memory], steps_per_call=128, **OPTIONS)
+    for _ in range(3):
+        step(np.ones((D, F), np.float32), np.ones((128, ROWS, D), np.float32))
+    all_called.set()
+    step.close()
+    assert memory.steps == list(range(3 * 128))
+    assert None not in memory.scalar("perf/hfu")
 
 
 @pytest.mark.full

@@ -90,7 +90,7 @@ def _of_a_step(output: Any, steps: int) -> Any:
     numbers = [i for i in stacked if shapes[i] == {(steps,)}]
     for index in numbers or stacked[-1:]:
         parts[index] = jax.tree.map(_without_steps, parts[index])
-    return structure.unflatten(parts)
+    return jax.tree.unflatten(structure, parts)
 
 
 def _without_steps(leaf: Any) -> Any:

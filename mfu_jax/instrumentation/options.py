@@ -53,6 +53,8 @@ def resolve(
         UserError: an option is unknown or wrong, or the config cannot be counted.
     """
     values = {} if settings is None else vars(settings)
+    if settings is not None and "run_dir" in options:
+        values = settings.outside_run_dir()
     config = None
     if isinstance(flops_source, str):
         options = {**options, "flops_source": flops_source}

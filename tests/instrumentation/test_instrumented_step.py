@@ -424,6 +424,22 @@ def test_outputs_that_sinks_replace_are_said(
     assert not caplog.text
 
 
+@pytest.mark.parametrize("folder", ["a", ""])
+def test_another_run_dir_moves_what_the_first_has_named(folder: str) -> None:
+    own = Settings(run_dir=folder, metrics_file="/metrics.jsonl", profile_dir="p")
+    step = mfu_jax.instrument(train_step, settings=own, run_dir="b", sinks=[])
+    settings = step.settings
+    assert (settings.tensorboard_dir, settings.metrics_file, settings.profile_dir) == (
+        "b/tensorboard",
+        "/metrics.jsonl",
+        "p",
+    )
+    kept = mfu_jax.instrument(train_step, settings=Settings(run_dir="a"), log_period=3, sinks=[])
+    assert kept.settings.metrics_file == "a/metrics.jsonl"
+    moved = mfu_jax.instrument(train_step, settings=kept.settings, run_dir="b", sinks=[])
+    assert vars(moved.settings) == vars(Settings(run_dir="b", log_period=3))
+
+
 def test_a_file_of_its_own_is_not_moved_into_the_run_dir() -> None:
     settings = Settings(run_dir="runs/a", metrics_file="b.jsonl")
     assert settings.metrics_file == "b.jsonl"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
@@ -16,6 +18,7 @@ from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
+from mfu_jax.storage.addresses import path_of
 
 _log = logging.getLogger("mfu_jax")
 _OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile")
@@ -136,12 +139,22 @@ def checked_trip_counts(trip_counts: Mapping[str, int] | None) -> Mapping[str, i
 
 def warn_of_unwritten(settings: Settings, sinks: Sequence[Sink] | None) -> None:
     """Says which outputs of the settings are not written, because sinks are given."""
-    names = [name for name in _OUTPUTS if getattr(settings, name)]
-    if sinks is not None and names:
+    if sinks is None:
+        return
+    places = (getattr(sink, "place", None) for sink in sinks)  # a user's may be any object
+    written = {_absolute(place) for place in places if isinstance(place, str | os.PathLike)}
+    paths = {name: getattr(settings, name) for name in _OUTPUTS if getattr(settings, name)}
+    names = [name for name, path in paths.items() if _absolute(path) not in written]
+    if names:
         _log.warning(
             "%s: not written, because sinks=… names all sinks; add make_sink(…) of each to them",
-            ", ".join(f"{name}={getattr(settings, name)!r}" for name in names),
+            ", ".join(f"{name}={paths[name]!r}" for name in names),
         )
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    found = path_of(path)
+    return str(found.absolute() if isinstance(found, Path) else found).rstrip("/")
 
 
 def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:

@@ -20,6 +20,7 @@ import mfu_jax
 from mfu_jax.cli import main
 from mfu_jax.errors import UserError
 from mfu_jax.settings import Settings
+from mfu_jax.sinks import PrometheusSink, make_sink
 from mfu_jax.util import jax_internals
 from tests.support.instrumented import (
     PEAK,
@@ -422,6 +423,30 @@ def test_outputs_that_sinks_replace_are_said(
     mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
     mfu_jax.instrument(jax.jit(train_step), metrics_file=file, **PEAK)
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "make"),
+    [
+        ("metrics_file", "a.jsonl", lambda path: make_sink("jsonl", path)),
+        ("tensorboard_dir", "./tb/", lambda path: make_sink("tensorboard", path)),
+        ("prometheus_textfile", "a.prom", lambda path: PrometheusSink(port=None, textfile=path)),
+    ],
+)
+def test_an_output_that_a_given_sink_writes_is_not_said_to_lack(
+    setting: str,
+    name: str,
+    make: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = {"metrics_file": "b.jsonl", "tensorboard_dir": "b", setting: name}
+    with contextlib.closing(make(str(tmp_path / name))) as sink:
+        mfu_jax.instrument(jax.jit(train_step), sinks=[sink], **outputs, **PEAK)
+    said = {other for other in outputs if f"{other}=" in caplog.text}
+    assert said == outputs.keys() - {setting}
 
 
 @pytest.mark.parametrize("folder", ["a", ""])

@@ -157,8 +157,10 @@ def _absolute(path: str | os.PathLike[str]) -> str:
     return str(found.absolute() if isinstance(found, Path) else found).rstrip("/")
 
 
-def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:
-    """Raises a `UserError` if logger options are given together with a logger."""
+def refuse_logger_settings(
+    settings: Settings, sinks: Sequence[Sink] | None, logger: MetricLogger | DisabledLogger
+) -> None:
+    """Raises a `UserError` if options belong to, or contradict, the given logger."""
     defaults = Settings()
     changed = [k for k in OF_LOGGER if getattr(settings, k) != getattr(defaults, k)]
     if sinks is not None:
@@ -167,4 +169,10 @@ def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> 
         raise UserError(
             f"{', '.join(changed)} and logger=… were both given; expected one of the two; usually "
             f"the option belongs to the shared logger; pass it to MetricLogger(…)"
+        )
+    if logger.calls_per_step > 1 < settings.steps_per_call:
+        raise UserError(
+            f"steps_per_call={settings.steps_per_call} and a logger with calls_per_step="
+            f"{logger.calls_per_step}: expected at most one above 1; usually one logger for two "
+            f"loops; give this step a logger of its own, or leave the other out"
         )

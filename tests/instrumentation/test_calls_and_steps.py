@@ -291,3 +291,11 @@ def test_a_record_of_no_steps_is_refused() -> None:
 def test_calls_per_step_is_the_loggers() -> None:
     with pytest.raises(UserError, match="calls_per_step"):
         mfu_jax.instrument(jax.jit(loss_of), logger=MetricLogger(sinks=[]), calls_per_step=2)
+
+
+def test_a_call_of_several_steps_is_refused_where_the_logger_joins_calls() -> None:
+    with (
+        MetricLogger(sinks=[], calls_per_step=2) as logger,
+        pytest.raises(UserError, match=r"steps_per_call=2 and .* calls_per_step=2: .*at most one"),
+    ):
+        mfu_jax.instrument(jax.jit(loss_of), logger=logger, steps_per_call=2)

@@ -169,6 +169,12 @@ class Settings(MetricsKeys):
         """Folder for device traces and the programs that ran in them."""
         return self.profile_dir or self.tensorboard_dir
 
+    def outside_run_dir(self) -> dict[str, Any]:
+        """The values without those that follow from `run_dir`, which another one may replace."""
+        folder, places = self.run_dir, _IN_RUN_DIR.items()
+        inside = {name: f"{folder}/{place}" for name, place in places} if folder else {}
+        return {name: value for name, value in vars(self).items() if inside.get(name, ...) != value}
+
     def logger_config(self) -> LoggerConfig:
         """The settings of a `MetricLogger`."""
         given = {name: getattr(self, name) for name in LOGGER_KEYS}

@@ -119,7 +119,7 @@ def instrument(
         resolved, config = resolve(settings, options, flops_source)
         call = jitted(step_fn, name_of(step_fn), jit)
         if logger is not None:
-            refuse_logger_settings(resolved, sinks)
+            refuse_logger_settings(resolved, sinks, logger)
         if not resolved.enable_mfu:
             return DisabledStep(step_fn, resolved)
         warn_of_unwritten(resolved, sinks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import traceback
@@ -83,7 +84,10 @@ def _bound(step_fn: Any) -> functools.partial[Any] | None:
         return functools.partial(inner.func, *inner.args, *step_fn.args, **keywords)
     jitted: Any = getattr(step_fn, "__wrapped__", None)
     if inspect.isfunction(step_fn) and hasattr(jitted, "lower"):
-        cached = inspect.getclosurevars(step_fn).nonlocals.get("cached_args")  # nnx.cached_partial
+        cached = None
+        with contextlib.suppress(ValueError):  # a variable has no value yet
+            nonlocals = inspect.getclosurevars(step_fn).nonlocals
+            cached = nonlocals.get("cached_args")  # nnx.cached_partial
         return None if cached is None else functools.partial(jitted, *cached)
     function, owner = (getattr(step_fn, name, None) for name in ("__func__", "__self__"))
     return None if function is None else functools.partial(function, owner)

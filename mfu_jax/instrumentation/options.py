@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
@@ -16,6 +18,7 @@ from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
+from mfu_jax.storage.addresses import path_of
 
 _log = logging.getLogger("mfu_jax")
 _OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile")
@@ -53,6 +56,8 @@ def resolve(
         UserError: an option is unknown or wrong, or the config cannot be counted.
     """
     values = {} if settings is None else vars(settings)
+    if settings is not None and "run_dir" in options:
+        values = settings.outside_run_dir()
     config = None
     if isinstance(flops_source, str):
         options = {**options, "flops_source": flops_source}
@@ -134,16 +139,28 @@ def checked_trip_counts(trip_counts: Mapping[str, int] | None) -> Mapping[str, i
 
 def warn_of_unwritten(settings: Settings, sinks: Sequence[Sink] | None) -> None:
     """Says which outputs of the settings are not written, because sinks are given."""
-    names = [name for name in _OUTPUTS if getattr(settings, name)]
-    if sinks is not None and names:
+    if sinks is None:
+        return
+    places = (getattr(sink, "place", None) for sink in sinks)  # a user's may be any object
+    written = {_absolute(place) for place in places if isinstance(place, str | os.PathLike)}
+    paths = {name: getattr(settings, name) for name in _OUTPUTS if getattr(settings, name)}
+    names = [name for name, path in paths.items() if _absolute(path) not in written]
+    if names:
         _log.warning(
             "%s: not written, because sinks=… names all sinks; add make_sink(…) of each to them",
-            ", ".join(f"{name}={getattr(settings, name)!r}" for name in names),
+            ", ".join(f"{name}={paths[name]!r}" for name in names),
         )
 
 
-def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:
-    """Raises a `UserError` if logger options are given together with a logger."""
+def _absolute(path: str | os.PathLike[str]) -> str:
+    found = path_of(path)
+    return str(found.absolute() if isinstance(found, Path) else found).rstrip("/")
+
+
+def refuse_logger_settings(
+    settings: Settings, sinks: Sequence[Sink] | None, logger: MetricLogger | DisabledLogger
+) -> None:
+    """Raises a `UserError` if options belong to, or contradict, the given logger."""
     defaults = Settings()
     changed = [k for k in OF_LOGGER if getattr(settings, k) != getattr(defaults, k)]
     if sinks is not None:
@@ -152,4 +169,10 @@ def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> 
         raise UserError(
             f"{', '.join(changed)} and logger=… were both given; expected one of the two; usually "
             f"the option belongs to the shared logger; pass it to MetricLogger(…)"
+        )
+    if logger.calls_per_step > 1 < settings.steps_per_call:
+        raise UserError(
+            f"steps_per_call={settings.steps_per_call} and a logger with calls_per_step="
+            f"{logger.calls_per_step}: expected at most one above 1; usually one logger for two "
+            f"loops; give this step a logger of its own, or leave the other out"
         )

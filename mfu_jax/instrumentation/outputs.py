@@ -42,7 +42,8 @@ def select_metrics(output: Any, select: Select | None = None, *, steps: int = 1)
     In this order: a mapping with a key ``loss`` (or an object with such an attribute); scalars in
     the output's tuples, the first floating-point one being the loss; a mapping with a key that
     contains ``loss``. If there is none, the logger waits for a copy of the smallest output. A loss
-    that is an array is replaced by its mean. Nothing larger than a short vector is kept.
+    that is an array is replaced by its mean, unless it has an entry for each of at most 16 steps.
+    Nothing larger than a short vector is kept.
 
     Args:
         output: what the step returned; only shapes and names are inspected.
@@ -53,12 +54,12 @@ def select_metrics(output: Any, select: Select | None = None, *, steps: int = 1)
         UserError: `select` failed.
     """
     if select is not None:
-        chosen = _checked(select, output)
+        chosen = _checked(select, output, steps)
         if chosen:
             left_out = drop_large(chosen)[1]
             text = "chosen by metrics=…"
             return Selection(
-                lambda out: drop_large(_as_metrics(select(out)))[0],
+                lambda out: drop_large(_as_metrics(select(out), steps))[0],
                 text,
                 describe_dropped(left_out) if left_out else "",
             )
@@ -73,13 +74,31 @@ def select_metrics(output: Any, select: Select | None = None, *, steps: int = 1)
 
 
 def _of_a_step(output: Any, steps: int) -> Any:
-    """The shapes of an output without the leading dimension that a scan over steps adds."""
+    """The shapes of an output without the leading dimension that a scan over steps adds.
 
-    def of(leaf: Any) -> Any:
-        is_stacked = getattr(leaf, "shape", ())[:1] == (steps,)
-        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if is_stacked else leaf
+    A scan adds it to every leaf of its outputs. Where only some leaves have it, it is another
+    dimension, as in parameters of that width. They may also all have it, so outputs that are one
+    number a step are preferred, then the last output, as a scan's follow its carry.
+    """
 
-    return jax.tree.map(of, output)
+    def is_part(value: Any) -> bool:
+        return not (value is output or _has_loss(value))
+
+    parts, structure = jax.tree.flatten(output, is_leaf=is_part)
+    shapes = [{getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(part)} for part in parts]
+    stacked = [i for i, own in enumerate(shapes) if {shape[:1] for shape in own} == {(steps,)}]
+    numbers = [i for i in stacked if shapes[i] == {(steps,)}]
+    for index in numbers or stacked[-1:]:
+        parts[index] = jax.tree.map(_without_steps, parts[index])
+    return jax.tree.unflatten(structure, parts)
+
+
+def _without_steps(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+
+def _has_loss(value: Any) -> bool:
+    return "loss" in value if isinstance(value, Mapping) else hasattr(value, "loss")
 
 
 def marker_only(hint: str = "") -> Selection:
@@ -279,9 +298,9 @@ def _is_split_by_device(value: Any) -> bool:
     return is_one_each and sharding.shard_shape(value.shape)[0] == 1
 
 
-def _checked(select: Select, output: Any) -> Metrics:
+def _checked(select: Select, output: Any, steps: int) -> Metrics:
     try:
-        return _as_metrics(select(output))
+        return _as_metrics(select(output), steps)
     except UserError:
         raise
     except Exception as error:
@@ -292,16 +311,17 @@ def _checked(select: Select, output: Any) -> Metrics:
         ) from error
 
 
-def _as_metrics(chosen: Any) -> Metrics:
+def _as_metrics(chosen: Any, steps: int) -> Metrics:
     if chosen is None:
         return {}
+    unchanged = (), (steps,) if 1 < steps <= MOST_NUMBERS else ()
     if isinstance(chosen, Mapping):
         loss = chosen.get("loss")
-        is_array = getattr(loss, "shape", ()) != () and _is_loss(loss)
+        is_array = getattr(loss, "shape", ()) not in unchanged and _is_loss(loss)
         return {**chosen, "loss": _mean(loss)} if is_array else dict(chosen)
-    if getattr(chosen, "shape", ()) != () and _is_loss(chosen):
+    if getattr(chosen, "shape", ()) not in unchanged and _is_loss(chosen):
         return {"loss": _mean(chosen)}
-    if _is_scalar(chosen):
+    if _is_scalar(chosen) or _is_loss(chosen):
         return {"loss": chosen}
     raise UserError(
         f"metrics=… returned {type(chosen).__name__}; expected a mapping of scalars, or the loss; "

@@ -37,7 +37,7 @@ from mfu_jax.util.failsafe import Boundary, failsafe
 
 _log = logging.getLogger("mfu_jax")
 
-# Most records that wait for a count; the logger's queue has room for more.
+# Most calls that wait for a count; the logger's queue has room for more.
 _MOST_WAITING = 100
 
 
@@ -58,7 +58,7 @@ class ProgramAnalysis:
         lowered: ``step.lower(*args, **kwargs)``, if the caller has it.
         name: the step's name, for messages.
         boundary: where failures are reported.
-        backlog: returns how many records wait for `cost`; by default 0.
+        backlog: returns how many calls wait for `cost`; by default 0.
         number: the program's number among the step's programs, from 1.
         calls_per_step: how many calls make a step.
 

@@ -308,7 +308,7 @@ class StepObserver:
 
     def _analyse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramAnalysis:
         logger, options = self.logger, self._options
-        first = logger.next_step
+        first, steps_per_call = logger.next_step, options.settings.steps_per_call
         return ProgramAnalysis(
             self._call,
             args,
@@ -319,7 +319,7 @@ class StepObserver:
             lengths=options.lengths,
             name=self.name,
             boundary=self._boundary,
-            backlog=lambda: logger.next_step - first,
+            backlog=lambda: (logger.next_step - first) // steps_per_call,
             number=self._programs.added + 1,
             calls_per_step=logger.calls_per_step,
         )

@@ -330,13 +330,18 @@ class MetricLogger:
             Whether it completed a step, because none of these is open.
         """
         if self._phases.add_call(name, cost, metrics, output):
+            self._timer.part = metrics
             return False
         if self._spans.add_call(self._numbers.last, metrics):
             return False
+        number = self.next_step + steps - 1
+        if get_ident() != self._thread.ident and self._thread.refuses(f"step {number}"):
+            return False
         whole = self._calls.add(metrics, cost)
         if whole is None:
+            self._timer.part = metrics
             return False
-        self.record(self.next_step + steps - 1, whole[0], cost=whole[1], steps=steps)
+        self.record(number, whole[0], cost=whole[1], steps=steps)
         return True
 
     def own_pause(self, name: str) -> contextlib.AbstractContextManager[Any]:

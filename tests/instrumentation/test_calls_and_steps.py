@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ import pytest
 
 import mfu_jax
 from mfu_jax.errors import UserError
+from mfu_jax.instrumentation import program_analysis
+from mfu_jax.instrumentation.counts import count_program
+from mfu_jax.instrumentation.outputs import select_metrics
+from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
 from tests.support.sinks import ListSink
@@ -140,6 +146,101 @@ def test_a_call_that_scans_four_steps_logs_each(tmp_path: Path) -> None:
     assert sum(seconds) < summary.total_seconds
 
 
+@pytest.mark.parametrize("widths", [(D, 10, 10), (10, 10), (D, 10)])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_parameters_as_wide_as_a_call_has_steps_are_no_loss(
+    widths: tuple[int, ...], is_named: bool
+) -> None:
+    @jax.jit
+    def ten_steps(layers: Any, xs: jax.Array) -> Any:
+        def loss_of(layers: Any, x: jax.Array) -> jax.Array:
+            for w, b in layers:
+                x = x @ w + b
+            return jnp.mean(x**2)
+
+        def body(layers: Any, x: jax.Array) -> Any:
+            loss, gradient = jax.value_and_grad(loss_of)(layers, x)
+            layers = jax.tree.map(lambda p, g: p - 0.01 * g, layers, gradient)
+            return layers, {"train_loss": loss, "rows": x.mean(1)} if is_named else loss
+
+        return jax.lax.scan(body, layers, xs)
+
+    memory = ListSink()
+    step = mfu_jax.instrument(ten_steps, sinks=[memory], steps_per_call=10, **OPTIONS)
+    sizes = itertools.pairwise(widths)
+    layers = [(np.full(size, 0.1, np.float32), np.arange(size[1]) / 10.0) for size in sizes]
+    _, found = step(layers, np.ones((10, ROWS, widths[0]), np.float32))
+    step.close()
+    name = "train_loss" if is_named else "loss"
+    assert memory.scalar(f"learning/{name}") == (found[name] if is_named else found).tolist()
+    assert {n for n in memory.records[0].scalars if n.startswith("learning/")} == {
+        f"learning/{name}"
+    }
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"loss": np.arange(4.0), "rate": np.float32(0.5)},  # the loop's own, beside a scan's
+        (
+            np.ones((4, 2)),
+            {"loss": np.arange(4.0), "state": {"w": np.ones((2, 4)), "b": np.ones(4)}},
+        ),
+    ],
+)
+def test_a_mapping_with_a_loss_may_have_more_than_a_scans_outputs(output: Any) -> None:
+    selection = select_metrics(output, steps=4)
+    assert selection.read(output)["loss"].shape == (4,)
+    assert "b" not in selection.text
+
+
+@pytest.mark.parametrize("has_names", [True, False])
+@pytest.mark.parametrize("steps", [4, 17])
+def test_chosen_losses_are_those_of_each_step_of_a_call(has_names: bool, steps: int) -> None:
+    scan = jax.jit(lambda w, xs: jax.lax.scan(lambda w, x: (w * 0.9, jnp.mean(w * x)), w, xs))
+    memory = ListSink()
+    step = mfu_jax.instrument(
+        scan,
+        metrics=lambda out: {"loss": out[1], "norm": out[0]} if has_names else out[1],
+        steps_per_call=steps,
+        sinks=[memory],
+        **OPTIONS,
+    )
+    _, losses = step(jnp.float32(1.0), np.ones((steps, ROWS, 1), np.float32))
+    step.close()
+    mean = np.mean(losses, dtype=np.float32)  # docs/integration.md: of more than 16 steps
+    expected = losses.tolist() if steps <= 16 else [pytest.approx(mean)] * steps
+    assert memory.scalar("learning/loss") == expected
+
+
+@pytest.mark.full
+def test_a_late_count_is_in_every_step_of_a_few_long_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    all_called = threading.Event()
+    wait = ProgramAnalysis._wait
+
+    def count_late(*args: Any, **kwargs: Any) -> Any:
+        assert all_called.wait(30)
+        return count_program(*args, **kwargs)
+
+    def waited(analysis: ProgramAnalysis) -> Any:
+        assert all_called.wait(30)  # all steps are waiting before the first one's cost is asked for
+        return wait(analysis)
+
+    monkeypatch.setattr(program_analysis, "count_program", count_late)
+    monkeypatch.setattr(ProgramAnalysis, "_wait", waited)
+    memory = ListSink()
+    scan = jax.jit(lambda w, xs: jax.lax.scan(lambda w, x: (w, loss_of(w, x)), w, xs))
+    step = mfu_jax.instrument(scan, sinks=[memory], steps_per_call=128, **OPTIONS)
+    for _ in range(3):
+        step(np.ones((D, F), np.float32), np.ones((128, ROWS, D), np.float32))
+    all_called.set()
+    step.close()
+    assert memory.steps == list(range(3 * 128))
+    assert None not in memory.scalar("perf/hfu")
+
+
 @pytest.mark.full
 def test_given_flops_are_those_of_a_step_however_it_is_called() -> None:
     plain = jax.jit(lambda w, x: (w, {"loss": loss_of(w, x)}))
@@ -190,3 +291,11 @@ def test_a_record_of_no_steps_is_refused() -> None:
 def test_calls_per_step_is_the_loggers() -> None:
     with pytest.raises(UserError, match="calls_per_step"):
         mfu_jax.instrument(jax.jit(loss_of), logger=MetricLogger(sinks=[]), calls_per_step=2)
+
+
+def test_a_call_of_several_steps_is_refused_where_the_logger_joins_calls() -> None:
+    with (
+        MetricLogger(sinks=[], calls_per_step=2) as logger,
+        pytest.raises(UserError, match=r"steps_per_call=2 and .* calls_per_step=2: .*at most one"),
+    ):
+        mfu_jax.instrument(jax.jit(loss_of), logger=logger, steps_per_call=2)

@@ -20,6 +20,7 @@ import mfu_jax
 from mfu_jax.cli import main
 from mfu_jax.errors import UserError
 from mfu_jax.settings import Settings
+from mfu_jax.sinks import PrometheusSink, make_sink
 from mfu_jax.util import jax_internals
 from tests.support.instrumented import (
     PEAK,
@@ -422,6 +423,46 @@ def test_outputs_that_sinks_replace_are_said(
     mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
     mfu_jax.instrument(jax.jit(train_step), metrics_file=file, **PEAK)
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "make"),
+    [
+        ("metrics_file", "a.jsonl", lambda path: make_sink("jsonl", path)),
+        ("tensorboard_dir", "./tb/", lambda path: make_sink("tensorboard", path)),
+        ("prometheus_textfile", "a.prom", lambda path: PrometheusSink(port=None, textfile=path)),
+    ],
+)
+def test_an_output_that_a_given_sink_writes_is_not_said_to_lack(
+    setting: str,
+    name: str,
+    make: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = {"metrics_file": "b.jsonl", "tensorboard_dir": "b", setting: name}
+    with contextlib.closing(make(str(tmp_path / name))) as sink:
+        mfu_jax.instrument(jax.jit(train_step), sinks=[sink], **outputs, **PEAK)
+    said = {other for other in outputs if f"{other}=" in caplog.text}
+    assert said == outputs.keys() - {setting}
+
+
+@pytest.mark.parametrize("folder", ["a", ""])
+def test_another_run_dir_moves_what_the_first_has_named(folder: str) -> None:
+    own = Settings(run_dir=folder, metrics_file="/metrics.jsonl", profile_dir="p")
+    step = mfu_jax.instrument(train_step, settings=own, run_dir="b", sinks=[])
+    settings = step.settings
+    assert (settings.tensorboard_dir, settings.metrics_file, settings.profile_dir) == (
+        "b/tensorboard",
+        "/metrics.jsonl",
+        "p",
+    )
+    kept = mfu_jax.instrument(train_step, settings=Settings(run_dir="a"), log_period=3, sinks=[])
+    assert kept.settings.metrics_file == "a/metrics.jsonl"
+    moved = mfu_jax.instrument(train_step, settings=kept.settings, run_dir="b", sinks=[])
+    assert vars(moved.settings) == vars(Settings(run_dir="b", log_period=3))
 
 
 def test_a_file_of_its_own_is_not_moved_into_the_run_dir() -> None:

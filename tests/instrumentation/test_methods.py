@@ -87,3 +87,17 @@ def test_methods_of_equinox_modules() -> None:
         assert call(batch()) == expected
         step.close()
         assert step.flops.model.per_device == _FLOPS
+
+
+def test_a_wrapper_that_refers_to_a_name_without_a_value_yet_is_jitted() -> None:
+    jitted = jax.jit(lambda w, x: jnp.sum(x @ w))
+
+    @mfu_jax.instrument(sinks=[], **PEAK)
+    @functools.wraps(jitted)
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return scale * jitted(w, x)
+
+    scale = 2.0
+    assert step(jnp.ones((8, 3)), batch()) == 2 * jitted(jnp.ones((8, 3)), batch())
+    step.close()
+    assert step.flops.model.per_device == _FLOPS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import numpy as np
 
 from mfu_jax.logger.timing.readiness import Watcher, is_ready
@@ -100,7 +101,8 @@ class FakeWatcher(Watcher):
 
     def ready(self, step: TimedStep) -> Reading | None:
         """Both clocks when the step ended, if it has."""
-        ready_at = max(getattr(value, "ready_at", 0.0) for value in step.metrics.values())
+        leaves = jax.tree.leaves(dict(step.metrics))
+        ready_at = max(getattr(value, "ready_at", 0.0) for value in leaves)
         if ready_at > self.clock.now:
             return None
         return ready_at + self.clock.wall_offset, ready_at

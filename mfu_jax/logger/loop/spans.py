@@ -194,12 +194,14 @@ class Pause(Span):
             spans.watchdog.pause()
             return
         finished = spans.timer.drain()
+        if finished is not None:
+            spans.hold(finished)
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop hits it when it reads them
+            block_until_ready(spans.timer.part)
         self._start = spans.timer.read()
         spans.open = self
         spans.watchdog.pause()
         spans.log.begin(self.name, self._start, finished)
-        if finished is not None:
-            spans.hold(finished)
         try:
             if self._check is not None:
                 self._check()

@@ -133,7 +133,7 @@ class Follower:
             elif self._log.is_on_disk(self):
                 self._misses = True
             else:
-                self.lost["too far behind"] += 1
+                self.lost["too far behind"] += self._wants(item)
         if (taken and self._is_asleep) or len(self._queue) >= MANY_ITEMS:
             self._wake.set()
 
@@ -292,7 +292,7 @@ class Follower:
                 self._misses, self._reader = False, self._log.reader(self._last)
                 self._fall_behind()
             elif self._texts:
-                self._tell_text(self._texts.popleft())
+                self._batch = [self._texts.popleft() for _ in range(len(self._texts))]
             elif not self._fill():
                 break
         return self._batch

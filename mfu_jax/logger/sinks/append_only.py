@@ -47,7 +47,7 @@ class AppendOnlySink(Sink):
     ) -> None:
         self.fsync_seconds = fsync_seconds
         self._target = self._target_of(path, keep=resume_from_step > 0)
-        self.path = self._target.path
+        self.path, self.place = self._target.path, self._target.place
         self.warnings = [*self._target.warnings]
         with self._target.opening():
             try:

@@ -36,6 +36,7 @@ class Sink:
         missing: steps before this run that the output lacks; reported unless its log has them.
         write_many: a method that writes several records, or raises having written none; None: the
             logger calls `write` for each.
+        place: the file or folder that it writes, or its address, if that is one.
         metrics_file: the file of the run's records, if it writes that: the run's log is beside it.
     """
 
@@ -44,6 +45,7 @@ class Sink:
     warnings: Sequence[str] = ()
     missing: range = range(0)
     write_many: Callable[[Sequence[StepRecord]], None] | None = None
+    place: os.PathLike[str] | str | None = None
     metrics_file: os.PathLike[str] | str | None = None
 
     def write(self, record: StepRecord) -> None:

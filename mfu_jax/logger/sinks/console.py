@@ -57,14 +57,15 @@ class ConsoleSink(Sink):
         paper = _Paper.of(stream or sys.stdout)
         self._stream = stream
         self._bar = _progress_bar(total_steps, progress)
-        self._replaces_lines = paper.is_terminal and self._bar is not None
+        on_terminal = getattr(sys.stderr, "isatty", bool)()  # nobody sees a bar in a file
+        self._visible_bar = self._bar if paper.is_terminal and on_terminal else None
         is_short = line == "short" or (line == "auto" and paper.is_terminal)
         self._lines = functools.partial(_short_lines, paper=paper) if is_short else _lines
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self._bar is not None:
             self._bar.update(records[-1])
-        if self._replaces_lines:
+        if self._visible_bar is not None:
             records = [record for record in records if _is_news(record)]
         if lines := [line for record in records for line in self._lines(record)]:
             self._print("\n".join(lines))
@@ -88,8 +89,8 @@ class ConsoleSink(Sink):
         self.flush()
 
     def _print(self, text: str) -> None:
-        if self._bar is not None and self._stream is None and sys.stdout.isatty():
-            self._bar.print_above(text)
+        if self._visible_bar is not None and self._stream is None and sys.stdout.isatty():
+            self._visible_bar.print_above(text)
             return
         stream = self._stream or sys.stdout
         stream.write(f"{_encodable(text, stream)}\n")

@@ -185,7 +185,7 @@ class PrometheusSink(Sink):
         self._gauges: dict[str, Any] = {}
         self._names = UniqueNames("Prometheus", _prometheus_name, reserved=["step"])
         self._server: Any = None
-        self._textfile = _checked_textfile(textfile)
+        self.place = self._textfile = _checked_textfile(textfile)
         self._written_at = float("-inf")
         if port is not None:
             try:

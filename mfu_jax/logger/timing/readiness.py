@@ -47,7 +47,10 @@ class Watcher:
 
     def __init__(self, read: Callable[[], Reading]) -> None:
         self._read = read
-        self._newest: deque[TimedStep] = deque(maxlen=2)
+        # Only the newest, which the timer keeps, too: a step's outputs are not kept alive here.
+        self._newest: TimedStep | None = None
+        self._watched: deque[TimedStep] = deque()  # in the order in which they will end
+        self._taken = 0
         self._alarm = Alarm()
         self._sleeps, self._is_over = True, False
         self._thread = Boundary().thread(
@@ -56,13 +59,16 @@ class Watcher:
 
     def follow(self, step: TimedStep) -> None:
         """Takes the step just dispatched; sets its `seen`, unless the next one comes before."""
-        self._newest.append(step)
+        self._newest = step
+        self._taken += 1
         if self._sleeps:
             self._wake()
 
     def watch(self, step: TimedStep) -> None:
-        """Sets `completed` of the step in flight, too, which is looked at now."""
-        self._newest.append(step)
+        """Sets `completed` of a step in flight, or of a part of one, which is looked at now."""
+        if self._newest is step:
+            self._newest = None
+        self._watched.append(step)
         self._wake()
 
     def close(self) -> None:
@@ -80,17 +86,22 @@ class Watcher:
         self._alarm.set()
 
     def _run(self) -> None:
-        looks = 0
+        looks = seen = 0
         while not self._is_over:
-            newest, pause = self._newest, LOOK_SECONDS
-            looks = 0 if newest else looks + 1
-            if len(newest) > 1 and not newest[-1].watched:  # the loop comes back soon by itself
-                newest.popleft()
-                pause = _RARE_LOOK_SECONDS
-            elif newest:
-                self._look(newest.pop())
+            taken, pause = self._taken, LOOK_SECONDS
+            looks = 0 if self._newest or self._watched else looks + 1
+            while self._watched:
+                self._look(self._watched.popleft())
+            if taken > seen + 1:  # the loop comes back soon by itself
+                seen, pause = taken - 1, _RARE_LOOK_SECONDS
+            else:
+                seen = taken
+                step, self._newest = self._newest, None
+                if step is not None:
+                    self._look(step)
+                    step = None  # keep no outputs alive while the thread waits
             self._sleeps = looks >= _MOST_LOOKS
-            if not (self._sleeps and newest):  # a step may have come before it fell asleep
+            if not (self._sleeps and self._newest):  # one may have come before it fell asleep
                 self._alarm.wait(None if self._sleeps else pause)
 
     def _look(self, step: TimedStep) -> None:

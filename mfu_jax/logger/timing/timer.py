@@ -13,11 +13,12 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.readiness import Watcher, block_until_ready, is_ready
-from mfu_jax.logger.timing.timed_step import LoopTimes, Reading, TimedStep
+from mfu_jax.logger.timing.timed_step import NOTHING, LoopTimes, Reading, TimedStep
 from mfu_jax.util.failsafe import Boundary, failsafe, is_interrupt
 
 # Waking the watcher costs both threads tens of microseconds. After this many consecutive waits
@@ -68,6 +69,7 @@ class StepTimer:
 
     Attributes:
         interrupt: one caught during the wait in `dispatched`.
+        part: outputs of the newest of several calls that make a step, until it is dispatched.
         waited_seconds: how long the last call of `dispatched` waited.
     """
 
@@ -88,6 +90,8 @@ class StepTimer:
         self._short_waits = 0
         self._last_seconds = 0.0
         self._pending: TimedStep | None = None
+        self._newest: TimedStep | None = None  # during a wait: the step in flight, or `part`
+        self.part: Mapping[str, Any] = NOTHING
         self._spans: dict[str, float] = {}
         self._compile_events: list[CompileEvent] = []
         self._started = self._mark = self._wait_began = self.read()
@@ -154,7 +158,7 @@ class StepTimer:
         self._called_at, self._loop_waits = None, 0.0
         if self._spans or self._compile_events:
             self._take(step)
-        self._pending = step
+        self._pending, self.part = step, NOTHING
         return previous
 
     def timed_elsewhere(self, step: TimedStep, seconds: float) -> TimedStep | None:
@@ -242,20 +246,28 @@ class StepTimer:
 
     def open_wait_seconds(self) -> float:
         """Device idle seconds since the last wait began; callable from any thread."""
-        step, began = self._pending, self._wait_began
+        step, began = self._newest, self._wait_began
         idle_since = began if step is None else step.completed
         return 0.0 if idle_since is None else self._monotonic() - max(idle_since[1], began[1])
 
     def begin_wait(self) -> Reading | None:
         """A wait on the host begins. Returns its start if the device is already idle."""
-        step = self._pending
+        step = self._newest = self._pending
         now = self._wait_began = self.read()
+        watches = self._short_waits < SHORT_WAITS
+        if self.part:  # of the step after it
+            if step is not None and is_ready(step.metrics):
+                step.completed = step.completed or now
+            elif step is not None and watches:
+                self._watch(step)
+            step = self._newest = TimedStep()
+            step.metrics = self.part
         if step is None:
             return now
         if is_ready(step.metrics):
             step.completed = step.completed or now
             return now
-        if self._short_waits < SHORT_WAITS:
+        if watches:
             self._watch(step)
         return None
 
@@ -265,19 +277,23 @@ class StepTimer:
         Only the part during which the device was idle is cut out: the rest cost nothing.
         """
         step = self._pending
+        newest, self._newest = self._newest, None
         now = self.read()
         is_short = now[1] - self._wait_began[1] < SHORT_WAIT_SECONDS
         self._short_waits = self._short_waits + 1 if is_short else 0
         self._loop_waits += now[1] - self._wait_began[1]
-        if idle_since is None and step is not None:
-            if not is_ready(step.metrics):
+        if idle_since is None and newest is not None:
+            if not is_ready(newest.metrics):
                 self._spans.setdefault(name, 0.0)
                 return None
-            idle_since = step.completed or self._likely_end(step, now)
+            idle_since = newest.completed or self._likely_end(newest, now)
         start = idle_since or now
         if step is not None:
+            end = step.completed or (
+                start if step is newest else min(start, self._likely_end(step, now))
+            )
             self._pending = None
-            self._finish(step, step.completed or start)
+            self._finish(step, end)
         self._cut(name, start, now)
         return step
 
@@ -286,7 +302,9 @@ class StepTimer:
         if step.watched:
             return now  # the watcher is a moment late, so the idle time is about zero
         # An unexpected long wait after many short ones: assume the previous step's duration.
-        end = max(self._wait_began[1], self._mark[1] + self._last_seconds)
+        # A part of the step after the one in flight took less than that again.
+        usual = self._last_seconds * (1 if step is self._pending else 2)
+        end = max(self._wait_began[1], self._mark[1] + usual)
         idle = max(0.0, now[1] - end)
         return now[0] - idle, now[1] - idle
 

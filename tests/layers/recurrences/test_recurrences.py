@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +15,10 @@ from mfu_jax.layers.recurrences.delta_net import chunked_delta_rule
 from mfu_jax.layers.recurrences.mamba2 import Mamba2Spec, chunked_state_space
 
 from mfu_jax.flops.analytic import mixers
+from mfu_jax.flops.analytic.model_configs.attention import (
+    LinearAttentionConfig,
+    StateSpaceConfig,
+)
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
 
@@ -83,4 +90,12 @@ def test_mamba2_has_the_weights_that_are_counted() -> None:
     build = tiny_builder(5)
     layer = Mamba2Spec(**sizes).make(build)
     weights = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(layer, nnx.Param)))
-    assert weights == sum(part.parameters for part in mixers.mamba2(5, **sizes))
+    counted = StateSpaceConfig(
+        **{f"mamba_{name}": size for name, size in sizes.items()},
+        mamba_conv_bias=True,
+        mamba_norm=True,
+    )
+    config: Any = SimpleNamespace(
+        emb_dim=5, state_space=counted, linear_attention=LinearAttentionConfig()
+    )
+    assert weights == sum(part.parameters for part in mixers.mamba2(config))

@@ -6,9 +6,11 @@ import threading
 import pytest
 
 from mfu_jax.logger.records.non_finite import NonFiniteLossError
+from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.logger.timing.timer import SHORT_WAITS
 from mfu_jax.sinks import StepRecord
-from tests.support.logger_run import Run
+from tests.support.logger_run import RUN_COST, Run
 from tests.support.sinks import ListSink
 from tests.support.work import HANG_SECONDS
 
@@ -117,6 +119,69 @@ def test_an_exposed_wait_for_data_is_shown_separately() -> None:
     assert run.sink.scalar("perf/step_time_seconds") == [1.0, 1.0, 1.0]
     assert run.sink.scalar("goodput/data_wait_seconds") == [1.5, 0.5, 0.5]
     assert summary.seconds_by_use == {"train": 3.0, "data_wait": 2.5, "other": 0.0}
+
+
+def calls(run: Run, *seconds: float) -> None:
+    """Calls of an instrumented function, each with a share of a step's cost."""
+    for duration in seconds:
+        run.logger.begin_call()
+        run.logger.observe_call("f", run.device.run(duration), StepCost(**RUN_COST), None)
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_pause_between_the_calls_of_a_step_is_no_time_of_theirs(before: int) -> None:
+    run = Run(calls_per_step=4)
+    for _ in range(3):
+        calls(run, *[1.0] * before)
+        with run.logger.pause("eval"):
+            run.clock.advance(30.0)
+        calls(run, *[1.0] * (4 - before))
+    run.logger.close()
+    assert run.sink.scalar("perf/step_time_seconds") == [4.0, 4.0, 4.0]
+    assert run.sink.scalar("perf/mfu") == [0.4, 0.4, 0.4]
+    assert sum(filter(None, run.sink.scalar("goodput/eval_seconds"))) == 90.0
+
+
+def test_a_wait_between_the_calls_of_a_step_counts_only_while_the_device_is_idle() -> None:
+    run = Run(calls_per_step=4)
+    for _ in range(3):
+        calls(run, 1.0, 1.0)
+        with run.logger.waiting("data"):
+            run.clock.advance(6.0)
+        calls(run, 1.0, 1.0)
+    with run.logger.waiting("data"):
+        run.clock.advance(0.5)
+    calls(run, 1.0)
+    run.logger.close()
+    assert run.sink.scalar("perf/step_time_seconds") == [4.0, 4.0, 4.0]
+    assert run.sink.scalar("goodput/data_wait_seconds") == [4.0, 2.0, 2.0]
+
+
+def test_an_unexpected_wait_between_calls_makes_no_step_too_fast() -> None:
+    run = Run(calls_per_step=2)
+    for _ in range(SHORT_WAITS + 5):
+        with run.logger.waiting("data"):
+            run.clock.advance(0.0005)
+        calls(run, 1.0)
+    with run.logger.waiting("data"):
+        run.clock.advance(20.0)
+    calls(run, 1.0)
+    run.logger.close()
+    seconds = run.sink.scalar("perf/step_time_seconds")
+    assert seconds[1:-1] == pytest.approx([2.0] * (len(seconds) - 2))
+    assert 2.0 <= seconds[-1] <= 4.0  # nobody saw when the first of its calls ended
+
+
+def test_a_wait_inside_a_step_is_not_idle_while_a_call_of_it_runs() -> None:
+    run = Run()
+    for _ in range(2):
+        with run.logger.step():
+            calls(run, 3.0)
+            with run.logger.waiting("data"):
+                run.clock.advance(2.0)
+            calls(run, 1.0)
+    run.logger.close()
+    assert run.sink.scalar("perf/step_time_seconds") == [4.0, 4.0]
 
 
 def test_the_end_of_the_data_inside_of_a_wait_leaves_the_logger_usable() -> None:

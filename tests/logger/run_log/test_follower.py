@@ -1,5 +1,6 @@
 """One sink on its own thread: order, retries, and what can never be written."""
 
+import json
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.follower import MANY_ITEMS, Follower
 from mfu_jax.logger.run_log.reading import read_events
 from mfu_jax.logger.run_log.run_log import RunLog
+from mfu_jax.logger.run_log.writer import LogFiles
 from mfu_jax.sinks import JsonlSink, StepRecord
 from tests.support.fake_device import FakeClock
 from tests.support.sinks import HangingSink, ListSink
@@ -250,6 +252,57 @@ def test_a_log_in_memory_forgets_what_every_sink_has(
     settle(follower)
     assert sink.steps == list(range(51))
     assert follower.lost == {}
+
+
+def test_after_a_long_outage_the_log_writes_all_its_events_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.MOST_ITEMS", 5)
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.LONGEST_RETRY_SECONDS", 0.01)
+    fails, works = threading.Event(), threading.Event()
+    write_events = LogFiles.write_events
+
+    def write(files: LogFiles, happened: Sequence[events.Event]) -> None:
+        if not works.is_set():
+            fails.set()
+            raise OSError("full")
+        write_events(files, happened)
+
+    monkeypatch.setattr(LogFiles, "write_events", write)
+    log = RunLog(tmp_path / "metrics.jsonl")
+    writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"), period_seconds=0.0)
+    assert fails.wait(HANG_SECONDS)
+    for step in range(20):
+        log.event(events.BACK, step=step)
+    log.append(records(0, 1))
+    assert writer._texts
+    works.set()
+    wait_until(lambda: not (writer._texts or writer._queue or writer._batch))
+    log.append(records(2))
+    settle(writer)
+    log.close()
+    told = [e["step"] for e in read_events(log_file(tmp_path), events.BACK)]
+    assert told == list(range(20))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+    assert writer.lost == {}
+
+
+def test_what_a_sink_never_wanted_is_not_lost(
+    make: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.run_log.follower.MOST_ITEMS", 3)
+    sink = HangingSink()
+    sink.keeps_every_step = False
+    follower = make(sink)
+    follower._log.append([record(0, log_period=5)])
+    assert sink.begun.wait(HANG_SECONDS)
+    follower._log.append([record(step, log_period=5) for step in range(1, 15)])
+    sink.release.set()
+    settle(follower)
+    assert sink.steps == [0]
+    assert follower.lost == {"too far behind": 2}
 
 
 @pytest.mark.parametrize("log_period", [1, 10])

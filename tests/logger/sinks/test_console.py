@@ -210,6 +210,16 @@ def test_a_bar_in_a_terminal_takes_the_place_of_ordinary_lines(
     assert shown.count("step     7") == 2  # the one that compiled, and the one with a note
 
 
+def test_a_bar_in_a_file_takes_the_place_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    bar = ConsoleSink(total_steps=40, progress=True)
+    bar.write_many([step(), step(notes=("slow",)), step()])
+    bar.close()
+    assert sys.stdout.getvalue().count("step     7") == 3  # type: ignore[attr-defined]
+
+
 LOOP_IN_A_TERMINAL = """
 import sys
 from mfu_jax.logger.metric_logger import MetricLogger

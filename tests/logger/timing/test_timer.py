@@ -429,3 +429,18 @@ def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:
     while step.completed is None:  # the assignment follows the reading at once
         pass
     assert step.completed[1] == 7.0
+
+
+def test_the_watchers_thread_stamps_all_that_are_watched_in_order() -> None:
+    clock = FakeClock()
+    watcher = Watcher(lambda: (clock.wall(), clock.now))
+    steps, gates = gated_steps(4)
+    for step in steps:
+        step.watched = True
+        watcher.watch(step)  # while it waits for the first
+    for gate in gates:
+        assert gate.begun.wait(HANG_SECONDS)
+        clock.advance(1.0)
+        gate.ended.set()
+    watcher.close()
+    assert [step.completed[1] for step in steps if step.completed] == [1.0, 2.0, 3.0, 4.0]

@@ -5,7 +5,7 @@
 #   scripts/test_libraries.sh maxtext   # this one
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export JAX_PLATFORMS=cpu PIP_DISABLE_PIP_VERSION_CHECK=1
+export JAX_PLATFORMS=cpu PIP_DISABLE_PIP_VERSION_CHECK=1 UV_SYSTEM_CERTS=1 UV_NATIVE_TLS=1
 
 # name, oldest Python, its tests; then what pip installs. brax calls jax.device_put_replicated, which JAX 0.9 dropped.
 ROWS=(

@@ -79,10 +79,10 @@ def train(folder: Path, adapt: Any) -> list[float]:
 
 def test_levanters_trainer_is_measured_and_unchanged(tmp_path: Path) -> None:
     bare = train(tmp_path / "bare", lambda trainer: trainer)
-    memory, trainers = ListSink(), []
+    memory, steps = ListSink(), []
 
     def adapt(trainer: Any) -> Any:
-        trainers.append(trainer)
+        trainer.add_hook(lambda _: steps.append(trainer._jit_train_step_fn_no_hook))
         return instrument_trainer(trainer, peak_tflops_per_device=1, sinks=[memory])
 
     assert train(tmp_path / "ours", adapt) == bare
@@ -90,7 +90,7 @@ def test_levanters_trainer_is_measured_and_unchanged(tmp_path: Path) -> None:
     assert [record.scalars["learning/loss"] for record in memory.records] == bare[:STEPS]
     evaluated = [r.step for r in memory.records if "goodput/eval_seconds" in r.scalars]
     assert evaluated == [0, 2, 4]
-    flops = trainers[0]._jit_train_step_fn_no_hook.flops
+    flops = steps[0].flops
     rows, hidden = BATCH.size, HIDDEN.size
     # Nothing needs a gradient of the first layer's input.
     by_hand = 2 * (2 * rows * IN.size * hidden) + 3 * (2 * rows * hidden * OUT.size)

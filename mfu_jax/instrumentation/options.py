@@ -168,7 +168,10 @@ def refuse_logger_settings(
     if changed:
         raise UserError(
             f"{', '.join(changed)} and logger=… were both given; expected one of the two; usually "
-            f"the option belongs to the shared logger; pass it to MetricLogger(…)"
+            f"the option belongs to the shared logger; give it to one function and its logger to "
+            f"the others: a = instrument(f, run_dir=…); b = instrument(g, logger=a.logger); or "
+            f"pass it to MetricLogger(…), and files as sinks=[make_sink('console'), "
+            f"make_sink('jsonl', path)]"
         )
     if logger.calls_per_step > 1 < settings.steps_per_call:
         raise UserError(

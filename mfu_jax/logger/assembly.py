@@ -35,7 +35,9 @@ def with_fields(
         raise UserError(
             f"MetricLogger has no argument {unknown[0]!r}{nearest(unknown[0], known)}; "
             f"expected cost, config, sinks, or a field of StepCost or LoggerConfig; usually a "
-            f"misspelling, or a setting of instrument(); see help(mfu_jax.MetricLogger)"
+            f"misspelling, or a setting of instrument(): a = instrument(f, run_dir=…) has a logger "
+            f"to share, b = instrument(g, logger=a.logger), and sinks=[make_sink('console'), "
+            f"make_sink('jsonl', path)] writes a file; see help(mfu_jax.MetricLogger)"
         )
     new_cost, new_config = (
         dataclasses.replace(value, **{name: fields[name] for name in own if name in fields})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,33 @@ def test_a_step_is_three_calls_that_accumulate_and_one_that_updates() -> None:
     logger.close()
     assert_rates(memory, 3 * CALL_FLOPS + 2 * (2 * D * F * D), range(3))
     assert None not in memory.scalar("learning/loss") + memory.scalar("learning/norm")
+
+
+@pytest.mark.full
+def test_two_functions_share_the_logger_and_the_files_of_the_first(tmp_path: Path) -> None:
+    """As docs/integration.md and docs/phases.md have it: two halves of a step, one run folder."""
+    first = mfu_jax.instrument(
+        jax.jit(lambda w, x: {"loss": loss_of(w, x)}),
+        run_dir=str(tmp_path),
+        calls_per_step=2,
+        **OPTIONS,
+    )
+    second = mfu_jax.instrument(
+        jax.jit(lambda w: {"norm": jnp.sum(w.T @ w)}),
+        metrics=lambda output: output,
+        logger=first.logger,
+        peak_tflops_per_device=1.0,
+    )
+    w = jnp.ones((D, F))
+    for number in range(3):
+        first(w, batch(number))
+        second(w)
+    first.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    flops = 2 * ROWS * D * F + 2 * F * D * F
+    assert [line["perf/per_device_tflops"] for line in lines] == [flops / 1e12] * 3
+    assert all("learning/loss" in line and "learning/norm" in line for line in lines)
 
 
 @pytest.mark.full

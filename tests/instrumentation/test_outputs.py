@@ -209,6 +209,13 @@ def test_errors_say_what_to_do() -> None:
         raises("both given", "expected", "usually", "pass it to MetricLogger"),
     ):
         mfu_jax.instrument(train_step, logger=logger, log_period=3)
+    with (
+        mfu_jax.MetricLogger(sinks=[]) as logger,
+        raises(r"b = instrument\(g, logger=a.logger\)", r"sinks=.*make_sink\('jsonl', path\)"),
+    ):
+        mfu_jax.instrument(train_step, logger=logger, run_dir="runs/a")
+    with raises("no argument 'run_dir'", r"b = instrument\(g, logger=a.logger\)", "make_sink"):
+        mfu_jax.MetricLogger(calls_per_step=5, run_dir="runs/a")
 
 
 @pytest.mark.parametrize("option", [{"prometheus_textfile": "a.prom"}, {"fsync_seconds": 1.0}])

@@ -131,7 +131,7 @@ def setup_table(
         flops_by_dtype: the matmuls to name in notes on peaks.
         parameters: number of weights, if known.
         metrics: which outputs of the step are logged, if chosen.
-        left_out: which outputs are too large to be logged.
+        left_out: which outputs are not logged, and why.
         steps: that one call makes, if not one: FLOPs and tokens are then a call's.
     """
     unit = "step" if steps == 1 else "call"

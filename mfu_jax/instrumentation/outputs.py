@@ -28,7 +28,7 @@ class Selection(NamedTuple):
     Attributes:
         read: a function from output to metrics.
         text: which outputs they are, in words.
-        left_out: what is too large to be a metric, in words; empty if nothing is.
+        left_out: what is not taken as a metric, and why, in words; empty if nothing is.
     """
 
     read: Callable[[Any], Metrics]
@@ -220,10 +220,14 @@ def _of_mapping(path: tuple[Any, ...], value: Mapping[Any, Any]) -> Selection:
     # This runs in every step, with cold caches: if every entry is a metric, one copy is faster.
     whole = type(value) is dict and list(names.kept) == list(value) == [*map(str, value)]
     whole = whole and not names.means and all(inner is None for inner in names.kept.values())
+    rule = (
+        f"scalars are found automatically; to log vectors of at most {MOST_NUMBERS} numbers, too, "
+        f"pass metrics=lambda output: {_shown(path)}"
+    )
     return Selection(
         (lambda out: get(out).copy()) if whole else (lambda out: names.read(get(out))),
         f"{_shown(path)}: {names.text}",
-        describe_dropped(names.left_out) if names.left_out else "",
+        describe_dropped(names.left_out, rule) if names.left_out else "",
     )
 
 

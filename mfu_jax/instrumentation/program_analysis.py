@@ -235,7 +235,7 @@ class ProgramAnalysis:
 
         Args:
             metrics: which outputs are logged.
-            left_out: which outputs are too large.
+            left_out: which outputs are not, and why.
         """
         model = self.model
         return setup_table(

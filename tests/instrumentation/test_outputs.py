@@ -190,6 +190,27 @@ def raises(*parts: str) -> Any:
     return pytest.raises(UserError, match="(?s)" + ".*".join(parts))
 
 
+def test_a_short_vector_is_named_with_what_logs_it() -> None:
+    jitted = jax.jit(lambda x: (x, {"loss": jnp.sum(x), "kl": jnp.stack([x[0], 2 * x[0]])}))
+    memory = ListSink()
+    found = mfu_jax.instrument(jitted, sinks=[memory], **PEAK)
+    found(jnp.ones(3))
+    found.close()
+    assert "learning/kl/0" not in memory.records[0].scalars
+    hint = (
+        "metrics left out: kl [2]: scalars are found automatically; to log vectors of at most 16 "
+        "numbers, too, pass metrics=lambda output: output[1]"
+    )
+    assert hint in memory.texts[0][1].splitlines()
+    memory = ListSink()
+    hinted = mfu_jax.instrument(jitted, metrics=lambda output: output[1], sinks=[memory], **PEAK)
+    hinted(jnp.ones(3))
+    hinted.close()
+    assert memory.scalar("learning/loss") == [3.0]
+    assert (memory.scalar("learning/kl/0"), memory.scalar("learning/kl/1")) == ([1.0], [2.0])
+    assert "metrics left out" not in memory.texts[0][1]
+
+
 def test_errors_say_what_to_do() -> None:
     step = mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
     with raises("logged no call", "expected", "usually", "use what instrument"):

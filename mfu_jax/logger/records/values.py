@@ -133,11 +133,14 @@ def size_text(value: Any) -> str:
     return f"({len(jax.tree.leaves(value))} arrays)"
 
 
-def describe_dropped(left_out: Sequence[str], most: int = 4) -> str:
+_RULE = f"a metric is a scalar or a vector of at most {MOST_NUMBERS} numbers"
+
+
+def describe_dropped(left_out: Sequence[str], rule: str = _RULE, most: int = 4) -> str:
     """What was left out and why, on one line."""
     names = ", ".join(left_out[:most])
     more = f" and {len(left_out) - most} more" if len(left_out) > most else ""
-    return f"{names}{more}: a metric is a scalar or a vector of at most {MOST_NUMBERS} numbers"
+    return f"{names}{more}: {rule}"
 
 
 def quick_numbers(values: Collection[Any]) -> list[int | float] | None:

@@ -15,6 +15,11 @@ CALIBRATE = "calibrate"
 _LARGEST_PLAUSIBLE_TFLOPS = 100_000
 
 
+def is_measured_peak(device_kind: str | None, hardware: str | None) -> bool:
+    """Whether `resolve_peak` measures the peak, or reads what was measured, unless one is given."""
+    return hardware == CALIBRATE or (not hardware and device_kind == "cpu")
+
+
 def resolve_peak(
     device_kind: str | None,
     dtype: object,
@@ -49,7 +54,7 @@ def resolve_peak(
             kind="flag",
             source=f"flag: peak_tflops_per_device={value:g}",
         )
-    if hardware == CALIBRATE or (not hardware and device_kind == "cpu"):
+    if is_measured_peak(device_kind, hardware):
         from mfu_jax.hardware.calibration import calibrate
 
         return calibrate(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -14,6 +15,7 @@ import jax
 from mfu_jax.dumps.program import ModelFlops
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
+from mfu_jax.hardware.peak_sources import CALIBRATE, is_measured_peak
 from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
 from mfu_jax.instrumentation.assembly import setup_table
 from mfu_jax.instrumentation.counts import (
@@ -35,6 +37,7 @@ from mfu_jax.storage.trace_folders import dump_path
 from mfu_jax.util import jax_internals
 from mfu_jax.util.failsafe import Boundary, failsafe
 
+_Pause = Callable[[str], contextlib.AbstractContextManager[Any]]
 _log = logging.getLogger("mfu_jax")
 
 # Most calls that wait for a count; the logger's queue has room for more.
@@ -61,6 +64,7 @@ class ProgramAnalysis:
         backlog: returns how many calls wait for `cost`; by default 0.
         number: the program's number among the step's programs, from 1.
         calls_per_step: how many calls make a step.
+        pause: makes a pause of the loop, by its name.
 
     Attributes:
         compiled: the executable; None once it has been counted.
@@ -90,6 +94,7 @@ class ProgramAnalysis:
         backlog: Callable[[], int] = lambda: 0,
         number: int = 1,
         calls_per_step: int = 1,
+        pause: _Pause = contextlib.nullcontext,
     ) -> None:
         self.steps = Fraction(settings.steps_per_call, calls_per_step)
         self._number = number
@@ -98,20 +103,21 @@ class ProgramAnalysis:
         self._settings = settings
         self._trip_counts = trip_counts
         self._lengths = lengths
-        lowered = lowered or jax_internals.lowered(step, args, kwargs)
-        inputs = jax.tree.leaves(getattr(lowered, "args_info", None))
-        self.takes_all_leaves = len(inputs) == len(jax.tree.leaves((args, kwargs)))
-        self.compiled: jax.stages.Compiled | None = unwrap_compiled(lowered.compile())
-        self.devices, self.device = compiled_devices(self.compiled)
         self.model: ModelCount | None = None
-        with failsafe(f"MFU of {name} is not known", boundary):
-            self.model = self._count_model(step, args, kwargs, config)
         self.peaks: StepPeaks | None = None
-        with failsafe(f"MFU of {name} is not known", boundary):
-            self.peaks = self._find_peaks()
         self._kernel_flops: Mapping[str, int] = {}
-        with failsafe(f"the FLOPs of the Pallas kernels of {name} are not known", boundary):
-            self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
+        with pause("count"):
+            lowered = lowered or jax_internals.lowered(step, args, kwargs)
+            inputs = jax.tree.leaves(getattr(lowered, "args_info", None))
+            self.takes_all_leaves = len(inputs) == len(jax.tree.leaves((args, kwargs)))
+            self.compiled: jax.stages.Compiled | None = unwrap_compiled(lowered.compile())
+            self.devices, self.device = compiled_devices(self.compiled)
+            with failsafe(f"MFU of {name} is not known", boundary):
+                self.model = self._count_model(step, args, kwargs, config)
+            with failsafe(f"the FLOPs of the Pallas kernels of {name} are not known", boundary):
+                self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
+        with self._pause_for_peaks(pause), failsafe(f"MFU of {name} is not known", boundary):
+            self.peaks = self._find_peaks()
         self.flops: StepFlops | None = None
         self.known_cost = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
         self._backlog = backlog
@@ -120,6 +126,13 @@ class ProgramAnalysis:
         self.cost: StepCost | Callable[[], StepCost] = failsafe(
             f"HFU of {name} is not known", boundary, instead=self.known_cost
         )(self._wait)
+
+    def _pause_for_peaks(self, pause: _Pause) -> contextlib.AbstractContextManager[Any]:
+        """A pause by a name of its own if a peak may be measured, which takes seconds."""
+        settings = self._settings
+        is_given = settings.peak_tflops_per_device is not None
+        is_measured = is_measured_peak(self.device.device_kind, settings.hardware)
+        return pause(CALIBRATE if is_measured and not is_given else "count")
 
     def _find_peaks(self) -> StepPeaks:
         return find_peaks(

@@ -293,7 +293,7 @@ class StepObserver:
         with failsafe("a calibrated peak may be too low", boundary):
             wait_for(selection, output)
         analysis = None
-        with self.logger.own_pause("count"), failsafe(unknown, boundary):
+        with failsafe(unknown, boundary):
             analysis = self._analyse(args, kwargs)
         program = StepProgram(analysis, selection)
         self._is_lost = True  # no later call's program can be found, so none has a known cost
@@ -322,6 +322,7 @@ class StepObserver:
             backlog=lambda: (logger.next_step - first) // steps_per_call,
             number=self._programs.added + 1,
             calls_per_step=logger.calls_per_step,
+            pause=logger.own_pause,
         )
 
     def _announce(self, program: StepProgram, changes: Sequence[str] | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import mfu_jax
 from mfu_jax.cli import main
 from mfu_jax.errors import UserError
+from mfu_jax.hardware import calibration
 from mfu_jax.settings import Settings
 from mfu_jax.sinks import PrometheusSink, make_sink
 from mfu_jax.util import jax_internals
@@ -44,6 +46,32 @@ def compilations() -> Iterator[Compilations]:
     jax.monitoring.register_event_duration_secs_listener(seen)
     yield seen
     jax_internals.unregister_event_duration_listener(seen)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_measuring_a_peak_is_no_part_of_counting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_given: bool
+) -> None:
+    spans: list[str] = []
+
+    def measure(*_: Any, **__: Any) -> dict[str, float]:
+        spans.append(step.logger._spans.open.name)
+        time.sleep(0.1)
+        return {"flops_per_sec": 1e12, "size": 8, "busy": 0.0}
+
+    monkeypatch.setenv("MFU_JAX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(calibration, "measure", measure)
+    memory = ListSink()
+    peak = {"peak_tflops_per_device": 1.0} if is_given else {}
+    step = mfu_jax.instrument(jax.jit(lambda x: jnp.sum(x @ x)), sinks=[memory], **peak)
+    step(jnp.ones((8, 8)))
+    uses = step.close().seconds_by_use
+    assert uses["count"] > 0
+    assert spans == ([] if is_given else ["calibrate"])
+    assert uses.get("calibrate", 0.0) == memory.records[0].scalars.get(
+        "goodput/calibrate_seconds", 0.0
+    )
+    assert (uses.get("calibrate", 0.0) >= 0.1) is not is_given
 
 
 @pytest.mark.full

@@ -33,6 +33,7 @@ _OF_WALL = {
     "slow_steps": ("slow steps", ""),
     "idle": ("idle between steps", ""),
     "count": ("counting FLOPs", ""),
+    "calibrate": ("this machine's peak, measured once", ""),
     "profile": ("tracing", ""),
 }
 

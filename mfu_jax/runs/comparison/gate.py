@@ -98,8 +98,8 @@ class Gate:
         if self.is_decided:
             return f"no regression of {threshold} or more: {self.checks[0].text}"
         return (
-            f"could not tell a slowdown of {threshold}: {noisiest.text}; noise hides slowdowns below "
-            f"{percent(noisiest.hidden)}"
+            f"could not tell a slowdown of {threshold}: {noisiest.text}; noise hides slowdowns "
+            f"below {percent(noisiest.hidden)}"
         )
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from mfu_jax import names
 from mfu_jax.hardware.chips import find
+from mfu_jax.logger.records.step_cost import TOLERANCE
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict
@@ -69,7 +70,7 @@ def run_verdict(
         lacks = "model=NAME_OR_FILE" if tflops else "hardware=NAME"
     return Verdict(
         kind="report",
-        finding="" if summary.steps else "no measured step",
+        finding=_finding(summary),
         mfu=summary.mfu,
         hfu=summary.hfu,
         convention=convention,
@@ -81,6 +82,16 @@ def run_verdict(
         like_runs=_like_runs(summary, setup, text or "", tflops, convention),
         bound_mfu=bound_mfu,
     )
+
+
+def _finding(summary: Summary) -> str:
+    """What forbids to trust the MFU, or to have one; empty: nothing."""
+    if not summary.steps:
+        return "no measured step"
+    flags = [f"{flag} in {count} step{'s' * (count > 1)}" for flag, count in summary.flags.items()]
+    if not flags and max(summary.mfu or 0.0, summary.hfu or 0.0) > 1 + TOLERANCE:
+        flags = ["more than the peak"]
+    return f"impossible numbers ({', '.join(flags)})" if flags else ""
 
 
 def _losses(

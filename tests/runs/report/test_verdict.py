@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,21 @@ def test_the_next_step_is_of_the_largest_loss() -> None:
     verdict = judged({"train": 1.0, "compile": 9.0})
     assert "largest loss: compilation, 90.0% of the wall clock" in verdict.sentence
     assert verdict.next_steps[0].text == "JAX_COMPILATION_CACHE_DIR=FOLDER"
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"mfu": 7.4, "hfu": 7.5}, "impossible numbers (more than the peak); 740.0% MFU ("),
+        (
+            {"flags": {"hfu_over_1": 3, "mfu_over_1": 1}},
+            "impossible numbers (hfu_over_1 in 3 steps, mfu_over_1 in 1 step); 20.0% MFU (",
+        ),
+        ({"mfu": 1.004, "hfu": 1.004}, "100.4% MFU ("),  # within the tolerance of a flag
+    ],
+)
+def test_impossible_numbers_come_first(changes: dict[str, Any], start: str) -> None:
+    assert judged(summary=dataclasses.replace(SUMMARY, **changes)).sentence.startswith(start)
 
 
 def test_a_profile_splits_the_steps() -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from mfu_jax.flops import names
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger_lines import LedgerLine, StepCounts, explained_lines
-from mfu_jax.flops.ledger_table import HEAD, LedgerRow, render_rows
+from mfu_jax.flops.ledger_table import LedgerRow, head, render_rows
 from mfu_jax.flops.operation_diff import Operations, largest, missing_operations
 
 _BEYOND = {
@@ -38,6 +38,7 @@ class Ledger:
         executed: matmul FLOPs that the program runs.
         of_which: parts of `executed` worth knowing; they do not sum to it.
         beyond: what the hardware runs in addition to `executed`, the program's mathematics.
+        unit: what the FLOPs are of; a call, if it makes several steps or a part of one.
         xla_reported: ``compiled.cost_analysis()["flops"]``, or None if XLA reports nothing.
         causes: from `executed` to `xla_reported`; empty if XLA reports nothing.
         notes: what the count could not see, and the choices that it made.
@@ -52,6 +53,7 @@ class Ledger:
     notes: tuple[str, ...] = ()
     of_which: tuple[LedgerLine, ...] = ()
     beyond: tuple[LedgerLine, ...] = ()
+    unit: Literal["step", "call"] = "step"
 
     @property
     def residual(self) -> int:
@@ -88,13 +90,13 @@ class Ledger:
         notes = (f"  note: {note}" for note in self.notes)
         model, *rows = [*self.rows(), *self._reported_rows()]
         rows = [row for row in rows if row.flops != 0 or row.label == names.RESIDUAL]
-        return "\n".join([*render_rows([model, *rows], self.executed), *notes])
+        return "\n".join([*render_rows([model, *rows], self.executed, self.unit), *notes])
 
     def _repr_html_(self) -> str:
         from mfu_jax.pages.fragment import fragment
 
         rows = (row.cells(self.executed) for row in [*self.rows(), *self._reported_rows()])
-        return fragment("FLOPs ledger", HEAD, rows, words=(3,), notes=self.notes)
+        return fragment("FLOPs ledger", head(self.unit), rows, words=(3,), notes=self.notes)
 
     def rows(self) -> list[LedgerRow]:
         """The rows from model FLOPs to executed FLOPs, their parts, and what runs beyond them."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from mfu_jax.util.formatting import columns
 
-HEAD = ("FLOPs per step per device", "FLOPs", "of executed", "")
 # What `render_rows` writes: at least two spaces between columns.
 _LINE = re.compile(
     r"  (?P<label>\S.*?) {2,}(?P<flops>-?[\d,]+)(?: +-?[\d.]+%)?(?: {2,}(?P<note>.*))?"
@@ -16,7 +15,7 @@ _LINE = re.compile(
 
 
 class LedgerRow(NamedTuple):
-    """One row: its FLOPs per step and device, None if unknown, and what they are."""
+    """One row: its FLOPs on one device, None if unknown, and what they are."""
 
     label: str
     flops: int | None
@@ -30,9 +29,14 @@ class LedgerRow(NamedTuple):
         return self.label, number, share, self.note
 
 
-def render_rows(rows: Iterable[LedgerRow], executed: int) -> list[str]:
-    """The lines of the console's table."""
-    cells = (HEAD, *(row.cells(executed) for row in rows))
+def head(unit: str) -> tuple[str, str, str, str]:
+    """The column headings; `unit` is what the FLOPs are of: a step, or a call."""
+    return f"FLOPs per {unit} per device", "FLOPs", "of executed", ""
+
+
+def render_rows(rows: Iterable[LedgerRow], executed: int, unit: str) -> list[str]:
+    """The lines of the console's table; see `head`."""
+    cells = (head(unit), *(row.cells(executed) for row in rows))
     return columns([(f"  {label}", *rest) for label, *rest in cells], "<>><")
 
 

@@ -299,6 +299,7 @@ def count_program(
     kernel_flops: Mapping[str, int] | None = None,
     trip_counts: Mapping[str, int] | None = None,
     lengths: Lengths = NO_LENGTHS,
+    unit: Literal["step", "call"] = "step",
 ) -> StepFlops:
     """Counts a compiled step and explains the count, starting from the model FLOPs.
 
@@ -308,6 +309,7 @@ def count_program(
         kernel_flops: see `executed_flops`, also for `trip_counts`.
         trip_counts: iterations of loops that depend on data.
         lengths: of groups and sequences that depend on data.
+        unit: what one run of the program is, for the ledger.
     """
     # Imported by the thread that counts, during the first step: a third of the start-up's modules.
     from mfu_jax.flops.executed.counting import executed_flops
@@ -335,6 +337,7 @@ def count_program(
         checkpointed=model.checkpointed,
         overheads=model.overheads,
     )
+    ledger = dataclasses.replace(ledger, unit=unit)
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 
 

@@ -254,10 +254,11 @@ class InstrumentedStep(WrappedStep):
         """
         if self._closed:
             return None
-        if not self._was_called and not self._observer.shares_logger:
-            _log.warning("%s", self._not_called("close()"))
         self._finish()
-        return self._observer.close_logger()
+        summary = self._observer.close_logger()
+        if not (summary or self._was_called or self._observer.shares_logger):
+            _log.warning("%s", self._not_called("close()"))
+        return summary
 
     def _finish(self) -> None:
         self._closed = True

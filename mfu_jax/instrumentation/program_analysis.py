@@ -163,6 +163,7 @@ class ProgramAnalysis:
             kernel_flops=self._kernel_flops,
             trip_counts=self._trip_counts,
             lengths=self._lengths,
+            unit="step" if self.steps == 1 else "call",
         )
         self.known_cost = self.flops.cost(
             self.peaks, tokens_per_device=self._tokens, hfu_source=self._settings.hfu_source

@@ -22,7 +22,7 @@ def instrumented(**options: Any) -> Iterator[list[Any]]:
         **options: of `mfu_jax.instrument`.
 
     Yields:
-        The instrumented epochs, one per call of ``train``.
+        The instrumented epochs, one per call of ``train``; their steps are numbered on.
     """
     evaluate = Evaluator.run_evaluation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import jax
 import mfu_jax
 from mfu_jax.instrumentation.jitting import name_of
 from mfu_jax.instrumentation.options import OF_LOGGER
+from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")
 _JITS = ("jit", "pmap")
@@ -30,7 +32,7 @@ def instrumented_jit(name: str, **options: Any) -> Iterator[list[Any]]:
         **options: of `mfu_jax.instrument`.
 
     Yields:
-        The steps found so far; they are closed at the end.
+        The steps found so far, which share one logger; they are closed at the end.
 
     >>> import jax.numpy as jnp
     >>> def fit():  # a library's
@@ -60,7 +62,7 @@ def instrumented_jit(name: str, **options: Any) -> Iterator[list[Any]]:
         if name_of(function) != name:
             others[name_of(function)] = None
             return jitted
-        steps.append(mfu_jax.instrument(jitted, **options))
+        add_step(steps, jitted, options)
         return steps[-1]
 
     with contextlib.ExitStack() as stack:
@@ -78,12 +80,31 @@ def instrumented_jit(name: str, **options: Any) -> Iterator[list[Any]]:
         )
 
 
+def add_step(steps: list[Any], function: Any, options: Mapping[str, Any], **own: Any) -> None:
+    """Instruments `function`; the logger of the first of `steps`, if any, records it, too.
+
+    Args:
+        steps: instrumented so far, to which it is added.
+        function: a jitted step.
+        options: of `mfu_jax.instrument`, for the whole loop.
+        **own: further ones, for this step.
+    """
+    shared = sharing(steps[0], options) if steps else options
+    steps.append(mfu_jax.instrument(function, **own, **shared))
+
+
+def resuming(step: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a loop that goes on after `step` was closed, whose numbers go on."""
+    is_own = "logger" not in options
+    return {**options, **({"start_step": step.logger.next_step} if is_own else {})}
+
+
 @contextlib.contextmanager
 def closing(steps: Sequence[Any]) -> Iterator[None]:
     """Leaves the steps as their own ``with`` would: closed, or told what went wrong."""
 
     def leave(*error: Any) -> None:
-        for step in steps:
+        for step in reversed(steps):  # the first has the logger
             step.__exit__(*error)
 
     with contextlib.ExitStack() as stack:
@@ -94,7 +115,11 @@ def closing(steps: Sequence[Any]) -> Iterator[None]:
 def sharing(step: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of another program of the same loop, whose steps `step`'s logger records."""
     of_logger = (*OF_LOGGER, "sinks")
-    return {k: v for k, v in options.items() if k not in of_logger} | {"logger": step.logger}
+    own = {k: v for k, v in options.items() if k not in of_logger} | {"logger": step.logger}
+    if (settings := own.get("settings")) is not None:
+        defaults = {k: getattr(Settings(), k) for k in OF_LOGGER}
+        own["settings"] = dataclasses.replace(settings, **defaults)
+    return own
 
 
 def paused(function: Callable[..., Any], name: str, step: Any) -> Callable[..., Any]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
-from collections import defaultdict
 from typing import Any
 
 from clu import metric_writers, periodic_actions
 
 from mfu_jax.logger.records.step_record import StepRecord
+from mfu_jax.logger.records.summary import perf_means
 from mfu_jax.logger.sinks.base import Sink
 
 
 class ReportMfu(periodic_actions.PeriodicAction):
     """Writes the means of what the logger measured since its last report.
 
+    Rates and utilisations are the work of these steps / their time, as in a run's summary.
     Of a step that is measured late (the logger is one step behind) the next report tells.
     Steps that compiled or warmed up are left out.
 
@@ -45,18 +45,17 @@ class _Collector(Sink):
     keeps_every_step = True
 
     def __init__(self) -> None:
-        self._values: dict[str, list[float]] = defaultdict(list)
+        self._steps: list[dict[str, float]] = []
         self._lock = threading.Lock()
 
     def write(self, record: StepRecord) -> None:
         if record.kind == "step":
+            own = {n: value for n, value in record.scalars.items() if n.startswith("perf/")}
             with self._lock:
-                for name, value in record.scalars.items():
-                    if name.startswith("perf/"):
-                        self._values[name].append(value)
+                self._steps.append(own)
 
     def take_means(self) -> dict[str, float]:
-        """Mean of each metric since the last call."""
+        """Means since the last call; see `perf_means`."""
         with self._lock:
-            values, self._values = self._values, defaultdict(list)
-        return {name: statistics.fmean(each) for name, each in values.items()}
+            steps, self._steps = self._steps, []
+        return perf_means(steps)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 import keras
 
 import mfu_jax
 from mfu_jax.errors import UserError
+from mfu_jax.integrations.built_steps import resuming
+
+# Callbacks whose fit() has begun: one that is interrupted does not call on_train_end.
+_begun: weakref.WeakSet[MfuCallback] = weakref.WeakSet()
 
 
 class MfuCallback(keras.callbacks.Callback):
@@ -41,10 +46,15 @@ class MfuCallback(keras.callbacks.Callback):
                 f"by JAX; usually KERAS_BACKEND is not set; set KERAS_BACKEND=jax before keras is "
                 f"imported, and compile() with jit_compile=True"
             )
+        chosen = self._options if self.step is None else resuming(self.step, self._options)
+        for callback in list(_begun):
+            if callback is self or callback.model is model:
+                callback.close()
+        _begun.add(self)
         make_loop = model._make_function
 
         def around_ours(step: Any, **options: Any) -> Any:
-            self.step = mfu_jax.instrument(step, **self._options)
+            self.step = mfu_jax.instrument(step, **chosen)
             return make_loop(self.step, **options)
 
         model._make_function = around_ours
@@ -64,13 +74,20 @@ class MfuCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the utilisation to the epoch's logs."""
-        summary = self.step.summary()
+        summary = self.step.logger.summary()  # None if metrics are switched off
         for name in ("mfu", "hfu"):
-            if logs is not None and (value := getattr(summary, name)) is not None:
+            if logs is not None and (value := getattr(summary, name, None)) is not None:
                 logs[name] = value
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the summary, and leaves the model as it was."""
-        self.step.close()
-        self.step = None
+        self.close()
         self.model.make_train_function(force=True)
+
+    def close(self) -> None:
+        """Ends the measurement, also of a fit that was interrupted."""
+        _begun.discard(self)
+        self._between.close()
+        if self.step is not None:
+            self.step.close()
+            self.step = None

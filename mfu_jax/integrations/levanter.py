@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
+from unittest import mock
 
 from levanter.checkpoint import Checkpointer
 
-import mfu_jax
-from mfu_jax.integrations.built_steps import paused, sharing
+from mfu_jax.integrations.built_steps import add_step, closing, paused, resuming
 
 # The trainer's cached properties, which an attribute of that name replaces: with and without hooks
 # inside the step.
@@ -23,30 +24,35 @@ def instrument_trainer(trainer: Any, **options: Any) -> Any:
         **options: of `mfu_jax.instrument`.
 
     Returns:
-        The trainer; the end of ``train`` closes the step.
+        The trainer; the end of ``train`` closes the step, and leaves the trainer as it was. The
+        steps of a later ``train`` are numbered on.
     """
     train = trainer.train
+    before: list[Any] = []
 
     def measured_train(*args: Any, **kwargs: Any) -> Any:
-        shared = options
-        for name in _STEPS:
-            step = mfu_jax.instrument(getattr(trainer, name), **shared)
-            setattr(trainer, name, step)
-            shared = sharing(step, options)
-        for hook in trainer.hooks.hooks:
-            _pause_in(hook.fn, step)
-        with step.logger:
+        steps: list[Any] = []
+        chosen = resuming(before[0], options) if before else options
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(closing(steps))
+            for name in _STEPS:
+                add_step(steps, getattr(trainer, name), chosen)
+                stack.enter_context(mock.patch.object(trainer, name, steps[-1]))
+            before[:] = steps[:1]
+            for hook in trainer.hooks.hooks:
+                _pause_in(hook.fn, steps[0], stack)
             return train(*args, **kwargs)
 
     trainer.train = measured_train
     return trainer
 
 
-def _pause_in(callback: Any, step: Any) -> None:
-    """Makes a pause of what a callback of levanter does when it is due."""
+def _pause_in(callback: Any, step: Any, stack: contextlib.ExitStack) -> None:
+    """Makes a pause of what a callback of levanter does when it is due, until `stack` closes."""
     function: Any = getattr(callback, "fn", None)
     owner = getattr(function, "__self__", None)
     if isinstance(owner, Checkpointer):
-        owner.save_checkpoint = paused(owner.save_checkpoint, "checkpoint", step)
+        save = paused(owner.save_checkpoint, "checkpoint", step)
+        stack.enter_context(mock.patch.object(owner, "save_checkpoint", save))
     elif getattr(function, "__qualname__", "").startswith(_EVALUATIONS):
-        callback.fn = paused(function, "eval", step)
+        stack.enter_context(mock.patch.object(callback, "fn", paused(function, "eval", step)))

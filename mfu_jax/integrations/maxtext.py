@@ -12,7 +12,7 @@ from maxtext.utils import train_utils
 
 import mfu_jax
 from mfu_jax.flops.traced.masks.declared import MaskKind
-from mfu_jax.integrations.built_steps import closing, sharing
+from mfu_jax.integrations.built_steps import add_step, closing
 
 
 def scalars_of(output: Any) -> dict[str, Any]:
@@ -40,8 +40,7 @@ def instrumented(mask: MaskKind = "causal", **options: Any) -> Iterator[list[Any
 
     def jit_train_and_eval_step(*args: Any, **kwargs: Any) -> Any:
         train_step, eval_step = jit_steps(*args, **kwargs)
-        shared = sharing(steps[0], options) if steps else options
-        steps.append(mfu_jax.instrument(train_step, metrics=scalars_of, **shared))
+        add_step(steps, train_step, options, metrics=scalars_of)
         return steps[-1], eval_step
 
     def mark_eval_loop_start(self: Any) -> None:
@@ -59,5 +58,6 @@ def instrumented(mask: MaskKind = "causal", **options: Any) -> Iterator[list[Any
         mock.patch.object(MaxTextLogger, "buffer_and_write_metrics", buffer_and_write_metrics),
         mfu_jax.attention_mask(mask),
         closing(steps),
+        pauses,  # also of an evaluation that ends the run
     ):
         yield steps

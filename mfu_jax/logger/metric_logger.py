@@ -186,7 +186,8 @@ class MetricLogger:
             cost: this step's cost, if it differs; or a function that returns it, called later on
                 a background thread.
             steps: how many steps the call ran, `step` being the last; each gets a record with its
-                share of the time and of `cost`, and its entry of metrics that have one for each.
+                share of the time and of `cost`, and its entry of metrics that have one for each;
+                of more than 16, the mean of their losses.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
@@ -201,21 +202,25 @@ class MetricLogger:
                 return
             if type(step) is not int:
                 step = whole_number(step)
-            if self._pipeline.failure or self._summary or step <= self._numbers.last:
+            first = step
+            if steps != 1:
+                steps = number_of_steps(steps)
+                first = step - steps + 1
+            if self._pipeline.failure or self._summary or first <= self._numbers.last:
                 if self._is_at_exit:  # called from a daemon thread
                     return
-                self._refuse(step)
+                self._refuse(first, steps)
             if type(metrics) is not dict and not isinstance(metrics, Mapping):
                 raise assembly.refused_metrics(metrics)
             self._numbers.last = step
-            metrics = self._filter.of(metrics)
+            metrics = self._filter.of(metrics, steps)
             if self._phases.has_phases:
                 of_phases, cost_of_phases = self._phases.take()
                 metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
             taken = TimedStep()
             taken.step, taken.metrics, taken.cost = step, metrics, cost
             if steps != 1:
-                taken.steps = number_of_steps(steps)
+                taken.steps = steps
             if self._spans.late:
                 taken.extra = self._spans.take_late()
             if (given := step_time_seconds) is not None:
@@ -230,7 +235,7 @@ class MetricLogger:
                 self._pipeline.put(finished)
             if self._numbers.has_gone_back:
                 self._numbers.has_gone_back = False
-                self._pipeline.put(functools.partial(self._log.went_back, step))
+                self._pipeline.put(functools.partial(self._log.went_back, first))
             if given is not None:
                 self._spans.hold(taken)  # a later eval may still add to it
             self._watchdog.on_step((step, now := self._monotonic(), thread))
@@ -472,14 +477,15 @@ class MetricLogger:
         if self.judge is not None and summary.steps:
             with failsafe("the summary has no verdict", self._boundary):
                 verdict = self.judge(summary, self._setup, self._profile)
+                verdict.to_json()  # one that cannot be printed would cost the summary
                 return dataclasses.replace(summary, verdict=verdict)
         return summary
 
-    def _refuse(self, step: int) -> None:
+    def _refuse(self, first: int, steps: int) -> None:
         self._raise_failure()
         if self._summary is not None:
-            raise after_close(step)
-        self._numbers.go_back(step)
+            raise after_close(first + steps - 1)
+        self._numbers.go_back(first, steps=steps)
 
     def _check_pause(self, flush: bool) -> None:
         if flush:

@@ -11,6 +11,7 @@ from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.result import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops
+from mfu_jax.flops.ledger_table import read_rows
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.hardware.step_peaks import find_peaks
 from mfu_jax.instrumentation.counts import count_program, traced_model
@@ -24,6 +25,16 @@ def test_printing_a_ledger_shows_the_table_and_its_repr_is_one_short_line() -> N
     assert str(ledger) == ledger.render()
     assert str(ledger).splitlines()[1].split()[:3] == ["model", "1,000", "66.67%"]
     assert repr(ledger) == "Ledger(model=1_000, executed=1_500, residual=500)"
+
+
+def test_the_heading_says_what_the_flops_are_of_and_its_rows_are_read_back() -> None:
+    of_step = compare_flops(model=1000, executed=ExecutedCount(forward=1500))
+    of_call = dataclasses.replace(of_step, unit="call")
+    assert str(of_step).startswith("  FLOPs per step per device ")
+    assert str(of_call).startswith("  FLOPs per call per device ")
+    assert "FLOPs per call per device" in of_call._repr_html_()
+    rows = [row for row in of_step.rows() if row.flops]
+    assert [*read_rows(str(of_call))] == [*read_rows(str(of_step))] == rows
 
 
 def test_work_that_xla_merged_is_a_named_line_and_no_alarm() -> None:

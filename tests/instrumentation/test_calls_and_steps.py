@@ -83,6 +83,9 @@ def test_four_calls_with_accumulated_gradients_are_a_step() -> None:
     setup = dict(memory.texts)["setup/values"]
     assert "calls per step: 4\n" in setup
     assert f"tokens per device per call: {TOKENS / 4}" in setup
+    ledger = dict(memory.texts)["ledger/micro_step"]
+    assert ledger.splitlines()[1].startswith("  FLOPs per call per device ")
+    assert step.ledger.to_json()["unit"] == "call"
 
 
 @pytest.mark.full

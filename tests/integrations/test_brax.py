@@ -80,6 +80,18 @@ def test_ppo_is_measured_and_unchanged() -> None:
     assert all("goodput/eval_seconds" in record.scalars for record in memory.records)
 
 
+def test_ppo_that_trains_again_goes_on_in_one_run() -> None:
+    memory = ListSink()
+    with brax.instrumented(peak_tflops_per_device=1, sinks=[memory]) as steps:
+        train()
+        train()
+    assert [record.step for record in memory.records] == list(range(2 * EPOCHS))
+    assert [step.flops.model.per_device for step in steps] == [
+        flops_of_an_epoch() // jax.device_count()
+    ] * 2
+    assert all("goodput/eval_seconds" in record.scalars for record in memory.records)
+
+
 def test_a_step_that_nothing_jits_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.WARNING, "mfu_jax"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.integrations.built_steps import instrumented_jit, paused
+from mfu_jax.settings import Settings
 from tests.support.sinks import ListSink
 
 ROWS, WIDTH, OUT = 2, 8, 4
@@ -76,3 +79,26 @@ def test_a_paused_function_is_no_part_of_a_step() -> None:
             w, _ = step(w, jnp.ones((ROWS, WIDTH)))
             evaluate(w)
     assert all("goodput/eval_seconds" in record.scalars for record in memory.records)
+
+
+def test_a_function_built_twice_goes_on_in_one_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As brax's ``train`` does when it is called twice; also with the settings of flags."""
+
+    def fit(scale: float) -> None:
+        def update(w: Any, x: Any) -> Any:
+            return w * scale, jnp.sum(x @ w)
+
+        step, w = jax.jit(update), jnp.ones((WIDTH, OUT))
+        for _ in range(3):
+            w, _ = step(w, jnp.ones((ROWS, WIDTH)))
+
+    settings = Settings(run_dir=str(tmp_path), peak_tflops_per_device=1)
+    with instrumented_jit("update", settings=settings) as steps:
+        fit(0.9)
+        fit(0.8)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(6))
+    assert [step.flops.executed.total for step in steps] == [FLOPS // 2] * 2
+    assert "still open" not in caplog.text

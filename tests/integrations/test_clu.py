@@ -16,6 +16,7 @@ pytest.importorskip("clu.periodic_actions")
 from clu import metric_writers
 
 from mfu_jax.integrations import clu
+from mfu_jax.logger.records.step_record import StepRecord
 from tests.support.examples import run_example
 
 ROWS, WIDTH = 8, 64
@@ -56,6 +57,17 @@ def test_the_action_reports_means_of_the_steps_since_its_last() -> None:
         assert scalars["perf/per_device_tflops"] * 1e12 == pytest.approx(flops, rel=1e-12)
         rate = scalars["perf/per_device_tflops_per_sec"]
         assert scalars["perf/mfu"] == pytest.approx(rate, rel=1e-12)  # of a peak of 1 TFLOP/s
+
+
+def test_a_rate_is_the_work_of_unequal_steps_by_their_time() -> None:
+    """1 TFLOP at a peak of 1 TFLOP/s in 2 s and in 8 s: 2 / 10, not the mean of 1/2 and 1/8."""
+    writer = Writer()
+    report_mfu = clu.ReportMfu(writer, every_steps=2)
+    for step, seconds in enumerate([2.0, 8.0], 1):
+        scalars = {"perf/step_time_seconds": seconds, "perf/mfu": 1 / seconds}
+        report_mfu.sink.write(StepRecord(step=step, unix_seconds=0.0, scalars=scalars))
+        report_mfu(step)
+    assert writer.written == [(2, {"perf/step_time_seconds": 5.0, "perf/mfu": 0.2})]
 
 
 def test_the_example(tmp_path: Path) -> None:

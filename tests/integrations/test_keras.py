@@ -78,6 +78,10 @@ class Kept(MfuCallback):
         super().on_train_end(logs)
 
 
+def test_a_callback_that_measures_nothing_lets_fit_go_on() -> None:
+    assert fit(MfuCallback(enable_mfu=False)) == fit()
+
+
 def test_a_step_that_jax_does_not_compile_is_refused_with_the_way_out() -> None:
     with pytest.raises(UserError, match="jit_compile=True"):
         fit(MfuCallback(), run_eagerly=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def batches() -> Iterator[Any]:
         yield hax.random.normal(jax.random.key(seed), (BATCH, IN))
 
 
-def train(folder: Path, adapt: Any) -> list[float]:
+def train(folder: Path, adapt: Any, times: int = 1) -> list[float]:
     config = TrainerConfig(
         id="run",
         num_train_steps=STEPS,
@@ -69,20 +70,21 @@ def train(folder: Path, adapt: Any) -> list[float]:
     )
     losses: list[float] = []
     with Trainer(config, optax.adam(1e-3), loss_fn) as trainer:
-        state = trainer.initial_state(jax.random.key(1), model_init=init)
         trainer.add_hook(lambda info: losses.append(float(info.loss)))
         evaluate = compute_validation_loss(loss_fn, [next(batches())])
         trainer.add_hook(evaluate, every=EVERY)
-        adapt(trainer).train(state, batches())
+        adapt(trainer)
+        for _ in range(times):
+            trainer.train(trainer.initial_state(jax.random.key(1), model_init=init), batches())
     return losses
 
 
 def test_levanters_trainer_is_measured_and_unchanged(tmp_path: Path) -> None:
     bare = train(tmp_path / "bare", lambda trainer: trainer)
-    memory, trainers = ListSink(), []
+    memory, steps = ListSink(), []
 
     def adapt(trainer: Any) -> Any:
-        trainers.append(trainer)
+        trainer.add_hook(lambda _: steps.append(trainer._jit_train_step_fn_no_hook))
         return instrument_trainer(trainer, peak_tflops_per_device=1, sinks=[memory])
 
     assert train(tmp_path / "ours", adapt) == bare
@@ -90,11 +92,23 @@ def test_levanters_trainer_is_measured_and_unchanged(tmp_path: Path) -> None:
     assert [record.scalars["learning/loss"] for record in memory.records] == bare[:STEPS]
     evaluated = [r.step for r in memory.records if "goodput/eval_seconds" in r.scalars]
     assert evaluated == [0, 2, 4]
-    flops = trainers[0]._jit_train_step_fn_no_hook.flops
+    flops = steps[0].flops
     rows, hidden = BATCH.size, HIDDEN.size
     # Nothing needs a gradient of the first layer's input.
     by_hand = 2 * (2 * rows * IN.size * hidden) + 3 * (2 * rows * hidden * OUT.size)
     assert flops.model.per_device == flops.executed.total == by_hand // jax.device_count()
+
+
+def test_a_trainer_that_trains_again_numbers_its_steps_on(tmp_path: Path) -> None:
+    bare = train(tmp_path / "bare", lambda trainer: trainer, times=2)
+    file = tmp_path / "metrics.jsonl"
+
+    def adapt(trainer: Any) -> Any:
+        return instrument_trainer(trainer, peak_tflops_per_device=1, metrics_file=str(file))
+
+    assert train(tmp_path / "ours", adapt, times=2) == bare
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(2 * STEPS))
 
 
 def test_the_example(tmp_path: Path) -> None:

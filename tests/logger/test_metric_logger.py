@@ -20,7 +20,8 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.metric_logger import Judge, MetricLogger
+from mfu_jax.logger.records.non_finite import NonFiniteLossError
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
@@ -490,10 +491,44 @@ def test_the_summary_has_the_judges_verdict_first_and_what_to_do_last(tmp_path: 
     assert written["verdict"]["schema"] == 1
 
 
-def test_a_judge_that_fails_costs_the_verdict_only(caplog: pytest.LogCaptureFixture) -> None:
-    logger = MetricLogger(**RUN_COST, warmup_steps=0, sinks=[])
-    logger.judge = lambda *_: 1 / 0  # type: ignore[assignment, return-value]
+@pytest.mark.parametrize(
+    "judge", [lambda *_: 1 / 0, lambda *_: Verdict(kind="report", next_steps=())]
+)
+def test_a_judge_that_fails_costs_the_verdict_only(
+    judge: Judge, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    logger = MetricLogger(**RUN_COST, warmup_steps=0, sinks=[JsonlSink(path)])
+    logger.judge = judge
     logger.record(0, {"loss": 1.0}, step_time_seconds=1.0)
     summary = logger.close()
     assert (summary.steps, summary.verdict) == (1, None)
+    assert json.loads(path.with_name("metrics.jsonl.summary.json").read_text())["steps"] == 1
     assert "the summary has no verdict" in caplog.text
+
+
+@pytest.mark.parametrize("array", [np.asarray, jax.numpy.array])
+def test_the_losses_of_many_steps_of_a_call_are_their_mean(
+    array: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**RUN_COST, "warmup_steps": 0, "abort_on_nan_loss": True}
+    logger = MetricLogger(sinks=[sink := ListSink()], **options)
+    losses = np.arange(32, dtype=np.float32)
+    for last in (31, 63):
+        logger.record(last, {"loss": array(losses)}, steps=32)
+        losses += 32  # the loop may use its buffer again
+    logger.record(95, {"loss": array(losses * np.nan)}, steps=32)
+    with pytest.raises(NonFiniteLossError):
+        logger.close()
+    assert sink.scalar("learning/loss")[:64] == [15.5] * 32 + [47.5] * 32
+    assert not any("left out" in text for text in caplog.messages)
+
+
+def test_the_losses_of_many_steps_of_a_call_are_waited_for() -> None:
+    run = Run()
+    for last in (31, 63):
+        metrics = run.device.run(32.0)
+        metrics["loss"].shape = (32,)  # type: ignore[attr-defined]
+        run.logger.record(last, metrics, steps=32)
+    run.logger.close()
+    assert run.sink.scalar("perf/step_time_seconds") == [1.0] * 64

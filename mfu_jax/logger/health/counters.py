@@ -239,19 +239,25 @@ class TpuCounters:
     def read(self) -> Iterator[tuple[str, float]]:
         """See `Counters`: of devices, cores or chips."""
         for name, metric in _TPU.items():
-            yield from ((name, _PERCENT * float(text)) for text in self._texts(metric))
-        used, total = (self._texts(f"hbm_capacity_{what}") for what in ("usage", "total"))
-        if total:
-            yield names.HBM_USED, sum(map(float, used)) / sum(map(float, total))
-        for text in self._texts("tpu_throttle_score"):  # "ID-SCORE", 1 to 10 for 10 to 100%
-            yield names.THROTTLE_SCORE, float(text.rpartition("-")[2])
+            yield from ((name, _PERCENT * number) for number in self._numbers(metric))
+        used, total = (self._numbers(f"hbm_capacity_{what}") for what in ("usage", "total"))
+        if used and sum(total) > 0:
+            yield names.HBM_USED, sum(used) / sum(total)
+        for score in self._numbers("tpu_throttle_score", _score):
+            yield names.THROTTLE_SCORE, score
 
     def close(self) -> None:
         """See `Counters`."""
 
-    def _texts(self, metric: str) -> list[str]:
-        """libtpu's answer, one text for each device, core or chip; empty if not known."""
+    def _numbers(self, metric: str, parse: Callable[[str], float] = float) -> list[float]:
+        """libtpu's answer, one number for each device, core or chip; empty if not known."""
         try:
-            return list(map(str, self._monitoring.get_metric(metric).data()))
-        except RuntimeError:  # not of this TPU or version
+            return [parse(str(text)) for text in self._monitoring.get_metric(metric).data()]
+        except Exception as error:  # a RuntimeError: not of this TPU or version; others are its own
+            _log.debug("libtpu does not tell %s: %r", metric, error)
             return []
+
+
+def _score(text: str) -> float:
+    """Of ``ID-SCORE``; 1 to 10 for 10 to 100%."""
+    return float(text.rpartition("-")[2])

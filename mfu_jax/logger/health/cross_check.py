@@ -24,8 +24,11 @@ from mfu_jax.util.formatting import percent
 # 3% above the count in cuBLAS, whose tiles only a trace names. Without the ledger's, up to 7% in
 # large matmuls, convolutions and causal attention, and 40% in Triton's odd shapes.
 _WITH_TILES, _WITHOUT_TILES = 0.05, 0.10
-# So many readings must agree, beyond this many standard errors: a TPU's are of 10 µs a second.
-_FEWEST, _ERRORS = 3, 4.0
+# So many readings must agree, beyond so many standard errors: every reading is a new test.
+_FEWEST_OF_GPUS, _ERRORS_OF_GPUS = 10, 5.0
+_FEWEST_OF_TPUS, _ERRORS_OF_TPUS = 30, 4.0
+# Readings may be equal by chance, so a GPU's is not taken to be more exact than this.
+_GPU_DEVIATION = 0.02
 # Of an interval, this share must be steps, or waits for data, in which nothing runs.
 _COVERED = 0.95
 _MOST_STEPS = 100_000
@@ -73,11 +76,12 @@ class CountCheck:
     """Compares a run's HFU with the tensor cores' counter; on the recorder's thread.
 
     Args:
-        has_tiles: the ledger has what tiles add on these devices, if it was counted.
+        is_tpu: a reading is what libtpu saw in 10 µs of a second, and no ledger has TPUs' tiles.
     """
 
-    def __init__(self, *, has_tiles: bool = True) -> None:
-        self._has_tiles = has_tiles
+    def __init__(self, *, is_tpu: bool = False) -> None:
+        self._is_tpu = is_tpu
+        self._has_tiles = not is_tpu
         self._cost: object = None
         self._tiles: float | None = None  # of the last cost
         self._intervals: deque[TensorActivity] = deque()
@@ -117,7 +121,8 @@ class CountCheck:
     def _hfu_of(self, step: TimedStep, record: StepRecord) -> float | None:
         if step.cost is not self._cost and isinstance(step.cost, StepCost):
             self._cost, self._tiles = step.cost, step.cost.tiles
-            self._has_tiles &= self._tiles is not None
+            if step.cost.executed_flops_per_device is not None:  # it is counted
+                self._has_tiles &= self._tiles is not None
         hfu = record.scalars.get("perf/hfu")
         return None if hfu is None else hfu * (self._tiles or 1.0)
 
@@ -141,14 +146,19 @@ class CountCheck:
         self._squares += (counter - count) ** 2
 
     def _warning(self) -> list[str]:
-        if self._is_told or self._compared < _FEWEST or not (self._counter and self._count):
+        fewest = _FEWEST_OF_TPUS if self._is_tpu else _FEWEST_OF_GPUS
+        if self._is_told or self._compared < fewest or not (self._counter and self._count):
             return []
         counter, count = self._counter / self._compared, self._count / self._compared
         difference = counter - count
-        variance = max(0.0, self._squares / self._compared - difference**2)
-        error = math.sqrt(variance / (self._compared - 1))
+        if self._is_tpu:  # a core works in its 10 µs or not, and all of them may be in step
+            errors, variance = _ERRORS_OF_TPUS, max(0.0, count * (1 - count))
+        else:
+            errors, variance = _ERRORS_OF_GPUS, _GPU_DEVIATION**2
+        variance = max(variance, self._squares / self._compared - difference**2)
+        error = errors * math.sqrt(variance / (self._compared - 1))
         tolerance = _WITH_TILES if self._has_tiles else _WITHOUT_TILES
-        if abs(difference) <= max(tolerance * count, _ERRORS * error):
+        if abs(difference) <= max(tolerance * count, error):
             return []
         self._is_told = True
         ratio = counter / count

@@ -93,7 +93,7 @@ class HardwareWatch(Monitor):
         if gpus is not None:
             self._peak_clock_mhz = _peak_clock_mhz()
         if counters is not None:
-            self._check = CountCheck(has_tiles=gpus is not None)
+            self._check = CountCheck(is_tpu=gpus is None)
         before: tuple[float, float | None] | None = None  # when, and the clock
         while gpus is not None or counters is not None:
             readings = [] if gpus is None else gpus.read()

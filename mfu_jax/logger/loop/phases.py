@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.loop.spans import Span, mean_of_calls
+from mfu_jax.logger.loop.spans import Span, means_of
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
 from mfu_jax.logger.records.summary import PhaseTotals
 from mfu_jax.logger.timing.readiness import PhaseEnds, end_marker
@@ -324,9 +324,6 @@ class StepCalls:
         if len(self._calls) < self.count:
             return None
         calls, self._calls = self._calls, []
-        values: dict[str, list[Any]] = {}
-        for of_call, _ in calls:
-            for name, value in of_call.items():
-                values.setdefault(name, []).append(value)
-        means = {n: functools.partial(mean_of_calls, v) for n, v in values.items() if n[:1] != "_"}
-        return means | {"_last": metrics}, sum_of([cost for _, cost in calls])
+        means = means_of([of_call for of_call, _ in calls])
+        shown = {name: mean for name, mean in means.items() if name[:1] != "_"}
+        return shown | {"_last": metrics}, sum_of([cost for _, cost in calls])

@@ -89,7 +89,7 @@ class LoopSpans:
         self.open: Span | None = None
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
-        self._calls: dict[str, list[Any]] = {}
+        self._calls: list[Mapping[str, Any]] = []
         self._calls_after = -1
 
     def release(self) -> None:
@@ -125,20 +125,18 @@ class LoopSpans:
         if not isinstance(self.open, Pause):
             return False
         self._calls_after = step
-        for name, value in metrics.items():
-            self._calls.setdefault(name, []).append(value)
+        self._calls.append(metrics)
         return True
 
     def wait_for_calls(self, pause: str) -> None:
         """Waits for the calls made in a pause, so that their time counts as the pause's."""
-        calls, self._calls = self._calls, {}
+        calls, self._calls = self._calls, []
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop hits it when it reads them
-            block_until_ready({name: values[-1] for name, values in calls.items()})
+            for metrics in calls:
+                block_until_ready(metrics)
         if calls and pause == "eval":
             known = {*self.late, *(self.held.extra if self.held is not None else ())}
-            new = {
-                n: functools.partial(mean_of_calls, v) for n, v in calls.items() if n not in known
-            }
+            new = {name: mean for name, mean in means_of(calls).items() if name not in known}
             self.add(new, self._calls_after)
 
     def take_late(self) -> dict[str, Any]:
@@ -270,8 +268,21 @@ class Wait(Span):
             spans.pipeline.put(finished)
 
 
-def mean_of_calls(values: Sequence[Any]) -> Any:
-    """The mean of a metric over calls."""
+def means_of(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The means of metrics over calls, as functions; also of nested ones."""
+    found: dict[str, list[Any]] = {}
+    for metrics in calls:
+        for name, value in metrics.items():
+            found.setdefault(name, []).append(value)
+    return {
+        name: means_of(values)
+        if all(isinstance(value, Mapping) for value in values)
+        else functools.partial(_mean_of_calls, values)
+        for name, values in found.items()
+    }
+
+
+def _mean_of_calls(values: Sequence[Any]) -> Any:
     return np.mean([np.asarray(value) for value in values], axis=0)
 
 

@@ -35,12 +35,23 @@ class StepNumbers:
         self._start_step = start_step
         self._times = 0
 
-    def go_back(self, step: int) -> None:
+    def go_back(self, step: int, *, steps: int = 1) -> None:
         """The loop repeats `step` and later ones, as after restoring a checkpoint.
 
+        Args:
+            step: the first of those that the call ran.
+            steps: how many these are.
+
         Raises:
-            UserError: it is the first step, so there is nothing to go back from.
+            UserError: it is the first step, so there is nothing to go back from; or a call of
+                several steps began before the first.
         """
+        if steps > 1 and step < self._start_step:
+            raise UserError(
+                f"steps {step} to {step + steps - 1} were recorded; expected none before "
+                f"{self._start_step}, the start_step; usually the number of the call's first step "
+                f"was given, or of the call; pass the number of its last step"
+            )
         if self.last < self._start_step:
             raise UserError(
                 f"step {step} was recorded first; expected {self._start_step}, the start_step, or "

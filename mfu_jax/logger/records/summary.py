@@ -7,8 +7,10 @@ import dataclasses
 import itertools
 import math
 import operator
+import statistics
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.logger.records import names
@@ -210,6 +212,29 @@ _MEANS = {
     **{name: f"perf/{name}" for name in ("mfu", "hfu", "mbu")},
 }
 """Field of a summary → the amount, or the utilisation, of a step."""
+_UTILISATIONS = ("perf/mfu", "perf/hfu", "perf/mbu", "perf/mfu_at_clock")
+
+
+def perf_means(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Means of the ``perf/`` scalars of several steps' records, each of the steps that have it.
+
+    Of a rate or a utilisation it is the work of these steps / their time, as in a `Summary`; of a
+    time or an amount of work it is the plain mean.
+
+    >>> quick = {"perf/step_time_seconds": 1.0, "perf/mfu": 0.4}
+    >>> slow = {"perf/step_time_seconds": 3.0, "perf/mfu": 0.2}
+    >>> perf_means([quick, slow])
+    {'perf/step_time_seconds': 2.0, 'perf/mfu': 0.25}
+    """
+    values: dict[str, list[float]] = defaultdict(list)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for scalars in steps:
+        for name, value in scalars.items():
+            if name.startswith("perf/"):
+                values[name].append(value)
+                if name.endswith("_per_sec") or name in _UTILISATIONS:
+                    seconds[name].append(scalars["perf/step_time_seconds"])
+    return {name: statistics.fmean(each, seconds.get(name)) for name, each in values.items()}
 
 
 class StepStatistics:

@@ -50,8 +50,18 @@ class MetricFilter:
         # abstract values, so an identity check shows that nothing has changed.
         self._small: dict[Any, Any] = {}
 
-    def of(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
-        """The metrics that are small enough to keep."""
+    def of(self, metrics: Mapping[Any, Any], steps: int = 1) -> dict[Any, Any]:
+        """The metrics that are small enough to keep.
+
+        Args:
+            metrics: of a call.
+            steps: how many it ran; a loss of each of too many is replaced by their mean.
+        """
+        if steps > MOST_NUMBERS and getattr(metrics.get("loss"), "shape", None) == (steps,):
+            losses = metrics["loss"]
+            losses = losses.copy() if isinstance(losses, np.ndarray) else losses
+            rest = self.of({**metrics, "loss": functools.partial(_mean, losses)})
+            return {**rest, "_losses": losses}  # waited for, as functions are not
         known = self._small
         for name, value in metrics.items():
             if getattr(value, "aval", value.__class__) is not known.get(name, self):
@@ -91,6 +101,10 @@ def drop_large(metrics: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
         else:
             left_out.append(f"{name} {size_text(value)}")
     return kept, left_out
+
+
+def _mean(losses: Any) -> np.float32:
+    return np.mean(np.asarray(losses), dtype=np.float32)
 
 
 def _has_function(metrics: Mapping[Any, Any]) -> bool:

@@ -112,7 +112,7 @@ def flops(run: RunData, name: str) -> Iterator[Markup]:
     """
     if run.setup.ledger:
         executed = next((r.flops for r in run.setup.ledger if r.label == EXECUTED), None)
-        body = ledger_table("FLOPs per step and device", run.setup.ledger, executed)
+        body = ledger_table(f"FLOPs per {run.setup.unit} and device", run.setup.ledger, executed)
         yield section(f"From model FLOPs to what ran{name}", body)
     if run.model.components:
         yield section(f"The model's FLOPs by component{name}", wide(_components(run)))

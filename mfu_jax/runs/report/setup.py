@@ -27,7 +27,7 @@ class Setup:
     Attributes:
         values: name → value, as logged.
         config: the trainer's settings, key → text.
-        ledger: from the model's FLOPs to XLA's report, per step and device.
+        ledger: from the model's FLOPs to XLA's report, per `unit` and device.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -65,6 +65,11 @@ class Setup:
         """The same in TFLOP/s."""
         found = _PEAK.match(str(self.values.get("peak of one device", "")))
         return float(found[1]) if found else None
+
+    @property
+    def unit(self) -> str:
+        """What the FLOPs of the values and the ledger are of: a step, or a call."""
+        return "call" if f"{_MODEL_FLOPS} per call" in self.values else "step"
 
     @property
     def convention(self) -> str:

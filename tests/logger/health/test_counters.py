@@ -80,6 +80,27 @@ def test_what_libtpu_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert combined(TpuCounters().read()) == {"hardware/duty_cycle": pytest.approx(0.015)}
 
 
+@pytest.mark.parametrize(
+    ("broken", "lost"),
+    [
+        ({"tensorcore_util": ["40.00", "N/A"]}, "tensor_active"),
+        ({"hbm_capacity_total": ["0"] * 4}, "hbm_used"),
+        ({"hbm_capacity_usage": ["busy"]}, "hbm_used"),
+        ({"tpu_throttle_score": ["0-none"]}, "throttle_score"),
+        ({"hbm_util": None}, "dram_active"),  # an error other than libtpu's RuntimeError
+    ],
+)
+def test_a_metric_that_cannot_be_read_costs_no_other(
+    broken: dict[str, Any], lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libtpu(monkeypatch, V6E)
+    whole = combined(TpuCounters().read())
+    libtpu(monkeypatch, V6E | broken)
+    rest = {name: value for name, value in whole.items() if name != f"hardware/{lost}"}
+    assert combined(TpuCounters().read()) == rest
+    assert len(rest) == len(whole) - 1
+
+
 def test_a_libtpu_without_counters_is_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

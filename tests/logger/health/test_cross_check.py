@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from mfu_jax.logger.health.cross_check import CountCheck, TensorActivity
@@ -73,10 +74,15 @@ def test_steps_without_executed_flops_are_not_compared() -> None:
 
 
 def notes_of(
-    counter: Callable[[int], float], times: int = 40, cost: StepCost | None = None
+    counter: Callable[[int], float],
+    times: int = 40,
+    cost: StepCost | None = None,
+    *,
+    is_tpu: bool = False,
 ) -> list[str]:
-    """The notes of a run with an HFU of 40%."""
-    check = CountCheck(has_tiles=cost is not None)
+    """The notes of a run with an HFU of 40%; of GPUs without tiles if no cost is given."""
+    check = CountCheck(is_tpu=is_tpu)
+    cost = cost or cost_with(None)
     count = 0.4
     steps = []
     for i in range(times):
@@ -132,6 +138,38 @@ def test_more_and_fewer_have_their_own_causes() -> None:
 
 def test_noise_is_not_a_disagreement() -> None:
     """A TPU's tensor core is seen for 10 µs of every second: on or off, and on 40% of the time."""
-    assert notes_of(lambda i: float(i % 5 in (0, 3))) == []
+    assert notes_of(lambda i: float(i % 5 in (0, 3)), is_tpu=True) == []
     assert notes_of(lambda i: 0.7 + 0.2 * (i % 2))
-    assert notes_of(lambda _: 0.8, times=2) == []
+    assert notes_of(lambda i: 0.7 + 0.2 * (i % 2), is_tpu=True)
+
+
+def test_equal_readings_are_no_proof() -> None:
+    """Three samples of 10 µs are all on in 6% of the runs that are active for 40% of the time."""
+    assert notes_of(lambda _: 1.0, times=29, is_tpu=True) == []
+    assert notes_of(lambda _: 1.0, times=30, is_tpu=True)
+    assert notes_of(lambda _: 0.8, times=9) == []
+    assert notes_of(lambda _: 0.8, times=10)
+    # 6% more in ten readings, each known to 2 percent points, is noise; in forty it is not.
+    assert notes_of(lambda _: 0.4 * 1.06, times=10, cost=cost_with(100)) == []
+
+
+@pytest.mark.parametrize("is_tpu", [False, True])
+def test_correct_counts_are_not_told_in_an_hour(*, is_tpu: bool) -> None:
+    """360 readings of 100 runs: a TPU's core on or off, a GPU with 3 percent points of noise."""
+    random = np.random.default_rng(0)
+    told = 0
+    for _ in range(100):
+        noise = random.binomial(1, 0.4, 360) if is_tpu else random.normal(0.4, 0.03, 360)
+        told += bool(notes_of(lambda i, noise=noise: float(noise[i]), times=360, is_tpu=is_tpu))
+    assert told == 0
+
+
+def test_a_step_before_its_count_is_done_says_nothing_about_tiles() -> None:
+    check = CountCheck()
+    uncounted = StepCost(model_flops_per_device=100)
+    assert list(compared(check, [record(0.0, 1.0, None)], cost=uncounted)) == [({}, [])]
+    found = []
+    for i in range(40):
+        check.add_interval(TensorActivity(10.0 * i, 10.0 * i + 10, 0.4 * 1.06))
+        found += compared(check, [record(10.0 * i + 10, 10.0, 0.4)], cost=cost_with(100))
+    assert sum(bool(notes) for _, notes in found) == 1  # 6% are more than 5%, known with tiles

@@ -184,6 +184,42 @@ def test_a_wait_inside_a_step_is_not_idle_while_a_call_of_it_runs() -> None:
     assert run.sink.scalar("perf/step_time_seconds") == [4.0, 4.0]
 
 
+def test_nested_metrics_are_means_over_the_calls_of_a_step_or_an_eval() -> None:
+    run = Run(calls_per_step=2)
+
+    def call(loss: float) -> None:
+        metrics = run.device.run(1.0, loss)
+        nested = {**metrics, "aux": {"norm": metrics["loss"], "deep": {"x": metrics["loss"]}}}
+        run.logger.observe_call("f", nested, StepCost(**RUN_COST), None)
+
+    for loss in (1.0, 3.0):
+        call(loss)
+    with run.logger.pause("eval"):
+        for loss in (5.0, 8.0):
+            call(loss)
+    run.logger.close()
+    (record,) = run.sink.records
+    assert record.notes == ()
+    for folder, mean in (("learning", 2.0), ("eval", 6.5)):
+        names = [f"{folder}/{name}" for name in ("loss", "aux/norm", "aux/deep/x")]
+        assert [record.scalars.get(name) for name in names] == [mean] * 3
+
+
+def test_the_calls_of_a_refused_thread_fill_no_step() -> None:
+    run = Run(calls_per_step=2)
+    for _ in range(4):
+        calls(run, 1.0)
+        other = threading.Thread(target=calls, args=(run, 100.0))
+        run.device.free_at, free_at = 0.0, run.device.free_at
+        other.start()
+        other.join()
+        run.device.free_at = free_at
+    run.logger.close()
+    assert [record.step for record in run.sink.records] == [0, 1]
+    assert run.sink.scalar("perf/per_device_tflops") == [800e-12, 800e-12]
+    assert run.sink.scalar("perf/step_time_seconds") == [2.0, 2.0]
+
+
 def test_the_end_of_the_data_inside_of_a_wait_leaves_the_logger_usable() -> None:
     run = Run()
     run.steps(1.0)

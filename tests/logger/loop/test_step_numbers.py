@@ -11,6 +11,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger.loop import step_numbers
 from tests.support.logger_run import Run
+from tests.support.sinks import ListSink
 
 
 def test_a_loop_that_goes_back_is_told_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -24,6 +25,38 @@ def test_a_loop_that_goes_back_is_told_and_goes_on(caplog: pytest.LogCaptureFixt
     assert [record.step for record in run.sink.records] == [0, 1, 2, 3, 2, 3, 4, *[4] * 9]
     assert "step 2 was recorded after step 3: the loop went back" in caplog.messages[0]
     assert len(caplog.messages) == 3  # and not twelve
+
+
+def test_a_call_of_several_steps_goes_back_from_its_first_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run(sinks=[sink := ListSink()])
+    backs: list[int] = []
+    run.logger._log.went_back = backs.append  # type: ignore[method-assign]
+    for step in (3, 7, 11, 7, 9, 13):
+        run.logger.record(step, {}, steps=4, step_time_seconds=4.0)
+    run.logger.close()
+    assert backs == [4, 6]
+    firsts = (0, 4, 8, 4, 6, 10)
+    assert [r.step for r in sink.records] == [s for f in firsts for s in range(f, f + 4)]
+    assert [text[:37] for text in caplog.messages] == [
+        "step 4 was recorded after step 11: th",
+        "step 6 was recorded after step 7: the",
+    ]
+
+
+@pytest.mark.parametrize(("earlier", "step"), [([], 10), ([], 12), ([13], 9)])
+def test_a_call_of_several_steps_that_begins_before_the_first_is_refused(
+    earlier: list[int], step: int
+) -> None:
+    run = Run(start_step=10, sinks=[sink := ListSink()])
+    for last in earlier:
+        run.logger.record(last, {}, steps=4)
+    with pytest.raises(UserError, match=rf"steps {step - 3} to {step} were .* before 10"):
+        run.logger.record(step, {}, steps=4)
+    run.logger.record(17, {}, steps=4)
+    run.logger.close()
+    assert [r.step for r in sink.records] == [*range(10, 10 + 4 * len(earlier)), *range(14, 18)]
 
 
 @pytest.mark.parametrize("step", ["2", 2.5, None, True, math.nan, [2]])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mfu_jax.logger.records.step_cost import StepCost, StepRates
-from mfu_jax.logger.records.summary import StepStatistics, Summary, percentile
+from mfu_jax.logger.records.summary import StepStatistics, Summary, percentile, perf_means
 
 
 def statistics(*steps: dict[str, float]) -> dict[str, float]:
@@ -24,6 +24,36 @@ def step(seconds: float, **utilisation: float) -> dict[str, float]:
         "perf/per_device_tflops": 3.0,
         **{f"perf/{name}": value for name, value in utilisation.items()},
     }
+
+
+def test_means_of_records_are_those_of_a_summary() -> None:
+    """Two steps of 2 TFLOPs and 100 tokens in 1 and 3 s, one of 6 TFLOPs in 4 s, at 4 TFLOP/s."""
+    cost = StepCost(
+        model_flops_per_device=2 * 10**12,
+        executed_flops_per_device=3 * 10**12,
+        tokens_per_device=100,
+        peak_flops_per_sec=4e12,
+    )
+    large = StepCost(model_flops_per_device=6 * 10**12, peak_flops_per_sec=4e12)
+    steps = [(1.0, cost), (3.0, cost), (4.0, large)]
+    means = perf_means([{**c.rates(s), "learning/loss": 1.0} for s, c in steps])
+    assert means == {
+        "perf/step_time_seconds": 8 / 3,
+        "perf/per_device_tflops": 10 / 3,
+        "perf/per_device_tflops_per_sec": 10 / 8,
+        "perf/per_device_tokens": 100,
+        "perf/per_device_tokens_per_sec": 200 / 4,  # of the steps that tell it
+        "perf/mfu": 10 / (8 * 4),
+        "perf/hfu": 6 / (4 * 4),
+    }
+    added = StepStatistics()
+    for seconds, each in steps:
+        added.add(seconds, StepRates(each))
+    fields = added.fields()
+    assert means["perf/mfu"] == pytest.approx(fields["mfu"], rel=1e-15)
+    assert means["perf/hfu"] == pytest.approx(fields["hfu"], rel=1e-15)
+    assert means["perf/per_device_tokens_per_sec"] == fields["tokens_per_sec_per_device"]
+    assert perf_means([]) == {}
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100])

@@ -119,6 +119,18 @@ def test_the_numbers_are_those_of_the_files(tmp_path: Path) -> None:
     assert not [e for e in html_pages.elements(text) if {"src", "href"} & set(e.attributes)]
 
 
+@pytest.mark.parametrize("unit", ["step", "call"])
+def test_the_ledger_is_that_of_what_the_set_up_names(tmp_path: Path, unit: str) -> None:
+    write_job(tmp_path / "run")
+    log = WrittenLog(tmp_path / "run")
+    rows = f"  FLOPs per {unit} per device  FLOPs  of executed\n  model  1,000  50.00%"
+    values = {f"model TFLOP per device per {unit}": "1e-09 (maxtext; traced)"}
+    log.line("setup", 300.0, values=values, texts={"ledger": rows})
+    run = read(tmp_path / "run")
+    assert [row.flops for row in run.setup.ledger] == [1000]
+    assert f"FLOPs per {unit} and device" in page([run])
+
+
 @pytest.mark.full
 @pytest.mark.skipif(html_pages.CHROMIUM is None, reason="no Chromium here")
 def test_a_browser_shows_the_numbers_of_the_files(tmp_path: Path) -> None:

@@ -4,16 +4,17 @@ usage: mfu-jax gate RUN --baseline RUN2 [--baseline RUN3 …] [--threshold 1%] [
                     [--github] [--json]
 
 RUN and RUN2 are run folders, metrics files or logs, as for mfu-jax report. The gate compares
-medians of windows, not single steps. A slowdown fails if its 99% interval excludes chance and it
-reaches the threshold. The gate compares the step time, alone and with the wait for data, or, if the
-runs' steps differ in tokens, tokens/s/device. Several baselines, all repeats, show the scatter
+means without outliers, not single steps. A slowdown fails if its 99% interval excludes chance and
+it reaches the threshold. The gate compares the step time, alone and with the wait for data, or, if
+the runs' steps differ in tokens, tokens/s/device. Several baselines, all repeats, show the scatter
 between runs, which is no regression. Four or more make a good model of the noise.
   --threshold X    smallest slowdown that fails: 1%, or 0.01 (default 1%)
   --junit FILE     writes the result as JUnit XML
   --github         prints an annotation for GitHub Actions
   --json           one JSON object on stdout
   warmup_steps=3   steps excluded after each start, if the files do not mark them
-Exit code: 0 no regression, 1 a regression, 2 wrong input.
+Exit code: 0 no regression, also where noise hides one (could not tell), 1 a regression, 2 wrong
+input.
 
 example: mfu-jax gate runs/b --baseline runs/a --threshold=2%"""
 
@@ -71,7 +72,7 @@ def _gate(arguments: Arguments) -> tuple[Gate, Verdict]:
     )
     gate = check(found, threshold=threshold)
     of_run = run_verdict(
-        run,
+        metrics.path,
         metrics.summary(warmup_steps=warmup),
         read_setup(metrics.path),
         wall={},
@@ -90,7 +91,7 @@ def _verdict(gate: Gate, of_run: Verdict, report: str) -> Verdict:
     return dataclasses.replace(
         of_run,
         kind="gate",
-        finding=f"{'FAILED' if gate.has_failed else 'passed'}: {gate.message}",
+        finding="; ".join(filter(None, (gate.finding, of_run.finding))),
         passed=not gate.has_failed,
         losses=(*slower, *of_run.losses),
         next_steps=(NextStep(text=report), *steps) if gate.has_failed else steps,

@@ -18,7 +18,8 @@ profile=DIR     a profile of several hosts: how long each waits in collectives, 
                 default the one in the run's folder
 plan=FILE       compares the prediction of mfu-jax plan … --json with what the (first) run measured
 --json          one JSON object on stdout
---html          one page that needs no network, in FILE.html (default RUN/report.html)
+--html          one page that needs no network, in FILE.html (default RUN/report.html, or
+                runs/a.html for the file runs/a.jsonl)
 --export=ml_goodput   writes the run log's events to FILE, one per line, in the log format of
                 ml-goodput-measurement
 --export=summary   writes the run's totals to FILE, as its logger does to ….summary.json at the end;
@@ -31,7 +32,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from mfu_jax import hardware
@@ -43,7 +44,7 @@ from mfu_jax.runs.metrics.files import WARMUP_STEPS
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
 from mfu_jax.runs.report.plan_comparison import PlanComparison, compare_with_plan, read_plan
 from mfu_jax.runs.report.run_data import Options, RunData, answer_without_steps, read_run_data
-from mfu_jax.storage.addresses import Address, path_of
+from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.arguments import MODEL, PEAK, Arguments, own_key, parse
@@ -121,12 +122,13 @@ def _names(arguments: Arguments) -> tuple[list[str], str]:
 
 
 def _page_of(run: str) -> str:
+    """Of a folder, or its metrics.jsonl: ``report.html``; of another file: its name."""
     place = path_of(run)
-    if isinstance(place, Address):
-        folder: Path | Address = place.parent if place.name.endswith(".jsonl") else place
-    else:
-        folder = place if place.is_dir() else place.parent
-    return str(folder / "report.html")
+    is_folder = place.is_dir() if isinstance(place, Path) else not place.name.endswith(".jsonl")
+    if is_folder:
+        return str(place / "report.html")
+    stem = "report" if place.name in ("-", "metrics.jsonl") else PurePath(place.name).stem
+    return str(place.parent / f"{stem}.html")
 
 
 def _compared(a: RunData, b: RunData) -> RunComparison:

@@ -94,7 +94,28 @@ def test_noise_that_hides_a_slowdown_is_told(
         write_run(tmp_path / f"{name}.jsonl", [rng.uniform(0.5, 1.5) for _ in range(40)])
     code, found = answer(capsys, str(tmp_path / "b.jsonl"), "--baseline", str(tmp_path / "a.jsonl"))
     assert code == 0
+    assert found["message"].startswith("could not tell a slowdown of 1.0%: step time ")
     assert "noise hides slowdowns below " in found["message"]
+    assert found["verdict"]["sentence"].startswith("could not tell a slowdown of 1.0%: step time ")
+    assert (found["could_tell"], found["verdict"]["passed"]) == (False, True)
+
+
+def test_a_short_run_does_not_raise_the_threshold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Noise slower than 20 steps may hide 2.7%; of a run that is much faster, it hides nothing."""
+    a, b, c = (
+        str(write_run(tmp_path / f"{name}.jsonl", [seconds] * 20))
+        for name, seconds in (("a", 1.0), ("b", 1.0), ("c", 0.9))
+    )
+    code, found = answer(capsys, b, "--baseline", a)
+    assert (code, found["could_tell"]) == (0, False)
+    assert found["message"].startswith("could not tell a slowdown of 1.0%: ")
+    assert found["message"].endswith("noise hides slowdowns below 2.7%")
+    for run, threshold in ((b, "5%"), (c, "1%")):
+        code, found = answer(capsys, run, "--baseline", a, f"--threshold={threshold}")
+        assert (code, found["could_tell"]) == (0, True)
+        assert found["message"].startswith(f"no regression of {threshold[0]}.0% or more: ")
 
 
 def test_a_slowdown_that_may_be_chance_is_told(

@@ -310,8 +310,9 @@ def test_the_summary_can_be_written_again(
 
 
 def test_a_process_that_ends_before_its_first_step_has_a_verdict_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     log = WrittenLog(tmp_path)
     log.start(0.0, 1.0)
     log.line("compile", 9.0, spans=[[1.0, 8_000_000]])
@@ -428,9 +429,13 @@ def test_the_page_goes_into_the_runs_folder_or_where_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text("".join(line(n) for n in range(20)))
+    other = tmp_path / "other.jsonl"
+    for file in (metrics, other):
+        file.write_text("".join(line(n) for n in range(20)))
     for words, page in (
         ((str(tmp_path), "--html"), tmp_path / "report.html"),
+        ((str(metrics), "--html"), tmp_path / "report.html"),
+        ((str(other), "--html"), tmp_path / "other.html"),
         ((str(metrics), "--html=" + str(tmp_path / "a.html")), tmp_path / "a.html"),
         ((str(metrics), "--html", str(tmp_path / "b.html")), tmp_path / "b.html"),
         ((str(metrics), str(tmp_path), "--html", str(tmp_path / "c.htm")), tmp_path / "c.htm"),

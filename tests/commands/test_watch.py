@@ -22,7 +22,7 @@ from tests.support.written_logs import WrittenLog
 pytest.importorskip("rich")
 
 
-def write(folder: Path, steps: range, **scalars: float) -> Path:
+def write(folder: Path, steps: range, *, flags: tuple[str, ...] = (), **scalars: float) -> Path:
     path = folder / "metrics.jsonl"
     sink = JsonlSink(path, resume_from_step=steps.start)
     for step in steps:
@@ -34,7 +34,10 @@ def write(folder: Path, steps: range, **scalars: float) -> Path:
             **scalars,
         }
         note = ("loss 9.9 is a spike\x1b[2J",) if step == 3 else ()
-        sink.write(StepRecord(step=step, unix_seconds=time.time(), scalars=values, notes=note))
+        record = StepRecord(
+            step=step, unix_seconds=time.time(), scalars=values, notes=note, flags=flags
+        )
+        sink.write(record)
     sink.close()
     return path
 
@@ -72,6 +75,18 @@ def test_the_chip_the_total_and_a_fall_of_the_mfu_are_shown(
     assert lines[1].endswith("2.000 s a step, 2 min to go")
     assert lines[2] == "8 × H100"
     assert lines[3] == "MFU has fallen from 13.7% to 2.1% in the last 8 steps"
+
+
+def test_impossible_steps_are_named_by_watch_and_report_and_are_no_fall(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, range(4), flags=("hfu_over_1",), **{"perf/mfu": 71.0})
+    write(tmp_path, range(4, 16), **{"perf/mfu": 0.2})
+    lines = shown(capsys, tmp_path, "--once")
+    assert "has fallen" not in "".join(lines)
+    assert "impossible numbers (hfu_over_1 in 4 steps); " in "".join(lines)
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("impossible numbers (hfu_over_1 in 4 steps); ")
 
 
 def test_the_state_is_the_heartbeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,6 @@ from mfu_jax.runs.comparison.runs import (
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.util.formatting import percent
 
-_WIDE = 0.05  # a wider interval is reported, and so is one around a larger slowdown
-
 
 @dataclass(frozen=True, kw_only=True)
 class GateCheck:
@@ -38,12 +36,8 @@ class GateCheck:
     def has_failed(self) -> bool:
         """Whether the slowdown is real and at least the threshold."""
         speed = self.row.speed
-        return speed.is_real and speed.change < 0 and self.slowdown >= self.least
-
-    @property
-    def least(self) -> float:
-        """The smallest slowdown that fails: the threshold, or what a short run can resolve."""
-        return max(self.threshold, unseen(self.row.speed))
+        least = max(self.threshold, unseen(speed))
+        return speed.is_real and speed.change < 0 and self.slowdown >= least
 
     @property
     def slowdown(self) -> float:
@@ -52,9 +46,10 @@ class GateCheck:
 
     @property
     def hidden(self) -> float:
-        """The largest slowdown inside the interval: a smaller one may be there, undetected."""
+        """The largest slowdown that chance may hide: of the interval, or of a short run's noise."""
         low = self.row.speed.low
-        return 0.0 if low is None else max(0.0, 1 / (1 + low) - 1)
+        in_interval = 0.0 if low is None else 1 / (1 + low) - 1
+        return max(0.0, in_interval, self.slowdown + unseen(self.row.speed))
 
     @property
     def text(self) -> str:
@@ -89,20 +84,36 @@ class Gate:
         return bool(self.failed)
 
     @property
+    def is_decided(self) -> bool:
+        """Whether the steps tell a slowdown of the threshold from none."""
+        return self.has_failed or all(check.hidden <= check.threshold for check in self.checks)
+
+    @property
     def message(self) -> str:
         """The answer, in one line."""
-        threshold = percent(self.checks[0].least)
+        threshold = percent(self.checks[0].threshold)
         if self.has_failed:
             return f"regression of at least {threshold}: {'; '.join(c.text for c in self.failed)}"
-        hidden = max(check.hidden for check in self.checks)
-        is_wide = hidden > _WIDE or any(check.slowdown >= check.least for check in self.checks)
-        aside = f"; noise hides slowdowns below {percent(hidden)}" if is_wide else ""
-        return f"no regression of {threshold} or more: {self.checks[0].text}{aside}"
+        noisiest = max(self.checks, key=lambda check: check.hidden)
+        if self.is_decided:
+            return f"no regression of {threshold} or more: {self.checks[0].text}"
+        return (
+            f"could not tell a slowdown of {threshold}: {noisiest.text}; noise hides slowdowns "
+            f"below {percent(noisiest.hidden)}"
+        )
+
+    @property
+    def finding(self) -> str:
+        """The answer, with its first word."""
+        if self.has_failed:
+            return f"FAILED: {self.message}"
+        return f"passed: {self.message}" if self.is_decided else self.message
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {
             "regression": self.has_failed,
+            "could_tell": self.is_decided,
             "threshold": self.checks[0].threshold,
             "message": self.message,
             "checks": [

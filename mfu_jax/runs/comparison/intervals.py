@@ -32,9 +32,9 @@ class Difference:
     """The change of a positive quantity from run A to run B.
 
     Attributes:
-        a: median of run A, of all its values; of several runs, the median of theirs.
-        b: median of run B.
-        change: B / A − 1, of the trimmed means.
+        a: trimmed mean of run A, of its logarithms; of several runs, the mean of theirs.
+        b: the same of run B.
+        change: B / A − 1.
         low: lower end of the change's interval; None if there are too few values.
         high: its upper end.
         windows: number of windows of A and of B.
@@ -104,8 +104,8 @@ def compare_with_repeats(
     change = of_b.mean - of_a.mean
     margin = _margin(of_a, of_b)
     return Difference(
-        a=statistics.median(map(statistics.median, runs)),
-        b=statistics.median(b),
+        a=math.exp(of_a.mean),
+        b=math.exp(of_b.mean),
         change=math.expm1(change),
         low=None if margin is None else math.expm1(change - margin),
         high=None if margin is None else math.expm1(change + margin),

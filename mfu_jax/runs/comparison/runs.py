@@ -23,6 +23,8 @@ _LOG_SECONDS = 1e-3  # a log line has three decimals
 _FEW_WINDOWS = 30  # of 150 steps
 _TIMES = 1.5  # from here on, a ratio says more than a percentage
 
+TABLE_HEAD = "steps, trimmed mean"
+
 Speed = Literal["faster", "slower", "same", "unknown"]
 
 ScalarColumns = Mapping[str, Sequence[float]]
@@ -113,7 +115,7 @@ class MetricChange:
         return self.difference.inverse if self.metric.less_is_better else self.difference
 
     def to_json(self) -> dict[str, Any]:
-        """The medians, the change and its interval as plain values."""
+        """The trimmed means, the change and its interval as plain values."""
         found = self.difference
         return {
             "a": found.a,
@@ -180,7 +182,7 @@ class RunComparison:
 
     def render(self) -> str:
         """The table and the verdict, for a terminal."""
-        head = ("median of measured steps", "A", "B", "B / A", f"{CONFIDENCE:.0%} interval")
+        head = (TABLE_HEAD, "A", "B", "B / A", f"{CONFIDENCE:.0%} interval")
         lines = columns([head, *(self._cells(row) for row in self.rows)], "<>>>>")
         names = [f"A: {self.a}, {self.steps[0]} steps", f"B: {self.b}, {self.steps[1]} steps"]
         return "\n".join([*names, *lines, self.verdict, *(f"note: {n}" for n in self.notes)])
@@ -237,9 +239,17 @@ def verdict(speed: Difference, *steps: int) -> str:
         ends = sorted([1 + speed.low, 1 + (speed.high or 0.0)])
         if found == "slower":
             low, high = 1 / ends[1], 1 / ends[0]
-            return f"takes {1 / (1 + speed.change):.2g} times as long ({low:.2g} to {high:.2g})"
-        return f"is {1 + speed.change:.2g} times as fast ({ends[0]:.2g} to {ends[1]:.2g})"
+            return f"takes {_times(1 / (1 + speed.change))} times as long {_span(low, high)}"
+        return f"is {_times(1 + speed.change)} times as fast {_span(*ends)}"
     return f"is {percent(abs(speed.change))} ± {half} {found}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def _span(low: float, high: float) -> str:
+    return f"({_times(low)} to {_times(high)})"
 
 
 def _why_not_called(speed: Difference, *steps: int) -> str:

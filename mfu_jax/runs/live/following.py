@@ -14,7 +14,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.run_log.events import HOSTS, events_name
-from mfu_jax.runs.metrics.lines import object_of
+from mfu_jax.runs.metrics.lines import flags_of, object_of
 from mfu_jax.runs.metrics.run_files import metrics_file_of, read_beside
 from mfu_jax.runs.report.setup import Setup, read_setup
 from mfu_jax.storage.addresses import Address, path_of
@@ -36,6 +36,7 @@ class LiveStep:
         unix_seconds: wall clock at its end; None if the file does not say.
         scalars: metric name → number.
         notes: sentences for the user.
+        flags: names of its impossible numbers.
     """
 
     number: int
@@ -43,6 +44,7 @@ class LiveStep:
     unix_seconds: float | None
     scalars: Mapping[str, float]
     notes: tuple[str, ...]
+    flags: tuple[str, ...] = ()
 
 
 def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
@@ -205,6 +207,7 @@ def _step_of(line: bytes) -> LiveStep | None:
             unix_seconds=float(stamp) if stamp is not None else None,
             scalars=dict(_numbers(values)),
             notes=tuple(map(str, notes)) if isinstance(notes, list) else (),
+            flags=flags_of(values),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None

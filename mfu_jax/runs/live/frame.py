@@ -128,10 +128,9 @@ def _headline(follower: MetricsTail, steps: Sequence[LiveStep], now: float) -> A
 
 
 def _fall(measured: Sequence[LiveStep]) -> str:
-    """What the last steps' MFU fell from; empty if it did not."""
-    before, last = (
-        _finite(part, "perf/mfu") for part in (measured[:-_LAST_STEPS], measured[-_LAST_STEPS:])
-    )
+    """What the last possible steps' MFU fell from; empty if it did not."""
+    known = _finite([step for step in measured if not step.flags], "perf/mfu")
+    before, last = known[:-_LAST_STEPS], known[-_LAST_STEPS:]
     if not before or not last:
         return ""
     usual, now = statistics.median(before), statistics.median(last)
@@ -149,7 +148,10 @@ def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
             statistics_of.add_many({name: [value] for name, value in step.scalars.items()})
     return run_verdict(
         str(follower.path),
-        Summary(**statistics_of.fields()),
+        Summary(
+            **statistics_of.fields(),
+            flags=Counter(flag for step in steps for flag in step.flags),
+        ),
         follower.setup,
         wall=time_split(steps),
         profile=follower.profile,

@@ -18,6 +18,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
 from mfu_jax.runs.metrics.foreign import ForeignLines
 from mfu_jax.runs.metrics.lines import (
+    flags_of,
     foreign_step,
     object_of,
     profile_of,
@@ -53,6 +54,7 @@ class MetricsRun:
         repeated: lines skipped because they repeat the previous step, as in the logs of all hosts.
         unreadable: lines that look like a record but are broken; a killed run leaves one.
         notes: step → its record's notes in words, for the last steps that have any.
+        flags: name of each impossible number → number of steps that have it.
         last_record: the last complete JSON record.
         gpu: the last reading of the devices, and its step; empty if there is none.
         activity: of the tensor cores, as fields of `Summary`.
@@ -66,6 +68,7 @@ class MetricsRun:
     repeated: int = 0
     unreadable: int = 0
     notes: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    flags: Mapping[str, int] = dataclasses.field(default_factory=dict)
     last_record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     profile: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gpu: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -97,6 +100,7 @@ class MetricsRun:
             warmup_steps=left_out["warmup"],
             compile_steps=left_out["compile"],
             last_loss=loss,
+            flags=self.flags,
         )
 
     def segments(self, *, warmup_steps: int) -> Iterator[tuple[str, StepSegment]]:
@@ -125,8 +129,8 @@ class MetricsRun:
     def with_scalars(
         self, change: Callable[[Mapping[str, float]], Mapping[str, float]]
     ) -> MetricsRun:
-        """The same run with `change` applied to the scalars of every step."""
-        return dataclasses.replace(self, steps=self.steps.changed(change))
+        """The same run with `change` applied to the scalars of every step; flags are of the old."""
+        return dataclasses.replace(self, steps=self.steps.changed(change), flags={})
 
 
 def read_metrics(path: str | Path) -> MetricsRun:
@@ -158,6 +162,7 @@ class _MetricsReader:
         forms: of the lines: ``jsonl``, ``maxtext``, ….
         counts: lines that are not new steps, by reason.
         notes: step → its record's notes in words, for the last steps that have any.
+        flags: as in `MetricsRun`.
         last_line: the last line with a step.
         profile_line: the last line with profile numbers.
         gpu_line: the last line with a reading of the devices.
@@ -169,6 +174,7 @@ class _MetricsReader:
         self.forms: set[str] = set()
         self.counts = Counter[str]()
         self.notes: dict[int, str] = {}
+        self.flags = Counter[str]()
         self.last_line = ""
         self.profile_line = ""
         self.gpu_line = ""
@@ -219,7 +225,9 @@ class _MetricsReader:
         if '"notes"' in line or '"flags"' in line:
             if len(self.notes) >= _MOST_NOTES:
                 del self.notes[next(iter(self.notes))]
-            self.notes[step] = words_of(line)
+            record = object_of(line)
+            self.notes[step] = words_of(record)
+            self.flags.update(flags_of(record))
 
 
 def _run_of(reader: _MetricsReader, path: str) -> MetricsRun:
@@ -244,6 +252,7 @@ def _run_of(reader: _MetricsReader, path: str) -> MetricsRun:
         form=form,
         steps=reader.steps,
         notes=reader.notes,
+        flags=dict(reader.flags),
         last_record={} if form == "log" else object_of(reader.last_line),
         profile=dict(profile_of(reader.profile_line)),
         gpu=dict(reading_of(reader.gpu_line)),

@@ -70,12 +70,18 @@ def reading_of(line: str) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def words_of(line: str) -> str:
+def words_of(record: Mapping[str, Any]) -> str:
     """The notes and flags of a record."""
-    record = object_of(line)
-    parts = [record.get(name) for name in ("notes", "flags")]
-    words = [str(word) for part in parts if isinstance(part, list | dict) for word in part]
-    return "; ".join(words)[:_LONGEST_NOTE]
+    return "; ".join((*_words(record.get("notes")), *flags_of(record)))[:_LONGEST_NOTE]
+
+
+def flags_of(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of a record's impossible numbers."""
+    return _words(record.get("flags"))
+
+
+def _words(part: Any) -> tuple[str, ...]:
+    return tuple(map(str, part)) if isinstance(part, list | dict) else ()
 
 
 def read_line(line: str) -> tuple[str, LoggedStep | None] | None:

@@ -20,7 +20,13 @@ from mfu_jax.pages.document import (
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.comparison.intervals import CONFIDENCE
-from mfu_jax.runs.comparison.runs import MetricChange, RunComparison, change_text, interval
+from mfu_jax.runs.comparison.runs import (
+    TABLE_HEAD,
+    MetricChange,
+    RunComparison,
+    change_text,
+    interval,
+)
 from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.page import curves
 from mfu_jax.runs.page.configuration import configuration, last_gpus, last_record, record_notes
@@ -164,7 +170,7 @@ def _comparison(found: RunComparison, a: str, b: str) -> Markup:
         Column("B / A", lambda r: r.difference.change, lambda r: change_text(r.difference)),
         Word(f"{CONFIDENCE:.0%} interval", lambda r: interval(r.difference)),
     ]
-    body = table("median of measured steps", found.rows, lambda r: r.metric.title, columns)
+    body = table(TABLE_HEAD, found.rows, lambda r: r.metric.title, columns)
     verdict = tag("p", found.verdict, class_="verdict", data_verdict=found.to_json()["result"])
     title = f"{short(b)} against {short(a)}"
     return section(title, verdict, wide(body), notes(found.notes))

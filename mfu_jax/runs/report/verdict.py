@@ -5,11 +5,14 @@ No jax, no numpy: a run that ends says it, too.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from mfu_jax import names
 from mfu_jax.hardware.chips import find
+from mfu_jax.logger.records.step_cost import TOLERANCE
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict
@@ -20,21 +23,31 @@ _PEAK = re.compile(r"([\d.e+-]+ TFLOP/s)/device in (\w+)")
 _MOST_LOSSES = 5
 _BEYOND = "work beyond the model's FLOPs, such as recomputation"
 _INSIDE = "inside steps, not matmuls at their peak"
+_CACHE = "JAX_COMPILATION_CACHE_DIR"
 # Category of the wall clock → its name, and what shortens it.
 _OF_WALL = {
-    "compile": ("compilation", "JAX_COMPILATION_CACHE_DIR=FOLDER"),
+    "compile": ("compilation", f"{_CACHE}=FOLDER"),
     "data_wait": ("wait for data", "more workers that prefetch, such as grain's worker_count="),
-    "eval": ("evaluations", "a longer eval_interval="),
-    "checkpoint": ("checkpoints", "a longer checkpoint_period=, or asynchronous checkpoints"),
+    "eval": ("evaluations", "evaluate less often"),
+    "checkpoint": ("checkpoints", "save checkpoints less often, or asynchronously"),
     "restore": ("restoring", "checkpoints nearer to the devices"),
-    "startup": ("start-up", "less to do before step 0; JAX_COMPILATION_CACHE_DIR=FOLDER"),
-    "lost_steps": ("steps done again", "a shorter checkpoint_period="),
+    "startup": ("start-up", ""),
+    "lost_steps": ("steps done again", "save checkpoints more often"),
     "down": ("no process", "a launcher that restarts the job at once"),
     "slow_steps": ("slow steps", ""),
     "idle": ("idle between steps", ""),
     "count": ("counting FLOPs", ""),
     "calibrate": ("this machine's peak, measured once", ""),
     "profile": ("tracing", ""),
+}
+# The same by the keys of the reference trainer.
+_BY_KEY = {
+    "evaluations": ("eval_interval", "a longer eval_interval="),
+    "checkpoints": (
+        "checkpoint_period",
+        "a longer checkpoint_period=, or asynchronous checkpoints",
+    ),
+    "steps done again": ("checkpoint_period", "a shorter checkpoint_period="),
 }
 
 
@@ -70,7 +83,7 @@ def run_verdict(
         lacks = "model=NAME_OR_FILE" if tflops else "hardware=NAME"
     return Verdict(
         kind="report",
-        finding="" if summary.steps else "no measured step",
+        finding=_finding(summary),
         mfu=summary.mfu,
         hfu=summary.hfu,
         convention=convention,
@@ -78,10 +91,20 @@ def run_verdict(
         peak_flops_per_sec_per_device=tflops and tflops * 1e12,
         step_time_seconds=summary.mean_seconds,
         losses=tuple(loss for _, loss in losses[:_MOST_LOSSES]),
-        next_steps=tuple(_next_steps(run, largest, lacks=lacks, has_profile=bool(profile))),
+        next_steps=tuple(_next_steps(run, setup, largest, lacks=lacks, has_profile=bool(profile))),
         like_runs=_like_runs(summary, setup, text or "", tflops, convention),
         bound_mfu=bound_mfu,
     )
+
+
+def _finding(summary: Summary) -> str:
+    """What forbids to trust the MFU, or to have one; empty: nothing."""
+    if not summary.steps:
+        return "no measured step"
+    flags = [f"{flag} in {count} step{'s' * (count > 1)}" for flag, count in summary.flags.items()]
+    if not flags and max(summary.mfu or 0.0, summary.hfu or 0.0) > 1 + TOLERANCE:
+        flags = ["more than the peak"]
+    return f"impossible numbers ({', '.join(flags)})" if flags else ""
 
 
 def _losses(
@@ -112,12 +135,13 @@ def _inside_steps(summary: Summary, profile: Mapping[str, float]) -> dict[str, f
 
 
 def _next_steps(
-    path: str, largest: TimeLoss | None, *, lacks: str, has_profile: bool
+    path: str, setup: Setup, largest: TimeLoss | None, *, lacks: str, has_profile: bool
 ) -> Iterator[NextStep]:
     """What to do, most useful first.
 
     Args:
         path: the run's folder or metrics file; empty: it has none.
+        setup: as logged.
         largest: the largest loss, if it is notable.
         lacks: what would make the MFU known; empty: it is.
         has_profile: whether steps were profiled.
@@ -125,17 +149,32 @@ def _next_steps(
     run = "RUN" if path in ("", "-") else path.removesuffix("/metrics.jsonl")
     if lacks:
         yield NextStep(text=f"mfu-jax report {run} {lacks}")
-    remedies = dict(_OF_WALL.values())
-    if largest is not None and largest.of == "wall clock" and (text := remedies.get(largest.name)):
+    if largest is not None and largest.of == "wall clock" and (text := _remedy(largest, setup)):
         yield NextStep(text=text)
     if has_profile:
         yield NextStep(text=f"mfu-jax profile {run}")
     else:
-        folder = f"{run}/profile" if path.endswith("/metrics.jsonl") else "DIR"
-        flags = f"profile_steps=10-12 profile_dir={folder}"
+        is_in_folder = path.endswith("/metrics.jsonl")
+        folder = f"{run}/profile" if is_in_folder else "DIR"
+        # A trainer's folder, or that of run_dir, has a place for profiles.
+        has_place = is_in_folder and (setup.config or Path(run, "tensorboard").is_dir())
+        values = {"profile_steps": "10-12"} | ({} if has_place else {"profile_dir": folder})
+        if "step function" in setup.values:  # arguments of `instrument`, in Python
+            flags = ", ".join(f'{name}="{value}"' for name, value in values.items())
+        else:
+            flags = " ".join(f"{name}={value}" for name, value in values.items())
         yield NextStep(text=f"{flags}, then mfu-jax profile {folder}")
     keep = "" if path else "metrics_file=RUN/metrics.jsonl, then "
     yield NextStep(text=f"{keep}mfu-jax report {run} --html=report.html")
+
+
+def _remedy(loss: TimeLoss, setup: Setup) -> str:
+    """What shortens a loss of the wall clock; empty: nothing known, or it is done already."""
+    key, by_key = _BY_KEY.get(loss.name, ("", ""))
+    if key in setup.config:
+        return by_key
+    text = dict(_OF_WALL.values()).get(loss.name, "")
+    return "" if text.startswith(_CACHE) and os.environ.get(_CACHE) else text
 
 
 def _like_runs(

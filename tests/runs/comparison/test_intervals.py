@@ -107,7 +107,19 @@ def test_the_inverse_of_a_time_is_a_speed() -> None:
     assert speed.low is not None
     assert speed.high is not None
     assert speed.low < speed.change < speed.high
-    assert speed.a == pytest.approx(1 / statistics.median(a))
+    assert speed.a == pytest.approx(1 / statistics.median(a), rel=0.01)
+
+
+def test_the_change_is_the_ratio_of_the_two_numbers_shown() -> None:
+    """Also where most steps are fast and a third are slow, so that the medians say otherwise."""
+    rng = random.Random(8)
+    a = [rng.choice([1.0, 1.1, 5.0]) for _ in range(300)]
+    b = [rng.choice([1.05, 1.2, 2.0]) for _ in range(300)]
+    for found in (compare(a, b), compare(a, b).inverse):
+        assert found.change == pytest.approx(found.b / found.a - 1, rel=1e-12)
+    assert compare(a, b).change < 0 < statistics.median(b) / statistics.median(a) - 1
+    repeats = compare_with_repeats([a, a[::2]], b)
+    assert repeats.change == pytest.approx(repeats.b / repeats.a - 1, rel=1e-12)
 
 
 def test_two_or_three_steps_have_no_interval_and_equal_ones_an_interval_of_zero() -> None:

@@ -57,6 +57,11 @@ def test_a_large_difference_is_a_ratio(mean: float, words: str, tmp_path: Path) 
     assert ratio == pytest.approx(3.7, abs=0.1)
 
 
+def test_a_very_large_ratio_has_no_exponent(tmp_path: Path) -> None:
+    assert "e+" not in (words := pair(tmp_path, mean=1340.0).verdict)
+    assert re.match(r"B takes 1,[34]\d\d times as long \(1,[23]\d\d to 1,[34]\d\d\)", words)
+
+
 def test_less_than_one_percent_is_shown_and_not_called(tmp_path: Path) -> None:
     found = pair(tmp_path, mean=1.007, steps=4000)
     answer = found.to_json()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,10 +57,54 @@ def test_losses_of_steps_and_of_the_wall_clock_are_compared_by_the_wall_clock() 
     ]
 
 
-def test_the_next_step_is_of_the_largest_loss() -> None:
+def test_the_next_step_is_of_the_largest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     verdict = judged({"train": 1.0, "compile": 9.0})
     assert "largest loss: compilation, 90.0% of the wall clock" in verdict.sentence
     assert verdict.next_steps[0].text == "JAX_COMPILATION_CACHE_DIR=FOLDER"
+
+
+def test_advice_is_what_this_run_can_follow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def first(wall: dict[str, float], **setup: Any) -> str:
+        found = judged({"train": 1.0, **wall}, setup=Setup(**setup))
+        return found.next_steps[0].text
+
+    config = {"eval_interval": "5", "checkpoint_period": "9"}
+    assert first({"eval": 9.0}) == "evaluate less often"
+    assert first({"eval": 9.0}, config=config) == "a longer eval_interval="
+    assert first({"lost_steps": 9.0}) == "save checkpoints more often"
+    assert first({"lost_steps": 9.0}, config=config) == "a shorter checkpoint_period="
+    then = ", then mfu-jax profile runs/a/profile"
+    values = {"step function": "train_step"}
+    in_python = f'profile_steps="10-12", profile_dir="runs/a/profile"{then}'
+    assert first({"startup": 9.0}, values=values) == in_python
+    assert first({"startup": 9.0}, config=config) == f"profile_steps=10-12{then}"
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "cache")
+    assert first({"compile": 9.0}, values=values) == in_python
+    (tmp_path / "tensorboard").mkdir()  # of run_dir
+    found = run_verdict(
+        f"{tmp_path}/metrics.jsonl", SUMMARY, Setup(values=values), wall={}, profile={}
+    )
+    assert found.next_steps[0].text == (
+        f'profile_steps="10-12", then mfu-jax profile {tmp_path}/profile'
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"mfu": 7.4, "hfu": 7.5}, "impossible numbers (more than the peak); 740.0% MFU ("),
+        (
+            {"flags": {"hfu_over_1": 3, "mfu_over_1": 1}},
+            "impossible numbers (hfu_over_1 in 3 steps, mfu_over_1 in 1 step); 20.0% MFU (",
+        ),
+        ({"mfu": 1.004, "hfu": 1.004}, "100.4% MFU ("),  # within the tolerance of a flag
+    ],
+)
+def test_impossible_numbers_come_first(changes: dict[str, Any], start: str) -> None:
+    assert judged(summary=dataclasses.replace(SUMMARY, **changes)).sentence.startswith(start)
 
 
 def test_a_profile_splits_the_steps() -> None:

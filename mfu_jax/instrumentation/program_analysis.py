@@ -37,7 +37,7 @@ from mfu_jax.storage.trace_folders import dump_path
 from mfu_jax.util import jax_internals
 from mfu_jax.util.failsafe import Boundary, failsafe
 
-_Pause = Callable[[str], contextlib.AbstractContextManager[Any]]
+_MakePause = Callable[[str], contextlib.AbstractContextManager[Any]]
 _log = logging.getLogger("mfu_jax")
 
 # Most calls that wait for a count; the logger's queue has room for more.
@@ -94,7 +94,7 @@ class ProgramAnalysis:
         backlog: Callable[[], int] = lambda: 0,
         number: int = 1,
         calls_per_step: int = 1,
-        pause: _Pause = contextlib.nullcontext,
+        pause: _MakePause = contextlib.nullcontext,
     ) -> None:
         self.steps = Fraction(settings.steps_per_call, calls_per_step)
         self._number = number
@@ -127,7 +127,7 @@ class ProgramAnalysis:
             f"HFU of {name} is not known", boundary, instead=self.known_cost
         )(self._wait)
 
-    def _pause_for_peaks(self, pause: _Pause) -> contextlib.AbstractContextManager[Any]:
+    def _pause_for_peaks(self, pause: _MakePause) -> contextlib.AbstractContextManager[Any]:
         """A pause by a name of its own if a peak may be measured, which takes seconds."""
         settings = self._settings
         is_given = settings.peak_tflops_per_device is not None

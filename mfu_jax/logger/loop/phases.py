@@ -46,7 +46,7 @@ def _now(cost: LateCost) -> StepCost:
     return cost() if callable(cost) else cost
 
 
-class _Moment(NamedTuple):
+class _PhaseEdge(NamedTuple):
     """When the host left a phase, and when the device did, if it had anything to do."""
 
     left: float = 0.0
@@ -79,7 +79,7 @@ class Phase(Span):
         self._is_given = cost is not None
         self._marker: Any = None
         self._entered = 0.0
-        self._before = self._ended = _Moment()
+        self._before = self._ended = _PhaseEdge()
 
     def __str__(self) -> str:
         return f"phase {self.name!r}"
@@ -100,7 +100,7 @@ class Phase(Span):
     def _end(self, *, has_failed: bool) -> None:
         left = self._clock()
         marker, self._marker = self._marker, None
-        self._ended = _Moment(left, self._book.watch(marker) if marker is not None else None)
+        self._ended = _PhaseEdge(left, self._book.watch(marker) if marker is not None else None)
         self._before = self._book.closed(self, self._ended)
 
     def add(self, cost: LateCost, marker: Any) -> None:
@@ -141,7 +141,7 @@ class PhaseBook:
         self._clock = clock
         self._warmup_steps = warmup_steps
         self._open: dict[type[Span], Any] = {}
-        self._last = _Moment()
+        self._last = _PhaseEdge()
         self._closed: deque[Phase] = deque(maxlen=_MOST_PHASES)
         self._is_full = False
         self._ends: PhaseEnds | None = None
@@ -169,7 +169,7 @@ class PhaseBook:
         """Called when a phase or step is left; False if it could not be entered."""
         return self._open.pop(type(span), None) is span
 
-    def closed(self, phase: Phase, ended: _Moment) -> _Moment:
+    def closed(self, phase: Phase, ended: _PhaseEdge) -> _PhaseEdge:
         """Called when a phase is left; returns when the one before it ended."""
         if len(self._closed) == self._closed.maxlen and not self._is_full:
             self._is_full = True

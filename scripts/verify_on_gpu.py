@@ -264,6 +264,9 @@ def live(name: str, seconds: float) -> results.Row:
     step, arguments = program_of(name)
     arrays = jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), arguments)
     run = instrument(step, sinks=[], gpu_period_seconds=1.0)
+    for _ in range(4):  # it compiles, and warms up
+        run(*arrays)
+    assert run.flops  # counted, and a CPU's peak measured, before the time begins
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         run(*arrays)

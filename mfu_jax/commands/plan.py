@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         return _sweep(arguments, target)
     source, keys = _source(arguments, target), _step_keys(values, _OWN_OF_RUN)
     if wrong := source.invalid(keys):
-        raise UserError(wrong)
+        raise wrong
     return _show(arguments, _compiled(arguments, target, source, keys))
 
 
@@ -107,9 +107,12 @@ def _check_forms(arguments: Arguments) -> None:
     dumps = [name for name in arguments.names if name.endswith(SUFFIX)]
     given = [*dumps, *(flag for flag in _FORMS if flag in arguments.flags)]
     if len(given) > 1 and given != ["--maxtext", "--sweep"]:
-        raise UserError(f"{given[0]} and {given[1]}; expected one form of mfu-jax plan --help")
+        raise UserError(f"{given[0]} and {given[1]}; expected one form of the command")
     if "--maxtext" in given and arguments.names:
-        raise UserError(f"{arguments.names[0]!r}: --maxtext reads no file; pass key=value")
+        raise UserError(
+            f"{arguments.names[0]!r}: --maxtext reads no file",
+            hint="pass key=value",
+        )
 
 
 def _check_keys(arguments: Arguments) -> None:
@@ -122,7 +125,10 @@ def _check_keys(arguments: Arguments) -> None:
         others["maxtext_python"] = "--maxtext or --run"
     for key in arguments.values:
         if key in others:
-            raise UserError(f"{key}= is a key of {others[key]}; expected none here; leave it out")
+            raise UserError(
+                f"{key}= is a key of {others[key]}; expected none here",
+                hint="leave it out",
+            )
 
 
 def _show(arguments: Arguments, plan: Plan) -> int:
@@ -213,7 +219,7 @@ def _source_of_run(
     source = TrainerStep(run.target)
     keys, notes = reference_keys(run)
     if wrong := source.invalid(keys):
-        raise UserError(wrong)
+        raise wrong
     return source, keys, notes
 
 

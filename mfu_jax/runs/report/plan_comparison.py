@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mfu_jax import names
-from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import find
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import columns, percent, seconds_text
-from mfu_jax.util.user_files import read_text
+from mfu_jax.util.user_files import read_text, unreadable
 
 _EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
 _MOST_BYTES = 2**24
@@ -130,12 +129,10 @@ def read_plan(path: str) -> Mapping[str, Any]:
     try:
         plan = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path!r} is no JSON ({error}); expected {_EXPECTED}") from None
+        raise unreadable(path, f"no JSON: {error}", _EXPECTED) from None
     known = isinstance(plan, dict) and isinstance(plan.get("time_by_cause"), dict)
     if not known or not isinstance(plan.get("step_time_seconds"), int | float):
-        raise UserError(
-            f"{path!r} has no step_time_seconds and time_by_cause; expected {_EXPECTED}"
-        )
+        raise unreadable(path, "it has no step_time_seconds and time_by_cause", _EXPECTED)
     return dict(plan)
 
 

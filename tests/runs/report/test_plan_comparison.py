@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.cli import main
+from tests.support.messages import is_told
 from tests.support.metrics_lines import line
 from tests.support.written_logs import WrittenLog
 
@@ -157,4 +158,4 @@ def test_a_file_that_holds_no_plan_is_one_line(
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "expected what mfu-jax plan … --json prints" in error
-    assert error.count("\n") == 1
+    assert is_told(error)

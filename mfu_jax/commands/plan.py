@@ -286,6 +286,10 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     def keys(point: SweepPoint) -> dict[str, str]:
         return {**fixed, **point.values}
 
+    def reason(point: SweepPoint) -> str:
+        error = source.invalid(keys(point))
+        return "" if error is None else first_line(error)
+
     def compiled(point: SweepPoint, seconds: float) -> Plan:
         return _compiled(arguments, target, source, keys(point), seconds=seconds)
 
@@ -295,7 +299,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
             points=points,
             flags=lambda point: source.run_words(keys(point)),
             compile=compiled,
-            invalid=lambda point: source.invalid(keys(point)),
+            invalid=reason,
             analytic=lambda point: source.analytic(keys(point)),
             limit_bytes=target.chip.usable_memory_bytes,
             most_compiles=_whole(values, "compiles"),

@@ -369,7 +369,7 @@ def test_cost_and_config_can_be_given_whole_and_by_field() -> None:
 
 def test_an_unknown_argument_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(
-        UserError, match=r"(?s)'warmup_step'; did you mean 'warmup_steps'.*expected"
+        UserError, match=r"(?s)'warmup_step'; expected.*did you mean 'warmup_steps'"
     ):
         MetricLogger(warmup_step=3)
 

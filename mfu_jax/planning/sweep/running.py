@@ -60,7 +60,7 @@ class Sweep:
         points: every combination.
         flags: command-line words that run a point.
         compile: makes a point's plan within the given seconds.
-        invalid: why a point is invalid; None if it is valid.
+        invalid: why a point is invalid; empty if it is valid.
         analytic: figures that follow from a point's config.
         limit_bytes: nominal memory of a device.
         most_compiles: maximum number of compiles; None: a third of the points, at least three.
@@ -72,7 +72,7 @@ class Sweep:
     points: Sequence[SweepPoint]
     flags: Callable[[SweepPoint], Sequence[str]]
     compile: Callable[[SweepPoint, float], Plan]
-    invalid: Callable[[SweepPoint], UserError | None]
+    invalid: Callable[[SweepPoint], str]
     analytic: Callable[[SweepPoint], Analytic]
     limit_bytes: int
     most_compiles: int | None = None
@@ -90,8 +90,7 @@ def run(sweep: Sweep, progress: Callable[[str], None] = lambda line: None) -> Sw
     Raises:
         UserError: the compiler is not installed, or every point is invalid or fails.
     """
-    errors = {point: sweep.invalid(point) for point in sweep.points}
-    reasons = {point: "" if e is None else first_line(e) for point, e in errors.items()}
+    reasons = {point: sweep.invalid(point) for point in sweep.points}
     valid = [point for point, reason in reasons.items() if not reason]
     if not valid:
         raise UserError(f"no point of the sweep is valid; the first: {reasons[sweep.points[0]]}")

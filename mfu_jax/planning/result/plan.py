@@ -73,7 +73,8 @@ class Plan:
         tokens_per_sec_per_chip: predicted rate.
         time_by_cause: seconds of the prediction by cause; they sum to it.
         ops: the prediction by groups of instructions: rows of ``scope``, ``phase``, ``kind``,
-            ``seconds``, ``runs``, ``flops`` and ``hbm_bytes``, longest first; they sum to it, too.
+            ``seconds``, ``runs``, ``flops``, ``hbm_bytes`` and ``instructions`` (their seconds by
+            name), longest first; they sum to it, too.
         bound_by_resource: seconds that each resource is busy at its peak.
         collectives: rows of ``kind`` (with its mesh axes and link), ``seconds``,
             ``hidden_seconds``, ``exposed_seconds``.

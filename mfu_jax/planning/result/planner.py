@@ -204,12 +204,14 @@ def _ops(
 ) -> tuple[dict[str, Any], ...]:
     """The predicted time by scope, phase and kind of instruction, with their work."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    none = {"seconds": 0.0, "runs": 0, "flops": 0, "hbm_bytes": 0}
     for name, seconds in line.by_op.items():
         record = costs.records.get(name)
         key = (record.scope, record.phase, kind_of(record, mesh)) if record else ("", "", name)
-        row = rows.setdefault(key, {"seconds": 0.0, "runs": 0, "flops": 0, "hbm_bytes": 0})
+        row = rows.setdefault(key, {**none, "instructions": {}})
         row["seconds"] += seconds
         if record:
+            row["instructions"][name] = seconds
             row["runs"] += record.runs
             row["flops"] += record.runs * record.flops
             row["hbm_bytes"] += record.runs * record.hbm_bytes

@@ -33,13 +33,10 @@ def render_gap(gap: PlanGap, *, top: int = 15) -> str:
         gap: the plan beside the profile.
         top: rows per table; 0: all.
     """
-    planned, measured = gap.planned_seconds, gap.measured_seconds
-    head = (
-        f"gap to the plan for {gap.target}: planned {seconds_text(planned)}, measured "
-        f"{seconds_text(measured)}, {signed(measured - planned)}"
-    )
     causes = columns([("cause", "seconds"), *_sums(gap.by_reason(), top)])
-    return "\n".join([head, *causes, "", *_changes(gap.changes, top, ("planned", "measured"))])
+    rows = _changes(gap.changes, top, ("planned", "measured"))
+    notes = [f"note: {note}" for note in gap.notes]
+    return "\n".join([f"gap to the plan: {gap.sentence}", *causes, "", *rows, *notes])
 
 
 def _head(comparison: Comparison) -> list[str]:
@@ -93,7 +90,7 @@ def _cells(change: TimeChange) -> tuple[str, ...]:
     return (
         short(change.scope),
         change.phase,
-        short(change.kind),
+        short(change.op or change.kind),
         seconds_text(change.before),
         seconds_text(change.after),
         signed(change.seconds),

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from mfu_jax import names
 from mfu_jax.errors import UserError
-from mfu_jax.hardware.chips import find
+from mfu_jax.hardware.chips import find, table
+from mfu_jax.logger.records.names import THROTTLE_SCORE
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import columns, percent, seconds_text
 from mfu_jax.util.user_files import read_text
@@ -137,6 +138,20 @@ def read_plan(path: str) -> Mapping[str, Any]:
             f"{path!r} has no step_time_seconds and time_by_cause; expected {_EXPECTED}"
         )
     return dict(plan)
+
+
+def clock_share(reading: Mapping[str, float], plan: Mapping[str, Any]) -> float | None:
+    """The clock that a run read, as a share of the one at which its chips reach their peak.
+
+    Args:
+        reading: `MetricsRun.gpu`: NVML's clock of the slowest GPU, or a TPU's throttle score.
+        plan: names the chips.
+    """
+    if score := reading.get(THROTTLE_SCORE):
+        return 1 - min(score, 9.0) / 10
+    peak = next((c.clock_ghz for c in table() if c.name == plan.get("hardware")), None)
+    clock = reading.get("gpu/sm_clock_mhz")
+    return min(1.0, clock / 1000 / peak) if clock and peak else None
 
 
 def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanComparison:

@@ -16,7 +16,7 @@ FLAX = [
 TRAIN = [
     *FLAX,
     "flax>=0.12.5",  # nnx.List, Variable.get_value
-    "grain>=0.2.14",  # every epoch in another order
+    "grain>=0.2.14",  # text files, every epoch in another order; random tokens need none
     "rich>=13",
 ]
 

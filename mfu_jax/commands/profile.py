@@ -25,6 +25,7 @@ example: mfu-jax profile runs/a --html=profile.html"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     by, sort = _tables(values.get("by", "scope,op")), _sort(values.get("sort", "time"))
     depth, top = _count(values, "depth", 0), _top(values)
     profile = _read(folders[0], values)
-    gap = _gap(profile, values.get("plan"))
+    gap = _gap(profile, folders[0], values.get("plan"))
     if "tensorboard" in values:
         from mfu_jax.logger.sinks.tensorboard import write_scalars
 
@@ -105,14 +106,20 @@ def _read(folder: str, values: Mapping[str, str]) -> Profile:
     )
 
 
-def _gap(profile: Profile, path: str | None) -> PlanGap | None:
+def _gap(profile: Profile, folder: str, path: str | None) -> PlanGap | None:
     """The plan beside the profile, if one is named."""
     if path is None:
         return None
     from mfu_jax.profiling.report.plan_gap import plan_gap
-    from mfu_jax.runs.report.plan_comparison import read_plan
+    from mfu_jax.runs.metrics.files import read_metrics
+    from mfu_jax.runs.report.plan_comparison import clock_share, read_plan
 
-    return plan_gap(profile, read_plan(path), path)
+    plan, share = read_plan(path), None
+    for place in (Path(folder), Path(folder).resolve().parent):  # the run's own, if it has one
+        if (log := place / "metrics.jsonl").is_file():
+            with contextlib.suppress(UserError):
+                share = clock_share(read_metrics(str(log)).gpu, plan)
+    return plan_gap(profile, plan, path, share)
 
 
 def _model(values: Mapping[str, str]) -> int | None:

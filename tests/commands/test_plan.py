@@ -222,13 +222,22 @@ def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_co
     file = tmp_path / "run.json"
     file.write_text(json.dumps({**RUN, "quantization": "te_mxfp8"}), encoding="utf-8")
     code, shown = _plan(capsys, "--run", str(file), "--json")
+    assert code == 2
+    assert "quantization=te_mxfp8 (matmul precision); expected what it can follow" in shown.err
+    code, shown = _plan(capsys, "--run", str(file), "--json", "follow=nearest")
     assert code == 0
-    *followed, memory = json.loads(shown.out)["notes"]
-    assert followed == [
-        "MaxText is not installed: the reference model's step is planned in its place",
-        "not followed by the reference model: quantization=te_mxfp8",
-    ]
+    plan = json.loads(shown.out)
+    assert plan["another_program"] == ["quantization=te_mxfp8 (matmul precision)"]
+    assert plan["verdict"]["finding"].startswith("another program's plan, without quantization=te")
+    memory, maxtext = plan["notes"]
     assert memory.startswith("the memory is that of the reference model's step")
+    assert maxtext == "MaxText is not installed: the reference model's step is planned in its place"
+    code, shown = _plan(capsys, "--run", str(file), "follow=nearest")
+    first = "another program's plan, without quantization=te_mxfp8"
+    assert shown.out.startswith(first)  # the verdict
+    assert f"\n{first}" in shown.out  # and the plan below it
+    code, shown = _plan(capsys, "--run", str(file), "follow=me")
+    assert (code, "follow=me; expected nearest" in shown.err) == (2, True)
 
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):

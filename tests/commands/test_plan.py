@@ -167,7 +167,7 @@ def test_a_page_beside_the_answer(capsys, dump, tmp_path):
 def test_the_compilers_of_chips_that_are_not_here_are_extras(capsys):
     """The message that is read is JAX's own."""
     _, shown = _plan(capsys, "hardware=h100", "devices=8", "emb_dim=64", "mlp_dim=64")
-    assert "mfu_jax[plan-gpu]" in shown.err.splitlines()[-1]
+    assert "mfu-jax[plan-gpu]" in shown.err.splitlines()[-1]
 
 
 @pytest.mark.full

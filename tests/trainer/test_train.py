@@ -211,7 +211,7 @@ def test_another_models_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
     assert run(tmp_path, *keys)[0] == 0
     code, _, err = run(tmp_path, *keys, "emb_dim=64", "steps=8")
     assert code == 2
-    assert "does not fit this config" in err.splitlines()[-1]
+    assert "does not fit this config" in err.splitlines()[-2]
     assert "Traceback" not in err
     assert len(records(tmp_path)) == 4
     assert run(tmp_path, *keys, "steps=6")[0] == 0

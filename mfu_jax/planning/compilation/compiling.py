@@ -340,13 +340,15 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
         raise UnknownOptionError(f"MaxText does not know the key {key[1]}", key[1])
     if "No module named 'maxtext'" in log:
         raise NoCompilerError(
-            f"{request.python} has no MaxText; pip install 'maxtext[tpu]' there (Python 3.12 or "
-            "newer), or pass maxtext_python=…"
+            f"{request.python} has no MaxText",
+            hint="run pip install 'maxtext[tpu]' there (Python 3.12 or newer), or pass "
+            "maxtext_python=…",
         )
     for missing, extra in _NO_COMPILER:
         if missing.search(log):
             raise NoCompilerError(
-                f"{request.python} has no compiler for {chip}; pip install 'mfu_jax[{extra}]'"
+                f"{request.python} has no compiler for {chip}",
+                hint=f"run pip install 'mfu-jax[{extra}]'",
             )
     has_no_stack = limits.memory_bytes > 0 and _NO_THREAD.search(log)  # thread stacks count
     if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL or has_no_stack:

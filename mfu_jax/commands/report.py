@@ -16,7 +16,9 @@ price=2.5       of one device-hour: the page shows what the run cost; devices=N 
                 set-up does not say
 profile=DIR     a profile of several hosts: how long each waits in collectives, and for whom; by
                 default the one in the run's folder
-plan=FILE       compares the prediction of mfu-jax plan … --json with what the (first) run measured
+plan=FILE       compares the prediction of mfu-jax plan … --json with what the (first) run measured,
+                and divides the gap by cause: by op if the run has a trace (as mfu-jax profile
+                --plan does), else as far as its log goes
 --json          one JSON object on stdout
 --html          one page that needs no network, in FILE.html (default RUN/report.html, or
                 runs/a.html for the file runs/a.jsonl)
@@ -42,7 +44,12 @@ from mfu_jax.runs.goodput import ml_goodput
 from mfu_jax.runs.goodput.wall_clock import read_attempts
 from mfu_jax.runs.metrics.files import WARMUP_STEPS
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
-from mfu_jax.runs.report.plan_comparison import PlanComparison, compare_with_plan, read_plan
+from mfu_jax.runs.report.plan_comparison import (
+    PlanComparison,
+    clock_share,
+    compare_with_plan,
+    read_plan,
+)
 from mfu_jax.runs.report.run_data import Options, RunData, answer_without_steps, read_run_data
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.targets import write_whole
@@ -207,9 +214,28 @@ def _read(folder: Path) -> CollectiveWaits | None:
 
 
 def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
-    """The plan compared with the run, if one is named."""
+    """The plan compared with the run, if one is named; by op if the run has a trace."""
     path = arguments.values.get("plan")
-    return None if path is None else compare_with_plan(read_plan(path), path, run)
+    if path is None:
+        return None
+    plan = read_plan(path)
+    found = compare_with_plan(plan, path, run)
+    named = arguments.values.get("profile")
+    folder = Path(named) if named else _folder_of(run)
+    if folder is None:
+        return found
+    from mfu_jax.profiling.profile import read_profile
+    from mfu_jax.profiling.report.plan_gap import plan_gap
+
+    try:
+        if not named and sum(file.stat().st_size for file in trace_files(folder)) > _MOST_BYTES:
+            raise UserError(f"the trace is large; --profile {folder} reads it")
+        profile = read_profile(folder, peak_tflops_per_device=run.answer["peak_tflops_per_device"])
+        share = clock_share(run.metrics.gpu, plan)
+        return dataclasses.replace(found, gap=plan_gap(profile, plan, path, share))
+    except UserError as error:
+        notes = (*found.notes, f"no gap by op: {one_line(str(error))}")
+        return dataclasses.replace(found, notes=notes)
 
 
 def _answer(

@@ -17,7 +17,7 @@ import numpy as np
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.mesh_axes import kind_of
 from mfu_jax.hardware.chips import find
-from mfu_jax.names import IDLE
+from mfu_jax.names import IDLE, LOWER_CLOCK, UNEXPLAINED, WAITING_HOST
 from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.attribution.step_times import MeasuredStep
 from mfu_jax.profiling.join.ops import DeviceWork
@@ -30,17 +30,18 @@ from mfu_jax.profiling.report.comparison import (
     divided,
     whole,
 )
+from mfu_jax.profiling.report.comparison_text import changes_table, sums
 from mfu_jax.profiling.timeline.devices import ON_DEVICE
-from mfu_jax.util.formatting import percent, seconds_text
+from mfu_jax.util.formatting import columns, percent
+from mfu_jax.verdict import NOTABLE, gap_sentence, largest_first
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
 
-WAITING_HOST, LAUNCHES = "waiting host", "gaps between kernels"
+LAUNCHES = "gaps between kernels"
 EXPOSED, HIDDEN = "exposed transfer", "hidden transfer"
 EXTRA, MISSING = "extra op", "missing op"
-SLOWER, FASTER, CLOCK = "slower kernel", "faster kernel", "lower clock"
-UNEXPLAINED = "unexplained"
+SLOWER, FASTER = "slower kernel", "faster kernel"
 _LOOPS: GroupKey = ("(loops and calls)", "", "loop overhead")
 _REST: GroupKey = (f"({UNEXPLAINED})", "", UNEXPLAINED)
 _LEAST = 1e-9  # seconds: rounding
@@ -48,7 +49,6 @@ _FEW = 0.25  # of the time of matmuls, or of other kernels, that may be as fast 
 _SLOW = 1.05  # times as long
 _SLOW_UNREAD = 1.1  # the same without a reading of the clock: more than most plans' error
 _SAME = 1e-3  # of the work of one program in two files
-_SMALL = 0.02  # of a step: not worth a word in the sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,24 +76,25 @@ class PlanGap(TimeChanges):
 
     def by_reason(self) -> dict[str, float]:
         """Seconds by cause: those of the gap's own sign first, the largest first."""
-        sign = 1 if self.seconds < 0 else -1
-        return dict(sorted(super().by_reason().items(), key=lambda item: sign * item[1]))
+        return largest_first(super().by_reason(), self.seconds)
 
     @property
     def sentence(self) -> str:
-        """The gap and its largest causes, for a person."""
-        ratio = self.measured_seconds / self.planned_seconds
-        head = (
-            f"a step takes {seconds_text(self.measured_seconds)}, {ratio:.3g} × the "
-            f"{seconds_text(self.planned_seconds)} planned for {self.target}"
+        """The gap and its largest causes."""
+        return gap_sentence(
+            self.measured_seconds, self.planned_seconds, self.target, self.by_reason()
         )
-        least = _SMALL * self.measured_seconds
-        causes = [
-            f"{why} {seconds_text(seconds)}"
-            for why, seconds in self.by_reason().items()
-            if seconds * self.seconds > 0 and abs(seconds) > least
-        ]
-        return f"{head}: {', '.join(causes[:3]) or 'no cause above 2% of it'}"
+
+    def render(self, *, top: int = 15) -> str:
+        """The gap by cause and by op.
+
+        Args:
+            top: rows per table; 0: all.
+        """
+        causes = columns([("cause", "seconds"), *sums(self.by_reason(), top)])
+        rows = changes_table(self.changes, top, ("planned", "measured"))
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n".join([f"gap to the plan: {self.sentence}", *causes, "", *rows, *notes])
 
     def to_json(self) -> dict[str, Any]:
         """The gap as plain JSON values; in ``changes``, ``before`` is the plan's time."""
@@ -292,7 +293,7 @@ def _with_clock(rows: Iterable[TimeChange], clock_share: float | None) -> Iterat
             continue
         part = min(slower, (row.after - slower) * (factor - 1))
         rest = {why: seconds for why, seconds in row.why.items() if why != SLOWER}
-        why = {CLOCK: part, **whole(SLOWER, slower - part), **rest}
+        why = {LOWER_CLOCK: part, **whole(SLOWER, slower - part), **rest}
         yield dataclasses.replace(row, why=why)
 
 
@@ -321,18 +322,18 @@ def _notes(
         yield f"the plan is for {chip}, the profile of {kind}: other hardware"
     busy = profile.measured.busy_seconds
     by_op = sum(row.after for row in rows if row.op)
-    if by_op < (1 - _SMALL) * busy:
+    if by_op < (1 - NOTABLE) * busy:
         yield (
             f"{percent(by_op / busy)} of the time of ops is joined op by op, the rest by scope, "
             "phase and kind: the plan is of another program, or has no instructions"
         )
-    slow = any(CLOCK in row.why for row in rows)
+    slow = any(LOWER_CLOCK in row.why for row in rows)
     if clock_share is not None:
         yield f"the clock was read at {percent(clock_share)} of the one of the peak"
     elif slow:
-        yield f"{CLOCK}: inferred, as nearly all matmuls are slower; the run has no reading of it"
+        yield f"{LOWER_CLOCK}: inferred, as nearly all matmuls are slower; the run has no readings"
     unexplained = sum(row.why.get(UNEXPLAINED, 0.0) for row in rows)
-    if abs(unexplained) > _SMALL * profile.measured.step_seconds:
+    if abs(unexplained) > NOTABLE * profile.measured.step_seconds:
         yield (
             f"{UNEXPLAINED}: ops without an instruction, which may be the plan's that seem to be "
             "missing, and planned time of no op (a pipeline's bubble, a bound)"

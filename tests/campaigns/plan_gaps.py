@@ -9,8 +9,8 @@ collective that the plan hides, in the trace of a schedule that does not. On thi
 for which there are no plans, really changed steps run, and the plan is what the healthy step took.
 
 The price found is what the cause has more than in the gap of the healthy step. Exits 1 if fewer
-than ten of twelve are named first, a price is off by over 20%, or a gap's rows miss the difference
-of measured and planned time by over 1% of it.
+than ten of twelve are named first, a price is off by over 10% (a clock's: 30%), or a gap's rows
+miss the difference of measured and planned time by over 1% of it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ from tests.campaigns.planted.scheduled_trace import write_scheduled
 from tests.support.edited_traces import EditedTrace, Kernel
 
 _DATA = Path(__file__).parents[1] / "data"
-_WITHIN = 0.2
+_WITHIN, _CLOCK_WITHIN = 0.1, 0.3
 _ENOUGH = 10 / 12
 _SUM = 0.01
+_OPPOSITES = {"slower kernel": "faster kernel"}  # netted in a gap
 _HEAD = ("case", "cause", "first", "planted", "found", "off", "gap", "rows off")
 
 
@@ -77,15 +78,22 @@ class Case(NamedTuple):
     @property
     def price(self) -> float:
         """Seconds that the cause has more than without it."""
-        return sum(
-            sign * gap.by_reason().get(self.cause, 0.0)
-            for sign, gap in ((1, self.gap), (-1, self.healthy))
+        names = self.cause, _OPPOSITES.get(self.cause, "")
+        with_it, without = (
+            sum(gap.by_reason().get(name, 0.0) for name in names)
+            for gap in (self.gap, self.healthy)
         )
+        return with_it - without
 
     @property
     def off(self) -> float:
         """By how much the price is off, as a share of it."""
         return self.price / self.seconds - 1 if self.seconds else 0.0
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether the price is right: a clock's is inferred from a plan that errs."""
+        return abs(self.off) <= (_CLOCK_WITHIN if self.cause == "lower clock" else _WITHIN)
 
     @property
     def missed(self) -> float:
@@ -124,7 +132,7 @@ def main(argv: list[str]) -> int:
     if arguments.write:
         found = [dict(zip(_HEAD, row, strict=True)) for row in rows]
         results.write("plan_gaps", "planted causes of a gap to the plan", found)
-    is_wrong = any(abs(case.off) > _WITHIN or case.missed > _SUM for case in cases)
+    is_wrong = any(not case.is_priced or case.missed > _SUM for case in cases)
     return int(first < _ENOUGH * len(cases) or is_wrong)
 
 
@@ -143,13 +151,11 @@ class Recorded:
         folder: of the trace and its program.
         matmul: a kernel's name.
         vector: the name of an elementwise one.
-        middle: the name of a kernel that runs once a step, within it.
     """
 
     folder: Path
     matmul: str
     vector: str
-    middle: str
 
     @functools.cached_property
     def plan(self) -> dict[str, Any]:
@@ -189,14 +195,26 @@ def begins(trace: EditedTrace) -> list[float]:
     return [kernel.start for kernel in (first, *rest) if kernel.name == first.name]
 
 
-def starts(trace: EditedTrace, name: str) -> list[float]:
-    """When a kernel begins."""
-    return [kernel.start for kernel in trace.kernels if kernel.name == name]
+def quiet(trace: EditedTrace) -> list[float]:
+    """When a kernel begins and no other runs, within steps."""
+    found, until = [], math.inf
+    first, *rest = trace.kernels
+    for kernel in (first, *rest):
+        if kernel.start >= until and kernel.name != first.name:
+            found.append(kernel.start)
+        until = max(kernel.end, 0.0 if math.isinf(until) else until)
+    return found
+
+
+def within(trace: EditedTrace) -> list[float]:
+    """A moment within each step in which nothing runs."""
+    found = quiet(trace)
+    return [found[np.searchsorted(found, begin) + 10] for begin in begins(trace)[:-1]]
 
 
 def edits(recorded: Recorded) -> Iterator[tuple[str, str, Callable[[EditedTrace], None]]]:
     """Cases, the cause that each plants, and how; each adds about a fifth of a step."""
-    much, name = 0.2 * recorded.step, recorded.middle
+    much = 0.2 * recorded.step
 
     def longer(kernel: str, trace: EditedTrace) -> None:
         own = sum(k.end - k.start for k in trace.kernels if k.name == kernel)
@@ -207,10 +225,10 @@ def edits(recorded: Recorded) -> Iterator[tuple[str, str, Callable[[EditedTrace]
         trace.stretch(lambda k: 1 / 0.7 if is_it(k) else 1.0)
 
     def added(kernel: str, trace: EditedTrace, stream: str = "") -> None:
-        trace.insert(kernel, starts(trace, name), much, stream=stream)
+        trace.insert(kernel, within(trace), much, stream=stream)
 
     def gaps(trace: EditedTrace) -> None:
-        many = [k.start for k in trace.kernels[1:] if k.name.startswith("loop_")]
+        many = quiet(trace)
         trace.delay(many, much * len(begins(trace)) / len(many))
 
     def matmul(kernel: Kernel) -> bool:
@@ -233,7 +251,8 @@ def edits(recorded: Recorded) -> Iterator[tuple[str, str, Callable[[EditedTrace]
     yield "slow launches", "gaps between kernels", gaps
 
 
-def _edited(recorded: Recorded) -> Iterator[Case]:
+def edited(recorded: Recorded) -> Iterator[Case]:
+    """Causes planted in a recorded trace."""
     for name, cause, plant in edits(recorded):
         gap = recorded.gap(plant)
         planted = gap.measured_seconds - recorded.step
@@ -245,7 +264,7 @@ def loops(scratch: Path) -> Recorded:
     with tarfile.open(_DATA / "h100_loops.tar.xz") as tar:
         tar.extractall(scratch, filter="data")
     gemm, vector = "gemm_fusion_dot_general_1", "loop_multiply_fusion"
-    return Recorded(scratch / "healthy", gemm, vector, "loop_subtract_fusion")
+    return Recorded(scratch / "healthy", gemm, vector)
 
 
 def gpt2(scratch: Path) -> Recorded:
@@ -257,7 +276,7 @@ def gpt2(scratch: Path) -> Recorded:
     (folder / "programs").mkdir()
     (folder / "programs" / "step.mfu").write_bytes((_DATA / "h100_gpt2.mfu").read_bytes())
     gemm, vector = "gemm_fusion_dot_21", "input_add_multiply_reduce_fusion"
-    return Recorded(folder, gemm, vector, "loop_add_fusion_9")
+    return Recorded(folder, gemm, vector)
 
 
 def _recorded(scratch: Path) -> Iterator[Case]:
@@ -276,7 +295,7 @@ def _recorded(scratch: Path) -> Iterator[Case]:
         (step.parent / "programs").mkdir()
         packed = lzma.compress(step.read_bytes(), preset=0)
         (step.parent / "programs" / "train_step.mfu").write_bytes(packed)
-    none = Recorded(scratch / "faults" / "none", "", "", "")
+    none = Recorded(scratch / "faults" / "none", "", "")
     for name, cause in (("float32", "slower kernel"), ("attention", "more work")):
         gap = plan_gap(read_profile(scratch / "faults" / name), none.plan, "plan.json")
         yield Case(f"recorded: {name}", cause, None, gap, none.healthy)
@@ -339,7 +358,8 @@ def collective(scratch: Path) -> Iterator[Case]:
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 _N = 768
-_NAP = 0.05  # seconds
+_NAP = 0.25  # seconds
+_TURNS = 3
 
 
 def _step(
@@ -373,16 +393,17 @@ def _napping(x: Any) -> Any:
     return x + 0 * jax.pure_callback(nap, shape, jax.lax.stop_gradient(x))
 
 
-def _copied(x: Any) -> Any:
-    """Sixteen transposes that XLA must not cancel."""
-    for _ in range(8):
-        x = jax.lax.optimization_barrier(x.T)
-        x = jax.lax.optimization_barrier(x.T)
+def _sorted(x: Any) -> Any:
+    for _ in range(4):
+        x = x + 1e-9 * jax.lax.stop_gradient(jnp.sort(x))
     return x
 
 
 def _more(x: Any) -> Any:
-    return x + 1e-9 * (jax.lax.stop_gradient(x) @ jnp.ones((_N, _N))) @ jnp.ones((_N, _N))
+    y = jax.lax.stop_gradient(x)
+    for _ in range(6):
+        y = y @ jnp.ones((_N, _N))
+    return x + 1e-20 * y
 
 
 def _narrow(x: Any, w: Any) -> Any:
@@ -391,16 +412,20 @@ def _narrow(x: Any, w: Any) -> Any:
 
 
 def _run(folder: Path, step: Step, *, nap: float = 0.0) -> Profile:
+    """The fastest of several profiles: other processes make some slower."""
     weights, batch = jnp.full((3, _N, _N), 1e-3), jnp.ones((_N, _N))
     compiled = jax.jit(step).lower(weights, batch).compile()
     jax.block_until_ready(compiled(weights, batch))
-    with traced(folder, compiled):
-        for number in range(9):
-            with jax.profiler.StepTraceAnnotation("train", step_num=number):
-                weights, loss = compiled(weights, batch)
-            jax.block_until_ready(loss)
-            time.sleep(nap)
-    return read_profile(folder, peak_tflops_per_device=0.1)
+    found = []
+    for turn in range(_TURNS):
+        with traced(folder / str(turn), compiled):
+            for number in range(6):
+                with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                    weights, loss = compiled(weights, batch)
+                jax.block_until_ready(loss)
+                time.sleep(nap)
+        found.append(read_profile(folder / str(turn), peak_tflops_per_device=0.1))
+    return min(found, key=lambda profile: profile.measured.step_seconds)
 
 
 def as_plan(profile: Profile) -> Mapping[str, Any]:
@@ -431,8 +456,8 @@ def _on_cpu(scratch: Path) -> Iterator[Case]:
         (
             ("a sleep in the loop", "waiting host", _step(), _NAP, _NAP),
             ("a callback that sleeps", "waiting host", _step(_napping), 0.0, _NAP),
-            ("transposes", "extra op", _step(_copied), 0.0, None),
-            ("two matmuls more", "extra op", _step(_more), 0.0, None),
+            ("four sorts", "extra op", _step(_sorted), 0.0, None),
+            ("six matmuls more", "extra op", _step(_more), 0.0, None),
             ("a layer row by row", "slower kernel", _step(first=_narrow), 0.0, None),
         )
     ):
@@ -443,8 +468,8 @@ def _on_cpu(scratch: Path) -> Iterator[Case]:
 
 
 _KINDS: Mapping[str, Callable[[Path], Iterator[Case]]] = {
-    "loop": lambda scratch: _edited(loops(scratch)),
-    "gpt2": lambda scratch: _edited(gpt2(scratch)),
+    "loop": lambda scratch: edited(loops(scratch)),
+    "gpt2": lambda scratch: edited(gpt2(scratch)),
     "recorded": _recorded,
     "tpu": collective,
     "cpu": _on_cpu,

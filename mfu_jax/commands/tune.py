@@ -199,18 +199,18 @@ class _Command:
         variable = f"{flags_variable(self.platform)}={shlex.quote(' '.join(flags))}"
         return [*[variable] * bool(flags), "mfu-jax", "train", *map(shlex.quote, self.words(point))]
 
-    def invalid(self, point: Point) -> str:
+    def invalid(self, point: Point) -> UserError | None:
         """Why the trainer would refuse a point."""
         if self.tokens and self._tokens(point) != self.tokens:
-            return "its step has another number of tokens"
+            return UserError("its step has another number of tokens")
         keys, _ = self.keys(point)
         if self.source is not None:
             return self.source.invalid(keys)
         try:
             load(self.words(point))
         except UserError as error:
-            return str(error)
-        return ""
+            return error
+        return None
 
     def _tokens(self, point: Point) -> float:
         """Sequences per device and step."""

@@ -65,9 +65,9 @@ class StepSource(Protocol):
         """What else determines the program: files named by the arguments, our own source."""
         return {}
 
-    def invalid(self, values: Mapping[str, str]) -> str:
-        """Why the step cannot be compiled, as far as the config says; empty if it can."""
-        return ""
+    def invalid(self, values: Mapping[str, str]) -> UserError | None:
+        """Why the step cannot be compiled, as far as the config says; None if it can."""
+        return None
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs and memory that follow from the config."""
@@ -95,6 +95,7 @@ def compiled_plan(
     limits: Limits,
     folder: Path | None,
     flags: Sequence[str] = (),
+    run_flags: Sequence[str] | None = None,
     work: StepWork | None = None,
     progress: Callable[[str], None] = lambda word: None,
 ) -> Plan:
@@ -107,6 +108,7 @@ def compiled_plan(
         limits: of the compile.
         folder: the cache's folder; None: no cache.
         flags: compiler flags.
+        run_flags: those of a measured run, before them; None: no run is followed.
         work: what the step is for; None: as the source says, or unknown, with a note.
         progress: called with a word for each stage.
 
@@ -120,9 +122,12 @@ def compiled_plan(
         except UserError as error:
             unknown = (f"no MFU: {first_line(error)}",)
     program, notes, _ = cache.compile_cached(
-        request_for(source, target, values, flags), folder=folder, limits=limits, progress=progress
+        request_for(source, target, values, (*(run_flags or ()), *flags)),
+        folder=folder,
+        limits=limits,
+        progress=progress,
     )
-    return make_plan(program, target, work=work).with_notes(*notes, *unknown)
+    return make_plan(program, target, work=work, flags=run_flags).with_notes(*notes, *unknown)
 
 
 class MaxTextStep(StepSource):

@@ -81,15 +81,16 @@ class Evidence:
         """The file's bytes, once it is known to be this search's alone."""
         if self._file is None or not self._file.is_alone():
             raise UserError(
-                f"{path} is being written by another mfu-jax tune; expected one at a time; wait, "
-                "or pass another evidence=FILE"
+                f"{path} is being written by another mfu-jax tune; expected one at a time",
+                hint="wait, or pass another evidence=FILE",
             )
         whole = path.read_bytes()
         first, end, _ = whole.partition(b"\n")
         if not header.startswith(first + end):
             raise UserError(
-                f"{path} is not the evidence of this search: it is about other settings, devices "
-                "or versions, or no evidence at all; pass another evidence=FILE, or delete it"
+                f"{path} is not the evidence of this search, but about other settings, devices or "
+                "versions, or no evidence at all",
+                hint="pass another evidence=FILE, or delete it",
             )
         return whole
 
@@ -106,8 +107,8 @@ class Evidence:
             self._file.append((json.dumps(dataclasses.asdict(trial)) + "\n").encode())
         except OSError as error:
             raise UserError(
-                f"the evidence cannot be written ({error}); usually a full disk; free some space "
-                "and repeat the command, which goes on from here"
+                f"the evidence cannot be written: {error}",
+                hint="usually a full disk; free some space and repeat the command, which goes on",
             ) from error
 
     def close(self) -> None:

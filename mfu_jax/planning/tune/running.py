@@ -56,7 +56,7 @@ class Tuning:
         unit: what a speed counts: ``tokens/s/chip``.
         plan: plans a point within the given seconds; None: there are no plans for these devices.
         run: runs a point within the given seconds; None: the devices are not attached.
-        invalid: why a point cannot be built; empty if it can.
+        invalid: why a point cannot be built; None if it can.
         limit_bytes: memory of a device; 0: not known.
         budget_seconds: no trial starts that would end later.
         most_plans: None: a third of the points, at most 60.
@@ -71,7 +71,7 @@ class Tuning:
     unit: str = "tokens/s/chip"
     plan: Try | None = None
     run: Try | None = None
-    invalid: Callable[[Point], str] = lambda point: ""
+    invalid: Callable[[Point], UserError | None] = lambda point: None
     limit_bytes: int = 0
     budget_seconds: float = math.inf
     most_plans: int | None = None
@@ -138,7 +138,9 @@ def tune(
         UserError: the start is not valid, or nothing could be tried.
     """
     if wrong := tuning.invalid(tuning.space.start):
-        raise UserError(f"the search cannot begin where you are: {wrong}")
+        raise UserError(
+            f"the search cannot begin with these settings: {wrong.what}", hint=wrong.hint
+        )
     return _Run(tuning, evidence, progress).result()
 
 
@@ -152,7 +154,7 @@ class _Run:
         self._known: dict[tuple[str, str], Trial] = {
             (trial.by, _key(trial.settings)): trial for trial in evidence.trials
         }
-        self._reasons: dict[Point, str] = {}
+        self._valid: dict[Point, bool] = {}
 
     def result(self) -> TuneResult:
         """Searches, and sums up."""
@@ -218,9 +220,9 @@ class _Run:
         )
 
     def _is_valid(self, point: Point) -> bool:
-        if point not in self._reasons:
-            self._reasons[point] = self.tuning.invalid(point)
-        return not self._reasons[point]
+        if point not in self._valid:
+            self._valid[point] = self.tuning.invalid(point) is None
+        return self._valid[point]
 
     def _fill(
         self, search: Search, by: Literal["plan", "run"], attempt: Try, most: int, ends: float

@@ -91,9 +91,7 @@ class Search:
         """Axis and choice of what no trial has had: before all have, nothing is known of it."""
         tried = {choice for point in self.trials for choice in enumerate(point)}
         return {
-            (axis, choice)
-            for axis, size in enumerate(self.space.sizes)
-            for choice in range(size)
+            (axis, choice) for axis, size in enumerate(self.space.sizes) for choice in range(size)
         } - tried
 
     def predicted(self, point: Point) -> float | None:

@@ -70,8 +70,9 @@ def attached() -> Devices:
         platform, kind, count, limit = json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise UserError(
-            f"JAX finds no devices ({first_line(error)}); usually a driver or an extra of jax is "
-            "missing; run mfu-jax doctor, or pass topology=… to search by plans alone"
+            f"JAX finds no devices: {first_line(error)}",
+            hint="usually a driver or an extra of jax is missing: run mfu-jax doctor, or pass "
+            "topology=… to search by plans alone",
         ) from None
     return Devices(platform=platform, kind=kind, count=count, memory_bytes=limit or 0)
 

@@ -94,9 +94,10 @@ def encode(dump: ProgramDump) -> bytes:
     content = "\n".join(lines).encode()
     if len(content) > MOST_BYTES:
         raise UserError(
-            f"the program {dump.name} has {len(content) / 2**20:,.0f} MiB of text; expected at "
-            f"most {MOST_BYTES / 2**20:,.0f}; usually a large array is a constant of the program; "
-            f"pass it to the function as an argument"
+            f"the program {dump.name} has {len(content) / 2**20:,.0f} MiB of text; expected "
+            f"at most {MOST_BYTES / 2**20:,.0f}",
+            hint="usually a large array is a constant of the program; pass it to the function "
+            "as an argument",
         )
     return lzma.compress(content, format=lzma.FORMAT_XZ, preset=_PRESET)
 

@@ -86,7 +86,8 @@ class TracedCount(FlopCount):
         if convention not in ("exact", "maxtext"):
             raise UserError(
                 f"a traced count got the convention {convention!r}; expected 'dense', 'exact' or "
-                "'maxtext'; the others need a config: see mfu_jax.calculate_tflops_per_device"
+                "'maxtext'",
+                hint="the others need a config: see mfu_jax.calculate_tflops_per_device",
             )
         return self.total - self.skipped.get(convention, 0)
 

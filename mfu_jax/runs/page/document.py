@@ -5,7 +5,7 @@ Adding a section: a file beside this one, a section here; only `mfu_jax.pages` m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from mfu_jax.logger.records.summary import Summary
@@ -33,7 +33,7 @@ from mfu_jax.runs.page.configuration import configuration, last_gpus, last_recor
 from mfu_jax.runs.page.hosts import collectives, hosts
 from mfu_jax.runs.page.ledgers import flops, time_ledger
 from mfu_jax.runs.page.step_times import step_times
-from mfu_jax.runs.report.plan_comparison import PlanComparison, PlannedRow
+from mfu_jax.runs.report.plan_comparison import PlanComparison, PlannedRow, StepGap
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
@@ -183,7 +183,19 @@ def _plan_section(found: PlanComparison) -> Markup:
         wide(_plan_table("plan and run", found.rows)),
         wide(_plan_table("cause", found.causes)),
     ]
-    return section("Predicted and measured", about, *tables, notes(found.notes))
+    return section("Predicted and measured", about, *tables, notes(found.notes), *_gap(found.gap))
+
+
+def _gap(gap: StepGap | None) -> Iterator[Markup]:
+    """What a step takes beyond its plan, by cause."""
+    if gap is not None:
+        seconds: Column[tuple[str, float]] = Column(
+            "seconds", lambda cause: cause[1], lambda cause: seconds_text(cause[1])
+        )
+        rows = table("gap", list(gap.by_reason().items()), lambda cause: cause[0], [seconds])
+        yield tag("p", gap.sentence)
+        yield wide(rows)
+        yield notes(gap.notes)
 
 
 def _plan_table(by: str, rows: Sequence[PlannedRow]) -> Markup:

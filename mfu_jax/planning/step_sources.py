@@ -62,9 +62,9 @@ class StepSource(Protocol):
         """What else determines the program: files named by the arguments, our own source."""
         return {}
 
-    def invalid(self, values: Mapping[str, str]) -> str:
-        """Why the step cannot be compiled, as far as the config says; empty if it can."""
-        return ""
+    def invalid(self, values: Mapping[str, str]) -> UserError | None:
+        """Why the step cannot be compiled, as far as the config says; None if it can."""
+        return None
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs and memory that follow from the config."""

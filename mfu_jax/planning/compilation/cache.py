@@ -118,8 +118,8 @@ def installed_versions(python: str) -> Mapping[str, str]:
         return dict(json.loads(said.stdout))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise UserError(
-            f"{python} does not answer ({first_line(error)}); expected a Python interpreter; "
-            "usually a wrong path; pass maxtext_python=…"
+            f"{python} does not answer ({first_line(error)}); expected a Python interpreter",
+            hint="usually a wrong path; pass maxtext_python=…",
         ) from None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation.compiling import NoCompilerError
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.sweep.outcomes import (
@@ -137,7 +137,7 @@ def _compile_points(
         except NoCompilerError:
             raise
         except UserError as error:
-            failures[point] = str(error)
+            failures[point] = first_line(error)
             search.fail(point)
         longest = max(longest, sweep.monotonic() - began)
     return failures, ()

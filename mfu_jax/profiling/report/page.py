@@ -138,13 +138,13 @@ def _advice(profile: Profile) -> Markup:
 def _gap(gap: PlanGap | None) -> Iterator[Markup]:
     if gap is not None:
         causes = ", ".join(f"{why} {signed(s)}" for why, s in gap.by_reason().items())
-        text = f"Planned for {gap.target}: {seconds_text(gap.planned_seconds)}. {causes}."
+        text = f"{gap.sentence}. All causes: {causes}."
         rows = table("op", gap.changes, _group_name, _GAP_COLUMNS, kind="rows paths")
-        yield section("Gap to the plan", quiet(text), rows)
+        yield section("Gap to the plan", quiet(text), rows, notes(gap.notes))
 
 
 def _group_name(change: TimeChange) -> str:
-    return " ".join(filter(None, (change.scope, change.phase, change.kind)))
+    return " ".join(filter(None, (change.scope, change.phase, change.op or change.kind)))
 
 
 def _row_table(by: str, rows: Sequence[TableRow]) -> Markup:

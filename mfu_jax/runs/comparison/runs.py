@@ -333,8 +333,8 @@ def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
                 found[metric.name] += metric.read(columns) or ()
     if not found[STEP_TIME.name]:
         raise UserError(
-            f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time; pass "
-            f"warmup_steps=0, or a longer run"
+            f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time",
+            hint="pass warmup_steps=0, or a longer run",
         )
     return found
 

@@ -20,9 +20,9 @@ from mfu_jax.runs.page.configuration import configuration, last_records, record_
 from mfu_jax.runs.page.hosts import collectives, hosts
 from mfu_jax.runs.page.ledgers import flops, time_ledger
 from mfu_jax.runs.page.step_times import outlier_numbers, step_times
-from mfu_jax.runs.report.plan_comparison import PlanComparison, PlannedRow
+from mfu_jax.runs.report.plan_comparison import PlanComparison, PlannedRow, StepGap
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.util.formatting import percent, readable, short
+from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
 _STYLE = """
 @media (min-width: 641px) { .bar { grid-template-columns: minmax(0, 150px) 1fr 100px 70px } }
@@ -189,7 +189,19 @@ def _plan_section(found: PlanComparison) -> Markup:
     """A plan compared with the run, as two tables."""
     about = quiet(f"{found.target}, by {short(found.path)}")
     tables = [_plan_table("plan and run", found.rows), _plan_table("cause", found.causes)]
-    return section("Predicted and measured", about, *tables, notes(found.notes))
+    return section("Predicted and measured", about, *tables, notes(found.notes), *_gap(found.gap))
+
+
+def _gap(gap: StepGap | None) -> Iterator[Markup]:
+    """What a step takes beyond its plan, by cause."""
+    if gap is not None:
+        seconds: Column[tuple[str, float]] = Column(
+            "seconds", lambda cause: cause[1], lambda cause: seconds_text(cause[1])
+        )
+        rows = table("gap", list(gap.by_reason().items()), lambda cause: cause[0], [seconds])
+        yield tag("p", gap.sentence)
+        yield rows
+        yield notes(gap.notes)
 
 
 def _plan_table(by: str, rows: Sequence[PlannedRow]) -> Markup:

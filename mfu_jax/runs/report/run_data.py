@@ -242,8 +242,9 @@ def read_run_data(run: str, options: Options) -> RunData:
     summary = metrics.summary(warmup_steps=options.warmup_steps)
     if not summary.steps or not summary.mean_seconds:
         raise UserError(
-            f"{run!r} holds {len(metrics.steps)} steps, none of them with a measured time; pass "
-            f"warmup_steps=0, or the metrics file instead of a log with 0.000 for its times"
+            f"{run!r} holds {len(metrics.steps)} steps, none of them with a measured time",
+            hint="pass warmup_steps=0, or the metrics file instead of a log with 0.000 for "
+            "its times",
         )
     time = time.with_utilization(summary.mfu, summary.hfu)
     setup, processes = read_setup(metrics.path), read_processes(metrics.path)

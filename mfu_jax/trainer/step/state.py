@@ -110,7 +110,8 @@ def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:
     """The implementation that multiplies dropless experts' rows on a platform."""
     if config.grouped_matmul == "kernel" and platform != "tpu":
         raise UserError(
-            f"grouped_matmul=kernel is a TPU's, and the devices are {platform}; leave it at auto"
+            f"grouped_matmul=kernel is a TPU's, and the devices are {platform}",
+            hint="leave it at auto",
         )
     if config.grouped_matmul == "auto":
         return "kernel" if platform == "tpu" else "xla"
@@ -222,10 +223,12 @@ def check_memory(config: Config, devices: Sequence[jax.Device]) -> None:
     if limit is not None and needed > limit:
         parameters = count_parameters(config).total
         raise UserError(
-            f"{parameters:,} parameters do not fit: training takes at least {_gib(needed)} on each "
-            f"device, which has {_gib(limit)}; choose smaller sizes (emb_dim={config.emb_dim} "
-            f"vocab_size={config.vocab_size} num_decoder_layers={config.num_decoder_layers}), or "
-            f"split them over more devices with fsdp"
+            f"{parameters:,} parameters do not fit: training takes at least {_gib(needed)} on "
+            f"each device, which has {_gib(limit)}",
+            hint=f"choose smaller sizes (emb_dim={config.emb_dim} "
+            f"vocab_size={config.vocab_size} "
+            f"num_decoder_layers={config.num_decoder_layers}), or split them over more "
+            "devices with fsdp",
         )
 
 

@@ -45,7 +45,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mfu_jax.dumps.files import load
@@ -56,7 +55,7 @@ from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.result.verdict import plan_verdict
-from mfu_jax.planning.step_sources import MaxTextStep, StepSource, request_for, work_of
+from mfu_jax.planning.step_sources import MaxTextStep, StepSource, compiled_plan, work_of
 from mfu_jax.planning.targets import Target, check_dump, parse_target
 from mfu_jax.storage.dump_names import SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
@@ -105,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         return _sweep(arguments, target)
     source, keys = _source(arguments, target), _step_keys(values, _OWN_OF_RUN)
     if wrong := source.invalid(keys):
-        raise UserError(wrong)
+        raise wrong
     return _show(arguments, _compiled(arguments, target, source, keys))
 
 
@@ -114,9 +113,12 @@ def _check_forms(arguments: Arguments) -> None:
     dumps = [name for name in arguments.names if name.endswith(SUFFIX)]
     given = [*dumps, *(flag for flag in _FORMS if flag in arguments.flags)]
     if len(given) > 1 and given != ["--maxtext", "--sweep"]:
-        raise UserError(f"{given[0]} and {given[1]}; expected one form of mfu-jax plan --help")
+        raise UserError(f"{given[0]} and {given[1]}; expected one form of the command")
     if "--maxtext" in given and arguments.names:
-        raise UserError(f"{arguments.names[0]!r}: --maxtext reads no file; pass key=value")
+        raise UserError(
+            f"{arguments.names[0]!r}: --maxtext reads no file",
+            hint="pass key=value",
+        )
 
 
 def _check_keys(arguments: Arguments) -> None:
@@ -129,7 +131,10 @@ def _check_keys(arguments: Arguments) -> None:
         others["maxtext_python"] = "--maxtext or --run"
     for key in arguments.values:
         if key in others:
-            raise UserError(f"{key}= is a key of {others[key]}; expected none here; leave it out")
+            raise UserError(
+                f"{key}= is a key of {others[key]}; expected none here",
+                hint="leave it out",
+            )
 
 
 def _show(arguments: Arguments, plan: Plan) -> int:
@@ -225,11 +230,12 @@ def _source_of_run(
     if nearest.other_work and not follow:
         raise UserError(
             f"the reference model's step would be another program than the run's, without "
-            f"{'; '.join(nearest.other_work)}; expected what it can follow: install what is "
-            "missing, plan MaxText's own step with maxtext_python=FILE, or pass follow=nearest"
+            f"{'; '.join(nearest.other_work)}; expected what it can follow",
+            hint="install what is missing, plan MaxText's own step with maxtext_python=FILE, or "
+            "pass follow=nearest",
         )
     if wrong := source.invalid(nearest.keys):
-        raise UserError(wrong)
+        raise wrong
     return source, nearest.keys, nearest
 
 
@@ -258,32 +264,23 @@ def _compiled(
     seconds: float = math.inf,
 ) -> Plan:
     values = arguments.values
-    unknown: tuple[str, ...] = ()
-    if work is None:
-        work, unknown = _work(source, keys)
     most = _number(values, "compile_seconds") or Limits.seconds
     code = 0.0 if "--sweep" in arguments.flags else Limits.code_seconds
-    program, notes, _ = cache.compile_cached(
-        request_for(
-            source, target, keys, (*(flags or ()), *compiler_flags(values.get("xla_flags", "")))
-        ),
-        folder=_cache_folder(values),
+    return compiled_plan(
+        source,
+        target,
+        keys,
         limits=Limits(
             seconds=min(most, seconds),
             memory_bytes=round(_number(values, "compile_gib") * 2**30),
             code_seconds=_number(values, "code_seconds") if "code_seconds" in values else code,
         ),
+        folder=cache.chosen_folder(values),
+        flags=compiler_flags(values.get("xla_flags", "")),
+        run_flags=flags,
+        work=work,
         progress=_progress,
     )
-    return make_plan(program, target, work=work, flags=flags).with_notes(*notes, *unknown)
-
-
-def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None, tuple[str, ...]]:
-    """The step's work, or None and a note if its config does not say."""
-    try:
-        return source.work(keys), ()
-    except UserError as error:
-        return None, (f"no MFU: {first_line(error)}",)
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:
@@ -298,6 +295,10 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     def keys(point: SweepPoint) -> dict[str, str]:
         return {**fixed, **point.values}
 
+    def reason(point: SweepPoint) -> str:
+        error = source.invalid(keys(point))
+        return "" if error is None else first_line(error)
+
     def compiled(point: SweepPoint, seconds: float) -> Plan:
         return _compiled(arguments, target, source, keys(point), seconds=seconds)
 
@@ -307,7 +308,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
             points=points,
             flags=lambda point: source.run_words(keys(point)),
             compile=compiled,
-            invalid=lambda point: source.invalid(keys(point)),
+            invalid=reason,
             analytic=lambda point: source.analytic(keys(point)),
             limit_bytes=target.chip.usable_memory_bytes,
             most_compiles=_whole(values, "compiles"),
@@ -321,12 +322,6 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     else:
         print(f"{verdict.render()}\n{render_sweep(result)}")
     return 0 if result.winner else 1
-
-
-def _cache_folder(values: Mapping[str, str]) -> Path | None:
-    if "cache" in values:
-        return Path(values["cache"]) if values["cache"] else None
-    return cache.default_folder()
 
 
 def _progress(word: str) -> None:

@@ -53,7 +53,10 @@ def main(argv: Sequence[str]) -> int:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     folders, page = _folders(arguments), arguments.values.get("html")
     if "--json" in arguments.flags and page is not None:
-        raise UserError("--json and --html: expected one of them; run the command twice")
+        raise UserError(
+            "--json and --html: expected one of them",
+            hint="run the command twice",
+        )
     if len(folders) == 2:
         return _two(folders, page, arguments)
     values = arguments.values
@@ -126,8 +129,9 @@ def _model(values: Mapping[str, str]) -> int | None:
     flops = int(typed(MODEL_FLOPS, text, int | Fraction))
     if flops <= 0:
         raise UserError(
-            f"{MODEL_FLOPS}={text}: expected the FLOPs of one run of the program on one device, "
-            f"above 0; leave it out for those stored with the trace"
+            f"{MODEL_FLOPS}={text}: expected the FLOPs of one run of the program on one "
+            "device, above 0",
+            hint="leave it out for those stored with the trace",
         )
     return flops
 
@@ -138,11 +142,15 @@ def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
     values = arguments.values
     if page is not None:
         raise UserError(
-            "--html and two profiles: expected one folder; leave --html out, or pass --json"
+            "--html and two profiles: expected one folder",
+            hint="leave --html out, or pass --json",
         )
     for key in ("by", "depth", "plan", "sort", "tensorboard"):
         if key in values:
-            raise UserError(f"{key}= and two profiles: expected one folder; leave {key}= out")
+            raise UserError(
+                f"{key}= and two profiles: expected one folder",
+                hint=f"leave {key}= out",
+            )
     top = _top(values)
     comparison = compare(*(_read(folder, values) for folder in folders))
     if "--json" in arguments.flags:
@@ -166,8 +174,8 @@ def _tables(text: str) -> list[str]:
     for name in names:
         if name not in KEYS:
             raise UserError(
-                f"by={text}: unknown table {name!r}{nearest(name, KEYS)}; expected some of "
-                f"{', '.join(KEYS)}"
+                f"by={text}: unknown table {name!r}; expected some of {', '.join(KEYS)}",
+                hint=nearest(name, KEYS),
             )
     return names
 
@@ -177,7 +185,10 @@ def _sort(text: str) -> str:
 
     if text not in SORTS:
         known = ", ".join(SORTS)
-        raise UserError(f"sort={text}: unknown column{nearest(text, SORTS)}; expected {known}")
+        raise UserError(
+            f"sort={text}: unknown column; expected {known}",
+            hint=nearest(text, SORTS),
+        )
     return text
 
 

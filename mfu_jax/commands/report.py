@@ -120,11 +120,17 @@ def _names(arguments: Arguments) -> tuple[list[str], str]:
     """The runs, and the page's file; empty without --html."""
     runs = list(arguments.names)
     if not runs:
-        raise UserError("expected one file, got none; pass the run's folder or its metrics file")
+        raise UserError(
+            "expected one file, got none",
+            hint="pass the run's folder or its metrics file",
+        )
     if "html" not in arguments.values:
         return runs, ""
     if "--json" in arguments.flags:
-        raise UserError("--json and --html: expected one of them; run the command twice")
+        raise UserError(
+            "--json and --html: expected one of them",
+            hint="run the command twice",
+        )
     return runs, arguments.values["html"] or _page_of(runs[0])
 
 
@@ -163,8 +169,9 @@ def _with_waits(run: RunData, profile: str | None) -> RunData:
     waits = _read(Path(profile))
     if waits is None:
         raise UserError(
-            f"--profile {profile}: no collectives of several hosts; usually each host traced to a "
-            f"disk of its own; copy their plugins/profile together, or leave --profile out"
+            f"--profile {profile}: no collectives of several hosts",
+            hint="usually each host traced to a disk of its own; copy their plugins/profile "
+            "together, or leave --profile out",
         )
     return _with(run, waits)
 
@@ -260,7 +267,8 @@ def _export(arguments: Arguments) -> int:
     if form not in _EXPORTS or values or len(arguments.names) != 2:
         raise UserError(
             "--export: expected mfu-jax report RUN FILE --export=ml_goodput, or summary, and "
-            "nothing else; usually the file to write is missing; pass RUN, then FILE"
+            "nothing else",
+            hint="usually the file to write is missing; pass RUN, then FILE",
         )
     run, file = arguments.names
     if form == "summary":
@@ -280,7 +288,7 @@ def _options(arguments: Arguments) -> Options:
     values = {own_key(key, _KEYS): text for key, text in arguments.pairs}
     if MODEL not in values:
         known = [key for key in _KEYS if key != "convention"]
-        usually = "; usually a key for counting the model, which needs model=NAME_OR_FILE"
+        usually = "usually a key for counting the model, which needs model=NAME_OR_FILE"
         arguments.checked(known, usually=usually)
     return Options(
         peak=_peak(values),
@@ -304,10 +312,10 @@ def _positive(values: Mapping[str, str], key: str, kind: type) -> Any:
 
 
 def _warmup_steps(options: Mapping[str, str]) -> int:
-    note = f"; it is how many steps to leave out; {WARMUP_STEPS} if not given"
-    steps: int = typed("warmup_steps", options.get("warmup_steps", WARMUP_STEPS), int, note=note)
+    hint = f"it is how many steps to leave out; {WARMUP_STEPS} if not given"
+    steps: int = typed("warmup_steps", options.get("warmup_steps", WARMUP_STEPS), int, hint=hint)
     if steps < 0:
-        raise UserError(f"warmup_steps={steps}: expected 0 or more{note}")
+        raise UserError(f"warmup_steps={steps}: expected 0 or more", hint=hint)
     return steps
 
 

@@ -192,8 +192,8 @@ def _planned(plan: Mapping[str, Any], path: str) -> dict[GroupKey, _Group]:
         return found
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(
-            f"{path!r} has no times by op; expected what mfu-jax plan … --json prints; usually an "
-            f"older version made it, or the plan does not fit; make it again"
+            f"{path!r} has no times by op; expected what mfu-jax plan … --json prints",
+            hint="usually an older version made it, or the plan does not fit; make it again",
         ) from None
 
 

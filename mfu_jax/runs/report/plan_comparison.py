@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mfu_jax import names
-from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import find, table
 from mfu_jax.logger.records.names import THROTTLE_SCORE
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import columns, percent, seconds_text
-from mfu_jax.util.user_files import read_text
+from mfu_jax.util.user_files import read_text, unreadable
 from mfu_jax.verdict import gap_sentence, largest_first
 
 _EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
@@ -214,12 +213,10 @@ def read_plan(path: str) -> Mapping[str, Any]:
     try:
         plan = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path!r} is no JSON ({error}); expected {_EXPECTED}") from None
+        raise unreadable(path, f"no JSON: {error}", _EXPECTED) from None
     known = isinstance(plan, dict) and isinstance(plan.get("time_by_cause"), dict)
     if not known or not (_number(plan, "step_time_seconds") or 0) > 0:
-        raise UserError(
-            f"{path!r} has no step_time_seconds and time_by_cause; expected {_EXPECTED}"
-        )
+        raise unreadable(path, "it has no step_time_seconds and time_by_cause", _EXPECTED)
     return dict(plan)
 
 

@@ -147,8 +147,9 @@ def make_iterator(
         return NumberedBatches(numbered)
     if len(rows) < batch_rows * shares:
         raise UserError(
-            f"the {split} split has {len(rows)} sequences of {config.max_target_length} tokens, "
-            f"a batch takes {batch_rows * shares}; add data, or make batch or sequences smaller"
+            f"the {split} split has {len(rows)} sequences of {config.max_target_length} "
+            f"tokens, a batch takes {batch_rows * shares}",
+            hint="add data, or make batch or sequences smaller",
         )
     grain = require("grain", "dataset_type=text, unlike synthetic,", install=TRAIN)
     dataset = grain.MapDataset.source(rows)
@@ -231,8 +232,8 @@ def split_documents(
 def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
     if not folder.is_dir():
         raise UserError(
-            f"dataset_path={str(folder)!r} is not a folder; pass one with text files, or leave it "
-            f"empty for Python's standard library"
+            f"dataset_path={str(folder)!r} is not a folder",
+            hint="pass one with text files, or leave it empty for Python's standard library",
         )
     documents = {}
     for path in sorted(_files(folder, suffixes)):
@@ -244,8 +245,8 @@ def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]
             documents[path.relative_to(folder).as_posix()] = text
     if not documents:
         raise UserError(
-            f"dataset_path={str(folder)!r} holds no text files that end in "
-            f"{' '.join(suffixes)}; pass another folder, or other dataset_suffixes=[.txt,…]"
+            f"dataset_path={str(folder)!r} holds no text files that end in {' '.join(suffixes)}",
+            hint="pass another folder, or other dataset_suffixes=[.txt,…]",
         )
     return documents
 

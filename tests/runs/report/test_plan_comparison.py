@@ -14,6 +14,7 @@ from mfu_jax.cli import main
 from mfu_jax.dumps import load
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import parse_target
+from tests.support.messages import is_told
 from tests.support.metrics_lines import line
 from tests.support.written_logs import WrittenLog
 
@@ -161,7 +162,7 @@ def test_a_file_that_holds_no_plan_is_one_line(
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "expected what mfu-jax plan … --json prints" in error
-    assert error.count("\n") == 1
+    assert is_told(error, hint=True)
 
 
 def test_without_a_profile_the_log_divides_the_gap(

@@ -97,7 +97,7 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
         "act_quantization_calibration_method": "fixed,-224,224",
     }
     assert {key: keys[key] for key in expected} == expected
-    assert TrainerStep(read.target).invalid(keys) == ""
+    assert TrainerStep(read.target).invalid(keys) is None
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,10 @@ def test_calibration_of_no_quantisation_is_named():
         (
             {"other_flags": {"context_parallel_strategy": "ulysses"}},
             "context_parallel_strategy=ulysses (context parallelism)",
+        ),
+        (
+            {"other_flags": {"context_parallel_strategy": "ring"}},
+            "context_parallel_strategy=ring, in kernels as the run's (context parallelism)",
         ),
         ({"attention": "paged"}, "attention=paged (attention kernel)"),
         (

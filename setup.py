@@ -16,7 +16,7 @@ FLAX = [
 TRAIN = [
     *FLAX,
     "flax>=0.12.5",  # nnx.List, Variable.get_value
-    "grain>=0.2.14",  # every epoch in another order
+    "grain>=0.2.14",  # text files, every epoch in another order; random tokens need none
     "rich>=13",
 ]
 
@@ -79,7 +79,7 @@ setup(
         "tpu": ["jax[tpu]>=0.8"],
         "cuda": ["jax[cuda13]>=0.8"],
         # mfu-jax plan: the compilers of chips that are not here; jax pins libtpu.
-        "plan-tpu": ["jax[tpu]>=0.8"],
+        "plan-tpu": ["jax[tpu]>=0.8", "qwix>=0.1.8"],  # recipes in fp8 and int8 are qwix's
         "plan-gpu": ["jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cudnn-cu13"],
         "tensorboard": ["tensorboard>=2.19"],
         "wandb": ["wandb>=0.18"],

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from mfu_jax.errors import UserError, nearest, one_line
+from mfu_jax.errors import UserError, nearest, two_lines
 
 _FOLDER = Path(__file__).parent / "commands"
 _HELP = frozenset({"-h", "--help"})
@@ -29,7 +29,7 @@ _GROUPS = {
     "Count FLOPs": ("flops", "compare", "dump"),
     "Run": ("train", "watch", "replay"),
     "Judge": ("report", "profile", "gate", "published"),
-    "Plan": ("plan", "project"),
+    "Plan": ("plan", "tune", "project"),
 }
 
 
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Its exit code: 2 if the input was wrong; 1 if the output cannot be written, memory ran out,
-        or it hit a bug of ours, each with one line on stderr; 130 after Ctrl-C; 141 if nobody
-        reads the output any more.
+        or it hit a bug of ours, each with one line on stderr and one with a hint; 130 after Ctrl-C;
+        141 if nobody reads the output any more.
     """
     _print_anything()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -49,19 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(end="", flush=True)  # reports a full disk here, not as a traceback at exit
         return code
     except UserError as error:
-        return _stopped(name, str(error), 2)
+        return _stopped(name, error.what, 2, error.hint or _help_of(name))
     except BrokenPipeError:
         sys.stderr.close()
         return 141
     except OSError as error:
         _forget_output()
-        return _stopped(name, f"stopped by the system: {error}; free some space, or ask again", 1)
+        return _stopped(name, f"stopped by the system: {error}", 1, "free space, or ask again")
     except MemoryError:
-        return _stopped(name, "memory ran out; expected a smaller input; pass one", 1)
+        return _stopped(name, "memory ran out", 1, "pass a smaller input")
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        return _stopped(name, f"a bug of mfu_jax: {_described(error)}", 1)
+        return _stopped(name, f"a bug of mfu_jax: {type(error).__name__}: {error}", 1, _kept(error))
 
 
 def _run(name: str | None = None, *rest: str) -> int:
@@ -72,8 +72,8 @@ def _run(name: str | None = None, *rest: str) -> int:
         print(f"mfu-jax {version('mfu-jax')}")
         return 0
     if name not in (known := command_names()):
-        like = nearest(name, known)
-        raise UserError(f"unknown command {name!r}{like}; the commands are: {', '.join(known)}")
+        listed = f"the commands are: {', '.join(known)}"
+        raise UserError(f"unknown command {name!r}", hint=nearest(name, known) + listed)
     if _HELP & set(rest):
         print(manual(name))
         return 0
@@ -86,9 +86,13 @@ def _print_anything() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _stopped(name: str, message: str, code: int) -> int:
-    print(one_line(f"mfu-jax {name}: {message}"), file=sys.stderr)
+def _stopped(name: str, what: str, code: int, hint: str) -> int:
+    print(two_lines(f"mfu-jax {name}", UserError(what, hint=hint)), file=sys.stderr)
     return code
+
+
+def _help_of(name: str) -> str:
+    return f"mfu-jax {name} --help shows what it takes"
 
 
 def _forget_output() -> None:
@@ -99,15 +103,14 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _described(error: Exception) -> str:
-    """An unexpected exception, with the file that holds its traceback."""
-    text = f"{type(error).__name__}: {error}"
+def _kept(error: Exception) -> str:
+    """What to do about an unexpected exception: its traceback goes to a file."""
     with contextlib.suppress(OSError):
         descriptor, path = tempfile.mkstemp(prefix="mfu-jax-", suffix=".txt")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(traceback.format_exception(error))
-        text += f"; please report it with the traceback in {path}"
-    return text
+        return f"please report it with the traceback in {path}"
+    return "please report it"
 
 
 def command_names() -> list[str]:

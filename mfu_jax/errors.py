@@ -1,4 +1,4 @@
-"""Errors that the user can fix: shown on one line, without a traceback, exit code 2."""
+"""Errors that the user can fix: shown on two lines, without a traceback, exit code 2."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ _LONGEST_MESSAGE = 1500
 
 
 class UserError(ValueError):
-    """Wrong input. The message says what was seen, what was expected, and what to do."""
+    """Wrong input: what was seen and what was expected; as its hint, the usual cause and the fix.
+
+    >>> print(UserError("steps=-1: expected 1 or more", hint="leave it out for all"))
+    steps=-1: expected 1 or more
+    hint: leave it out for all
+    """
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint.strip()
+
+    @property
+    def what(self) -> str:
+        """What is wrong, without the hint."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return f"{self.what}\nhint: {self.hint}" if self.hint else self.what
 
 
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
-    """``; did you mean 'x'?`` for the known word most similar to `word`, or an empty string.
+    """``did you mean 'x'? `` for the known word most similar to `word`, or an empty string.
 
     Args:
         word: what was given.
@@ -22,7 +39,15 @@ def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
     import difflib  # needed only after a typo
 
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=similarity)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return f"did you mean {matches[0]!r}? " if matches else ""
+
+
+def two_lines(who: str, error: Exception) -> str:
+    """An error for a terminal: what is wrong on one line, the hint of a `UserError` on the next."""
+    if not isinstance(error, UserError):
+        return one_line(f"{who}: {error}")
+    hint = f"\nhint: {one_line(error.hint)}" if error.hint else ""
+    return one_line(f"{who}: {error.what}") + hint
 
 
 def one_line(message: str) -> str:
@@ -46,9 +71,13 @@ def _printable(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """An error as part of a one-line message: its first line, or its type if it has no text.
 
+    The hint of a `UserError` follows after a semicolon.
+
     >>> first_line(ValueError("2 mismatches:\\n  wrong type at w\\n  wrong type at b"))
     '2 mismatches: wrong type at w'
     """
+    if isinstance(error, UserError):
+        return "; ".join(part for part in (error.what, error.hint) if part)[:300]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = lines or [type(error).__name__]
     if lines[0].endswith(":"):

@@ -76,9 +76,9 @@ def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS, *, prefix: str
 
 def _defined_twice(name: str, prefix: str, error: Exception) -> UserError:
     return UserError(
-        f"flag --{prefix}{name} is defined twice ({error}); expected one definition; usually the "
-        f"trainer has a flag of that name; pass another prefix, as prefix='mfu_', or the values "
-        f"themselves: instrument(step, {name}=…)"
+        f"flag --{prefix}{name} is defined twice ({error}); expected one definition",
+        hint="usually the trainer has a flag of that name; pass another prefix, as "
+        f"prefix='mfu_', or the values themselves: instrument(step, {name}=…)",
     )
 
 
@@ -115,15 +115,16 @@ def settings(
     if missing := [name for name in _NAMES if f"{prefix}{name}" not in flag_values]:
         raise UserError(
             f"there is no flag --{prefix}{missing[0]}; expected mfu_jax.flags.define() before "
-            f"app.run; usually that line is missing, is under `if __name__`, or has another "
-            f"prefix; call it at import"
+            "app.run",
+            hint="usually that line is missing, is under `if __name__`, or has another prefix; "
+            "call it at import",
         )
     try:
         return Settings.of({name: getattr(flag_values, f"{prefix}{name}") for name in _NAMES})
     except absl_flags.UnparsedFlagAccessError as error:
         raise UserError(
-            f"the flags are not parsed yet ({error}); expected a call from main(); usually "
-            f"settings() is at the top of a module; call it after app.run has started"
+            f"the flags are not parsed yet ({error}); expected a call from main()",
+            hint="usually settings() is at the top of a module; call it after app.run has started",
         ) from error
 
 
@@ -178,8 +179,9 @@ def from_arguments(args: argparse.Namespace, *, prefix: str = "") -> Settings:
     given = vars(args)
     if missing := [name for name in _NAMES if f"{prefix}{name}" not in given]:
         raise UserError(
-            f"there is no argument --{prefix}{missing[0]}; expected add_arguments(parser) before "
-            f"parse_args; usually that line is missing, or has another prefix; add it"
+            f"there is no argument --{prefix}{missing[0]}; expected add_arguments(parser) "
+            "before parse_args",
+            hint="usually that line is missing, or has another prefix; add it",
         )
     return Settings.of({name: given[f"{prefix}{name}"] for name in _NAMES})
 
@@ -207,9 +209,10 @@ def make_logger(
         return DisabledLogger()
     if settings.profile_steps:
         raise UserError(
-            f"profile_steps={settings.profile_steps!r} and a loop that calls record(); expected a "
-            f"step called through instrument(step, settings=…); usually the flag was set along "
-            f"with the others; leave it out, or profile these steps with jax.profiler.trace"
+            f"profile_steps={settings.profile_steps!r} and a loop that calls record(); "
+            "expected a step called through instrument(step, settings=…)",
+            hint="usually the flag was set along with the others; leave it out, or profile "
+            "these steps with jax.profiler.trace",
         )
     if config is not None:
         settings = dataclasses.replace(settings, flops_source="analytic")
@@ -267,6 +270,7 @@ def _lowered(
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise UserError(
             f"{name} cannot be compiled for the example arguments ({type(error).__name__}: "
-            f"{first_line}); expected those of a call in the loop; usually one is missing or has "
-            f"another shape; pass them as from_flags(step, *args)"
+            f"{first_line}); expected those of a call in the loop",
+            hint="usually one is missing or has another shape; pass them as from_flags(step, "
+            "*args)",
         ) from error

@@ -18,3 +18,8 @@ EXPOSED_COPIES = "exposed copies"
 VECTOR_WORK = "memory-bound and vector work"
 BELOW_PEAK = "matmuls below peak"
 MFU = "MFU"
+
+# Causes of a gap to a plan, by a profile or by a run's log.
+WAITING_HOST = "waiting host"
+LOWER_CLOCK = "lower clock"
+UNEXPLAINED = "unexplained"

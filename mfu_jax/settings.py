@@ -134,11 +134,12 @@ class Settings(MetricsKeys):
             kind, given = field_types(Settings)[field.name], getattr(self, field.name)
             if field.name in _PATHS and isinstance(given, int | float):
                 raise UserError(
-                    f"{field.name}={given!r}: expected text; usually 0 or false was meant to "
-                    f"switch it off; leave it out, or pass an empty text"
+                    f"{field.name}={given!r}: expected text",
+                    hint="usually 0 or false was meant to switch it off; leave it out, or pass "
+                    "an empty text",
                 )
-            note = f"; usually a misspelling; {field.name} is: {field.metadata['help']}"
-            value = typed(field.name, given, kind, note=note)
+            hint = f"usually a misspelling; {field.name} is: {field.metadata['help']}"
+            value = typed(field.name, given, kind, hint=hint)
             if field.name in _ZERO_WAS_UNSET and not value:
                 value = None
             object.__setattr__(self, field.name, value)
@@ -149,17 +150,18 @@ class Settings(MetricsKeys):
         _check_not_negative(self)
         if self.calls_per_step > 1 < self.steps_per_call:
             raise UserError(
-                f"calls_per_step={self.calls_per_step} and steps_per_call={self.steps_per_call}: "
-                f"expected at most one above 1; leave the other out"
+                f"calls_per_step={self.calls_per_step} and "
+                f"steps_per_call={self.steps_per_call}: expected at most one above 1",
+                hint="leave the other out",
             )
         if self.dump_program:
             check_name(self.dump_program, "dump_program")
         _check_flops_source(self)
         if self.profile_steps and not (self.profile_dir or self.tensorboard_dir):
             raise UserError(
-                f"profile_steps={self.profile_steps!r} has nowhere to write; expected profile_dir "
-                f"or tensorboard_dir; usually the second flag was forgotten; pass "
-                f"profile_dir=profile"
+                f"profile_steps={self.profile_steps!r} has nowhere to write; expected "
+                "profile_dir or tensorboard_dir",
+                hint="usually the second flag was forgotten; pass profile_dir=profile",
             )
         if self.profile_steps:
             _check_profile_dir(self.trace_folder)
@@ -216,9 +218,10 @@ class Settings(MetricsKeys):
         unknown = [key for key in ours if key not in known]
         if unknown and strict:
             raise UserError(
-                f"{unknown[0]!r} is not a setting of metrics logging{nearest(unknown[0], known)}; "
-                f"expected {', '.join(sorted(known))}; usually a misspelling, or a key of the "
-                f"trainer; pass strict=False where one mapping holds both"
+                f"{unknown[0]!r} is not a setting of metrics logging; expected "
+                f"{', '.join(sorted(known))}",
+                hint=f"{nearest(unknown[0], known)}usually a misspelling, or a key of the "
+                "trainer; pass strict=False where one mapping holds both",
             )
         given = {known[key]: values[key] for key in ours if key in known}
         if not strict and not prefix:
@@ -237,9 +240,10 @@ class Settings(MetricsKeys):
         words = parse(self.model_config.split())
         if len(words.names) != 1:
             raise UserError(
-                f"model_config={self.model_config!r} names no model; expected a name or file and "
-                f"then key=value …; flops_source=analytic needs it; pass, for example, "
-                f"model_config='llama3-8b per_device_batch_size=4 max_target_length=8192'"
+                f"model_config={self.model_config!r} names no model; expected a name or file "
+                "and then key=value …; flops_source=analytic needs it",
+                hint="pass, for example, model_config='llama3-8b per_device_batch_size=4 "
+                "max_target_length=8192'",
             )
         overrides = {key: parse_override(key, text) for key, text in words.pairs}
         return load_model_config(words.names[0], overrides)
@@ -262,8 +266,9 @@ def _values_of(config: Any) -> Mapping[str, Any]:
     if isinstance(config, argparse.Namespace | types.SimpleNamespace):
         return vars(config)
     raise UserError(
-        f"settings of metrics logging are {config!r}; expected a mapping from key to value, or a "
-        f"config object; usually an empty section of a config; pass {{}}, or the section itself"
+        f"settings of metrics logging are {config!r}; expected a mapping from key to value, or "
+        "a config object",
+        hint="usually an empty section of a config; pass {}, or the section itself",
     )
 
 
@@ -276,8 +281,8 @@ def _leave_to_the_trainer(given: dict[str, Any]) -> None:
     for name in _OTHERS_USE:
         if (value := given.pop(name, None)) is not None:
             _log.warning(
-                "%s=%r is left to the trainer, not taken as a setting of metrics logging; expected "
-                "prefix='mfu_' and the key mfu_%s where it is meant",
+                "%s=%r is left to the trainer, not taken as a setting of metrics logging\nhint: "
+                "pass prefix='mfu_' and the key mfu_%s where it is meant",
                 *(name, value, name),
             )
 
@@ -303,8 +308,8 @@ def parse_steps(text: str) -> tuple[int, int]:
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if first > last:
         raise UserError(
-            f"profile_steps={text!r}: expected the first and the last step, as 10-12, or one step; "
-            f"usually they are the wrong way round; leave it out for no trace"
+            f"profile_steps={text!r}: expected the first and the last step, as 10-12, or one step",
+            hint="usually they are the wrong way round; leave it out for no trace",
         )
     return first, last
 
@@ -312,23 +317,24 @@ def parse_steps(text: str) -> tuple[int, int]:
 def _check_not_negative(settings: Settings) -> None:
     if settings.start_step < 0:
         raise UserError(
-            f"start_step={settings.start_step}: expected at least 0; usually a subtraction went "
-            f"wrong; pass start_step=0 or leave it out"
+            f"start_step={settings.start_step}: expected at least 0",
+            hint="usually a subtraction went wrong; pass start_step=0 or leave it out",
         )
     for name in ("model_flops_per_device", "tokens_per_step"):
         if not (getattr(settings, name) or 0) >= 0:
             raise UserError(
-                f"{name}={getattr(settings, name)}: expected a number of at least 0; usually a "
-                f"wrong unit; leave it out if it is not known"
+                f"{name}={getattr(settings, name)}: expected a number of at least 0",
+                hint="usually a wrong unit; leave it out if it is not known",
             )
 
 
 def _check_profile_dir(folder: str) -> None:
     if isinstance(check_path(folder, "profile_dir"), Address):
         raise UserError(
-            f"profile_dir={folder!r} is an object store, where the profiler cannot write; expected "
-            f"a local or mounted folder; usually tensorboard_dir without a profile_dir of its own; "
-            f"pass profile_dir=profile"
+            f"profile_dir={folder!r} is an object store, where the profiler cannot write; "
+            "expected a local or mounted folder",
+            hint="usually tensorboard_dir without a profile_dir of its own; pass "
+            "profile_dir=profile",
         )
 
 
@@ -338,18 +344,19 @@ def _check_flops_source(settings: Settings) -> None:
             raise UserError(
                 f"{key}={getattr(settings, key)!r} is given, but flops_source is "
                 f"{settings.flops_source!r}, which does not read it; expected "
-                f"flops_source={source}; set that, or leave {key} out"
+                f"flops_source={source}",
+                hint=f"set that, or leave {key} out",
             )
     if settings.flops_source == "value" and not settings.model_flops_per_device:
         raise UserError(
-            "flops_source=value has no number; expected model_flops_per_device above 0; usually "
-            "the second flag was forgotten; pass it, or flops_source=traced"
+            "flops_source=value has no number; expected model_flops_per_device above 0",
+            hint="usually the second flag was forgotten; pass it, or flops_source=traced",
         )
     if settings.flops_source == "traced" and settings.convention not in TRACED_CONVENTIONS:
         raise UserError(
-            f"convention={settings.convention!r} cannot be counted on a traced function; expected "
-            f"{', '.join(TRACED_CONVENTIONS)}; the others need a config; pass "
-            f"flops_source=analytic with model_config=…"
+            f"convention={settings.convention!r} cannot be counted on a traced function; "
+            f"expected {', '.join(TRACED_CONVENTIONS)}; the others need a config",
+            hint="pass flops_source=analytic with model_config=…",
         )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from mfu_jax.errors import UserError, one_line
+from mfu_jax.errors import UserError, two_lines
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.trainer.config.pyconfig import Config, load
 from mfu_jax.util.optional_deps import TRAIN, require
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for part in ("flax", "optax", "orbax.checkpoint"):  # they import JAX, which takes seconds
             require(part, "the trainer", install=TRAIN)
     except UserError as error:
-        print(one_line(f"mfu_jax.train: {error}"), file=sys.stderr)
+        print(two_lines("mfu_jax.train", error), file=sys.stderr)
         return 2
     from mfu_jax.trainer.loop import run
 

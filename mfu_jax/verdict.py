@@ -7,11 +7,11 @@ A field may be added; one that changes its meaning or goes raises `SCHEMA`.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mfu_jax.util.formatting import percent
+from mfu_jax.util.formatting import percent, seconds_text
 
 SCHEMA = 1
 NOTABLE = 0.02
@@ -82,7 +82,8 @@ class Verdict:
     """The number, the largest loss, what to do next, and how good it is.
 
     Attributes:
-        kind: what was looked at: ``report``, ``gate``, ``profile``, ``plan`` or ``sweep``.
+        kind: what was looked at: ``report``, ``gate``, ``profile``, ``plan``, ``sweep`` or
+            ``tune``.
         finding: the answer, where it is not the MFU: ``passed: no regression of 1% or more``.
         passed: of a check, as a gate or a plan's memory; None: nothing was checked.
         mfu: model FLOPs utilisation, a fraction of the peak; None: not known, like those below.
@@ -97,7 +98,7 @@ class Verdict:
         bound_mfu: the MFU that a plan holds for possible.
     """
 
-    kind: Literal["report", "gate", "profile", "plan", "sweep"]
+    kind: Literal["report", "gate", "profile", "plan", "sweep", "tune"]
     finding: str = ""
     passed: bool | None = None
     mfu: float | None = None
@@ -121,7 +122,8 @@ class Verdict:
             yield self.finding
         yield self._number
         large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
-        yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
+        if self.kind != "tune":  # which looks at whole steps
+            yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
         yield f"next: {self.next_steps[0]}"
         if self.like_runs is not None:
             yield str(self.like_runs)
@@ -143,3 +145,33 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """The schema's object."""
         return {"schema": SCHEMA, "sentence": self.sentence, **asdict(self)}
+
+
+def gap_sentence(measured: float, planned: float, target: str, causes: Mapping[str, float]) -> str:
+    """What a step takes beyond its plan, with the three largest causes.
+
+    Args:
+        measured: seconds of a step.
+        planned: the same by the plan.
+        target: the chips planned for.
+        causes: seconds by cause.
+
+    >>> gap_sentence(1.5, 1.0, "1 × H100", {"waiting host": 0.6, "faster kernel": -0.1})
+    'a step takes 1.500 s, 1.5 × the 1.000 s planned for 1 × H100: waiting host 600.000 ms'
+    """
+    more = measured - planned
+    named = [
+        f"{why} {seconds_text(seconds)}"
+        for why, seconds in causes.items()
+        if seconds * more > 0 and abs(seconds) > NOTABLE * measured
+    ]
+    return (
+        f"a step takes {seconds_text(measured)}, {measured / planned:.3g} × the "
+        f"{seconds_text(planned)} planned for {target}: "
+        f"{', '.join(named[:3]) or f'no cause above {NOTABLE:.0%} of it'}"
+    )
+
+
+def largest_first(causes: Mapping[str, float], more: float) -> dict[str, float]:
+    """Causes of `more` seconds: those of its own sign first, the largest first."""
+    return dict(sorted(causes.items(), key=lambda item: item[1] if more < 0 else -item[1]))

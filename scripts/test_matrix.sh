@@ -64,7 +64,7 @@ run() { # pair $1, such as 3.11-0.8.3; prints its row
         count() { tail -1 "$log" | sed -nE "s/.*[^0-9]?\b([0-9]+) $1.*/\1/p"; }
         printf "%-8s %-8s %-8s %7s %7s %7s %7s" "${1%%-*}" "$jax" "$flax" "$(count passed)" \
             "$(count failed)" "$(count skipped)" "$(tail -1 "$log" | sed -nE 's/.* in ([0-9]+).*/\1/p')"
-        [ $status = 0 ] && echo || printf "  see %s\n" "$log"
+        [ $status = 0 ] && echo || { printf "  see %s\n" "$log" && grep -E "^(FAILED|ERROR)" "$log"; }
     fi
     return $status
 }

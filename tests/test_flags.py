@@ -227,7 +227,7 @@ def test_a_trainers_own_names_are_not_taken_for_ours(caplog: pytest.LogCaptureFi
     caplog.clear()
     assert flags.from_mapping({"warmup_steps": 5}) == Settings(warmup_steps=5)  # all are ours
     assert flags.from_mapping({"mfu_x": 1}, prefix="mfu_", strict=False) == Settings()
-    with pytest.raises(UserError, match=r"'mfu_log_perod'.*did you mean 'mfu_log_period'"):
+    with pytest.raises(UserError, match=r"(?s)'mfu_log_perod'.*did you mean 'mfu_log_period'"):
         flags.from_mapping({"mfu_log_perod": 1}, prefix="mfu_")
     assert not caplog.messages
 
@@ -271,13 +271,13 @@ def test_config_objects_of_many_libraries_are_read(name: str) -> None:
     expected = Settings(log_period=10, metrics_file="run.jsonl", enable_mfu=False)
     config = CONFIGS[name]()
     assert flags.from_mapping(config, strict=False) == expected
-    with pytest.raises(UserError, match=r"'learning_rate' is not a setting.*strict=False"):
+    with pytest.raises(UserError, match=r"(?s)'learning_rate' is not a setting.*strict=False"):
         flags.from_mapping(config)
 
 
 @pytest.mark.parametrize("config", [None, 3, "metrics", TrainerConfig])
 def test_what_is_no_config_is_refused(config: Any) -> None:
-    with pytest.raises(UserError, match=r"expected a mapping.*usually an empty section"):
+    with pytest.raises(UserError, match=r"(?s)expected a mapping.*usually an empty section"):
         flags.from_mapping(config)
 
 
@@ -299,7 +299,7 @@ def test_what_is_no_config_is_refused(config: Any) -> None:
     ],
 )
 def test_wrong_values_say_what_to_do(values: dict[str, Any], parts: list[str]) -> None:
-    with pytest.raises(UserError, match=".*".join(parts)):
+    with pytest.raises(UserError, match="(?s)" + ".*".join(parts)):
         flags.from_mapping(values)
 
 
@@ -330,26 +330,28 @@ def test_a_count_that_fails_gives_a_logger_without_mfu(
 
 
 def test_wrong_use_of_flags_says_what_to_do() -> None:
-    with pytest.raises(UserError, match=r"no flag --log_period.*define\(\) before app.run"):
+    with pytest.raises(UserError, match=r"(?s)no flag --log_period.*define\(\) before app.run"):
         flags.settings(absl_flags.FlagValues())
     unparsed = absl_flags.FlagValues()
     flags.define(unparsed)
-    with pytest.raises(UserError, match=r"not parsed yet.*from main\(\)"):
+    with pytest.raises(UserError, match=r"(?s)not parsed yet.*from main\(\)"):
         flags.settings(unparsed)
-    with pytest.raises(UserError, match=r"defined twice.*instrument\(step, "):
+    with pytest.raises(UserError, match=r"(?s)defined twice.*instrument\(step, "):
         flags.define(unparsed)
     parser = argparse.ArgumentParser()
-    with pytest.raises(UserError, match=r"no argument --mfu_log_period.*add_arguments\(parser\)"):
+    with pytest.raises(
+        UserError, match=r"(?s)no argument --mfu_log_period.*add_arguments\(parser\)"
+    ):
         flags.from_arguments(parser.parse_args([]), prefix="mfu_")
     parser.add_argument("--warmup_steps", type=int)
-    with pytest.raises(UserError, match=r"--warmup_steps is defined twice.*prefix='mfu_'"):
+    with pytest.raises(UserError, match=r"(?s)--warmup_steps is defined twice.*prefix='mfu_'"):
         flags.add_arguments(parser)
 
 
 @pytest.mark.parametrize("arguments", [(W,), (W, jnp.ones((4, 9))), (W, "text")])
 def test_wrong_example_arguments_say_what_to_do(arguments: tuple[Any, ...]) -> None:
     settings = Settings(peak_tflops_per_device=1.0)
-    with pytest.raises(UserError, match=r"train_step cannot be .*expected.*usually.*pass them"):
+    with pytest.raises(UserError, match=r"(?s)train_step cannot be .*expected.*usually.*pass them"):
         flags.make_logger(settings, train_step, *arguments)
 
 

@@ -122,8 +122,9 @@ def _refuse_absurd(config: Config) -> None:
     elements = layers * max(rows * max(width, heads * length), config.emb_dim * width)
     if elements > _MOST_ELEMENTS:
         raise UserError(
-            f"the config makes an array of {elements:.2g} elements; expected at most 2^56; usually "
-            f"a typo in a size; look at per_device_batch_size, max_target_length and emb_dim"
+            f"the config makes an array of {elements:.2g} elements; expected at most 2^56",
+            hint="usually a typo in a size; look at per_device_batch_size, max_target_length "
+            "and emb_dim",
         )
 
 
@@ -132,7 +133,7 @@ def _of_program(arguments: Arguments) -> Ledger:
     from mfu_jax.flops.ledger import compare_flops
 
     name = arguments.one_name("file with HLO text")
-    usually = "; usually a config key, which belongs with a YAML file, not with HLO text"
+    usually = "usually a config key, which belongs with a YAML file, not with HLO text"
     values = arguments.checked((*_NUMBERS, *_LENGTHS, "convention"), usually=usually).values
     numbers = {key: _flops(key, values[key]) for key in _NUMBERS if key in values}
     program = load(name) if name.endswith(SUFFIX) else ProgramDump(text=_read(Path(name)))
@@ -181,5 +182,5 @@ def _read(path: Path) -> str:
 
 
 def _flops(key: str, text: str) -> int:
-    note = "; usually a unit was left on it; pass FLOPs of one device in one step, as 1.5e12"
-    return int(typed(key, text, int | Fraction, note=note))
+    hint = "usually a unit was left on it; pass FLOPs of one device in one step, as 1.5e12"
+    return int(typed(key, text, int | Fraction, hint=hint))

@@ -46,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
     if not arguments.names or not arguments.names[0].endswith(SUFFIX):
         raise UserError(
             f"expected a file that ends with {SUFFIX}, to write or to show, got "
-            f"{' '.join(argv) or 'nothing'}; pass, for example, step{SUFFIX}"
+            f"{' '.join(argv) or 'nothing'}",
+            hint=f"pass, for example, step{SUFFIX}",
         )
     path = arguments.names[0]
     if "xla" in arguments.values:

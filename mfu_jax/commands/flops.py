@@ -63,14 +63,17 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list", "--trace"))
     if "--list" in arguments.flags:
         if len(argv) > 1:
-            raise UserError("--list takes no other arguments; it prints the bundled models")
+            raise UserError("--list takes no other arguments", hint="leave them out")
         print("\n".join(model_names()))
         return 0
     name, arguments = _model(arguments)
     overrides, convention, mfu = _settings(arguments)
     if "--trace" in arguments.flags:
         if "--serving" in arguments.flags:
-            raise UserError("--serving needs a formula; leave out --trace, or --serving")
+            raise UserError(
+                "--serving needs a formula",
+                hint="leave out --trace, or --serving",
+            )
         return _printed(_traced(name, overrides, convention, mfu), arguments)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -166,8 +169,8 @@ def _traced(
         raise UserError(f"--trace counts matmuls: convention={convention} is not one of {_TRACED}")
     if wrong := [key for key in overrides if key not in _STEP_KEYS]:
         raise UserError(
-            f"{wrong[0]} is no field of the step; with --trace give {', '.join(_STEP_KEYS)}, and "
-            f"change the model in its config.json"
+            f"{wrong[0]} is no field of the step; --trace takes {', '.join(_STEP_KEYS)}",
+            hint="change the model in its config.json",
         )
     config, _ = read_source(source)
     if "model_type" not in config:

@@ -60,7 +60,8 @@ def _gate(arguments: Arguments) -> tuple[Gate, Verdict]:
     baselines = [text for key, text in arguments.pairs if key == "baseline"]
     if not baselines:
         raise UserError(
-            "no baseline; expected mfu-jax gate RUN --baseline RUN2; name the run to compare with"
+            "no baseline; expected mfu-jax gate RUN --baseline RUN2",
+            hint="name the run to compare with",
         )
     threshold = _fraction(values.get("threshold", _THRESHOLD))
     warmup = int(typed("warmup_steps", values.get("warmup_steps", WARMUP_STEPS), int))
@@ -101,11 +102,11 @@ def _verdict(gate: Gate, of_run: Verdict, report: str) -> Verdict:
 def _fraction(text: str) -> float:
     """A fraction from ``1%`` or ``0.01``."""
     is_percent = text.rstrip().endswith("%")
-    number = float(typed("threshold", text.rstrip(" %"), float, note="; pass 1% or 0.01"))
+    number = float(typed("threshold", text.rstrip(" %"), float, hint="pass 1% or 0.01"))
     fraction = number / 100 if is_percent else number
     if not 0 <= fraction < 1:
         raise UserError(
-            f"threshold={text}: expected 0 or more and below 100%; usually a percentage without "
-            f"its sign; pass {text}%"
+            f"threshold={text}: expected 0 or more and below 100%",
+            hint=f"usually a percentage without its sign; pass {text}%",
         )
     return fraction

@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
     folder = arguments.values.get("export")
     if len({*arguments.flags - {"--json"}, *arguments.names, *((folder,) if folder else ())}) > 1:
         raise UserError(
-            "more than one question at once; expected a name, --list, --calibrate or --export; "
-            "usually a name with a space; put it in quotes, as in mfu-jax hardware 'RTX 4090'"
+            "more than one question at once; expected a name, --list, --calibrate or --export",
+            hint="usually a name with a space; put it in quotes, as in mfu-jax hardware 'RTX 4090'",
         )
     dtype = hardware.canonical_dtype(arguments.values.get("dtype", "bf16"))
     answer: Any
@@ -187,7 +187,10 @@ def _export(folder: str) -> list[Path]:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--export={folder}: {error}; give a folder that can be written") from None
+        raise UserError(
+            f"--export={folder}: {error}",
+            hint="give a folder that can be written",
+        ) from None
     return list(texts)
 
 

@@ -24,6 +24,8 @@ points, estimates the others, and prints the fastest one that fits as flags.
   compile_gib=N        limit on the host memory that the compiler allocates, excluding libraries
                        that it maps (a tiny step takes 0.4; default: no limit)
   cache=FOLDER         cache of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
+  follow=nearest       for --run: plans the nearest step where the reference model's cannot follow
+                       the run's precision, attention, experts' dispatch …, and says so first
   tokens=N             tokens to train on: prints how many days that takes
   price=N              price of one chip-hour; with tokens=, prints the total cost
   model_flops=N        model FLOPs of the dumped step on one device
@@ -43,7 +45,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
@@ -53,7 +55,7 @@ from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.result.verdict import plan_verdict
-from mfu_jax.planning.step_sources import MaxTextStep, StepSource, request_for, work_of
+from mfu_jax.planning.step_sources import MaxTextStep, StepSource, compiled_plan, work_of
 from mfu_jax.planning.targets import Target, check_dump, parse_target
 from mfu_jax.storage.dump_names import SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
@@ -61,6 +63,9 @@ from mfu_jax.util.formatting import json_text
 from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import typed
 from mfu_jax.verdict import LikeRuns
+
+if TYPE_CHECKING:
+    from mfu_jax.trainer.planned.planned_run import NearestStep
 
 _MOST_BYTES = 2**20
 _CHIPS = ("topology", "slices", "hardware", "devices")
@@ -71,6 +76,7 @@ _OWN = (
 _OWN_OF_RUN = ("tokens", "price")
 _OWN_OF_DUMP = (MODEL_FLOPS, "tokens_per_step")
 _OWN_OF_SWEEP = ("budget", "compiles")
+_NO_MAXTEXT = "MaxText is not installed: the reference model's step is planned in its place"
 _FORMS = ("--run", "--maxtext", "--sweep")
 _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code_seconds")
 
@@ -98,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         return _sweep(arguments, target)
     source, keys = _source(arguments, target), _step_keys(values, _OWN_OF_RUN)
     if wrong := source.invalid(keys):
-        raise UserError(wrong)
+        raise wrong
     return _show(arguments, _compiled(arguments, target, source, keys))
 
 
@@ -107,9 +113,12 @@ def _check_forms(arguments: Arguments) -> None:
     dumps = [name for name in arguments.names if name.endswith(SUFFIX)]
     given = [*dumps, *(flag for flag in _FORMS if flag in arguments.flags)]
     if len(given) > 1 and given != ["--maxtext", "--sweep"]:
-        raise UserError(f"{given[0]} and {given[1]}; expected one form of mfu-jax plan --help")
+        raise UserError(f"{given[0]} and {given[1]}; expected one form of the command")
     if "--maxtext" in given and arguments.names:
-        raise UserError(f"{arguments.names[0]!r}: --maxtext reads no file; pass key=value")
+        raise UserError(
+            f"{arguments.names[0]!r}: --maxtext reads no file",
+            hint="pass key=value",
+        )
 
 
 def _check_keys(arguments: Arguments) -> None:
@@ -122,7 +131,10 @@ def _check_keys(arguments: Arguments) -> None:
         others["maxtext_python"] = "--maxtext or --run"
     for key in arguments.values:
         if key in others:
-            raise UserError(f"{key}= is a key of {others[key]}; expected none here; leave it out")
+            raise UserError(
+                f"{key}= is a key of {others[key]}; expected none here",
+                hint="leave it out",
+            )
 
 
 def _show(arguments: Arguments, plan: Plan) -> int:
@@ -176,7 +188,7 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
 
 def _of_run(arguments: Arguments) -> Plan:
     limits = ("compile_seconds", "compile_gib", "code_seconds")
-    own = ("maxtext_python", *limits, "cache", "html", *_OWN_OF_RUN)
+    own = ("maxtext_python", "follow", *limits, "cache", "html", *_OWN_OF_RUN)
     arguments = arguments.checked(own)
     name = arguments.one_name("file with a run, or -")
     expected = "one JSON object, as docs/plan.md describes it"
@@ -186,35 +198,45 @@ def _of_run(arguments: Arguments) -> Plan:
     except ValueError as error:
         raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
     run = read_run(given)
-    source, keys, notes = _source_of_run(arguments, run)
+    source, keys, nearest = _source_of_run(arguments, run)
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
     work = replace(source.placed(work_of(run.model), keys), tiles=tiles)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
-    plan = plan.with_notes(*notes)
-    if not isinstance(source, MaxTextStep):
+    if nearest:
         plan = judged(plan, run)
+        plan = plan.with_lost(nearest.other_work, nearest.notes(plan.time_by_cause))
+        plan = plan.with_notes(_NO_MAXTEXT)
     return plan.with_notes(*run.notes)
 
 
 def _source_of_run(
     arguments: Arguments, run: MeasuredRun
-) -> tuple[StepSource, Mapping[str, str], tuple[str, ...]]:
-    """MaxText's step if installed, else the reference model's; its keys; notes on what it lacks.
+) -> tuple[StepSource, Mapping[str, str], NearestStep | None]:
+    """MaxText's step if installed, else the reference model's; its keys; what it lacks.
 
     Raises:
-        UserError: the reference model's step cannot be made.
+        UserError: the reference model's step cannot be made, or is another program than the run's.
     """
+    if (follow := arguments.values.get("follow", "")) not in ("", "nearest"):
+        raise UserError(f"follow={follow}; expected nearest, or leave it out")
     python = arguments.values.get("maxtext_python", "")
     if python or importlib.util.find_spec("maxtext"):
-        return MaxTextStep(python), run.keys, ()
+        return MaxTextStep(python), run.keys, None
     from mfu_jax.trainer.planned.planned_run import reference_keys
     from mfu_jax.trainer.planned.planned_step import TrainerStep
 
     source = TrainerStep(run.target)
-    keys, notes = reference_keys(run)
-    if wrong := source.invalid(keys):
-        raise UserError(wrong)
-    return source, keys, notes
+    nearest = reference_keys(run)
+    if nearest.other_work and not follow:
+        raise UserError(
+            f"the reference model's step would be another program than the run's, without "
+            f"{'; '.join(nearest.other_work)}; expected what it can follow",
+            hint="install what is missing, plan MaxText's own step with maxtext_python=FILE, or "
+            "pass follow=nearest",
+        )
+    if wrong := source.invalid(nearest.keys):
+        raise wrong
+    return source, nearest.keys, nearest
 
 
 def _source(arguments: Arguments, target: Target) -> StepSource:
@@ -238,34 +260,27 @@ def _compiled(
     keys: Mapping[str, str],
     *,
     work: StepWork | None = None,
-    flags: Sequence[str] = (),
+    flags: Sequence[str] | None = None,
     seconds: float = math.inf,
 ) -> Plan:
     values = arguments.values
-    unknown: tuple[str, ...] = ()
-    if work is None:
-        work, unknown = _work(source, keys)
     most = _number(values, "compile_seconds") or Limits.seconds
     code = 0.0 if "--sweep" in arguments.flags else Limits.code_seconds
-    program, notes, _ = cache.compile_cached(
-        request_for(source, target, keys, (*flags, *compiler_flags(values.get("xla_flags", "")))),
-        folder=_cache_folder(values),
+    return compiled_plan(
+        source,
+        target,
+        keys,
         limits=Limits(
             seconds=min(most, seconds),
             memory_bytes=round(_number(values, "compile_gib") * 2**30),
             code_seconds=_number(values, "code_seconds") if "code_seconds" in values else code,
         ),
+        folder=cache.chosen_folder(values),
+        flags=compiler_flags(values.get("xla_flags", "")),
+        run_flags=flags,
+        work=work,
         progress=_progress,
     )
-    return make_plan(program, target, work=work).with_notes(*notes, *unknown)
-
-
-def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None, tuple[str, ...]]:
-    """The step's work, or None and a note if its config does not say."""
-    try:
-        return source.work(keys), ()
-    except UserError as error:
-        return None, (f"no MFU: {first_line(error)}",)
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:
@@ -280,6 +295,10 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     def keys(point: SweepPoint) -> dict[str, str]:
         return {**fixed, **point.values}
 
+    def reason(point: SweepPoint) -> str:
+        error = source.invalid(keys(point))
+        return "" if error is None else first_line(error)
+
     def compiled(point: SweepPoint, seconds: float) -> Plan:
         return _compiled(arguments, target, source, keys(point), seconds=seconds)
 
@@ -289,7 +308,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
             points=points,
             flags=lambda point: source.run_words(keys(point)),
             compile=compiled,
-            invalid=lambda point: source.invalid(keys(point)),
+            invalid=reason,
             analytic=lambda point: source.analytic(keys(point)),
             limit_bytes=target.chip.usable_memory_bytes,
             most_compiles=_whole(values, "compiles"),
@@ -303,12 +322,6 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     else:
         print(f"{verdict.render()}\n{render_sweep(result)}")
     return 0 if result.winner else 1
-
-
-def _cache_folder(values: Mapping[str, str]) -> Path | None:
-    if "cache" in values:
-        return Path(values["cache"]) if values["cache"] else None
-    return cache.default_folder()
 
 
 def _progress(word: str) -> None:

@@ -25,6 +25,7 @@ example: mfu-jax profile runs/a --html=profile.html"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -52,14 +53,17 @@ def main(argv: Sequence[str]) -> int:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     folders, page = _folders(arguments), arguments.values.get("html")
     if "--json" in arguments.flags and page is not None:
-        raise UserError("--json and --html: expected one of them; run the command twice")
+        raise UserError(
+            "--json and --html: expected one of them",
+            hint="run the command twice",
+        )
     if len(folders) == 2:
         return _two(folders, page, arguments)
     values = arguments.values
     by, sort = _tables(values.get("by", "scope,op")), _sort(values.get("sort", "time"))
     depth, top = _count(values, "depth", 0), _top(values)
     profile = _read(folders[0], values)
-    gap = _gap(profile, values.get("plan"))
+    gap = _gap(profile, folders[0], values.get("plan"))
     if "tensorboard" in values:
         from mfu_jax.logger.sinks.tensorboard import write_scalars
 
@@ -102,14 +106,20 @@ def _read(folder: str, values: Mapping[str, str]) -> Profile:
     )
 
 
-def _gap(profile: Profile, path: str | None) -> PlanGap | None:
+def _gap(profile: Profile, folder: str, path: str | None) -> PlanGap | None:
     """The plan beside the profile, if one is named."""
     if path is None:
         return None
     from mfu_jax.profiling.report.plan_gap import plan_gap
-    from mfu_jax.runs.report.plan_comparison import read_plan
+    from mfu_jax.runs.metrics.files import read_metrics
+    from mfu_jax.runs.report.plan_comparison import clock_share, read_plan
 
-    return plan_gap(profile, read_plan(path), path)
+    plan, share = read_plan(path), None
+    for place in (Path(folder), Path(folder).resolve().parent):  # the run's own, if it has one
+        if (log := place / "metrics.jsonl").is_file():
+            with contextlib.suppress(UserError):
+                share = clock_share(read_metrics(str(log)).gpu, plan)
+    return plan_gap(profile, plan, path, share)
 
 
 def _model(values: Mapping[str, str]) -> int | None:
@@ -119,8 +129,9 @@ def _model(values: Mapping[str, str]) -> int | None:
     flops = int(typed(MODEL_FLOPS, text, int | Fraction))
     if flops <= 0:
         raise UserError(
-            f"{MODEL_FLOPS}={text}: expected the FLOPs of one run of the program on one device, "
-            f"above 0; leave it out for those stored with the trace"
+            f"{MODEL_FLOPS}={text}: expected the FLOPs of one run of the program on one "
+            "device, above 0",
+            hint="leave it out for those stored with the trace",
         )
     return flops
 
@@ -131,11 +142,15 @@ def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
     values = arguments.values
     if page is not None:
         raise UserError(
-            "--html and two profiles: expected one folder; leave --html out, or pass --json"
+            "--html and two profiles: expected one folder",
+            hint="leave --html out, or pass --json",
         )
     for key in ("by", "depth", "plan", "sort", "tensorboard"):
         if key in values:
-            raise UserError(f"{key}= and two profiles: expected one folder; leave {key}= out")
+            raise UserError(
+                f"{key}= and two profiles: expected one folder",
+                hint=f"leave {key}= out",
+            )
     top = _top(values)
     comparison = compare(*(_read(folder, values) for folder in folders))
     if "--json" in arguments.flags:
@@ -159,8 +174,8 @@ def _tables(text: str) -> list[str]:
     for name in names:
         if name not in KEYS:
             raise UserError(
-                f"by={text}: unknown table {name!r}{nearest(name, KEYS)}; expected some of "
-                f"{', '.join(KEYS)}"
+                f"by={text}: unknown table {name!r}; expected some of {', '.join(KEYS)}",
+                hint=nearest(name, KEYS),
             )
     return names
 
@@ -170,7 +185,10 @@ def _sort(text: str) -> str:
 
     if text not in SORTS:
         known = ", ".join(SORTS)
-        raise UserError(f"sort={text}: unknown column{nearest(text, SORTS)}; expected {known}")
+        raise UserError(
+            f"sort={text}: unknown column; expected {known}",
+            hint=nearest(text, SORTS),
+        )
     return text
 
 

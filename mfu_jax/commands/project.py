@@ -88,8 +88,8 @@ def _seconds(numbers: Mapping[str, float]) -> float | None:
     times = [name for name in _SECONDS if name in numbers]
     if len(times) > 1:
         raise UserError(
-            f"time is given as {' and '.join(times)}; expected one; usually left over from an "
-            f"earlier call; drop {times[-1]}=…"
+            f"time is given as {' and '.join(times)}; expected one",
+            hint=f"usually left over from an earlier call; drop {times[-1]}=…",
         )
     return numbers[times[0]] * _SECONDS[times[0]] if times else None
 
@@ -107,8 +107,8 @@ def _number(key: str, text: str) -> float:
     except ValueError:
         example = "0.4, not percent" if key == "mfu" else "15e12 or 15T"
         raise UserError(
-            f"{key}={text!r} is not a number; expected one such as {example}; usually a typo; "
-            f"pass {key}=… again"
+            f"{key}={text!r} is not a number; expected one such as {example}",
+            hint=f"usually a typo; pass {key}=… again",
         ) from None
 
 
@@ -118,8 +118,9 @@ def _flops_per_token(
     """Model FLOPs per token, forward and backward, and their source in words."""
     if "model" in words and "params" in numbers:
         raise UserError(
-            "model=… and params=… are both given; expected one; params is for models without a "
-            "config; drop one of them"
+            "model=… and params=… are both given; expected one; params is for models without "
+            "a config",
+            hint="drop one of them",
         )
     if "params" in numbers:
         return 6 * numbers["params"], f"{numbers['params']:g} parameters, 6N (no attention)"

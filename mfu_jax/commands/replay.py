@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     values = arguments.values
     if "sink" not in values:
         raise UserError(
-            "replay needs --sink; expected the name of a sink, such as --sink=wandb project=mine"
+            "no sink; expected --sink=NAME", hint="for example --sink=wandb project=mine"
         )
     name = values["sink"]
     kind = find_sink(name)
@@ -77,8 +77,9 @@ def _made(name: str, kind: type[Sink] | None, arguments: Arguments, first: int) 
         return make_sink(name, **given)
     except TypeError as error:
         raise UserError(
-            f"the sink {name!r} cannot be made ({first_line(error)}); expected its arguments as "
-            f"key=value, such as path=steps.csv; see help(mfu_jax.sinks)"
+            f"the sink {name!r} cannot be made ({first_line(error)}); expected its arguments "
+            "as key=value, such as path=steps.csv",
+            hint="see help(mfu_jax.sinks)",
         ) from None
 
 

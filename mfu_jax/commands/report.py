@@ -16,7 +16,9 @@ price=2.5       of one device-hour: the page shows what the run cost; devices=N 
                 set-up does not say
 profile=DIR     a profile of several hosts: how long each waits in collectives, and for whom; by
                 default the one in the run's folder
-plan=FILE       compares the prediction of mfu-jax plan … --json with what the (first) run measured
+plan=FILE       compares the prediction of mfu-jax plan … --json with what the (first) run measured,
+                and divides the gap by cause: by op if the run has a trace (as mfu-jax profile
+                --plan does), else as far as its log goes
 --json          one JSON object on stdout
 --html          one page that needs no network, in FILE.html (default RUN/report.html, or
                 runs/a.html for the file runs/a.jsonl)
@@ -42,7 +44,12 @@ from mfu_jax.runs.goodput import ml_goodput
 from mfu_jax.runs.goodput.wall_clock import read_attempts
 from mfu_jax.runs.metrics.files import WARMUP_STEPS
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
-from mfu_jax.runs.report.plan_comparison import PlanComparison, compare_with_plan, read_plan
+from mfu_jax.runs.report.plan_comparison import (
+    PlanComparison,
+    clock_share,
+    compare_with_plan,
+    read_plan,
+)
 from mfu_jax.runs.report.run_data import Options, RunData, answer_without_steps, read_run_data
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.targets import write_whole
@@ -113,11 +120,17 @@ def _names(arguments: Arguments) -> tuple[list[str], str]:
     """The runs, and the page's file; empty without --html."""
     runs = list(arguments.names)
     if not runs:
-        raise UserError("expected one file, got none; pass the run's folder or its metrics file")
+        raise UserError(
+            "expected one file, got none",
+            hint="pass the run's folder or its metrics file",
+        )
     if "html" not in arguments.values:
         return runs, ""
     if "--json" in arguments.flags:
-        raise UserError("--json and --html: expected one of them; run the command twice")
+        raise UserError(
+            "--json and --html: expected one of them",
+            hint="run the command twice",
+        )
     return runs, arguments.values["html"] or _page_of(runs[0])
 
 
@@ -156,8 +169,9 @@ def _with_waits(run: RunData, profile: str | None) -> RunData:
     waits = _read(Path(profile))
     if waits is None:
         raise UserError(
-            f"--profile {profile}: no collectives of several hosts; usually each host traced to a "
-            f"disk of its own; copy their plugins/profile together, or leave --profile out"
+            f"--profile {profile}: no collectives of several hosts",
+            hint="usually each host traced to a disk of its own; copy their plugins/profile "
+            "together, or leave --profile out",
         )
     return _with(run, waits)
 
@@ -207,9 +221,28 @@ def _read(folder: Path) -> CollectiveWaits | None:
 
 
 def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
-    """The plan compared with the run, if one is named."""
+    """The plan compared with the run, if one is named; by op if the run has a trace."""
     path = arguments.values.get("plan")
-    return None if path is None else compare_with_plan(read_plan(path), path, run)
+    if path is None:
+        return None
+    plan = read_plan(path)
+    found = compare_with_plan(plan, path, run)
+    named = arguments.values.get("profile")
+    folder = Path(named) if named else _folder_of(run)
+    if folder is None:
+        return found
+    from mfu_jax.profiling.profile import read_profile
+    from mfu_jax.profiling.report.plan_gap import plan_gap
+
+    try:
+        if not named and sum(file.stat().st_size for file in trace_files(folder)) > _MOST_BYTES:
+            raise UserError(f"the trace is large; --profile {folder} reads it")
+        profile = read_profile(folder, peak_tflops_per_device=run.answer["peak_tflops_per_device"])
+        share = clock_share(run.metrics.gpu, plan)
+        return dataclasses.replace(found, gap=plan_gap(profile, plan, path, share))
+    except UserError as error:
+        notes = (*found.notes, f"no gap by op: {one_line(str(error))}")
+        return dataclasses.replace(found, notes=notes)
 
 
 def _answer(
@@ -234,7 +267,8 @@ def _export(arguments: Arguments) -> int:
     if form not in _EXPORTS or values or len(arguments.names) != 2:
         raise UserError(
             "--export: expected mfu-jax report RUN FILE --export=ml_goodput, or summary, and "
-            "nothing else; usually the file to write is missing; pass RUN, then FILE"
+            "nothing else",
+            hint="usually the file to write is missing; pass RUN, then FILE",
         )
     run, file = arguments.names
     if form == "summary":
@@ -254,7 +288,7 @@ def _options(arguments: Arguments) -> Options:
     values = {own_key(key, _KEYS): text for key, text in arguments.pairs}
     if MODEL not in values:
         known = [key for key in _KEYS if key != "convention"]
-        usually = "; usually a key for counting the model, which needs model=NAME_OR_FILE"
+        usually = "usually a key for counting the model, which needs model=NAME_OR_FILE"
         arguments.checked(known, usually=usually)
     return Options(
         peak=_peak(values),
@@ -278,10 +312,10 @@ def _positive(values: Mapping[str, str], key: str, kind: type) -> Any:
 
 
 def _warmup_steps(options: Mapping[str, str]) -> int:
-    note = f"; it is how many steps to leave out; {WARMUP_STEPS} if not given"
-    steps: int = typed("warmup_steps", options.get("warmup_steps", WARMUP_STEPS), int, note=note)
+    hint = f"it is how many steps to leave out; {WARMUP_STEPS} if not given"
+    steps: int = typed("warmup_steps", options.get("warmup_steps", WARMUP_STEPS), int, hint=hint)
     if steps < 0:
-        raise UserError(f"warmup_steps={steps}: expected 0 or more{note}")
+        raise UserError(f"warmup_steps={steps}: expected 0 or more", hint=hint)
     return steps
 
 

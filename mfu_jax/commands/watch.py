@@ -70,8 +70,8 @@ def _interval(values: dict[str, str]) -> float:
     seconds: float = typed("interval", values.get("interval", "2"), float)
     if not 0.1 <= seconds <= 3600:
         raise UserError(
-            f"interval={seconds:g}: expected 0.1 to 3600 seconds; usually milliseconds were meant; "
-            f"leave it out for 2"
+            f"interval={seconds:g}: expected 0.1 to 3600 seconds",
+            hint="usually milliseconds were meant; leave it out for 2",
         )
     return seconds
 

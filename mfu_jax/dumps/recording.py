@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
+from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.mesh_axes import mesh_of
 from mfu_jax.flops.lengths import Lengths
@@ -32,7 +33,7 @@ def dump(
     path: str | os.PathLike[str],
     *,
     model: ModelFlops | Any = None,
-    kernel_flops: Mapping[str, int] | None = None,
+    kernel_flops: KernelRuns | None = None,
     trip_counts: Mapping[str, int] | None = None,
     group_sizes: Sequence[int] = (),
     sequence_lengths: Sequence[int] = (),
@@ -73,7 +74,7 @@ def record(
     compiled: jax.stages.Compiled | ProgramDump,
     *,
     model: ModelFlops | Any = None,
-    kernel_flops: Mapping[str, int] | None = None,
+    kernel_flops: KernelRuns | None = None,
     trip_counts: Mapping[str, int] | None = None,
     group_sizes: Sequence[int] = (),
     sequence_lengths: Sequence[int] = (),
@@ -90,8 +91,8 @@ def record(
     text = text_with_large_constants(compiled)
     if not text:
         raise UserError(
-            f"dump of {type(compiled).__name__}: expected a compiled program of JAX; usually the "
-            f"function itself or its text; pass jax.jit(step).lower(…).compile()"
+            f"dump of {type(compiled).__name__}: expected a compiled program of JAX",
+            hint="usually the function itself or its text; pass jax.jit(step).lower(…).compile()",
         )
     topology, runtime = _topology(compiled)
     cost: Any = compiled.cost_analysis()
@@ -168,8 +169,9 @@ def _model_flops(model: Any, devices: int) -> ModelFlops | None:
         return ModelFlops(per_device=model, convention="as given")
     if not hasattr(model, "total_in"):
         raise UserError(
-            f"model={model!r}: expected the count of mfu_jax.count_model_flops, or FLOPs of one "
-            f"device; usually a count of the compiled program; pass count_model_flops(step, …)"
+            f"model={model!r}: expected the count of mfu_jax.count_model_flops, or FLOPs of "
+            "one device",
+            hint="usually a count of the compiled program; pass count_model_flops(step, …)",
         )
     total, share = model.total_in("maxtext"), Fraction(1, max(devices, 1))
     return ModelFlops(

@@ -52,8 +52,8 @@ def text_of_proto(content: bytes, path: Path) -> str:
         from mfu_jax.util.jax_internals import hlo_text_of_proto
     except ImportError:
         raise UserError(
-            f"{str(path)!r} is an HLO proto, which jaxlib reads; expected jaxlib to be installed; "
-            f"install jax, or pass the text that XLA writes without --xla_dump_hlo_as_proto"
+            f"{str(path)!r} is an HLO proto, which jaxlib reads; expected jaxlib to be installed",
+            hint="install jax, or pass the text that XLA writes without --xla_dump_hlo_as_proto",
         ) from None
     module = _first_field(content)
     try:
@@ -76,7 +76,8 @@ def _chosen(folder: Path, module: str) -> Path:
         raise unreadable(folder, f"it has no optimised program{named}", _EXPECTED)
     raise UserError(
         f"{str(folder)!r} has {len(programs)} programs; expected one; the largest are "
-        f"{_listed(list(programs.values()))}; choose with module=PART_OF_ITS_NAME"
+        f"{_listed(list(programs.values()))}",
+        hint="choose with module=PART_OF_ITS_NAME",
     )
 
 

@@ -52,7 +52,8 @@ def _checked(name: str, values: Any, what: str) -> tuple[int, ...]:
         numbers = (-1,)
     if min(numbers, default=0) < 0:
         raise UserError(
-            f"{name}={values!r}: expected the {what}, whole numbers of 0 or more; usually one "
-            f"number for all, or an array that is traced; pass them as in {name}=(128, 64)"
+            f"{name}={values!r}: expected the {what}, whole numbers of 0 or more",
+            hint="usually one number for all, or an array that is traced; pass them as in "
+            f"{name}=(128, 64)",
         )
     return numbers

@@ -105,9 +105,10 @@ def calibrate(
     has_fp64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     if name not in _JAX_DTYPES or (name == "fp64" and not has_fp64):
         raise UserError(
-            f"a peak in {name} cannot be measured here; expected one of {', '.join(_JAX_DTYPES)} "
-            "(fp64 with jax_enable_x64); usually a dtype without matmuls in this JAX backend; "
-            "pass peak_tflops_per_device=…"
+            f"a peak in {name} cannot be measured here; expected one of "
+            f"{', '.join(_JAX_DTYPES)} (fp64 with jax_enable_x64)",
+            hint="usually a dtype without matmuls in this JAX backend; pass "
+            "peak_tflops_per_device=…",
         )
     device = device or jax.local_devices()[0]
     machine = machine_of(device)
@@ -268,7 +269,7 @@ def _write(path: Path, machine: Machine, dtype: str, record: dict[str, float]) -
             json.dump({"key": _key(machine, dtype), **record}, stream, indent=1)
         os.replace(temporary, path)
     except OSError as error:
-        _LOG.warning("the calibrated peak is not cached: %s (set MFU_JAX_CACHE_DIR)", error)
+        _LOG.warning("the calibrated peak is not cached: %s\nhint: set MFU_JAX_CACHE_DIR", error)
 
 
 def _affinity() -> int:

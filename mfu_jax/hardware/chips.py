@@ -78,9 +78,10 @@ class Chip:
         key, passes = self._unit(name, precision)
         if key not in self.peak_tflops:
             raise UserError(
-                f"{self.name} has no listed {name} peak; it lists {', '.join(self.peak_tflops)}; "
-                "usually the chip has no matrix unit for that dtype and XLA converts the operands; "
-                "pass peak_tflops_per_device=… or the dtype that the matmuls really run in"
+                f"{self.name} has no listed {name} peak; it lists {', '.join(self.peak_tflops)}",
+                hint="usually the chip has no matrix unit for that dtype and XLA converts the "
+                "operands; pass peak_tflops_per_device=… or the dtype that the matmuls "
+                "really run in",
             )
         return self.peak_tflops[key] * 1e12 / passes
 
@@ -170,14 +171,15 @@ def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
         return chips[0]
     if chips:
         raise UserError(
-            f"device kind {device_kind!r} may be any of {_listed(c.name for c in chips)}; expected "
-            "a kind that names one chip; this driver does not tell them apart; say which one it is "
-            "with hardware=…, or pass peak_tflops_per_device=…"
+            f"device kind {device_kind!r} may be any of {_listed(c.name for c in chips)}; "
+            "expected a kind that names one chip; this driver does not tell them apart",
+            hint="say which one it is with hardware=…, or pass peak_tflops_per_device=…",
         )
     if device_kind == "cpu":
         raise UserError(
             "device kind 'cpu' has no row in the table; expected an accelerator; CPUs differ too "
-            "much to list; measure it with hardware=calibrate or pass peak_tflops_per_device=…"
+            "much to list",
+            hint="measure it with hardware=calibrate, or pass peak_tflops_per_device=…",
         )
     mig = re.fullmatch(r"(.*\S) MIG (.+)", device_kind)
     if mig:
@@ -185,16 +187,17 @@ def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
         of = f" of {whole[0].name}" if len(whole) == 1 else ""
         raise UserError(
             f"device kind {device_kind!r} is a MIG slice{of}, whose share of the peak no table "
-            "gives; expected a whole GPU; MIG is switched on for this one; pass "
-            "peak_tflops_per_device=… (the whole peak × the slice's SMs / the GPU's SMs, which "
-            "nvidia-smi mig -lgip lists) or measure it with hardware=calibrate"
+            "gives; expected a whole GPU; MIG is switched on for this one",
+            hint="pass peak_tflops_per_device=… (the whole peak × the slice's SMs / the GPU's "
+            "SMs, which nvidia-smi mig -lgip lists) or measure it with hardware=calibrate",
         )
     known = {kind for chip in table() for kind in chip.device_kinds}
     raise UserError(
-        f"device kind {device_kind!r} has no known peak; expected one of the {len(known)} kinds "
-        f"that mfu-jax hardware --list shows{_candidates(device_kind, known)}; usually a chip "
-        "newer than the table; pass peak_tflops_per_device=… (dense, one JAX device), name a chip "
-        "with hardware=…, or measure this one with hardware=calibrate"
+        f"device kind {device_kind!r} has no known peak; expected one of the {len(known)} "
+        f"kinds that mfu-jax hardware --list shows{_candidates(device_kind, known)}",
+        hint="usually a chip newer than the table; pass peak_tflops_per_device=… (dense, one "
+        "JAX device), name a chip with hardware=…, or measure this one with "
+        "hardware=calibrate",
     )
 
 
@@ -224,14 +227,15 @@ def named(name: str, *, instead: str = "pass peak_tflops_per_device=… instead"
         chips = chips or found
     if chips:
         raise UserError(
-            f"hardware {name!r} may be any of {_listed(c.name for c in chips)}; expected a name "
-            "that fits one chip; usually the name of a family; pass one of these names whole"
+            f"hardware {name!r} may be any of {_listed(c.name for c in chips)}; expected a "
+            "name that fits one chip",
+            hint="usually the name of a family; pass one of these names whole",
         )
     known = {spelling for c in table() for spelling in (*_names(c), *c.device_kinds)}
     raise UserError(
-        f"hardware {name!r} is not known; expected a chip that mfu-jax hardware --list shows"
-        f"{_candidates(name, known)}; usually a typo, or a chip newer than the table; "
-        f"{instead}"
+        f"hardware {name!r} is not known; expected a chip that mfu-jax hardware --list "
+        f"shows{_candidates(name, known)}",
+        hint=f"usually a typo, or a chip newer than the table; {instead}",
     )
 
 

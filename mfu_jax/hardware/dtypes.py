@@ -55,8 +55,9 @@ def canonical_dtype(dtype: object) -> str:
         return _CANONICAL[name.strip().lower()]
     except KeyError:
         raise UserError(
-            f"dtype {name!r} has no matmul peak; expected one of {', '.join(_DTYPE_NAMES)} "
-            "or JAX's names for them; usually a typo; pass, for example, dtype=bf16"
+            f"dtype {name!r} has no matmul peak; expected one of {', '.join(_DTYPE_NAMES)} or "
+            "JAX's names for them",
+            hint="usually a typo; pass, for example, dtype=bf16",
         ) from None
 
 
@@ -78,8 +79,8 @@ def float32_unit(precision: str | None, *, vendor: str, has_tf32: bool) -> tuple
     if level not in _PRECISIONS:
         raise UserError(
             f"matmul precision {precision!r} is not known here; expected default, high, "
-            "highest or a dot algorithm such as BF16_BF16_F32_X3; usually another kind of "
-            "algorithm; pass peak_tflops_per_device=… for it"
+            "highest or a dot algorithm such as BF16_BF16_F32_X3",
+            hint="usually another kind of algorithm; pass peak_tflops_per_device=… for it",
         )
     if vendor == "google":
         return _FLOAT32_ON_TPU[_PRECISIONS[level]]

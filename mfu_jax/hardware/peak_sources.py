@@ -65,7 +65,8 @@ def resolve_peak(
     else:
         raise UserError(
             "no device and no hardware is given; expected a device kind, hardware=… or "
-            "peak_tflops_per_device=…; usually an empty key; pass, for example, hardware=h100"
+            "peak_tflops_per_device=…",
+            hint="usually an empty key; pass, for example, hardware=h100",
         )
     return Peak(
         flops_per_sec=chip.peak_flops_per_sec(name, precision),
@@ -102,12 +103,12 @@ def checked_peak(value: object) -> float:
     if not (math.isfinite(number) and number > 0):
         raise UserError(
             f"peak_tflops_per_device={value!r} is not a peak; expected a positive number of "
-            "TFLOP/s; usually a wrong unit or an empty value; give the dense TFLOP/s of one JAX "
-            "device"
+            "TFLOP/s",
+            hint="usually a wrong unit or an empty value; give the dense TFLOP/s of one JAX device",
         )
     if number > _LARGEST_PLAUSIBLE_TFLOPS:
         raise UserError(
-            f"peak_tflops_per_device={value!r} is more than any chip has; expected TFLOP/s (10¹²); "
-            f"usually FLOP/s; if so pass peak_tflops_per_device={number / 1e12:g}"
+            f"peak_tflops_per_device={value!r} is more than any chip has; expected TFLOP/s (10¹²)",
+            hint=f"usually FLOP/s; if so pass peak_tflops_per_device={number / 1000000000000.0:g}",
         )
     return number

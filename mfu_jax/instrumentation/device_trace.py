@@ -232,8 +232,8 @@ class TraceReading:
         peak = self._peak()
         if peak is None:
             raise UserError(
-                "no peak of the device is known; expected one to divide the time by; pass "
-                "peak_tflops_per_device=N or hardware=NAME"
+                "no peak of the device is known; expected one to divide the time by",
+                hint="pass peak_tflops_per_device=N or hardware=NAME",
             )
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", PROFILE_READER, self._folder, _tflops(peak), self._hardware],
@@ -247,8 +247,8 @@ class TraceReading:
         output, error = process.communicate()
         if self._is_abandoned:
             raise UserError(
-                f"the trace was not read within {READ_SECONDS:.0f} s of the run's end; "
-                f"mfu-jax profile {self._folder} reads it"
+                f"the trace was not read within {READ_SECONDS:.0f} s of the run's end",
+                hint=f"mfu-jax profile {self._folder} reads it",
             )
         if process.returncode:
             raise UserError((error.strip().splitlines() or ["no text"])[-1])

@@ -176,9 +176,9 @@ class InstrumentedStep(WrappedStep):
         """
         if self._closed:
             raise UserError(
-                f"{self.__name__} was called after close(); expected all calls before; usually "
-                f"close() is inside the loop, or `with` ends early; close it after the loop, or "
-                f"call {self.__name__}.__wrapped__ to go on without logging"
+                f"{self.__name__} was called after close(); expected all calls before",
+                hint="usually close() is inside the loop, or `with` ends early; close it after "
+                f"the loop, or call {self.__name__}.__wrapped__ to go on without logging",
             )
         self._was_called, observer = True, self._observer
         pending = observer.before_call(args, kwargs)
@@ -225,8 +225,9 @@ class InstrumentedStep(WrappedStep):
         if flops is None:
             raise UserError(
                 f"the program of {self.__name__} has no count; expected one within "
-                f"{COUNT_SECONDS:.0f} s of its compilation; usually a part of it could not be "
-                f"counted, as the log says; ask again later, or report it"
+                f"{COUNT_SECONDS:.0f} s of its compilation",
+                hint="usually a part of it could not be counted, as the log says; ask again "
+                "later, or report it",
             )
         return flops
 
@@ -272,7 +273,7 @@ class InstrumentedStep(WrappedStep):
 
     def _check_has_run(self, asked: str) -> None:
         if not self._has_run:
-            raise UserError(self._not_called(asked))
+            raise self._not_called(asked)
 
 
 def _close_dropped(observer: StepObserver) -> None:

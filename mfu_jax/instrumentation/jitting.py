@@ -55,9 +55,10 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
     """
     if not callable(step_fn) or isinstance(step_fn, jax.stages.Compiled):
         raise UserError(
-            f"instrument was given {type(step_fn).__name__} {name!r}; expected the function that "
-            f"the loop calls; usually its result or its compiled form; pass the jitted function "
-            f"itself, as in instrument(train_step)"
+            f"instrument was given {type(step_fn).__name__} {name!r}; expected the function "
+            "that the loop calls",
+            hint="usually its result or its compiled form; pass the jitted function itself, as "
+            "in instrument(train_step)",
         )
     bound = _bound(step_fn)
     if bound is not None and hasattr(bound.func, "lower"):
@@ -65,8 +66,9 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
     if hasattr(step_fn, "lower"):
         if options:
             raise UserError(
-                f"{name} is jitted, and jit={dict(options)!r} was given too; expected one of the "
-                f"two; usually the options are passed to jax.jit already; leave jit=… out"
+                f"{name} is jitted, and jit={dict(options)!r} was given too; expected one of "
+                "the two",
+                hint="usually the options are passed to jax.jit already; leave jit=… out",
             )
         return step_fn
     return jax.jit(step_fn, **(options or {}))
@@ -110,10 +112,11 @@ def jitting_error(step_fn: Any, name: str, error: BaseException) -> UserError | 
         return None
     first_line = (str(error).strip().splitlines() or [""])[0]
     return UserError(
-        f"{name} cannot be jitted ({type(error).__name__}: {first_line}); expected a function of "
-        f"arrays that jax.jit accepts; usually it converts arrays to Python numbers or prints, or "
-        f"takes arguments that are not arrays; instrument the jitted function inside it, pass "
-        f"jit=dict(static_argnums=…), or time the whole with `with logger.step():`"
+        f"{name} cannot be jitted ({type(error).__name__}: {first_line}); expected a function "
+        "of arrays that jax.jit accepts",
+        hint="usually it converts arrays to Python numbers or prints, or takes arguments that "
+        "are not arrays; instrument the jitted function inside it, pass "
+        "jit=dict(static_argnums=…), or time the whole with `with logger.step():`",
     )
 
 

@@ -84,8 +84,9 @@ def check_kinds(*, metrics: Any, segment_ids: Any, logger: Any, sinks: Any, sett
     for name, value, is_right, expected in kinds:
         if value is not None and not is_right(value):
             raise UserError(
-                f"{name}={value!r}: expected {expected}; usually another object of that name, or "
-                f"its result; see help(mfu_jax.instrument)"
+                f"{name}={value!r}: expected {expected}",
+                hint="usually another object of that name, or its result; see "
+                "help(mfu_jax.instrument)",
             )
     if sinks is not None:
         checked_sinks(sinks)
@@ -131,8 +132,9 @@ def checked_trip_counts(trip_counts: Mapping[str, int] | None) -> Mapping[str, i
     ):
         raise UserError(
             f"trip_counts={trip_counts!r}: expected a mapping from the name of a loop to its "
-            f"iterations; usually a number for all loops; pass the names that the ledger's notes "
-            f"show, as in trip_counts={{'jit(step)/while': 10}}"
+            "iterations",
+            hint="usually a number for all loops; pass the names that the ledger's notes show, "
+            "as in trip_counts={'jit(step)/while': 10}",
         )
     return trip_counts
 
@@ -147,7 +149,8 @@ def warn_of_unwritten(settings: Settings, sinks: Sequence[Sink] | None) -> None:
     names = [name for name, path in paths.items() if _absolute(path) not in written]
     if names:
         _log.warning(
-            "%s: not written, because sinks=… names all sinks; add make_sink(…) of each to them",
+            "%s: not written, because sinks=… names all sinks\n"
+            "hint: add make_sink(…) of each to them",
             ", ".join(f"{name}={paths[name]!r}" for name in names),
         )
 
@@ -167,15 +170,16 @@ def refuse_logger_settings(
         changed.append("sinks")
     if changed:
         raise UserError(
-            f"{', '.join(changed)} and logger=… were both given; expected one of the two; usually "
-            f"the option belongs to the shared logger; give it to one function and its logger to "
-            f"the others: a = instrument(f, run_dir=…); b = instrument(g, logger=a.logger); or "
-            f"pass it to MetricLogger(…), and files as sinks=[make_sink('console'), "
-            f"make_sink('jsonl', path)]"
+            f"{', '.join(changed)} and logger=… were both given; expected one of the two",
+            hint="usually the option belongs to the shared logger; give it to one function and "
+            "its logger to the others: a = instrument(f, run_dir=…); b = instrument(g, "
+            "logger=a.logger); or pass it to MetricLogger(…), and files as "
+            "sinks=[make_sink('console'), make_sink('jsonl', path)]",
         )
     if logger.calls_per_step > 1 < settings.steps_per_call:
         raise UserError(
-            f"steps_per_call={settings.steps_per_call} and a logger with calls_per_step="
-            f"{logger.calls_per_step}: expected at most one above 1; usually one logger for two "
-            f"loops; give this step a logger of its own, or leave the other out"
+            f"steps_per_call={settings.steps_per_call} and a logger with "
+            f"calls_per_step={logger.calls_per_step}: expected at most one above 1",
+            hint="usually one logger for two loops; give this step a logger of its own, or "
+            "leave the other out",
         )

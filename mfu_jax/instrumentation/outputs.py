@@ -309,9 +309,9 @@ def _checked(select: Select, output: Any, steps: int) -> Metrics:
         raise
     except Exception as error:
         raise UserError(
-            f"metrics=… failed on the step's output ({type(error).__name__}: {error}); expected a "
-            f"function from what the step returns to its scalars; usually the output is nested "
-            f"differently; it is {_shape_of(output)}"
+            f"metrics=… failed on the step's output ({type(error).__name__}: {error}); "
+            "expected a function from what the step returns to its scalars",
+            hint=f"usually the output is nested differently; it is {_shape_of(output)}",
         ) from error
 
 
@@ -328,8 +328,8 @@ def _as_metrics(chosen: Any, steps: int) -> Metrics:
     if _is_scalar(chosen) or _is_loss(chosen):
         return {"loss": chosen}
     raise UserError(
-        f"metrics=… returned {type(chosen).__name__}; expected a mapping of scalars, or the loss; "
-        f"usually the whole output was returned; return its loss"
+        f"metrics=… returned {type(chosen).__name__}; expected a mapping of scalars, or the loss",
+        hint="usually the whole output was returned; return its loss",
     )
 
 

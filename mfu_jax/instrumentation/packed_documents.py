@@ -50,14 +50,16 @@ class PackedDocuments:
         shape = getattr(ids, "shape", ())
         if not shape or jax.numpy.dtype(ids.dtype).kind not in "iu":
             raise UserError(
-                f"segment_ids=… returned {type(ids).__name__} {shape}; expected an array of ints, "
-                f"[batch, sequence]; usually the whole batch was returned; return its segment ids"
+                f"segment_ids=… returned {type(ids).__name__} {shape}; expected an array of "
+                "ints, [batch, sequence]",
+                hint="usually the whole batch was returned; return its segment ids",
             )
         if not getattr(ids, "is_fully_addressable", True):
             raise UserError(
                 "segment_ids=… returned an array that spans processes; expected one that this "
-                "process can read; usually the global batch; use logger.record(step, metrics, "
-                "cost=…) with pairs summed over processes"
+                "process can read",
+                hint="usually the global batch; use logger.record(step, metrics, cost=…) with "
+                "pairs summed over processes",
             )
         return PackedBatch(_pairs_by_kind(ids), math.prod(shape) * shape[-1])
 

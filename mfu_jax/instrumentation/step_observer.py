@@ -388,7 +388,7 @@ class StepObserver:
             self._said_traced = True
             _log.warning(
                 "%s was called while JAX traces another function, which is not logged; expected "
-                "calls from a Python loop; usually it is called inside jit, scan, grad or "
+                "calls from a Python loop\nhint: usually it is called inside jit, scan, grad or "
                 "eval_shape; instrument the outermost function that the loop calls",
                 self.name,
             )

@@ -60,11 +60,12 @@ class WrappedStep:
     def __enter__(self) -> Self:
         return self
 
-    def _not_called(self, asked: str) -> str:
-        return (
+    def _not_called(self, asked: str) -> UserError:
+        return UserError(
             f"{self.__name__}.{asked} was asked for, but the step has logged no call; expected at "
-            f"least one before; usually the loop calls the function that was wrapped, or "
-            f"enable_mfu is false; use what instrument() returned in the loop"
+            f"least one before",
+            hint="usually the loop calls the function that was wrapped, or enable_mfu is false; "
+            "use what instrument() returned in the loop",
         )
 
 
@@ -96,7 +97,7 @@ class DisabledStep(WrappedStep):
         Raises:
             UserError: always.
         """
-        raise UserError(self._not_called("flops"))
+        raise self._not_called("flops")
 
     @property
     def ledger(self) -> NoReturn:
@@ -105,7 +106,7 @@ class DisabledStep(WrappedStep):
         Raises:
             UserError: always.
         """
-        raise UserError(self._not_called("ledger"))
+        raise self._not_called("ledger")
 
     def summary(self) -> NoReturn:
         """Not available.
@@ -113,7 +114,7 @@ class DisabledStep(WrappedStep):
         Raises:
             UserError: always.
         """
-        raise UserError(self._not_called("summary()"))
+        raise self._not_called("summary()")
 
     def close(self) -> None:
         """Does nothing."""

@@ -74,7 +74,8 @@ def instrumented_jit(name: str, **options: Any) -> Iterator[list[Any]]:
             yield steps
     if not steps:
         _log.warning(
-            "no step was logged: nothing called %r was jitted, only %s; pass one of these names",
+            "no step was logged: nothing called %r was jitted, only %s\n"
+            "hint: pass one of these names",
             name,
             ", ".join(others) or "nothing",
         )

@@ -41,10 +41,11 @@ class MfuCallback(keras.callbacks.Callback):
         model = self.model
         if keras.backend.backend() != "jax" or model.run_eagerly or not model.jit_compile:
             raise UserError(
-                f"MfuCallback on the {keras.backend.backend()} backend, run_eagerly="
-                f"{model.run_eagerly}, jit_compile={model.jit_compile}; expected a step compiled "
-                f"by JAX; usually KERAS_BACKEND is not set; set KERAS_BACKEND=jax before keras is "
-                f"imported, and compile() with jit_compile=True"
+                f"MfuCallback on the {keras.backend.backend()} backend, "
+                f"run_eagerly={model.run_eagerly}, jit_compile={model.jit_compile}; expected a "
+                "step compiled by JAX",
+                hint="usually KERAS_BACKEND is not set; set KERAS_BACKEND=jax before keras is "
+                "imported, and compile() with jit_compile=True",
             )
         chosen = self._options if self.step is None else resuming(self.step, self._options)
         for callback in list(_begun):

@@ -33,11 +33,12 @@ def with_fields(
     known = [*names[0], *names[1]]
     if unknown := [name for name in fields if name not in known]:
         raise UserError(
-            f"MetricLogger has no argument {unknown[0]!r}{nearest(unknown[0], known)}; "
-            f"expected cost, config, sinks, or a field of StepCost or LoggerConfig; usually a "
-            f"misspelling, or a setting of instrument(): a = instrument(f, run_dir=…) has a logger "
-            f"to share, b = instrument(g, logger=a.logger), and sinks=[make_sink('console'), "
-            f"make_sink('jsonl', path)] writes a file; see help(mfu_jax.MetricLogger)"
+            f"MetricLogger has no argument {unknown[0]!r}; expected cost, config, sinks, or a "
+            "field of StepCost or LoggerConfig",
+            hint=f"{nearest(unknown[0], known)}usually a misspelling, or a setting of "
+            "instrument(): a = instrument(f, run_dir=…) has a logger to share, b = "
+            "instrument(g, logger=a.logger), and sinks=[make_sink('console'), "
+            "make_sink('jsonl', path)] writes a file; see help(mfu_jax.MetricLogger)",
         )
     new_cost, new_config = (
         dataclasses.replace(value, **{name: fields[name] for name in own if name in fields})
@@ -69,8 +70,9 @@ def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
         if not wrong:
             return sinks
     raise UserError(
-        f"sinks={sinks!r}: expected a list of sinks; usually a name, or a single sink without "
-        f"brackets; pass sinks=[make_sink('console')], or [] for none"
+        f"sinks={sinks!r}: expected a list of sinks",
+        hint="usually a name, or a single sink without brackets; pass "
+        "sinks=[make_sink('console')], or [] for none",
     )
 
 
@@ -133,5 +135,6 @@ def refused_metrics(metrics: object) -> UserError:
     """The error for metrics that a logger cannot accept."""
     return UserError(
         f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
-        f"names to scalars; usually the bare loss was passed; pass {{'loss': loss}}"
+        "names to scalars",
+        hint="usually the bare loss was passed; pass {'loss': loss}",
     )

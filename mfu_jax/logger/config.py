@@ -100,18 +100,21 @@ class LoggerKeys:
         for name, lowest, cause in _LOWEST:
             if not getattr(self, name, lowest) >= lowest:
                 raise UserError(
-                    f"{name}={getattr(self, name)}: expected at least {lowest}; usually {cause}"
+                    f"{name}={getattr(self, name)}: expected at least {lowest}",
+                    hint=f"usually {cause}",
                 )
         if isinstance(check_path(self.heartbeat_file, "heartbeat_file"), Address):
             raise UserError(
-                f"heartbeat_file={self.heartbeat_file!r} is an address; expected a file of this "
-                f"machine, or of a folder mounted on it; pass another path"
+                f"heartbeat_file={self.heartbeat_file!r} is an address; expected a file of "
+                "this machine, or of a folder mounted on it",
+                hint="pass another path",
             )
         if not 0 <= self.write_period_seconds <= _LONGEST_PERIOD_SECONDS:
             raise UserError(
-                f"write_period_seconds={self.write_period_seconds}: expected 0 (each step at once) "
-                f"to {_LONGEST_PERIOD_SECONDS:.0f}; usually milliseconds were meant, or -1 for "
-                f"never; leave it out for {_PERIOD_SECONDS}"
+                f"write_period_seconds={self.write_period_seconds}: expected 0 (each step at "
+                f"once) to {_LONGEST_PERIOD_SECONDS:.0f}",
+                hint="usually milliseconds were meant, or -1 for never; leave it out for "
+                f"{_PERIOD_SECONDS}",
             )
 
 

@@ -126,8 +126,9 @@ def _lowered(
 
 def _wrong_mesh(seen: str, target: Target) -> UserError:
     return UserError(
-        f"the step: {seen} devices; expected {target.devices}, those of {target}; usually a mesh "
-        "of this machine; build its shardings on a jax.sharding.AbstractMesh of that size"
+        f"the step: {seen} devices; expected {target.devices}, those of {target}",
+        hint="usually a mesh of this machine; build its shardings on a "
+        "jax.sharding.AbstractMesh of that size",
     )
 
 
@@ -166,7 +167,8 @@ def _text(jitted: Any, abstract: tuple[Any, ...], target: Target) -> str:
     except Exception as error:  # whatever the step raises when it is traced
         raise UserError(
             f"the step cannot be lowered for {target.platform}: {type(error).__name__}: "
-            f"{first_line(error)}; usually wrong arguments, or a kernel of another platform"
+            f"{first_line(error)}",
+            hint="usually wrong arguments, or a kernel of another platform",
         ) from error
     return str(lowered.as_text(debug_info=True))
 

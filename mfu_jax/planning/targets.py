@@ -79,7 +79,7 @@ def parse_target(
         UserError: the chips or the shape are not known; the message lists what is.
     """
     if slices is not None and slices < 1:
-        raise UserError(f"slices={slices}; expected 1 or more")
+        raise UserError(f"slices={slices}; expected 1 or more", hint="leave it out for one slice")
     if topology and hardware:
         raise UserError(
             f"topology={topology!r} and hardware={hardware!r}; expected one: TPUs have a topology"
@@ -88,11 +88,15 @@ def parse_target(
         return _tpus(topology, slices)
     if generation_of(hardware):
         raise UserError(
-            f"hardware={hardware!r} is a TPU; pass topology={generation_of(hardware)}:SHAPE, or "
-            "the name of a slice, such as v6e-8"
+            f"hardware={hardware!r} is a TPU",
+            hint=f"pass topology={generation_of(hardware)}:SHAPE, or the name of a slice, such "
+            "as v6e-8",
         )
     if not hardware:
-        raise UserError("no chips to plan for; pass topology=v5p:8x8x8, or hardware=h100 devices=8")
+        raise UserError(
+            "no chips to plan for",
+            hint="pass topology=v5p:8x8x8, or hardware=h100 devices=8",
+        )
     chip = named(hardware, instead=f"pass one of {_plannable_gpus()}")
     return _gpus(chip, 8 if devices is None else devices)
 
@@ -129,9 +133,10 @@ def _tpus(topology: str, slices: int | None) -> Target:
     if name not in _GENERATIONS or not separator:
         close = "" if name in _GENERATIONS else nearest(name, _GENERATIONS)
         raise UserError(
-            f"topology={topology!r}{close}; expected a TPU generation "
+            f"topology={topology!r}; expected a TPU generation "
             f"({', '.join(_GENERATIONS)}) and its shape, such as v5p:8x8x8, or a slice's name, "
-            "such as v6e-8; for GPUs pass hardware=h100 devices=8"
+            "such as v6e-8",
+            hint=f"{close}for GPUs pass hardware=h100 devices=8",
         )
     chip_name, cores = _GENERATIONS[name]
     chip = next(chip for chip in table() if chip.name == chip_name)
@@ -175,8 +180,8 @@ def _shape_of(topology: str, number: str, cores: int, axes: int) -> tuple[int, .
         torus = f", or a multiple of {_CUBE * cores}," if axes > 2 else ""
         raise UserError(
             f"topology={topology!r}: expected a power of 2{torus} of "
-            f"{'TensorCores' if cores > 1 else 'chips'} after the hyphen; for another shape, pass "
-            f"{topology.partition('-')[0]}:{'x'.join('4' * axes)}"
+            f"{'TensorCores' if cores > 1 else 'chips'} after the hyphen",
+            hint=f"for another shape, pass {topology.partition('-')[0]}:{'x'.join('4' * axes)}",
         )
     if cubes:
         first, second, third = _most_cubic(cubes)
@@ -244,7 +249,8 @@ def target_config(chip: Chip) -> str:
     known = read_mapping(_GPU_TARGETS)
     if chip.name not in known["gpus"]:
         raise UserError(
-            f"XLA's description of {chip.name} is not known; pass one of {', '.join(known['gpus'])}"
+            f"XLA's description of {chip.name} is not known",
+            hint=f"pass one of {', '.join(known['gpus'])}",
         )
     row = {**known["common"], **known["gpus"][chip.name]}
     description = row.pop("description")
@@ -277,15 +283,16 @@ def check_dump(name: str, program: ProgramDump, target: Target) -> tuple[str, ..
     topology = program.topology
     if _OWN_NAMES.get(topology.platform, topology.platform) not in ("", target.platform):
         raise UserError(
-            f"{name} is a program for {topology.platform}; expected one for {target.platform}; "
-            "plan the step itself, or pass the chips of the dump"
+            f"{name} is a program for {topology.platform}; expected one for {target.platform}",
+            hint="plan the step itself, or pass the chips of the dump",
         )
     head = program.text.partition("\n")[0]
     devices = math.prod(int(count) for count in _DEVICES.findall(head))
     if devices != target.devices:
         raise UserError(
             f"{name} is a program of {devices} devices; expected {target.devices}, those of "
-            f"{target}; pass the chips that it was compiled for"
+            f"{target}",
+            hint="pass the chips that it was compiled for",
         )
     if not topology.device_kind or target.chip in find(topology.device_kind):
         return ()

@@ -44,8 +44,9 @@ def profile(
     """
     if step is not None and not (hasattr(step, "lower") or hasattr(step, "as_text")):
         raise UserError(
-            f"profile of {step!r}: expected a jitted step, or a compiled one; usually jax.jit is "
-            f"missing; pass jax.jit(step) and its arguments, or leave it out"
+            f"profile of {step!r}: expected a jitted step, or a compiled one",
+            hint="usually jax.jit is missing; pass jax.jit(step) and its arguments, or leave "
+            "it out",
         )
     if step is not None and not hasattr(step, "as_text"):
         _check_arguments(step, args, kwargs)
@@ -57,8 +58,8 @@ def profile(
         jax.profiler.start_trace(own)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"a trace to {os.fspath(folder)!r} does not start ({error}); usually another profiler "
-            f"runs, or the folder cannot be written"
+            f"a trace to {os.fspath(folder)!r} does not start ({error})",
+            hint="usually another profiler runs, or the folder cannot be written",
         ) from None
     try:
         yield
@@ -80,8 +81,8 @@ def _check_arguments(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         inspect.signature(step).bind(*args, **kwargs)
     except TypeError as error:
         raise UserError(
-            f"profile of {getattr(step, '__name__', step)}: {error}; pass the arguments that the "
-            f"loop calls it with after the step, or leave it out"
+            f"profile of {getattr(step, '__name__', step)}: {error}",
+            hint="pass the arguments that the loop calls it with after the step, or leave it out",
         ) from None
     except ValueError:  # no signature to check
         return

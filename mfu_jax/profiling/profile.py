@@ -211,8 +211,9 @@ def read_profile(
     if main is None:
         raise UserError(
             f"{str(path)!r}: the program {measured.main.module!r} that ran in it is not known; "
-            f"expected its HLO in the trace, or a dump beside it; usually the profiler was told to "
-            f"leave it out; trace again with mfu_jax.profile {'; '.join(library.notes)}".rstrip()
+            "expected its HLO in the trace, or a dump beside it",
+            hint="usually the profiler was told to leave it out; trace again with mfu_jax.profile "
+            f"{'; '.join(library.notes)}",
         )
     if model_flops is not None:
         main = main.with_model(model_flops)
@@ -220,7 +221,8 @@ def read_profile(
     if not (kind or hardware or peak_tflops_per_device):
         raise UserError(
             f"{str(path)!r}: the trace does not name its device; expected hardware=NAME or "
-            f"peak_tflops_per_device=N; usually an AMD GPU; mfu-jax hardware --list has names"
+            "peak_tflops_per_device=N",
+            hint="usually an AMD GPU; mfu-jax hardware --list has names",
         )
     peaks = find_peaks(
         kind,

@@ -126,8 +126,9 @@ def project(
     missing = [text for name, text in _QUANTITIES.items() if name not in known]
     if missing:
         raise UserError(
-            f"too little is given to solve for the rest; expected three of tokens, chips, time "
-            f"and throughput; unknown: {', '.join(missing)}; pass one more of them"
+            "too little is given to solve for the rest; expected three of tokens, chips, time "
+            f"and throughput; unknown: {', '.join(missing)}",
+            hint="pass one more of them",
         )
     return Projection(
         **known,
@@ -143,18 +144,19 @@ def _refuse_impossible(given: dict[str, float]) -> None:
     for name, value in given.items():
         if not _SMALLEST < value < _LARGEST:
             raise UserError(
-                f"{name}={value:g} is impossible; expected a number above 0 and below "
-                f"{_LARGEST:g}; usually a typo; leave it out to solve for it"
+                f"{name}={value:g} is impossible; expected a number above 0 and below {_LARGEST:g}",
+                hint="usually a typo; leave it out to solve for it",
             )
     if (mfu := given.get("mfu", 0.0)) > 1:
         raise UserError(
-            f"mfu={mfu:g} is above 1; expected a fraction of the peak; usually percent; pass "
-            f"mfu={mfu / 100:g}"
+            f"mfu={mfu:g} is above 1; expected a fraction of the peak",
+            hint=f"usually percent; pass mfu={mfu / 100:g}",
         )
     if "step_time_seconds" in given and "tokens_per_step" not in given:
         raise UserError(
             "step_time_seconds=… is given without tokens_per_step=…; expected both; the step "
-            "time alone says nothing about tokens; pass the global batch size × sequence length"
+            "time alone says nothing about tokens",
+            hint="pass the global batch size × sequence length",
         )
 
 
@@ -166,8 +168,9 @@ def _rate(mfu: float, given: dict[str, float]) -> float:
     ):
         if name not in given:
             raise UserError(
-                f"mfu=… is given, but {name} is not; expected both; an MFU is a share of a peak "
-                f"for a model; pass {text}"
+                f"mfu=… is given, but {name} is not; expected both; an MFU is a share of a "
+                "peak for a model",
+                hint=f"pass {text}",
             )
     return mfu * given["peak_flops_per_sec_per_chip"] / given["flops_per_token"]
 
@@ -197,8 +200,9 @@ def _apply_rules(
 def _learn(known: dict[str, float], name: str, value: float) -> None:
     if name in known and not math.isclose(known[name], value, rel_tol=_TOLERANCE):
         raise UserError(
-            f"the input contradicts itself: {name} would be both {known[name]:g} and {value:g}; "
-            f"one is too many; leave out, for example, {_QUANTITIES[name]}"
+            f"the input contradicts itself: {name} would be both {known[name]:g} and "
+            f"{value:g}; one is too many",
+            hint=f"leave out, for example, {_QUANTITIES[name]}",
         )
     known.setdefault(name, value)
 

@@ -263,8 +263,9 @@ def find_run(name: str) -> PublishedRun:
     runs = {run.id: run for run in published_runs()}
     if name not in runs:
         raise UserError(
-            f"published run {name!r} is not known{nearest(name, runs)}; expected one of "
-            f"{', '.join(runs)}; usually a misspelling; run mfu-jax published for all of them"
+            f"published run {name!r} is not known; expected one of {', '.join(runs)}",
+            hint=f"{nearest(name, runs)}usually a misspelling; run mfu-jax published for all "
+            "of them",
         )
     return runs[name]
 

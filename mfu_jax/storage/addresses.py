@@ -65,13 +65,14 @@ def check_path(text: str | os.PathLike[str], what: str) -> Path | Address:
     text = os.fspath(text)
     if "\0" in text:
         raise UserError(
-            f"{what}={text!r} holds a NUL character; expected a path; usually binary data; pass "
-            f"another path"
+            f"{what}={text!r} holds a NUL character; expected a path",
+            hint="usually binary data; pass another path",
         )
     if lost := _LOST_SLASH.match(text):
         raise UserError(
-            f"{what}={text!r} would be a local folder named {lost[1] + ':'!r}; usually an address "
-            f"that went through pathlib.Path; pass it as text: '{lost[1]}://{text[lost.end() :]}'"
+            f"{what}={text!r} would be a local folder named {lost[1] + ':'!r}",
+            hint="usually an address that went through pathlib.Path; pass it as text: "
+            f"'{lost[1]}://{text[lost.end() :]}'",
         )
     return path_of(text)
 
@@ -88,8 +89,9 @@ def filesystem_of(address: Address, what: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(address)
     except Exception as error:  # a store's client may raise anything: no package, no account
         raise UserError(
-            f"{what} {address!r} cannot be reached ({first_line(error)}); usually its package for "
-            f"fsspec is missing, such as gcsfs or s3fs; install it, or pass a local folder"
+            f"{what} {address!r} cannot be reached ({first_line(error)})",
+            hint="usually its package for fsspec is missing, such as gcsfs or s3fs; install "
+            "it, or pass a local folder",
         ) from error
 
 
@@ -107,7 +109,8 @@ def open_object(address: Address) -> Iterator[BinaryIO]:
     except OSError as error:
         raise UserError(
             f"{address!r} cannot be read ({error.strerror or first_line(error)}); expected an "
-            f"object of that store; usually a typo; list its folder"
+            "object of that store",
+            hint="usually a typo; list its folder",
         ) from None
 
 

@@ -23,5 +23,6 @@ def check_name(path: str | os.PathLike[str], what: str) -> None:
     if not str(check_path(path, what)).endswith(SUFFIX):
         raise UserError(
             f"{what} {os.fspath(path)!r}: expected a name that ends with {SUFFIX}, by which "
-            f"mfu-jax compare knows it; pass {os.fspath(path)}{SUFFIX}"
+            "mfu-jax compare knows it",
+            hint=f"pass {os.fspath(path)}{SUFFIX}",
         )

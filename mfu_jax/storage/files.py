@@ -216,8 +216,8 @@ def unwritable(path: str | os.PathLike[str], what: str, error: OSError) -> UserE
     text = os.fspath(path)
     shown = text if len(text) <= 300 else f"{text[:150]}…{text[-100:]}"
     return UserError(
-        f"{what} {shown!r} cannot be written ({error.strerror or error}); usually a typo, or a "
-        f"full or read-only disk; pass another path"
+        f"{what} {shown!r} cannot be written ({error.strerror or error})",
+        hint="usually a typo, or a full or read-only disk; pass another path",
     )
 
 

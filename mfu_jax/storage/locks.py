@@ -113,8 +113,9 @@ class FileLock:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise UserError(
-                f"{self._what} is in use by {holder or 'another process'}; expected one writer at "
-                f"a time; usually a run that still goes on; end it, or give another path"
+                f"{self._what} is in use by {holder or 'another process'}; expected one writer "
+                "at a time",
+                hint="usually a run that still goes on; end it, or give another path",
             ) from None
         except OSError:
             os.close(descriptor)

@@ -281,8 +281,8 @@ def write_whole(path: str | os.PathLike[str], what: str, content: bytes) -> None
 
 def _unreachable(address: Address, what: str, error: Exception) -> UserError:
     return UserError(
-        f"{what} {address!r} cannot be read or written ({first_line(error)}); usually a missing "
-        f"bucket or permission; check the address and the account"
+        f"{what} {address!r} cannot be read or written ({first_line(error)})",
+        hint="usually a missing bucket or permission; check the address and the account",
     )
 
 

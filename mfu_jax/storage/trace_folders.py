@@ -43,7 +43,8 @@ def trace_files(path: Path) -> list[Path]:
         seen = "an empty folder, or one without traces" if path.is_dir() else "no such folder"
         raise UserError(
             f"{str(path)!r}: {seen}; expected the folder given to jax.profiler.start_trace or "
-            f"profile_dir=, with {_SUFFIX} files in it; usually a trace that was not ended"
+            f"profile_dir=, with {_SUFFIX} files in it",
+            hint="usually a trace that was not ended",
         )
     newest = max(sessions, key=lambda folder: (folder.name, folder))
     files: dict[str, Path] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from mfu_jax.errors import UserError, one_line
+from mfu_jax.errors import UserError, two_lines
 from mfu_jax.logger.records.non_finite import (
     NON_FINITE_EXIT_CODE,
     NonFiniteLossError,
@@ -171,7 +171,7 @@ def run(config: Config, run_log: RunLog | None) -> int:
         if code is None:
             traceback.print_exc()
             return job.fail(1, f"{type(error).__name__}: {error}")
-        print(one_line(f"mfu_jax.train: {error}"), file=sys.stderr)
+        print(two_lines("mfu_jax.train", error), file=sys.stderr)
         return job.fail(code, str(error))
     _say_where(config)
     return stop.exit_code

@@ -159,9 +159,12 @@ def check_key(key: str, known: Collection[str], *, usually: str = "") -> None:
     if key in known:
         return
     if not known:
-        raise UserError(f"unknown key {key!r}; no key=value is expected here{usually}")
+        raise UserError(f"unknown key {key!r}; no key=value is expected here", hint=usually)
     listed = f"; expected {_listed(known)}" if len(known) <= _MOST_LISTED else ""
-    raise UserError(f"unknown key {key!r}{nearest(key, known)}{listed}{usually}")
+    raise UserError(
+        f"unknown key {key!r}{listed}",
+        hint=nearest(key, known) + usually,
+    )
 
 
 def _without_value(word: str, flags: Collection[str]) -> UserError:
@@ -173,7 +176,8 @@ def _without_value(word: str, flags: Collection[str]) -> UserError:
 
 def _unknown_flag(word: str, flags: Collection[str]) -> UserError:
     return UserError(
-        f"unknown flag {word!r}{nearest(word, flags)}; expected {_listed((*flags, '--help'))}"
+        f"unknown flag {word!r}; expected {_listed((*flags, '--help'))}",
+        hint=nearest(word, flags),
     )
 
 

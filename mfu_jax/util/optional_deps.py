@@ -31,6 +31,7 @@ def require(module: str, user: str, *, install: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"{user} needs the package {module.partition('.')[0]!r} ({error}), which the default "
-            f"install leaves out; run pip install {install}"
+            f"{user} needs the package {module.partition('.')[0]!r} ({error}), which the "
+            "default install leaves out",
+            hint=f"run pip install {install}",
         ) from error

@@ -112,5 +112,12 @@ def too_large(path: str | Path, size: int, most_bytes: float, expected: str) -> 
 
 
 def unreadable(path: str | Path, reason: str, expected: str) -> UserError:
-    """The error for a file that cannot be read."""
-    return UserError(f"{str(path)!r} cannot be read ({reason}); expected {expected}")
+    """The error for a file that cannot be read.
+
+    Args:
+        path: the file.
+        reason: why.
+        expected: which file was; after a semicolon, the usual cause and the fix.
+    """
+    expected, _, hint = expected.partition("; ")
+    return UserError(f"{str(path)!r} cannot be read ({reason}); expected {expected}", hint=hint)

@@ -45,14 +45,14 @@ def given_kind(kind: Any) -> Any:
     return kinds[0] if kinds[1:] == (types.NoneType,) else kind
 
 
-def typed(name: str, value: Any, kind: Any, *, note: str = "") -> Any:
+def typed(name: str, value: Any, kind: Any, *, hint: str = "") -> Any:
     """`value` as `kind`.
 
     Args:
         name: the key, for the error message.
         value: text, or a value from YAML, JSON or a Python caller.
         kind: the declared type.
-        note: text to append to the message.
+        hint: the usual cause and the fix.
 
     Raises:
         UserError: it cannot be converted; the message shows the value and what was expected.
@@ -65,8 +65,8 @@ def typed(name: str, value: Any, kind: Any, *, note: str = "") -> Any:
     try:
         return convert(value, kind)
     except ValueError as error:
-        hint = nearest(str(value), _choices(kind)) if isinstance(value, str) else ""
-        raise UserError(f"{name}={shown(value)}: expected {error}{hint}{note}") from None
+        near = nearest(str(value), _choices(kind)) if isinstance(value, str) else ""
+        raise UserError(f"{name}={shown(value)}: expected {error}", hint=near + hint) from None
 
 
 def convert(value: Any, kind: Any) -> Any:

@@ -59,8 +59,8 @@ def model_file(name: str) -> Path:
     if Path(name).name != name or not os.path.isfile(path):  # Path.is_file raises for a long name
         known = model_names()
         raise UserError(
-            f"unknown model {shown(name)}"
-            + (nearest(name, known) or f"; the bundled ones are {', '.join(known)}")
+            f"unknown model {shown(name)}",
+            hint=nearest(name, known) or f"the bundled ones are {', '.join(known)}",
         )
     return path
 

@@ -259,8 +259,8 @@ def _main(options: argparse.Namespace) -> int:
     for name in names:
         if name not in BENCHMARKS:
             raise UserError(
-                f"unknown config {name!r}{nearest(name, BENCHMARKS)}; expected some of "
-                f"{', '.join(BENCHMARKS)}"
+                f"unknown config {name!r}; expected some of {', '.join(BENCHMARKS)}",
+                hint=nearest(name, BENCHMARKS),
             )
     if options.steps < 1 or not options.timeout > 0:
         raise UserError(

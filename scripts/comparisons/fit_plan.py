@@ -90,7 +90,7 @@ def best_share(runs: Sequence[Fitted]) -> float:
 def _compiled(run: Mapping[str, Any], folder: Path) -> tuple[ProgramCosts, Target]:
     measured = read_run(run)
     source = TrainerStep(measured.target)
-    keys, _ = reference_keys(measured)
+    keys = reference_keys(measured).keys
     program = compile_cached(
         request_for(source, measured.target, keys, measured.flags),
         folder=folder,

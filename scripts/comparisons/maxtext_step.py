@@ -206,10 +206,10 @@ def compare(
     None for a step that the compiler refused unscheduled, and for MaxText's if only ours changes.
     """
     run = read_run(keys)
-    ours, notes = reference_keys(run)
-    for note in notes[1:]:  # the first one says that MaxText is not installed
-        print(f"  ours: {note}", file=sys.stderr, flush=True)
-    ours = {**ours, **_OURS, **_WITHOUT.get(without, {})}
+    nearest = reference_keys(run)
+    for lost in nearest.lost:
+        print(f"  ours: not followed: {lost.setting}", file=sys.stderr, flush=True)
+    ours = {**nearest.keys, **_OURS, **_WITHOUT.get(without, {})}
     theirs = MaxTextStep(arguments.maxtext_python)
     return {
         "ours": _compiled(TrainerStep(run.target), ours, run.target, arguments),

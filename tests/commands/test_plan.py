@@ -14,6 +14,7 @@ from mfu_jax.planning.compilation.compiling import Compiled, TooLarge
 from mfu_jax.planning.step_sources import MaxTextStep
 from mfu_jax.trainer.planned.planned_step import TrainerStep
 from tests.support.fake_compiler import TEXT
+from tests.support.messages import is_told
 
 FLOPS = 2 * 8**3  # of TEXT
 KEYS = set(
@@ -103,7 +104,8 @@ def test_a_dump_of_another_platform_is_one_line(capsys, tmp_path, platform):
     path = str(tmp_path / "step.mfu")
     write(ProgramDump(text=TEXT, topology=Topology(platform=platform)), path)
     code, shown = _plan(capsys, path, "topology=v5e:1x1")
-    assert (code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert (code, shown.out) == (2, "")
+    assert is_told(shown.err, hint=True)
     assert f"is a program for {platform}; expected one for tpu" in shown.err
 
 
@@ -113,7 +115,8 @@ def test_a_dump_for_other_chips_is_one_line(capsys, tmp_path):
     write(ProgramDump(text=f"{head}, num_partitions=128, replica_count=2\n{rest}"), path)
     assert _plan(capsys, str(path), "topology=v6e-256")[0] == 0
     code, shown = _plan(capsys, str(path), "topology=v6e-8")
-    assert (code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert (code, shown.out) == (2, "")
+    assert is_told(shown.err, hint=True)
     assert "is a program of 256 devices; expected 8, those of v6e:2x4 (8 chips)" in shown.err
 
 
@@ -164,7 +167,7 @@ def test_a_page_beside_the_answer(capsys, dump, tmp_path):
 def test_the_compilers_of_chips_that_are_not_here_are_extras(capsys):
     """The message that is read is JAX's own."""
     _, shown = _plan(capsys, "hardware=h100", "devices=8", "emb_dim=64", "mlp_dim=64")
-    assert "mfu_jax[plan-gpu]" in shown.err.splitlines()[-1]
+    assert "mfu-jax[plan-gpu]" in shown.err.splitlines()[-1]
 
 
 @pytest.mark.full
@@ -219,13 +222,22 @@ def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_co
     file = tmp_path / "run.json"
     file.write_text(json.dumps({**RUN, "quantization": "te_mxfp8"}), encoding="utf-8")
     code, shown = _plan(capsys, "--run", str(file), "--json")
+    assert code == 2
+    assert "quantization=te_mxfp8 (matmul precision); expected what it can follow" in shown.err
+    code, shown = _plan(capsys, "--run", str(file), "--json", "follow=nearest")
     assert code == 0
-    *followed, memory = json.loads(shown.out)["notes"]
-    assert followed == [
-        "MaxText is not installed: the reference model's step is planned in its place",
-        "not followed by the reference model: quantization=te_mxfp8",
-    ]
+    plan = json.loads(shown.out)
+    assert plan["another_program"] == ["quantization=te_mxfp8 (matmul precision)"]
+    assert plan["verdict"]["finding"].startswith("another program's plan, without quantization=te")
+    memory, maxtext = plan["notes"]
     assert memory.startswith("the memory is that of the reference model's step")
+    assert maxtext == "MaxText is not installed: the reference model's step is planned in its place"
+    code, shown = _plan(capsys, "--run", str(file), "follow=nearest")
+    first = "another program's plan, without quantization=te_mxfp8"
+    assert shown.out.startswith(first)  # the verdict
+    assert f"\n{first}" in shown.out  # and the plan below it
+    code, shown = _plan(capsys, "--run", str(file), "follow=me")
+    assert (code, "follow=me; expected nearest" in shown.err) == (2, True)
 
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
@@ -281,4 +293,4 @@ def test_wrong_input_is_one_line(capsys, words, part):
     code, shown = _plan(capsys, *words)
     assert code == 2
     assert part in shown.err
-    assert len(shown.err.splitlines()) == 1
+    assert is_told(shown.err, hint=True)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mfu_jax.cli import main
+from tests.support.messages import is_told
 
 
 def test_the_command_answers_by_6n(capsys: pytest.CaptureFixture[str]):
@@ -55,4 +56,4 @@ def test_a_model_has_its_flops_per_token_at_the_sequence_length(
 )
 def test_bad_input_is_one_line(arguments: str, capsys: pytest.CaptureFixture[str]):
     assert main(["project", *arguments.split()]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert is_told(capsys.readouterr().err, hint=True)

@@ -9,6 +9,7 @@ import pytest
 
 from mfu_jax.cli import main
 from mfu_jax.runs.published import published_runs
+from tests.support.messages import is_told
 from tests.support.metrics_lines import write_run
 from tests.support.written_logs import WrittenLog
 
@@ -62,4 +63,4 @@ def test_a_run_is_placed_among_like_ones(
 @pytest.mark.parametrize("arguments", [["palm-541b"], ["--jsno"], ["palm-540b", "like=a"]])
 def test_bad_input_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(["published", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert is_told(capsys.readouterr().err, hint=True)

@@ -128,7 +128,7 @@ def test_what_a_sink_never_takes_is_counted(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "replay needs --sink"),
+        ([], "no sink; expected --sink=NAME"),
         (["--sink=wandbb"], "unknown sink 'wandbb'"),
         (["--sink=csv"], "cannot be made"),
         (["--sink=csv", "path=x.csv", "from_step=-1"], "expected a step's number"),

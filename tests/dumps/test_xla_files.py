@@ -41,7 +41,7 @@ def test_the_proto_of_the_named_program_is_read(folder: Path) -> None:
 
 
 def test_one_of_several_programs_is_not_guessed(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"has 2 programs.*module_0000.jit_step.*module="):
+    with pytest.raises(UserError, match=r"(?s)has 2 programs.*module_0000.jit_step.*module="):
         read_xla(folder)
     with pytest.raises(UserError, match="no optimised program with 'eval' in its name"):
         read_xla(folder, "eval")

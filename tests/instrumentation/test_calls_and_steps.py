@@ -327,6 +327,8 @@ def test_calls_per_step_is_the_loggers() -> None:
 def test_a_call_of_several_steps_is_refused_where_the_logger_joins_calls() -> None:
     with (
         MetricLogger(sinks=[], calls_per_step=2) as logger,
-        pytest.raises(UserError, match=r"steps_per_call=2 and .* calls_per_step=2: .*at most one"),
+        pytest.raises(
+            UserError, match=r"(?s)steps_per_call=2 and .* calls_per_step=2: .*at most one"
+        ),
     ):
         mfu_jax.instrument(jax.jit(loss_of), logger=logger, steps_per_call=2)

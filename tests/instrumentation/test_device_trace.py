@@ -153,15 +153,15 @@ def test_steps_that_are_not_traced_do_nothing_for_it(
 
 @pytest.mark.parametrize("text", ["9-3", "all", "3-", "1,2"])
 def test_wrong_steps(text: str) -> None:
-    with pytest.raises(UserError, match=r"expected the first and the last step.*usually"):
+    with pytest.raises(UserError, match=r"(?s)expected the first and the last step.*usually"):
         mfu_jax.instrument(train_step, profile_steps=text, profile_dir="p")
 
 
 def test_what_it_cannot_be_combined_with() -> None:
-    with pytest.raises(UserError, match=r"nowhere to write.*expected profile_dir"):
+    with pytest.raises(UserError, match=r"(?s)nowhere to write.*expected profile_dir"):
         Settings(profile_steps="3")
     settings = Settings(profile_steps="3", profile_dir="p", peak_tflops_per_device=1.0)
-    with pytest.raises(UserError, match=r"loop that calls record\(\).*expected.*instrument"):
+    with pytest.raises(UserError, match=r"(?s)loop that calls record\(\).*expected.*instrument"):
         mfu_jax.flags.make_logger(settings, train_step, make_state(), batch())
     with (
         mfu_jax.MetricLogger(sinks=[]) as logger,

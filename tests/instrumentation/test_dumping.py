@@ -54,5 +54,7 @@ def test_a_dump_that_cannot_be_written_is_one_line(
 
 
 def test_a_name_that_compare_does_not_know_is_refused_at_once() -> None:
-    with pytest.raises(UserError, match=r"dump_program 'step.hlo': expected a name.*step.hlo.mfu"):
+    with pytest.raises(
+        UserError, match=r"(?s)dump_program 'step.hlo': expected a name.*step.hlo.mfu"
+    ):
         mfu_jax.instrument(train_step, dump_program="step.hlo")

@@ -469,6 +469,8 @@ def test_an_output_that_a_given_sink_writes_is_not_said_to_lack(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    if setting == "prometheus_textfile":
+        pytest.importorskip("prometheus_client")
     monkeypatch.chdir(tmp_path)
     outputs = {"metrics_file": "b.jsonl", "tensorboard_dir": "b", setting: name}
     with contextlib.closing(make(str(tmp_path / name))) as sink:

@@ -315,7 +315,7 @@ def test_a_failing_sink_never_stops_training(caplog: pytest.LogCaptureFixture) -
 
 def test_wrong_use_says_what_to_do() -> None:
     run = Run(start_step=5)
-    with pytest.raises(UserError, match=r"step 3 was recorded first; expected 5.*start_step=3"):
+    with pytest.raises(UserError, match=r"(?s)step 3 was recorded first; expected 5.*start_step=3"):
         run.steps(1.0, start=3)
     with pytest.raises(UserError, match="given float as metrics; expected a mapping"):
         run.logger.record(5, 1.0)  # type: ignore[arg-type]
@@ -368,7 +368,9 @@ def test_cost_and_config_can_be_given_whole_and_by_field() -> None:
 
 
 def test_an_unknown_argument_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(UserError, match=r"'warmup_step'; did you mean 'warmup_steps'.*expected"):
+    with pytest.raises(
+        UserError, match=r"(?s)'warmup_step'; expected.*did you mean 'warmup_steps'"
+    ):
         MetricLogger(warmup_step=3)
 
 

@@ -106,5 +106,5 @@ def test_kernels_and_copies_have_amds_names(tmp_path: Path) -> None:
 
 
 def test_a_gpu_without_a_name_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"expected hardware=NAME.*usually an AMD GPU"):
+    with pytest.raises(UserError, match=r"(?s)expected hardware=NAME.*usually an AMD GPU"):
         read_profile(unpacked("mi300x_convolution", tmp_path))

@@ -120,7 +120,7 @@ def test_what_could_not_be_uploaded_in_the_end_is_kept(address: Address, spools:
     target = SpooledTarget(address, "metrics_file", is_folder=False, keep=False)
     target._files = Broken(target._files)
     target.path.write_bytes(b"one\n")
-    with pytest.raises(OSError, match=r"kept in .*mfu_jax-spool-.*copy it from there"):
+    with pytest.raises(OSError, match=r"(?s)kept in .*mfu_jax-spool-.*copy it from there"):
         target.close()
     (spool,) = spools.iterdir()
     assert (spool / "metrics.jsonl").read_bytes() == b"one\n"

@@ -42,7 +42,7 @@ def test_where_any_key_may_be_meant_a_misspelt_flag_at_the_end_is_still_seen() -
     with pytest.raises(UserError) as error:
         parse(["a.hlo", "--jsno"], flags=("--json",))
     assert str(error.value) == (
-        "unknown flag '--jsno'; did you mean '--json'?; expected --json or --help"
+        "unknown flag '--jsno'; expected --json or --help\nhint: did you mean '--json'?"
     )
 
 
@@ -72,8 +72,14 @@ def test_a_path_with_an_equals_sign_is_a_name() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tokns=1"], "unknown key 'tokns'; did you mean 'tokens'?; expected tokens or chips"),
-        (["--jsno"], "unknown flag '--jsno'; did you mean '--json'?; expected --json or --help"),
+        (
+            ["tokns=1"],
+            "unknown key 'tokns'; expected tokens or chips\nhint: did you mean 'tokens'?",
+        ),
+        (
+            ["--jsno"],
+            "unknown flag '--jsno'; expected --json or --help\nhint: did you mean '--json'?",
+        ),
         (["--tokens"], "--tokens has no value; expected --tokens VALUE or --tokens=VALUE"),
         (["--json=1"], "--json takes no value; expected --json alone, got '--json=1'"),
     ],

@@ -87,9 +87,9 @@ HAS_GRAIN = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("blocked", "code", "line"),
     [
-        ("grain", TRAINER, "the trainer needs the package 'grain'"),
+        ("grain", TRAINER, "dataset_type=text, unlike synthetic, needs the package 'grain'"),
         ("orbax", TRAINER, "the trainer needs the package 'orbax'"),
-        ("grain", MODULE, "the trainer needs the package 'grain'"),
+        ("grain", MODULE, "dataset_type=text, unlike synthetic, needs the package 'grain'"),
         pytest.param("orbax", MODULE, "the trainer needs the package 'orbax'", marks=HAS_GRAIN),
         ("rich", BAR, "the progress bar needs the package 'rich'"),
     ],
@@ -97,16 +97,33 @@ HAS_GRAIN = pytest.mark.skipif(
 def test_a_missing_part_is_one_line_that_names_the_extra(
     blocked: str, code: str, line: str, tmp_path: Path
 ) -> None:
-    last = run((blocked,), code, str(tmp_path)).stderr.strip().splitlines()[-1]
-    assert line in last
-    assert last.endswith("pip install 'mfu-jax[train]'")
+    what, hint = run((blocked,), code, str(tmp_path)).stderr.strip().splitlines()[-2:]
+    assert line in what
+    assert hint == "hint: run pip install 'mfu-jax[train]'"
+
+
+@pytest.mark.full
+def test_the_trainer_on_random_tokens_needs_no_grain(tmp_path: Path) -> None:
+    keys = {
+        "steps": 4,
+        "emb_dim": 32,
+        "mlp_dim": 64,
+        "dataset_type": "synthetic",
+        "eval_interval": 2,
+        "enable_checkpointing": "false",
+        "base_output_directory": tmp_path,
+    }
+    code = "import mfu_jax.train as t; raise SystemExit(t.main(sys.argv[1:]))"
+    done = run(("grain",), code, *(f"{key}={keys[key]}" for key in keys))
+    assert done.returncode == 0, done.stderr
+    assert "completed step: 3" in done.stdout
 
 
 @pytest.mark.full
 def test_a_sink_names_its_package(tmp_path: Path) -> None:
-    last = run(("tensorboardX",), EVENTS, str(tmp_path)).stderr.strip().splitlines()[-1]
-    assert "the sink 'tensorboard' needs the package 'tensorboardX'" in last
-    assert last.endswith("pip install tensorboardX")
+    *_, what, hint = run(("tensorboardX",), EVENTS, str(tmp_path)).stderr.strip().splitlines()
+    assert "the sink 'tensorboard' needs the package 'tensorboardX'" in what
+    assert hint == "hint: run pip install tensorboardX"
 
 
 @pytest.mark.full

@@ -120,9 +120,9 @@ def test_what_does_not_fit_says_what_was_expected(value: object, kind: Any, expe
 
 def test_the_message_names_the_key_the_value_and_the_nearest_choice() -> None:
     with pytest.raises(UserError) as error:
-        typed("remat_policy", "ful", Policy, note="; see base.yml")
+        typed("remat_policy", "ful", Policy, hint="see base.yml")
     assert str(error.value) == (
-        "remat_policy='ful': expected one of none, full; did you mean 'full'?; see base.yml"
+        "remat_policy='ful': expected one of none, full\nhint: did you mean 'full'? see base.yml"
     )
 
 

@@ -83,8 +83,8 @@ def find_convention(name: str) -> Convention:
     """
     if name not in CONVENTIONS:
         raise UserError(
-            f"convention={name!r} is not known{nearest(name, CONVENTIONS)}; expected one of "
-            f"{', '.join(CONVENTIONS)}"
+            f"convention={name!r} is not known; expected one of {', '.join(CONVENTIONS)}",
+            hint=nearest(name, CONVENTIONS),
         )
     return CONVENTIONS[name]
 

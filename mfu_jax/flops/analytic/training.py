@@ -65,8 +65,8 @@ def _with_adapters(model: Layers, rank: int, targets: tuple[str, ...]) -> Layers
     """LoRA: freezes everything; targets get ``A [inputs, r]`` and ``B [r, outputs]`` beside it."""
     if not targets:
         raise UserError(
-            f"lora_rank={rank} needs lora_targets, the projections that get adapters; for example "
-            f"lora_targets=q_proj,v_proj"
+            f"lora_rank={rank} needs lora_targets, the projections that get adapters",
+            hint="for example lora_targets=q_proj,v_proj",
         )
     open_layers = [layer for layer in model if not _is_frozen_tower(layer)]
     names = {_last(part) for layer in open_layers for part in layer.components if part.inputs}
@@ -225,6 +225,7 @@ def _check_names(key: str, given: tuple[str, ...], known: set[str]) -> None:
     for name in given:
         if name not in known:
             raise UserError(
-                f"{key} names {name!r}, which this model does not have{nearest(name, known)}; it "
-                f"has {', '.join(sorted(known))}"
+                f"{key} names {name!r}, which this model does not have; it has "
+                f"{', '.join(sorted(known))}",
+                hint=nearest(name, known),
             )

@@ -35,7 +35,8 @@ def imported() -> tuple[Any, Any]:
 def _not_installed(why: str) -> UserError:
     return UserError(
         f"--trace builds the PyTorch model, which needs torch and transformers {_OLDEST} or newer "
-        f"({why}); pip install 'mfu-jax[trace-hf]'"
+        f"({why})",
+        hint="run pip install 'mfu-jax[trace-hf]'",
     )
 
 
@@ -64,16 +65,18 @@ def _configuration(config: Mapping[str, Any], transformers: Any) -> Any:
     """The configuration object, of transformers' own class."""
     if "auto_map" in config:
         raise UserError(
-            f"auto_map={shown(config['auto_map'])}: the model is code of its own repository, which "
-            f"is never run here; remove auto_map to count what transformers itself ships as "
-            f"{config.get('model_type')!r}"
+            f"auto_map={shown(config['auto_map'])}: the model is code of its own repository, "
+            "which is never run here",
+            hint="remove auto_map to count what transformers itself ships as "
+            f"{config.get('model_type')!r}",
         )
     kind = str(config.get("model_type"))
     known = transformers.CONFIG_MAPPING
     if kind not in known:
         raise UserError(
-            f"transformers {transformers.__version__} has no model_type {kind[:60]!r}; a newer one "
-            f"may have it; count_model_flops(fn, *args) counts any JAX function"
+            f"transformers {transformers.__version__} has no model_type {kind[:60]!r}; a newer "
+            "one may have it",
+            hint="count_model_flops(fn, *args) counts any JAX function",
         )
     fields = {k: v for k, v in config.items() if k not in ("model_type", *_NOT_THE_MODEL)}
     try:
@@ -94,8 +97,8 @@ def _model_class(settings: Any, transformers: Any) -> Any:
             found = table[type(settings)]
             return found[0] if isinstance(found, tuple) else found
     raise UserError(
-        f"transformers has no model with a language-model head for {settings.model_type!r}; name "
-        f"its class in architectures"
+        f"transformers has no model with a language-model head for {settings.model_type!r}",
+        hint="name its class in architectures",
     )
 
 
@@ -124,8 +127,8 @@ def _built(model_class: Any, settings: Any, attention: str) -> Any:
 def _unusable(kind: str, what: str, error: Exception) -> UserError:
     line = (str(error).strip().splitlines() or [""])[0][:160]
     return UserError(
-        f"the PyTorch model of {kind!r} cannot {what}: {type(error).__name__}: {line}; "
-        f"count_model_flops(fn, *args) counts any JAX function"
+        f"the PyTorch model of {kind!r} cannot {what}: {type(error).__name__}: {line}",
+        hint="count_model_flops(fn, *args) counts any JAX function",
     )
 
 

@@ -125,8 +125,8 @@ def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
         return _tabulate_linen(model, args, kwargs, lengths)
     if not callable(model):
         raise UserError(
-            f"tabulate got {type(model).__name__!r}; expected a Flax module or a function; "
-            "pass the model first and then its arguments: tabulate(model, batch)"
+            f"tabulate got {type(model).__name__!r}; expected a Flax module or a function",
+            hint="pass the model first and then its arguments: tabulate(model, batch)",
         )
     count, flops = count_with_scopes(model, args, kwargs, lengths)
     by_path = {
@@ -227,8 +227,9 @@ def _tabulate_linen(
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} could not be initialised with the given arguments "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); expected the arguments of a "
-            "training step; usually a wrong example argument"
+            f"({type(error).__name__}: {str(error).splitlines()[0]}); expected the arguments "
+            "of a training step",
+            hint="usually a wrong example argument",
         ) from error
     parameters = rest.pop("params", {})
     with linen.intercept_methods(enter):

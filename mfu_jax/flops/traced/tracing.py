@@ -109,8 +109,9 @@ def trace(
     """
     if not callable(fn):
         raise UserError(
-            f"count_model_flops got {type(fn).__name__!r} where a function was expected; "
-            "pass the function and its arguments separately: count_model_flops(step, state, batch)"
+            f"count_model_flops got {type(fn).__name__!r} where a function was expected",
+            hint="pass the function and its arguments separately: count_model_flops(step, "
+            "state, batch)",
         )
     try:
         closed = _trace_jitted(fn, args, kwargs)
@@ -123,11 +124,11 @@ def trace(
         name = getattr(fn, "__name__", type(fn).__name__)
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise UserError(
-            f"{name} could not be traced with the given arguments "
-            f"({type(error).__name__}: {first_line}); expected a function that jax.jit accepts and "
-            "arguments with the shapes and dtypes of a real call; usually a wrong example "
-            "argument, or Python control flow on array values; try "
-            f"jax.eval_shape({name}, …) with the same arguments and fix what it reports"
+            f"{name} could not be traced with the given arguments ({type(error).__name__}: "
+            f"{first_line}); expected a function that jax.jit accepts and arguments with the "
+            "shapes and dtypes of a real call",
+            hint="usually a wrong example argument, or Python control flow on array values; "
+            f"try jax.eval_shape({name}, …) with the same arguments and fix what it reports",
         ) from error
     jaxpr = without_dead_code(closed.jaxpr)
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))

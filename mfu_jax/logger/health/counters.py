@@ -202,9 +202,10 @@ class DcgmCounters:
                 raise LookupError("it has none of these GPUs; is nv-hostengine running?")
         except Exception as error:  # DCGM has its own errors
             raise UserError(
-                f"no hardware counters: {instead}, and DCGM says {error!r}; expected a Hopper GPU "
-                f"or later, or DCGM; usually its Python binding is not on the path; set "
-                f"PYTHONPATH=/usr/share/datacenter-gpu-manager-4/bindings/python3"
+                f"no hardware counters: {instead}, and DCGM says {error!r}; expected a Hopper "
+                "GPU or later, or DCGM",
+                hint="usually its Python binding is not on the path; set "
+                "PYTHONPATH=/usr/share/datacenter-gpu-manager-4/bindings/python3",
             ) from error
 
     def read(self) -> Iterator[tuple[str, float]]:
@@ -232,8 +233,8 @@ class TpuCounters:
             self._monitoring = sdk.tpumonitoring
         except AttributeError as error:
             raise UserError(
-                f"libtpu has no counters ({error}); expected its sdk to have tpumonitoring; "
-                f"usually an old one; run pip install --upgrade 'jax[tpu]'"
+                f"libtpu has no counters ({error}); expected its sdk to have tpumonitoring",
+                hint="usually an old one; run pip install --upgrade 'jax[tpu]'",
             ) from error
 
     def read(self) -> Iterator[tuple[str, float]]:

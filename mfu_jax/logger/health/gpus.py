@@ -96,16 +96,16 @@ class Gpus:
         except nvml.NVMLError as error:
             raise UserError(
                 f"NVIDIA's management library (NVML) says {str(error)!r} of GPU "
-                f"{', '.join(names)}; expected its power and clocks; usually a container "
-                f"without the driver's utilities; start it with "
-                f"NVIDIA_DRIVER_CAPABILITIES=compute,utility, or pass gpu_period_seconds=0"
+                f"{', '.join(names)}; expected its power and clocks",
+                hint="usually a container without the driver's utilities; start it with "
+                "NVIDIA_DRIVER_CAPABILITIES=compute,utility, or pass gpu_period_seconds=0",
             ) from error
         for kind, model in zip(kinds, own, strict=False):
             if len(models) > 1 and not kind.startswith(model):
                 raise UserError(
-                    f"CUDA's GPU is a {kind!r}, that of this number in NVML a {model!r}; expected "
-                    f"the same; CUDA numbers the fastest first; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
-                    f"or the UUIDs in CUDA_VISIBLE_DEVICES"
+                    f"CUDA's GPU is a {kind!r}, that of this number in NVML a {model!r}; "
+                    "expected the same; CUDA numbers the fastest first",
+                    hint="set CUDA_DEVICE_ORDER=PCI_BUS_ID, or the UUIDs in CUDA_VISIBLE_DEVICES",
                 )
 
     def read(self) -> list[GpuReading]:

@@ -70,8 +70,8 @@ def _job_of_jax() -> JobMember | None:
         return JobMember(process, count, is_on_cpu, store, f"mfu_jax/hosts/{number}")
     if count > 1 and process == 0:
         _log.warning(
-            "slow and missing hosts are not named: the %d processes have no store; expected "
-            "jax.distributed.initialize()",
+            "slow and missing hosts are not named: the %d processes have no store\nhint: "
+            "call jax.distributed.initialize() first",
             count,
         )
     return None
@@ -235,7 +235,8 @@ def _answering() -> Iterator[None]:
         yield
     except Exception as error:
         raise UserError(
-            f"the processes' store failed ({first_line(error)}); expected it to answer until the "
-            f"logger is closed; usually process 0 has ended, or jax.distributed was shut down "
-            f"before; close the logger first, or pass host_log_period=0"
+            f"the processes' store failed ({first_line(error)}); expected it to answer until "
+            "the logger is closed",
+            hint="usually process 0 has ended, or jax.distributed was shut down before; close "
+            "the logger first, or pass host_log_period=0",
         ) from error

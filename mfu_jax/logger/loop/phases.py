@@ -150,8 +150,9 @@ class PhaseBook:
         """A new phase."""
         if not name or "/" in name:
             raise UserError(
-                f"phase name {name!r} is not usable; expected a word without a slash; usually an "
-                f"empty string or a path; the metrics are named phase/<name>/seconds and so on"
+                f"phase name {name!r} is not usable; expected a word without a slash",
+                hint="usually an empty string or a path; the metrics are named "
+                "phase/<name>/seconds and so on",
             )
         return Phase(self, name, cost, self._clock)
 
@@ -160,8 +161,8 @@ class PhaseBook:
         outer = self._open.get(type(span))
         if outer is not None and not self.boundary.failures:  # a failure may have kept it open
             raise UserError(
-                f"{span} was entered inside {outer}; expected one after the other; usually "
-                f"{span.usually}"
+                f"{span} was entered inside {outer}; expected one after the other",
+                hint=f"usually {span.usually}",
             )
         self._open[type(span)] = span
 
@@ -175,7 +176,8 @@ class PhaseBook:
             self._is_full = True
             _log.warning(
                 "%d phases since the last recorded step, now %r; the oldest are left out; expected "
-                "a step around them; usually no step is recorded; put `with logger.step():` around "
+                "a step around them\n"
+                "hint: usually no step is recorded; put `with logger.step():` around "
                 "the phases of one step",
                 _MOST_PHASES,
                 phase.name,

@@ -49,21 +49,23 @@ class StepNumbers:
         if steps > 1 and step < self._start_step:
             raise UserError(
                 f"steps {step} to {step + steps - 1} were recorded; expected none before "
-                f"{self._start_step}, the start_step; usually the number of the call's first step "
-                f"was given, or of the call; pass the number of its last step"
+                f"{self._start_step}, the start_step",
+                hint="usually the number of the call's first step was given, or of the call; "
+                "pass the number of its last step",
             )
         if self.last < self._start_step:
             raise UserError(
-                f"step {step} was recorded first; expected {self._start_step}, the start_step, or "
-                f"a later one; usually start_step was not set on a resume; pass start_step={step}"
+                f"step {step} was recorded first; expected {self._start_step}, the start_step, "
+                "or a later one",
+                hint=f"usually start_step was not set on a resume; pass start_step={step}",
             )
         self.has_gone_back = True
         self._times += 1
         if self._times <= _MAX_REPORTS:
             _log.warning(
                 "step %d was recorded after step %d: the loop went back, as after a restored "
-                "checkpoint; what came from step %d on counts as lost; if it did not go back, "
-                "record each step once",
+                "checkpoint; what came from step %d on counts as lost\nhint: if it did not go "
+                "back, record each step once",
                 step,
                 self.last,
                 step,
@@ -73,8 +75,9 @@ class StepNumbers:
 def after_close(step: int) -> UserError:
     """The error for a step recorded after the logger was closed."""
     return UserError(
-        f"step {step} was recorded after close(); expected all steps before; usually the `with` "
-        f"block of the logger ends before the loop does; close it after the loop"
+        f"step {step} was recorded after close(); expected all steps before",
+        hint="usually the `with` block of the logger ends before the loop does; close it after "
+        "the loop",
     )
 
 
@@ -94,8 +97,8 @@ def whole_number(step: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     raise UserError(
-        f"step {printable(repr(step)[:100])} is no whole number; expected 0, 1, 2, …; usually the "
-        f"name of a file, or metrics and step were exchanged; pass int(step)"
+        f"step {printable(repr(step)[:100])} is no whole number; expected 0, 1, 2, …",
+        hint="usually the name of a file, or metrics and step were exchanged; pass int(step)",
     )
 
 
@@ -107,7 +110,8 @@ def number_of_steps(steps: Any) -> int:
     """
     if (number := whole_number(steps)) < 1:
         raise UserError(
-            f"steps={number}: expected at least 1, as many as one call ran; leave it out for one"
+            f"steps={number}: expected at least 1, as many as one call ran",
+            hint="leave it out for one",
         )
     return number
 
@@ -116,6 +120,7 @@ def number_of_steps(steps: Any) -> int:
 def _say_that_it_waits() -> None:
     _log.warning(
         "record(step) was given an array of the device, such as state.step; reading it waits for "
-        "the step just dispatched, so the device idles between the steps; pass the loop's own "
+        "the step just dispatched, so the device idles between the steps\n"
+        "hint: pass the loop's own "
         "counter, an int"
     )

@@ -78,7 +78,8 @@ class LoopThread:
     def _say(self, what: str, owner: threading.Thread) -> None:
         _log.warning(
             "%s of thread %r is not logged: thread %r runs the loop; expected one thread for each "
-            "logger; usually an actor and a learner share a logger, or an instrumented function is "
+            "logger\n"
+            "hint: usually an actor and a learner share a logger, or an instrumented function is "
             "called in jax.debug.callback or io_callback; give each thread its own MetricLogger, "
             "or call it from the loop",
             what,

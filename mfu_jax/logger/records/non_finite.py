@@ -62,7 +62,8 @@ class LossWatch:
             self._has_warned = True
             key = "abort_on_nan_loss" if math.isnan(loss) else "abort_on_inf_loss"
             _log.warning(
-                "THE LOSS OF STEP %d IS %s; the run goes on, and this is said once; usually the "
+                "THE LOSS OF STEP %d IS %s; the run goes on, and this is said once\n"
+                "hint: usually the "
                 "learning rate is too high, or a division by zero; pass %s=True to stop there",
                 step,
                 loss,

@@ -67,8 +67,9 @@ class StepCost:
             if not math.isfinite(value) or value < 0 or (is_divisor and value == 0):
                 raise UserError(
                     f"{field.name}={value} is impossible: expected a finite number "
-                    f"{'above' if is_divisor else 'of at least'} 0; usually a wrong unit, or a "
-                    f"lookup that failed; pass the number of one device, or None if not known"
+                    f"{'above' if is_divisor else 'of at least'} 0",
+                    hint="usually a wrong unit, or a lookup that failed; pass the number of "
+                    "one device, or None if not known",
                 )
 
     @property

@@ -193,7 +193,8 @@ class Follower:
         if is_on_disk:
             self._fall_behind()
             _log.warning(
-                "%s lacks %d records, which the run log has; the next run that resumes writes "
+                "%s lacks %d records, which the run log has\n"
+                "hint: the next run that resumes writes "
                 "them, or mfu-jax replay %s --sink NAME does",
                 self.name,
                 lacks,

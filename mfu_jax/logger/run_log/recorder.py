@@ -182,8 +182,8 @@ class Recorder:
                 follower.has_hung = not done.is_set()
         if late := [f.name for f in self._followers if f.has_hung and f not in known]:
             _log.warning(
-                "metrics were not all written within %.0f s: %s; training goes on; usually a disk "
-                "or network that hangs",
+                "metrics were not all written within %.0f s: %s; training goes on\nhint: usually a "
+                "disk or network that hangs",
                 limit_seconds,
                 ", ".join(late),
             )

@@ -130,7 +130,8 @@ class RecorderThread:
             self._is_stuck = True
             logger.warning(
                 "making records is stuck or too slow: %d steps wait; training goes on, the oldest "
-                "steps are left out; usually a metric that is a slow function, or an output that "
+                "steps are left out\n"
+                "hint: usually a metric that is a slow function, or an output that "
                 "never gets ready",
                 self._size,
             )

@@ -122,8 +122,9 @@ def make_sink(name: str, *args: Any, **options: Any) -> Sink:
     if sink is None:
         known = sorted({*SINKS, *OURS})
         raise UserError(
-            f"unknown sink {name!r}{nearest(name, known)}; the sinks are "
-            f"{', '.join(known)}; more can be added with mfu_jax.sinks.register_sink"
+            f"unknown sink {name!r}; the sinks are {', '.join(known)}; more can be added with "
+            "mfu_jax.sinks.register_sink",
+            hint=nearest(name, known),
         )
     return sink(*args, **options)
 

@@ -52,7 +52,8 @@ class ConsoleSink(Sink):
     ) -> None:
         if line not in LINES:
             raise UserError(
-                f"console_line={line!r}{nearest(line, LINES)}; expected {', '.join(LINES)}"
+                f"console_line={line!r}; expected {', '.join(LINES)}",
+                hint=nearest(line, LINES),
             )
         paper = _Paper.of(stream or sys.stdout)
         self._stream = stream

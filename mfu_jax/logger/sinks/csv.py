@@ -62,7 +62,8 @@ class CsvSink(AppendOnlySink):
         if "step" not in self._columns:
             raise UserError(
                 f"csv_file {str(self.path)!r} has no column 'step'; expected the table of the "
-                f"run that is resumed; usually another table's path; give another csv_file"
+                "run that is resumed",
+                hint="usually another table's path; give another csv_file",
             )
         step_of = functools.partial(_step_of, self._columns.index("step"))
         self.missing, _ = cut_back(self.path, step_of, step, has_header=True)

@@ -96,9 +96,9 @@ def _check_head(path: Path) -> None:
         head = lines.readline()
     if head.endswith(b"\n") and _step_of(head) == BROKEN:
         raise UserError(
-            f"metrics_file {str(path)!r} does not start with a step's JSON object; expected the "
-            f"file of the run that is resumed; usually another file's path; give another "
-            f"metrics_file or move this one away"
+            f"metrics_file {str(path)!r} does not start with a step's JSON object; expected "
+            "the file of the run that is resumed",
+            hint="usually another file's path; give another metrics_file or move this one away",
         )
 
 

@@ -195,9 +195,9 @@ class PrometheusSink(Sink):
                 self.port = self._server.server_port
             except (OSError, OverflowError) as error:
                 raise UserError(
-                    f"{address}:{port} cannot be served ({getattr(error, 'strerror', '') or error})"
-                    f"; expected a free port; usually another run on this machine uses it; pass "
-                    f"another port"
+                    f"{address}:{port} cannot be served "
+                    f"({getattr(error, 'strerror', '') or error}); expected a free port",
+                    hint="usually another run on this machine uses it; pass another port",
                 ) from error
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
@@ -239,9 +239,10 @@ def _checked_textfile(textfile: str | os.PathLike[str]) -> Path | None:
     path = check_path(textfile, "textfile")
     if isinstance(path, Address) or path.suffix != ".prom" or not path.parent.is_dir():
         raise UserError(
-            f"textfile={os.fspath(textfile)!r}: expected a name that ends in .prom, in a folder of "
-            f"this machine; node exporter reads no others; usually the folder is missing; make it, "
-            f"and pass it to node_exporter --collector.textfile.directory"
+            f"textfile={os.fspath(textfile)!r}: expected a name that ends in .prom, in a "
+            "folder of this machine; node exporter reads no others",
+            hint="usually the folder is missing; make it, and pass it to node_exporter "
+            "--collector.textfile.directory",
         )
     return path
 
@@ -263,6 +264,7 @@ def _opened(service: str, start: Callable[[], Any]) -> Any:
     except Exception as error:
         raise UserError(
             f"{service} could not start a run ({first_line(error)}); expected an account and a "
-            f"server that answers; usually no login, or an argument of another version; log in, "
-            f"or leave the sink out"
+            "server that answers",
+            hint="usually no login, or an argument of another version; log in, or leave the "
+            "sink out",
         ) from error

@@ -40,6 +40,13 @@ def default_folder() -> Path:
     return Path(base, "mfu_jax", "plans")
 
 
+def chosen_folder(values: Mapping[str, str]) -> Path | None:
+    """The folder that the key ``cache`` names; the default one without it; empty: None."""
+    if "cache" not in values:
+        return default_folder()
+    return Path(values["cache"]) if values["cache"] else None
+
+
 def compile_cached(
     request: Request,
     *,
@@ -118,8 +125,8 @@ def installed_versions(python: str) -> Mapping[str, str]:
         return dict(json.loads(said.stdout))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise UserError(
-            f"{python} does not answer ({first_line(error)}); expected a Python interpreter; "
-            "usually a wrong path; pass maxtext_python=…"
+            f"{python} does not answer ({first_line(error)}); expected a Python interpreter",
+            hint="usually a wrong path; pass maxtext_python=…",
         ) from None
 
 

@@ -325,8 +325,9 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
     chip = request.target.chip.name
     if code is None:
         raise UserError(
-            f"compiling for {chip} took over {limits.seconds:.0f} s; usually a large program on "
-            "few cores; pass compile_seconds=… or plan fewer layers"
+            f"compiling for {chip} took over {limits.seconds:.0f} s",
+            hint="usually a large program on few cores; pass compile_seconds=… or plan fewer "
+            "layers",
         )
     last = _last_line(log)
     if flags := _unknown_flags(log):
@@ -339,20 +340,23 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
         raise UnknownOptionError(f"MaxText does not know the key {key[1]}", key[1])
     if "No module named 'maxtext'" in log:
         raise NoCompilerError(
-            f"{request.python} has no MaxText; pip install 'maxtext[tpu]' there (Python 3.12 or "
-            "newer), or pass maxtext_python=…"
+            f"{request.python} has no MaxText",
+            hint="run pip install 'maxtext[tpu]' there (Python 3.12 or newer), or pass "
+            "maxtext_python=…",
         )
     for missing, extra in _NO_COMPILER:
         if missing.search(log):
             raise NoCompilerError(
-                f"{request.python} has no compiler for {chip}; pip install 'mfu_jax[{extra}]'"
+                f"{request.python} has no compiler for {chip}",
+                hint=f"run pip install 'mfu-jax[{extra}]'",
             )
     has_no_stack = limits.memory_bytes > 0 and _NO_THREAD.search(log)  # thread stacks count
     if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL or has_no_stack:
         how = "was killed, probably as it " if code == -signal.SIGKILL else ""
         raise UserError(
-            f"compiling for {chip} {how}ran out of host memory ({_allowed(limits)}); usually a "
-            "program that is not scanned; pass a larger compile_gib=…, or plan fewer layers"
+            f"compiling for {chip} {how}ran out of host memory ({_allowed(limits)})",
+            hint="usually a program that is not scanned; pass a larger compile_gib=…, or plan "
+            "fewer layers",
         )
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
     if code < 0 and limits.memory_bytes:  # often a null pointer

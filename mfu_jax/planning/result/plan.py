@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a plan is data: what makes its parts is imported by `planne
     from mfu_jax.planning.step_time.schedule import PipelineTicks
 
 _DAY = 86400.0
+UNITS = ("matmul", "vector", "kernel", "copy", "host")  # causes that are no transfers
 _MUCH_AGAIN = 0.01  # of the executed FLOPs
 
 
@@ -73,7 +74,8 @@ class Plan:
         tokens_per_sec_per_chip: predicted rate.
         time_by_cause: seconds of the prediction by cause; they sum to it.
         ops: the prediction by groups of instructions: rows of ``scope``, ``phase``, ``kind``,
-            ``seconds``, ``runs``, ``flops`` and ``hbm_bytes``, longest first; they sum to it, too.
+            ``seconds``, ``runs``, ``flops``, ``hbm_bytes`` and ``instructions`` (their seconds by
+            name), longest first; they sum to it, too.
         bound_by_resource: seconds that each resource is busy at its peak.
         collectives: rows of ``kind`` (with its mesh axes and link), ``seconds``,
             ``hidden_seconds``, ``exposed_seconds``.
@@ -86,7 +88,8 @@ class Plan:
         days: days that `tokens` take at the predicted rate.
         cost: cost of `tokens` at `price`.
         clock_state: at which MFU's peak holds, and which a run must set; empty if there is one.
-        notes: what the plan could not see.
+        another_program: what was asked for and is not planned, if that makes it another program.
+        notes: what the plan could not see, with `with_lost` first what may change its time most.
     """
 
     target: str
@@ -122,6 +125,7 @@ class Plan:
     days: float | None = None
     cost: float | None = None
     clock_state: str = ""
+    another_program: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -155,6 +159,19 @@ class Plan:
         """Returns the plan with notes added."""
         return replace(self, notes=(*self.notes, *notes))
 
+    def with_lost(self, other_work: Sequence[str], details: Sequence[str]) -> Plan:
+        """Returns the plan of a step that is only near to the one that was asked for.
+
+        Args:
+            other_work: what makes it another program.
+            details: what else is not followed, the largest effect first; notes before the others.
+        """
+        return replace(
+            self,
+            another_program=(*self.another_program, *other_work),
+            notes=(*details, *self.notes),
+        )
+
     def __str__(self) -> str:
         """The plan as one screen of text."""
         from mfu_jax.planning.result.rendering import render
@@ -180,6 +197,12 @@ class Plan:
             total = f"predicted step, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
             rows.append((total, seconds_text(whole), percent(1.0)))
         return fragment(title, ("seconds of a step", "time", "share"), rows, notes=self.notes)
+
+
+def another_program(plan: Plan) -> str:
+    """What a plan's first line begins with: that it is another program's; empty if it is not."""
+    missing = "; ".join(plan.another_program)
+    return f"another program's plan, without {missing}: " if missing else ""
 
 
 def is_much_recomputed(again: int, executed: int) -> bool:

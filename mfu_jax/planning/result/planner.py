@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
-from mfu_jax.planning.result.plan import Plan, StepWork, is_much_recomputed
+from mfu_jax.planning.result.plan import UNITS, Plan, StepWork, is_much_recomputed
 from mfu_jax.planning.step_time import compared_runs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import without_skipped_rows
@@ -31,7 +31,6 @@ from mfu_jax.util.formatting import percent
 _PRINTED = 2**30 // 200  # half of the last digit of the limit that a compiler prints
 _JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a few metrics
-_UNITS = ("matmul", "vector", "kernel", "copy", "host")  # not transfers between devices
 
 
 def _refused(target: Target, refusal: TooLarge, work: StepWork | None) -> Plan:
@@ -66,6 +65,7 @@ def make_plan(
     work: StepWork | None = None,
     efficiencies: Efficiencies | None = None,
     residuals: tuple[float, float] | None = None,
+    flags: Sequence[str] | None = None,
 ) -> Plan:
     """Plans a compiled program.
 
@@ -76,6 +76,7 @@ def make_plan(
         efficiencies: shares of the chip's peaks; defaults to `Efficiencies()`.
         residuals: range of measured / predicted time for nine of ten runs; by default from
             compared_runs.yml, for models with experts, or without, as this one is.
+        flags: the measured run's compiler flags, which set its clock state; None: there is no run.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
@@ -137,7 +138,7 @@ def make_plan(
             *_notes(costs, memory),
             *host_notes(costs, target),
             *_gpu_memory(memory, target),
-            *_clock(target.chip),
+            *_clock(target.chip, flags),
         ),
         **_rates(costs, target, work, bound, seconds),
     )
@@ -171,8 +172,11 @@ def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
     )
 
 
-def _clock(chip: Chip) -> tuple[str, ...]:
-    """A note on the clock state that a run must set."""
+def _clock(chip: Chip, flags: Sequence[str] | None) -> tuple[str, ...]:
+    """A note on the clock state that a run must set, or on the one that this run had."""
+    if flags is not None:
+        note = chip.clock_note(chip.clock_set_by(" ".join(flags)))
+        return (note,) if note else ()
     if not chip.clock_state:
         return ()
     return (
@@ -211,12 +215,14 @@ def _ops(
 ) -> tuple[dict[str, Any], ...]:
     """The predicted time by scope, phase and kind of instruction, with their work."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    none = {"seconds": 0.0, "runs": 0, "flops": 0, "hbm_bytes": 0}
     for name, seconds in line.by_op.items():
         record = costs.records.get(name)
         key = (record.scope, record.phase, kind_of(record, mesh)) if record else ("", "", name)
-        row = rows.setdefault(key, {"seconds": 0.0, "runs": 0, "flops": 0, "hbm_bytes": 0})
+        row = rows.setdefault(key, {**none, "instructions": {}})
         row["seconds"] += seconds
         if record:
+            row["instructions"][name] = seconds
             row["runs"] += record.runs
             row["flops"] += record.runs * record.flops
             row["hbm_bytes"] += record.runs * record.hbm_bytes
@@ -229,7 +235,7 @@ def _collectives(line: PredictedTime) -> tuple[dict[str, Any], ...]:
     for kind, seconds in sorted(line.transfers.items(), key=lambda pair: -pair[1]):
         exposed = line.by_cause.get(kind, 0.0)
         hidden = max(0.0, seconds - exposed)  # a wait may also be for the link
-        if kind not in _UNITS:
+        if kind not in UNITS:
             times = {"seconds": seconds, "hidden_seconds": hidden, "exposed_seconds": exposed}
             rows.append({"kind": kind, **times})
     return tuple(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.result.plan import Plan, another_program
 from mfu_jax.verdict import LikeRuns, NextStep, TimeLoss, Verdict
 
 _GIB = 2**30
@@ -19,6 +19,7 @@ def plan_verdict(plan: Plan, like_runs: LikeRuns | None = None) -> Verdict:
         plan: the plan.
         like_runs: published runs of such a model on these chips.
     """
+    fits = "fits" if plan.fits else "does NOT fit"
     used, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
     size = f", {used / _GIB:,.2f} of {limit / _GIB:,.2f} GiB" if used and limit else ""
     step = plan.step_time_seconds
@@ -38,7 +39,7 @@ def plan_verdict(plan: Plan, like_runs: LikeRuns | None = None) -> Verdict:
         helpful = [NextStep(text=_SMALLER)]
     return Verdict(
         kind="plan",
-        finding=f"{plan.target}: {'fits' if plan.fits else 'does NOT fit'}{size}",
+        finding=f"{another_program(plan)}{plan.target}: {fits}{size}",
         passed=plan.fits,
         mfu=plan.mfu,
         hfu=plan.hfu,

@@ -6,15 +6,15 @@ has them for what XLA's cycle estimates do not cover.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.costs.types import Collective
 from mfu_jax.flops.executed.mesh_axes import named_axes
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.planning.step_time import links
+from mfu_jax.planning.step_time import links, nccl
 from mfu_jax.planning.step_time.gpu_kernels import (
     LAUNCH_SECONDS,
     attention_share,
@@ -26,8 +26,6 @@ from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, visited_shar
 from mfu_jax.planning.step_time.uncounted_attention import half_of_all_pairs, head_width
 from mfu_jax.planning.targets import Target
 
-# Per call: what 2 MB on eight H100 take beyond their bytes in XLA's table (`Efficiencies.nvlink`).
-_NCCL_SECONDS = 25e-6
 HOST = "host_gbps_per_device"
 HOST_LANES = ("host up", "host down")  # both directions of the bus work at once
 _TAKEN_HOST = "host_gbps_taken"
@@ -78,7 +76,7 @@ class Efficiencies:
         hbm: of the memory bandwidth; not fitted.
         link: of the bandwidth of a TPU's link, and of the data-center network; not fitted.
         nvlink: of NVLink's bandwidth: all-gathers of 0.25 to 2 GB on eight H100, from XLA's table
-            of collectives (openxla/xla, default_collective_perf_table.txtpb).
+            of collectives (openxla/xla, default_collective_perf_table.txtpb); others in `nccl`.
         host: of the bandwidth between HBM and host memory: 28.4 GB/s to a v6e, 29.4 from it, in
             openxla/xprof's trace of four (tests/data).
         cycles: time at the nominal clock / time of XLA's estimated cycles.
@@ -149,14 +147,26 @@ class Durations:
     def _exchange(self, record: InstructionRecord, collective: Collective) -> Duration:
         group = record.device_groups[0] if record.device_groups else ()
         link = links.route(self.target, group, collective.group_size).link
-        share = self.efficiencies.nvlink if link == "nvlink" else self.efficiencies.link
-        seconds = links.seconds(collective, group, self.target) / share
-        if seconds and self.target.platform == "cuda":
-            seconds += _NCCL_SECONDS
+        if self.target.platform == "cuda":
+            seconds = self._by_nccl(collective, group)
+        else:
+            seconds = links.seconds(collective, group, self.target) / self.efficiencies.link
         lanes = links.lanes(collective, record.device_groups, link)
         axes = named_axes(record, self.mesh)
         over = f" over {axes}" if axes else ""
         return Duration(f"{collective.kind}{over} on {link}", seconds, lanes)
+
+    def _by_nccl(self, collective: Collective, group: Sequence[int]) -> float:
+        size = collective.group_size or self.target.devices
+        gbps = self.target.chip.interconnect
+        if size < 2:
+            return 0.0
+        return nccl.seconds(
+            replace(collective, group_size=size),
+            hosts=links.parts(self.target, group, size),
+            nvlink_bytes_per_sec=gbps["nvlink_gbps"] * 1e9 * self.efficiencies.nvlink,
+            network_bytes_per_sec=gbps["dcn_gbps_per_device"] * 1e9 * self.efficiencies.link,
+        )
 
     def _on_device(self, record: InstructionRecord) -> Iterator[Duration]:
         if message := links.between_slices(record, self.target):

@@ -1,4 +1,4 @@
-"""Time of a collective on a TPU's torus, on NVLink, or between slices and hosts.
+"""Time of a collective on a TPU's torus or between its slices, and the least time on GPUs.
 
 Ring algorithms, as derived in the JAX scaling book (jax-ml/scaling-book, "Sharded matrices"): an
 all-gather moves its whole result through each device's links once, an all-reduce twice; an
@@ -48,7 +48,7 @@ def route(target: Target, group: Sequence[int], size: int) -> Route:
         size: devices in the group.
     """
     links = target.chip.interconnect
-    if _parts(target, group, size) > 1:
+    if parts(target, group, size) > 1:
         bandwidth = links["dcn_gbps_per_device"] * 1e9
         return Route(link="dcn", bytes_per_sec=bandwidth, hops=2)
     if target.platform == "cuda":
@@ -56,7 +56,7 @@ def route(target: Target, group: Sequence[int], size: int) -> Route:
     return _torus(target, size)
 
 
-def _parts(target: Target, group: Sequence[int], size: int) -> int:
+def parts(target: Target, group: Sequence[int], size: int) -> int:
     """Number of slices, or of GPU hosts, that a group spans."""
     gpus = target.platform == "cuda"
     within = target.shape[-1] if gpus else target.devices // target.slices
@@ -89,17 +89,19 @@ def _spanned(shape: Sequence[int], chips: int) -> tuple[int, ...]:
 
 
 def seconds(collective: Collective, group: Sequence[int], target: Target) -> float:
-    """Time of one run of a collective with nothing else on its links."""
+    """Time of one run of a collective with nothing else on its links, at their full bandwidth."""
     size = collective.group_size or target.devices
     if size < 2:
         return 0.0
+    if target.platform == "cuda":
+        return _least_on_gpus(collective, size, parts(target, group, size), target)
     way = route(target, group, size)
     if collective.kind == "collective-permute":
         one_link = target.chip.interconnect.get("ici_gbps_per_link", 0) * 1e9
         bandwidth = one_link if way.link == "ici" else way.bytes_per_sec
         return collective.bytes / bandwidth + _HOP_SECONDS
     if way.link == "dcn" and not collective.kind.endswith("all-to-all"):
-        return _over_network(collective, _parts(target, group, size), way, target)
+        return _over_network(collective, parts(target, group, size), way, target)
     if way.ring > 1 and collective.kind.endswith("all-to-all"):
         one_link = target.chip.interconnect["ici_gbps_per_link"] * 1e9
         return collective.bytes * way.ring / 8 / one_link + way.hops * _HOP_SECONDS
@@ -107,16 +109,30 @@ def seconds(collective: Collective, group: Sequence[int], target: Target) -> flo
     return moved / way.bytes_per_sec + way.hops * _HOP_SECONDS
 
 
+def _least_on_gpus(collective: Collective, size: int, hosts: int, target: Target) -> float:
+    """What no algorithm beats: a switch that reduces (NVLink SHARP) sends each byte once.
+
+    `nccl` has the time that NCCL's take.
+    """
+    links = target.chip.interconnect
+    within = size // hosts or 1
+    moved = collective.bytes if collective.kind == "collective-permute" else 0.0
+    if hosts == 1:
+        return (moved or collective.bytes * (size - 1) / size) / (links["nvlink_gbps"] * 1e9)
+    moved = moved or collective.bytes / within * (hosts - 1) / hosts
+    return moved / (links["dcn_gbps_per_device"] * 1e9)
+
+
 def _crossings(collective: Collective) -> float:
     """How many times one device's buffer crosses its links."""
     return 2.0 if collective.kind == "all-reduce" else 1.0
 
 
-def _over_network(collective: Collective, parts: int, way: Route, target: Target) -> float:
+def _over_network(collective: Collective, slices: int, way: Route, target: Target) -> float:
     """Time within each slice or host plus between them: each device sends only its share."""
-    inside = max(1, (collective.group_size or target.devices) // parts)
+    inside = max(1, (collective.group_size or target.devices) // slices)
     within = dataclasses.replace(collective, group_size=inside)
-    between = collective.bytes / inside * _crossings(collective) * (parts - 1) / parts
+    between = collective.bytes / inside * _crossings(collective) * (slices - 1) / slices
     return seconds(within, (), target) + between / way.bytes_per_sec + way.hops * _HOP_SECONDS
 
 

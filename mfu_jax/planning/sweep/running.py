@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation.compiling import NoCompilerError
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.sweep.outcomes import (
@@ -98,7 +98,7 @@ def run(sweep: Sweep, progress: Callable[[str], None] = lambda line: None) -> Sw
     failures, notes = _compile_points(sweep, search, progress)
     if failures and not search.outcomes:
         raise UserError(f"no point could be compiled; the first: {next(iter(failures.values()))}")
-    rows = _with_pareto([_row(point, search, reasons, failures) for point in sweep.points])
+    rows = with_pareto([_row(point, search, reasons, failures) for point in sweep.points])
     best = search.best()
     winner = None if best is None else rows[list(sweep.points).index(best)]
     return SweepResult(
@@ -137,7 +137,7 @@ def _compile_points(
         except NoCompilerError:
             raise
         except UserError as error:
-            failures[point] = str(error)
+            failures[point] = first_line(error)
             search.fail(point)
         longest = max(longest, sweep.monotonic() - began)
     return failures, ()
@@ -199,7 +199,7 @@ def _by_flops(point: SweepPoint, fits: bool | None, search: Search) -> SweepRow 
     )
 
 
-def _with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
+def with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
     """Marks the points that fit and that no other point beats in memory and time per token."""
     candidates = [r for r in rows if r.fits and r.memory_peak_bytes and speed(r)]
 

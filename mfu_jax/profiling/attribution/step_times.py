@@ -7,14 +7,13 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mfu_jax.errors import UserError
 from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.attribution.device_times import DeviceTime, OneDevice, OpTime, on_one_device
 from mfu_jax.profiling.attribution.host_time import HostSums, HostTime
 from mfu_jax.profiling.attribution.host_work import ClassifiedEvents
 from mfu_jax.profiling.attribution.step_windows import (
-    NO_STEPS,
     main_program,
+    no_steps,
     versions_of,
     window_of,
 )
@@ -114,7 +113,7 @@ def measure(devices: Sequence[tuple[DeviceTimeline, HostThreads]], join: Join) -
         named = with_callbacks(with_instructions(timeline, join), host, join)
         found.append(on_one_device(named, thread, events, window, versions, join, host.transfers))
     if not found:
-        raise UserError(NO_STEPS)
+        raise no_steps()
     return _mean(found, devices[0][0], main, versions)
 
 

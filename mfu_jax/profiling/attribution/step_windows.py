@@ -16,10 +16,14 @@ from mfu_jax.profiling.timeline.time_attribution import FloatArray
 from mfu_jax.profiling.trace.wire import IntArray
 
 _PICOSECONDS = 1e12
-NO_STEPS = (
-    "the trace has ops but no whole steps; usually it was cut short, or another tool wrote it; "
-    "trace again with mfu_jax.profile"
-)
+
+
+def no_steps() -> UserError:
+    """The error for a trace without a whole step."""
+    return UserError(
+        "the trace has ops but no whole steps",
+        hint="usually it was cut short, or another tool wrote it; trace again with mfu_jax.profile",
+    )
 
 
 class Window(NamedTuple):
@@ -58,7 +62,7 @@ def main_program(timelines: Sequence[DeviceTimeline], join: Join) -> Program:
         for program, length in zip(runs.programs, (runs.ends - runs.starts).tolist(), strict=True):
             seconds[program] += length
     if not seconds:
-        raise UserError(NO_STEPS)
+        raise no_steps()
     named = [program for program in seconds if program.module]  # kernels may have no program
     dumped = [program for program in named if join.has_dump(program)]
     return max(dumped or named or seconds, key=lambda program: seconds[program])

@@ -38,6 +38,7 @@ class TimeChange:
         flops: matmul FLOPs, before and after.
         hbm_bytes: bytes to and from memory, before and after.
         runs: runs, before and after.
+        op: the instruction, if it is one that both have under this name.
     """
 
     scope: str
@@ -49,6 +50,7 @@ class TimeChange:
     flops: tuple[int, int] = (0, 0)
     hbm_bytes: tuple[int, int] = (0, 0)
     runs: tuple[float, float] = (0.0, 0.0)
+    op: str = ""
 
     @property
     def seconds(self) -> float:
@@ -185,8 +187,10 @@ def _ops(before: MeasuredStep, after: MeasuredStep) -> Iterator[TimeChange]:
         yield change_of(key, was, now, _why(was, now))
 
 
-def change_of(key: GroupKey, was: OpSums, now: OpSums, why: dict[str, float]) -> TimeChange:
-    """The change of a group: scope, phase and kind."""
+def change_of(
+    key: GroupKey, was: OpSums, now: OpSums, why: dict[str, float], op: str = ""
+) -> TimeChange:
+    """The change of a group (scope, phase and kind), or of an op of it."""
     return TimeChange(
         scope=key[0],
         phase=key[1],
@@ -197,6 +201,7 @@ def change_of(key: GroupKey, was: OpSums, now: OpSums, why: dict[str, float]) ->
         flops=(round(was.flops), round(now.flops)),
         hbm_bytes=(round(was.hbm_bytes), round(now.hbm_bytes)),
         runs=(was.runs, now.runs),
+        op=op,
     )
 
 

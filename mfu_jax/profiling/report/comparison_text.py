@@ -1,15 +1,11 @@
-"""Two profiles, or a plan and a profile, as text for the terminal."""
+"""Two profiles as text for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from mfu_jax.profiling.report.comparison import Comparison, TimeChange
 from mfu_jax.util.formatting import columns, percent, readable, seconds_text, short
-
-if TYPE_CHECKING:
-    from mfu_jax.profiling.report.plan_gap import PlanGap
 
 
 def render_comparison(comparison: Comparison, *, top: int = 15) -> str:
@@ -19,27 +15,11 @@ def render_comparison(comparison: Comparison, *, top: int = 15) -> str:
         comparison: the two profiles.
         top: rows per table; 0: all.
     """
-    reasons = [("why", "seconds"), *_sums(comparison.by_reason(), top)]
-    scopes = [("by scope", "seconds"), *_sums(comparison.by_scope(), top)]
-    changes = _changes(comparison.changes, top)
+    reasons = [("why", "seconds"), *sums(comparison.by_reason(), top)]
+    scopes = [("by scope", "seconds"), *sums(comparison.by_scope(), top)]
+    changes = changes_table(comparison.changes, top)
     parts = [_head(comparison), columns(reasons), columns(scopes), changes]
     return "\n\n".join("\n".join(part) for part in parts)
-
-
-def render_gap(gap: PlanGap, *, top: int = 15) -> str:
-    """What a step takes beyond its plan, by cause and by op.
-
-    Args:
-        gap: the plan beside the profile.
-        top: rows per table; 0: all.
-    """
-    planned, measured = gap.planned_seconds, gap.measured_seconds
-    head = (
-        f"gap to the plan for {gap.target}: planned {seconds_text(planned)}, measured "
-        f"{seconds_text(measured)}, {signed(measured - planned)}"
-    )
-    causes = columns([("cause", "seconds"), *_sums(gap.by_reason(), top)])
-    return "\n".join([head, *causes, "", *_changes(gap.changes, top, ("planned", "measured"))])
 
 
 def _head(comparison: Comparison) -> list[str]:
@@ -68,18 +48,20 @@ def signed(seconds: float) -> str:
     return f"{'+' if seconds > 0 else ''}{seconds_text(seconds)}"
 
 
-def _sums(sums: dict[str, float], top: int) -> Iterator[tuple[str, str]]:
-    shown = list(sums.items())[: top or None]
+def sums(by_name: dict[str, float], top: int) -> Iterator[tuple[str, str]]:
+    """Rows of seconds by name, with their total."""
+    shown = list(by_name.items())[: top or None]
     yield from ((short(name), signed(seconds)) for name, seconds in shown)
-    rest = sum(sums.values()) - sum(seconds for _, seconds in shown)
-    if len(shown) < len(sums):
-        yield f"{len(sums) - len(shown)} more", signed(rest)
-    yield "total", signed(sum(sums.values()))
+    rest = sum(by_name.values()) - sum(seconds for _, seconds in shown)
+    if len(shown) < len(by_name):
+        yield f"{len(by_name) - len(shown)} more", signed(rest)
+    yield "total", signed(sum(by_name.values()))
 
 
-def _changes(
+def changes_table(
     changes: Sequence[TimeChange], top: int, times: tuple[str, str] = ("before", "after")
 ) -> list[str]:
+    """A table of ops; `times` names its two columns of seconds."""
     head = ("scope", "phase", "op", *times, "change", "GFLOP", "MB", "why")
     shown = changes[: top or None]
     lines = columns([head, *map(_cells, shown)], "<<<>>>>><")
@@ -93,7 +75,7 @@ def _cells(change: TimeChange) -> tuple[str, ...]:
     return (
         short(change.scope),
         change.phase,
-        short(change.kind),
+        short(change.op or change.kind),
         seconds_text(change.before),
         seconds_text(change.after),
         signed(change.seconds),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from mfu_jax.profiling.breakdown.program_times import ProgramTime
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
-from mfu_jax.profiling.report.comparison_text import render_gap
 from mfu_jax.util.formatting import columns, percent, printable, seconds_text, short
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def render(
     """
     verdict = "\n".join(map(printable, profile.verdict.render().splitlines()))
     parts = [verdict, _head(profile), "\n".join(_advice(profile))]
-    parts += [render_gap(gap, top=top)] if gap else []
+    parts += [gap.render(top=top)] if gap else []
     parts.append("\n".join(_waterfall(profile.waterfall)))
     if "program" in by:
         parts += ["\n".join(_program(program)) for program in profile.programs]

@@ -38,9 +38,10 @@ def read_devices(traces: Sequence[Trace]) -> list[tuple[DeviceTimeline, HostThre
     if not found:
         planes = ", ".join(plane.name for trace in traces for plane in trace.planes)
         raise UserError(
-            f"{str(traces[0].path)!r}: no device ran a program in it (planes: {planes}); usually "
-            f"the trace ended before the first step did (keep the last output: what nobody holds "
-            f"is not waited for), or only Python was traced; trace steps after the first one"
+            f"{str(traces[0].path)!r}: no device ran a program in it (planes: {planes})",
+            hint="usually the trace ended before the first step did (keep the last output: "
+            "what nobody holds is not waited for), or only Python was traced; trace steps "
+            "after the first one",
         )
     return found
 

@@ -179,7 +179,8 @@ def check(comparison: RunComparison, *, threshold: float) -> Gate:
         a, b = comparison.steps
         raise UserError(
             f"{a} measured steps of the baseline and {b} of the run are too few; expected 4 of "
-            f"each, better 20; train longer, or pass warmup_steps=0"
+            "each, better 20",
+            hint="train longer, or pass warmup_steps=0",
         )
     rows = [comparison.decisive]
     if (waits := comparison.row(WITH_WAITS)) is not None and comparison.is_step_time_decisive:

@@ -86,8 +86,9 @@ def read_attempts(run: str | os.PathLike[str]) -> list[AttemptOnRunClock]:
     attempts, _ = read_attempts_of(metrics_file)
     if not attempts:
         raise UserError(
-            f"there is no run log beside {str(metrics_file)!r}; usually the metrics file was "
-            f"copied without it; copy {metrics_file.name}.events.0.jsonl, too"
+            f"there is no run log beside {str(metrics_file)!r}",
+            hint="usually the metrics file was copied without it; copy "
+            f"{metrics_file.name}.events.0.jsonl, too",
         )
     return next(iter(_processes(attempts, None).values())).placed
 

@@ -60,8 +60,9 @@ def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
     place = path_of(run)
     if isinstance(place, Address):
         raise UserError(
-            f"{str(run)!r} is in an object store; expected a file or folder of this machine, or "
-            f"mounted on it; mount it, or run mfu-jax watch where the run writes"
+            f"{str(run)!r} is in an object store; expected a file or folder of this machine, "
+            "or mounted on it",
+            hint="mount it, or run mfu-jax watch where the run writes",
         )
     if may_come and place.is_dir() and not any(place.glob("*.jsonl")):
         return place / "metrics.jsonl"
@@ -70,7 +71,8 @@ def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
         return found
     raise UserError(
         f"{str(run)!r} has no metrics file; expected metrics.jsonl in it, or the file that "
-        f"metrics_file names; usually another folder; pass the folder of the run"
+        "metrics_file names",
+        hint="usually another folder; pass the folder of the run",
     )
 
 

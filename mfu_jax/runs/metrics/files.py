@@ -238,13 +238,15 @@ def _run_of(reader: _MetricsReader, path: str) -> MetricsRun:
     """
     if not reader.forms:
         raise UserError(
-            f"{path!r} holds no training step; expected JSON lines with {STEP_SECONDS!r}, or lines "
-            f"'completed step: 7, seconds: …'; pass metrics.jsonl, a metrics_file or a log"
+            f"{path!r} holds no training step; expected JSON lines with {STEP_SECONDS!r}, or "
+            "lines 'completed step: 7, seconds: …'",
+            hint="pass metrics.jsonl, a metrics_file or a log",
         )
     if len(reader.forms) > 1:
         raise UserError(
-            f"{path!r} holds the steps as {' and as '.join(sorted(reader.forms))}; expected one "
-            f"of them; usually two outputs of a run were joined; pass each as its own file"
+            f"{path!r} holds the steps as {' and as '.join(sorted(reader.forms))}; expected "
+            "one of them",
+            hint="usually two outputs of a run were joined; pass each as its own file",
         )
     form = reader.forms.pop()
     return MetricsRun(

@@ -53,7 +53,8 @@ def check_tokens(run: MetricsRun, config: Any, model: str) -> None:
     if logged and abs(logged / tokens - 1) > tolerance:
         raise UserError(
             f"{run.path!r} has {logged:,.0f} tokens per step and device, {model} as given has "
-            f"{tokens:,.0f}; pass its per_device_batch_size= and max_target_length="
+            f"{tokens:,.0f}",
+            hint="pass its per_device_batch_size= and max_target_length=",
         )
 
 

@@ -54,13 +54,15 @@ def metrics_file_of(run: Path | Address) -> Path | Address:
         names = {"metrics.jsonl"}
     if not names:
         raise UserError(
-            f"the folder {str(run)!r} holds no metrics file; expected one, such as metrics.jsonl; "
-            f"usually the folder above a run's own was meant; pass the run's folder, or its file"
+            f"the folder {str(run)!r} holds no metrics file; expected one, such as metrics.jsonl",
+            hint="usually the folder above a run's own was meant; pass the run's folder, or "
+            "its file",
         )
     if len(names) > 1:
         raise UserError(
-            f"the folder {str(run)!r} holds several metrics files: {', '.join(sorted(names)[:5])}; "
-            f"expected metrics.jsonl, or one; usually several runs share it; pass one of them"
+            f"the folder {str(run)!r} holds several metrics files: "
+            f"{', '.join(sorted(names)[:5])}; expected metrics.jsonl, or one",
+            hint="usually several runs share it; pass one of them",
         )
     return run / names.pop()
 

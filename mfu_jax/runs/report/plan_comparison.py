@@ -7,16 +7,18 @@ are the bars of its waterfall, which the metrics contain after the profiled step
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mfu_jax import names
-from mfu_jax.errors import UserError
-from mfu_jax.hardware.chips import find
+from mfu_jax.hardware.chips import find, table
+from mfu_jax.logger.records.names import THROTTLE_SCORE
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import columns, percent, seconds_text
-from mfu_jax.util.user_files import read_text
+from mfu_jax.util.user_files import read_text, unreadable
+from mfu_jax.verdict import gap_sentence, largest_first
 
 _EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
 _MOST_BYTES = 2**24
@@ -74,6 +76,83 @@ class PlannedRow(NamedTuple):
         return self.name, self.text(self.predicted), self.text(self.measured), ratio
 
 
+class StepGap(Protocol):
+    """What a step takes beyond its plan, by cause: of a profile, or of a log."""
+
+    @property
+    def sentence(self) -> str:
+        """The gap and its largest causes."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How sure the causes are."""
+
+    def by_reason(self) -> dict[str, float]:
+        """Seconds by cause; they sum to the gap."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+
+    def render(self) -> str:
+        """The causes for a terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedGap:
+    """The gap as far as a run's log divides it: a step with its share of waits and compilation.
+
+    Attributes:
+        target: the chips planned for.
+        planned_seconds: of a step.
+        measured_seconds: the same, with its share of what the run waited and compiled.
+        causes: seconds by cause.
+        notes: what the log does not tell.
+    """
+
+    target: str
+    planned_seconds: float
+    measured_seconds: float
+    causes: Mapping[str, float]
+    notes: tuple[str, ...] = (
+        "from the log alone: what a step itself takes beyond its plan is lower clock, as far as "
+        "read, and unexplained; profile_steps=N-M divides it by op",
+    )
+
+    @property
+    def sentence(self) -> str:
+        """The gap and its largest causes."""
+        return gap_sentence(
+            self.measured_seconds, self.planned_seconds, self.target, self.by_reason()
+        )
+
+    def by_reason(self) -> dict[str, float]:
+        """Seconds by cause; they sum to the gap."""
+        more = self.measured_seconds - self.planned_seconds
+        return largest_first({why: s for why, s in self.causes.items() if s}, more)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "sentence": self.sentence,
+            "planned_seconds": self.planned_seconds,
+            "measured_seconds": self.measured_seconds,
+            "seconds": self.measured_seconds - self.planned_seconds,
+            "by_reason": self.by_reason(),
+            "notes": list(self.notes),
+        }
+
+    def render(self) -> str:
+        """The causes for a terminal."""
+        rows = [(why, seconds_text(seconds)) for why, seconds in self.by_reason().items()]
+        return "\n".join(
+            [
+                f"gap to the plan: {self.sentence}",
+                *columns([("cause", "seconds"), *rows]),
+                *_notes(self.notes),
+            ]
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanComparison:
     """A plan beside a run.
@@ -83,6 +162,7 @@ class PlanComparison:
         target: the chips planned for.
         rows: step time, MFU, HFU and memory.
         causes: seconds of a step by cause; measured ones come from the run's profile.
+        gap: what a step takes beyond the plan, and why; None if either time is not known.
         notes: what is unknown.
         bound_mfu: the MFU at the shortest step that the plan holds for possible, if it says so.
     """
@@ -91,6 +171,7 @@ class PlanComparison:
     target: str
     rows: tuple[PlannedRow, ...]
     causes: tuple[PlannedRow, ...]
+    gap: StepGap | None = None
     notes: tuple[str, ...] = ()
     bound_mfu: float | None = None
 
@@ -101,6 +182,7 @@ class PlanComparison:
             "target": self.target,
             "rows": [_json(row) for row in self.rows],
             "time_by_cause": [_json(row) for row in self.causes],
+            "gap": self.gap.to_json() if self.gap else None,
             "notes": list(self.notes),
         }
 
@@ -109,7 +191,8 @@ class PlanComparison:
         head = ("plan and run", "predicted", "measured", "measured / predicted")
         causes = [(f"  {row.cells[0]}", *row.cells[1:]) for row in self.causes]
         lines = columns([head, *(row.cells for row in self.rows), *causes], "<>>>")
-        return "\n".join([f"plan for {self.target}: {self.path}", *lines, *_notes(self.notes)])
+        lines = [f"plan for {self.target}: {self.path}", *lines, *_notes(self.notes)]
+        return "\n".join([*lines, *([f"\n{self.gap.render()}"] if self.gap else [])])
 
 
 def _json(row: PlannedRow) -> dict[str, Any]:
@@ -130,13 +213,25 @@ def read_plan(path: str) -> Mapping[str, Any]:
     try:
         plan = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path!r} is no JSON ({error}); expected {_EXPECTED}") from None
+        raise unreadable(path, f"no JSON: {error}", _EXPECTED) from None
     known = isinstance(plan, dict) and isinstance(plan.get("time_by_cause"), dict)
-    if not known or not isinstance(plan.get("step_time_seconds"), int | float):
-        raise UserError(
-            f"{path!r} has no step_time_seconds and time_by_cause; expected {_EXPECTED}"
-        )
+    if not known or not (_number(plan, "step_time_seconds") or 0) > 0:
+        raise unreadable(path, "it has no step_time_seconds and time_by_cause", _EXPECTED)
     return dict(plan)
+
+
+def clock_share(reading: Mapping[str, float], plan: Mapping[str, Any]) -> float | None:
+    """The clock that a run read, as a share of the one at which its chips reach their peak.
+
+    Args:
+        reading: `MetricsRun.gpu`: NVML's clock of the slowest GPU, or a TPU's throttle score.
+        plan: names the chips.
+    """
+    if score := reading.get(THROTTLE_SCORE):
+        return 1 - min(score, 9.0) / 10
+    peak = next((c.clock_ghz for c in table() if c.name == plan.get("hardware")), None)
+    clock = reading.get("gpu/sm_clock_mhz")
+    return min(1.0, clock / 1000 / peak) if clock and peak else None
 
 
 def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanComparison:
@@ -168,9 +263,43 @@ def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanC
         target=str(plan.get("target", "")),
         rows=rows,
         causes=causes,
+        gap=_logged_gap(plan, run),
         notes=tuple(notes),
         bound_mfu=mfu * step / bound if mfu and step and bound else None,
     )
+
+
+def _logged_gap(plan: Mapping[str, Any], run: RunData) -> LoggedGap | None:
+    """Divides a run's gap by its run log; without one, by its metrics."""
+    time, summary, planned = run.time.time, run.summary, _number(plan, "step_time_seconds")
+    median, mean = summary.median_seconds, summary.mean_seconds
+    if planned is None or median is None or mean is None:
+        return None
+    steps, slow = summary.steps, mean - median
+    if run.time.has_run_log and run.time.steps:
+        steps, slow = run.time.steps, time.get("slow_steps", 0.0) / run.time.steps
+        median = time.get("train", 0.0) / steps
+    spent = {
+        names.WAITING_HOST: _logged(run, "data_wait", "goodput/data_wait_seconds") / steps,
+        "compile": _logged(run, "compile", "compile/seconds") / steps,
+        "outlier steps": slow,
+    }
+    share, more = clock_share(run.metrics.gpu, plan), median - planned
+    matmuls = _predicted(plan["time_by_cause"]).get(_MATMULS, 0.0)
+    clock = 0.0 if share is None else max(0.0, min(more, matmuls * (1 / share - 1)))
+    return LoggedGap(
+        target=str(plan.get("target", "")),
+        planned_seconds=planned,
+        measured_seconds=median + sum(spent.values()),
+        causes={**spent, names.LOWER_CLOCK: clock, names.UNEXPLAINED: more - clock},
+    )
+
+
+def _logged(run: RunData, category: str, metric: str) -> float:
+    """Seconds of process 0 by its run log, or by its metrics without one."""
+    if run.time.has_run_log:
+        return run.time.time.get(category, 0.0)
+    return math.fsum(filter(math.isfinite, run.columns.values.get(metric, ())))
 
 
 def _differences(plan: Mapping[str, Any], run: RunData) -> Iterator[str]:

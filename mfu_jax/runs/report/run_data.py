@@ -13,11 +13,12 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log.events import START
 from mfu_jax.runs.goodput import time_table
 from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
 from mfu_jax.runs.goodput.wall_clock import of_metrics, read_logged, read_run
 from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
-from mfu_jax.runs.metrics.run_files import logged_summary, metrics_file_of
+from mfu_jax.runs.metrics.run_files import logged_summary, metrics_file_of, read_beside
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
 from mfu_jax.runs.report.processes import JobProcesses, read_processes
 from mfu_jax.runs.report.setup import (
@@ -241,8 +242,9 @@ def read_run_data(run: str, options: Options) -> RunData:
     summary = metrics.summary(warmup_steps=options.warmup_steps)
     if not summary.steps or not summary.mean_seconds:
         raise UserError(
-            f"{run!r} holds {len(metrics.steps)} steps, none of them with a measured time; pass "
-            f"warmup_steps=0, or the metrics file instead of a log with 0.000 for its times"
+            f"{run!r} holds {len(metrics.steps)} steps, none of them with a measured time",
+            hint="pass warmup_steps=0, or the metrics file instead of a log with 0.000 for "
+            "its times",
         )
     time = time.with_utilization(summary.mfu, summary.hfu)
     setup, processes = read_setup(metrics.path), read_processes(metrics.path)
@@ -258,7 +260,8 @@ def read_run_data(run: str, options: Options) -> RunData:
         | _peak(options.peak, setup)
         | _process_totals(metrics, time)
         | _time(time, summary)
-        | {"hosts": processes.answer if processes else None, "collective_waits": None},
+        | {"hosts": processes.answer if processes else None, "collective_waits": None}
+        | {"origin": _origin(metrics.path)},
         options=options,
     )
 
@@ -351,6 +354,12 @@ def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
         "notes": run.notes,
     }
     return known | ({"steps": run.steps} if run.has_run_log else {})
+
+
+def _origin(metrics_file: str) -> dict[str, Any]:
+    """Where the last process ran, and by what; None where its log does not say."""
+    start = read_beside(metrics_file, START)
+    return {name: start.get(name) for name in ("host", "command", "versions", "commit")}
 
 
 def _part(part: TimeSlice) -> dict[str, Any]:

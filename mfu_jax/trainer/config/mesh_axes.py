@@ -146,7 +146,8 @@ def _filled(sizes: Mapping[str, int], count: int, what: str, parts: int) -> tupl
         rest = "data=-1" if "data" in sizes else "-1"
         raise UserError(
             f"the mesh {_shown(sizes)} does not fill the {what}; their product has to be "
-            f"{count}{over} ({rest} takes the rest)"
+            f"{count}{over}",
+            hint=f"{rest} takes the rest",
         )
     return tuple(filled.values())
 
@@ -235,7 +236,10 @@ def own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         found.setdefault(_own_name(key), {})[key] = value
     for key, value in found.pop("", {}).items():
         if typed(f"{where}: {key}", value, int) not in (1, _REST):
-            raise UserError(f"{where}: {key}={value}: training has no such axis; leave it out")
+            raise UserError(
+                f"{where}: {key}={value}: training has no such axis",
+                hint="leave it out",
+            )
     return {own: _one_value(own, given, where) for own, given in found.items()}
 
 
@@ -261,11 +265,17 @@ def _one_value(own: str, given: Mapping[str, Any], where: str) -> Any:
         return next(iter(given.values()))
     if not all(map(_MAXTEXT_KEY.fullmatch, given)):
         other = next(key for key in given if key != own)
-        raise UserError(f"{where}: {own} is given twice, as {own} and as {other}; give one")
+        raise UserError(
+            f"{where}: {own} is given twice, as {own} and as {other}",
+            hint="give one",
+        )
     sizes = [typed(f"{where}: {key}", value, int) for key, value in given.items()]
     split = [f"{key}={size}" for key, size in zip(given, sizes, strict=True) if size != 1]
     if _REST in sizes and len(split) > 1:
-        raise UserError(f"{where}: {' '.join(split)} are one axis here, {own}; give its size")
+        raise UserError(
+            f"{where}: {' '.join(split)} are one axis here, {own}",
+            hint="give its size",
+        )
     return math.prod(sizes)
 
 

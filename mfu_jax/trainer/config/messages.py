@@ -18,15 +18,15 @@ def as_argument(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def wrong(config: Any, keys: str, problem: str) -> UserError:
+def wrong(config: Any, keys: str, problem: str, hint: str = "") -> UserError:
     """An error about the values of some keys, separated by spaces."""
     given = " ".join(f"{key}={as_argument(getattr(config, key))}" for key in keys.split())
-    return UserError(f"{given}: {problem}")
+    return UserError(f"{given}: {problem}", hint=hint or "configs/base.yml explains each key")
 
 
 def check_names(config: Any, key: str, known: tuple[str, ...]) -> None:
     """Raises a `UserError` if a list of names has an unknown one."""
     for name in getattr(config, key):
         if name not in known:
-            hint = nearest(name, known)
-            raise wrong(config, key, f"unknown {name!r}{hint}; expected some of {', '.join(known)}")
+            problem = f"unknown {name!r}; expected some of {', '.join(known)}"
+            raise wrong(config, key, problem, nearest(name, known))

@@ -37,7 +37,7 @@ from mfu_jax.util.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 _log = logging.getLogger("mfu_jax")
 # Additions to the error about a value.
-_NOTES = {"context": " (a tensor of remat_policy=custom); context_parallelism splits sequences"}
+_HINTS = {"context": "it is a tensor of remat_policy=custom; context_parallelism splits sequences"}
 DType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -99,6 +99,7 @@ class Config(
     shard_exp_on_fsdp: bool
     weight_gathers: Literal["auto", "first", "xla"]
     norm_gradients: Literal["auto", "whole", "fused"]
+    logits_columns: Literal["auto", "padded", "exact"]
     num_layers_per_pipeline_stage: int
     num_pipeline_microbatches: int
     distributed: bool
@@ -188,15 +189,18 @@ def from_mapping(
     for source, name in ((values, where), (overrides, "command line")):
         for key in source:
             if key not in base:
-                hint = nearest(key, base) or "; configs/base.yml lists them all"
-                raise UserError(f"{name}: unknown key {key!r}{hint}")
+                hint = nearest(key, base) or "configs/base.yml lists them all"
+                raise UserError(f"{name}: unknown key {key!r}", hint=hint)
     model_name = str(overrides.get("model_name", values.get("model_name", "")))
     chosen = {**base, **values, **overrides}
     sees, scale = (_typed(key, chosen[key]) for key in ("images_per_sequence", "scale"))
     model = _model_values(model_name, base, sees=bool(sees)) if model_name else {}
     if scale == "tiny":
         if not model:
-            raise UserError("scale=tiny scales a named model; give model_name, as in llama3-8b")
+            raise UserError(
+                "scale=tiny scales a named model",
+                hint="give model_name, as in llama3-8b",
+            )
         model = scaled_down(model)
     own = _own_values(values, model, base)
     given = {**own, **overrides}
@@ -228,8 +232,9 @@ def _refuse_contradictions(
         wanted, has = _typed(key, given[key]), _typed(key, model[key])
         if wanted != has:
             raise UserError(
-                f"{where}: {key}={as_argument(wanted)} contradicts model_name={model_name}, which "
-                f"has {key}={as_argument(has)}; leave it out, or set override_model_config=true"
+                f"{where}: {key}={as_argument(wanted)} contradicts model_name={model_name}, "
+                f"which has {key}={as_argument(has)}",
+                hint="leave it out, or set override_model_config=true",
             )
 
 
@@ -240,7 +245,7 @@ def base_defaults() -> Mapping[str, Any]:
 
 
 def _typed(key: str, value: Any) -> Any:
-    return typed(key, value, field_types(Config)[key], note=_NOTES.get(key, ""))
+    return typed(key, value, field_types(Config)[key], hint=_HINTS.get(key, ""))
 
 
 def _model_values(name: str, base: Mapping[str, Any], *, sees: bool) -> Mapping[str, Any]:
@@ -255,7 +260,8 @@ def _model_values(name: str, base: Mapping[str, Any], *, sees: bool) -> Mapping[
     if foreign:
         raise UserError(
             f"model_name {name!r} needs {', '.join(foreign)}, which the reference trainer does not "
-            f"build (its blocks are {', '.join(blocks)}); `mfu-jax flops {name}` counts it"
+            f"build (its blocks are {', '.join(blocks)})",
+            hint=f"mfu-jax flops {name} counts it",
         )
     if len(text) < len(values):
         has_tower = values.get("decoder_block") in TOWERS

@@ -112,7 +112,7 @@ def _check_model(config: Config) -> None:
     check_names(config, "mlp_activations", _ACTIVATIONS)
     if 0 < config.trainable_position_size < config.max_target_length:
         keys = "max_target_length trainable_position_size"
-        raise wrong(config, keys, "expected as many learned positions; shorten the sequences")
+        raise wrong(config, keys, "expected as many learned positions", "shorten the sequences")
     if config.head_dim % 2:
         raise wrong(config, "head_dim", "RoPE rotates pairs, so it must be even")
 
@@ -168,7 +168,7 @@ def _check_remat(config: Config) -> None:
         for name in REMAT_NAMES:
             default = "device" if name == "decoder_layer_input" else "remat"
             if getattr(config, name) != default:
-                problem = f"{name} has no effect; set remat_policy=custom"
+                problem = f"{name} has no effect without remat_policy=custom"
                 raise wrong(config, f"{name} remat_policy", problem)
     if bool(config.remat_save_names) != (config.remat_policy == "names"):
         expected = "expected names with the policy 'names', as in [context], and only with it"
@@ -207,12 +207,12 @@ def _check_trained(config: Config) -> None:
         expected = "expected a number that divides the tokens of a sequence on each device"
         raise wrong(config, "max_target_length context_parallelism num_vocab_tiling", expected)
     if config.use_dpo and tiles > 1:
-        raise wrong(config, "use_dpo num_vocab_tiling", "DPO needs all logits; set it to 1")
+        raise wrong(config, "use_dpo num_vocab_tiling", "DPO needs all logits", "set it to 1")
     if config.use_dpo and config.mtp_num_layers:
-        problem = "DPO compares whole answers and trains no further predictions; set it to 0"
-        raise wrong(config, "use_dpo mtp_num_layers", problem)
+        problem = "DPO compares whole answers and trains no further predictions"
+        raise wrong(config, "use_dpo mtp_num_layers", problem, "set mtp_num_layers=0")
     if config.lora_rank and config.frozen:
-        raise wrong(config, "lora_rank frozen", "adapters freeze the rest; leave frozen out")
+        raise wrong(config, "lora_rank frozen", "adapters freeze the rest", "leave frozen out")
     if config.lora_rank:
         check_names(config, "lora_targets", _ADAPTABLE)
     frozen = set(config.frozen)

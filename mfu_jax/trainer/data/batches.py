@@ -1,4 +1,4 @@
-"""Batches of packed byte-level documents, or of random tokens, through grain.
+"""Batches of packed byte-level documents, read through grain, or of random tokens.
 
 The iterator's `get_state()` and `set_state()` get and set its read position, for checkpoints.
 """
@@ -59,6 +59,29 @@ class CheckpointableIterator(Protocol):
     def set_state(self, state: Any) -> None: ...
 
 
+class NumberedBatches:
+    """Endless batches, each made from its number; the read position is grain's."""
+
+    def __init__(self, make: Callable[[int], dict[str, np.ndarray]]) -> None:
+        self._make, self._number = make, 0
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        batch = self._make(self._number)
+        self._number += 1
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        """The number of the next batch, under the name that grain gives it."""
+        return {"next_index": self._number}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Continues from a position that `get_state` returned."""
+        self._number = state["next_index"]
+
+
 class TokenRows:
     """A sequence of tokens, cut into rows of `length` + 1 that overlap by one: the last target of a
     row is the first input of the next."""
@@ -76,13 +99,10 @@ class TokenRows:
 
 
 class RandomRows:
-    """Rows of uniformly random tokens, each determined by its index and the seed."""
+    """Endless rows of uniformly random tokens, each determined by its index and the seed."""
 
-    def __init__(self, vocab_size: int, length: int, seed: int, rows: int = 1 << 20) -> None:
-        self._vocab_size, self._length, self._seed, self._rows = vocab_size, length, seed, rows
-
-    def __len__(self) -> int:
-        return self._rows
+    def __init__(self, vocab_size: int, length: int, seed: int) -> None:
+        self._vocab_size, self._length, self._seed = vocab_size, length, seed
 
     def __getitem__(self, index: int) -> np.ndarray:
         generator = np.random.default_rng((self._seed, index))
@@ -106,31 +126,38 @@ def make_iterator(
         share, shares: this process feeds every `shares`-th sequence, starting at `share`.
 
     Raises:
-        UserError: the data is missing or too small for one batch.
+        UserError: the data is missing or too small for one batch, or grain, which reads it.
     """
     rows = _rows(config, split)
     sequences = rows_per_process * accumulation
     batch_rows = sequences // 2 if config.use_dpo else sequences
-    if len(rows) < batch_rows * shares:
-        raise UserError(
-            f"the {split} split has {len(rows)} sequences of {config.max_target_length} tokens, "
-            f"a batch takes {batch_rows * shares}; add data, or make batch or sequences smaller"
-        )
-    grain = require("grain", "the trainer", install=TRAIN)
-    dataset = grain.MapDataset.source(rows)
-    if split == "train":
-        dataset = dataset.seed(config.seed).shuffle()
-    dataset = dataset[share::shares].repeat()
-    dataset = dataset.map(_cut(config)).batch(batch_rows, drop_remainder=True)
+    cut, of_row = _cut(config), row_shapes(config)
 
-    of_row = row_shapes(config)
-
-    def shape(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def shaped(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         to = (accumulation, rows_per_process)
         return {key: v.reshape(*to, *of_row[key].shape) for key, v in batch.items()}
 
+    def numbered(number: int) -> dict[str, np.ndarray]:
+        first = number * batch_rows
+        own = [rows[(first + i) * shares + share] for i in range(batch_rows)]
+        parts = [cut(row) for row in own]
+        return shaped({key: np.stack([part[key] for part in parts]) for key in of_row})
+
+    if isinstance(rows, RandomRows):  # needs no order of its own
+        return NumberedBatches(numbered)
+    if len(rows) < batch_rows * shares:
+        raise UserError(
+            f"the {split} split has {len(rows)} sequences of {config.max_target_length} "
+            f"tokens, a batch takes {batch_rows * shares}",
+            hint="add data, or make batch or sequences smaller",
+        )
+    grain = require("grain", "dataset_type=text, unlike synthetic,", install=TRAIN)
+    dataset = grain.MapDataset.source(rows)
+    if split == "train":
+        dataset = dataset.seed(config.seed).shuffle()
+    dataset = dataset[share::shares].repeat().map(cut).batch(batch_rows, drop_remainder=True)
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
-    return iter(dataset.map(shape).to_iter_dataset(options))
+    return iter(dataset.map(shaped).to_iter_dataset(options))
 
 
 def _cut(config: Config) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
@@ -205,8 +232,8 @@ def split_documents(
 def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
     if not folder.is_dir():
         raise UserError(
-            f"dataset_path={str(folder)!r} is not a folder; pass one with text files, or leave it "
-            f"empty for Python's standard library"
+            f"dataset_path={str(folder)!r} is not a folder",
+            hint="pass one with text files, or leave it empty for Python's standard library",
         )
     documents = {}
     for path in sorted(_files(folder, suffixes)):
@@ -218,8 +245,8 @@ def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]
             documents[path.relative_to(folder).as_posix()] = text
     if not documents:
         raise UserError(
-            f"dataset_path={str(folder)!r} holds no text files that end in "
-            f"{' '.join(suffixes)}; pass another folder, or other dataset_suffixes=[.txt,…]"
+            f"dataset_path={str(folder)!r} holds no text files that end in {' '.join(suffixes)}",
+            hint="pass another folder, or other dataset_suffixes=[.txt,…]",
         )
     return documents
 

@@ -7,15 +7,19 @@ import importlib.util
 import math
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
+from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
+from mfu_jax.planning.result.plan import UNITS
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.config.mesh_axes import AXES
 from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.config.validation import FUSED_BLOCKS
+from mfu_jax.util.formatting import percent
 from mfu_jax.util.optional_deps import QUANTIZE
 from mfu_jax.util.values import field_types, typed
 
@@ -36,6 +40,20 @@ _MESH_KEY = "_parallelism"
 # Tile sizes of the experts' kernels: the plan's times are for the run's tiles.
 _TILE = re.compile(r"tile_.*(?:batch_seq|_dim)$")
 _CALIBRATION = "_quantization_calibration_method"
+# What a step computes, or on which kind of kernel: another value is another program, not a detail.
+_OTHER_WORK = (
+    ("matmul precision", re.compile(r"quantization$|dtype$")),
+    ("context parallelism", re.compile(r"context_parallel_")),
+    ("attention kernel", re.compile(r"attention$")),
+    ("experts' dispatch", re.compile(r"sparse_matmul$|capacity_factor$|use_ring_of_experts$")),
+    ("model", re.compile("|".join(f"(base_)?{name}$" for name in MAXTEXT_FIELDS))),
+)
+# The part of the predicted time that a detail may change.
+_TOUCHES = (
+    ("kernel", re.compile(r"sa_|use_tokamax|use_max_logit|cost_estimate|dq_|megablox|.*splash")),
+    ("vector", re.compile(r"opt_type|adam|mu_|grad_|float32_|normalize")),
+    ("transfers", re.compile(r".*_parallelism|shard_|.*overlap|.*offload")),
+)
 # Keys that do not change the program.
 _SILENT = (
     *("dataset_type", "dataset_path", "allow_split_physical_axes", "use_iota_embed", "steps"),
@@ -51,14 +69,68 @@ _SAME = {
     **{"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"},
     **{"logits_dot_in_fp32": "false", "enable_dropout": "false", "use_2d_fsdp_sharding": "false"},
     "shard_exp_on_fsdp": "false",
+    "context_parallel_load_balance": "true",  # plans take the kernels of an average device
 }
 # Older names of MaxText's keys.
 _RENAMED = {"fsdp_shard_on_exp": "shard_exp_on_fsdp"}
 _SCALE = "global_parameter_scale"
 
 
-def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The trainer's keys for a run, and notes on what they cannot express.
+class Lost(NamedTuple):
+    """A setting of the run that the reference model's step does not have.
+
+    Attributes:
+        setting: as text, with what it would need.
+        work: what it changes, if the step is another program without it; else empty.
+        touches: the part of the predicted time that it may change: a cause, or ``transfers``.
+    """
+
+    setting: str
+    work: str = ""
+    touches: str = ""
+
+
+class NearestStep(NamedTuple):
+    """The reference trainer's step nearest to a run.
+
+    Attributes:
+        keys: the trainer's.
+        lost: what they cannot express.
+    """
+
+    keys: Mapping[str, str]
+    lost: tuple[Lost, ...]
+
+    @property
+    def other_work(self) -> tuple[str, ...]:
+        """What makes it another program than the run's."""
+        return tuple(f"{lost.setting} ({lost.work})" for lost in self.lost if lost.work)
+
+    def notes(self, time_by_cause: Mapping[str, float]) -> tuple[str, ...]:
+        """What is not followed, the largest part of the predicted time first.
+
+        Args:
+            time_by_cause: seconds of the prediction; empty: not known.
+        """
+        whole = sum(time_by_cause.values())
+        seconds = {cause: time_by_cause.get(cause, 0.0) for cause in UNITS}
+        seconds["transfers"] = whole - sum(seconds.values())
+        groups: dict[str, list[str]] = {}
+        for lost in self.lost:
+            if not lost.work:
+                groups.setdefault(lost.touches, []).append(lost.setting)
+        notes = []
+        for cause in sorted(groups, key=lambda cause: -seconds.get(cause, 0.0)):
+            share = seconds[cause] / whole if cause and whole else None
+            touched = f" ({cause}: {percent(share)} of the step)" if share is not None else ""
+            notes.append(
+                f"not followed by the reference model: {', '.join(groups[cause])}{touched}"
+            )
+        return tuple(notes)
+
+
+def reference_keys(run: MeasuredRun) -> NearestStep:
+    """The trainer's keys for a run, and what they cannot express.
 
     Args:
         run: a run with MaxText's keys.
@@ -68,28 +140,37 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     """
     kinds = field_types(Config)
     keys = {"override_model_config": "true", **_DEFAULTS, **_sizes_of(run)}
-    lost: list[str] = []
+    lost: list[Lost] = []
     for name, value in _program_keys(run):
         own = name.removeprefix("base_")
         own, value = _RENAMED.get(own, own), _ATTENTION.get(value, value)
         if own not in kinds or not _takes(kinds[own], value):
-            lost.append(f"{name}={value}")
+            lost.append(_lost(name, value))
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
-            lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
+            lost.append(_lost(name, value, f", which needs pip install {QUANTIZE}"))
+        elif (own, value) == ("context_parallel_strategy", "ring") and run.target.platform == "tpu":
+            lost.append(_lost(name, value, ", in kernels as the run's"))
         elif own == "fused_qkv" and not _may_fuse(run):
-            lost.append(f"{name}={value}")
+            lost.append(_lost(name, value))
         elif own.endswith(_CALIBRATION) and not run.keys.get("quantization"):
-            lost.append(f"{name}={value} (without quantization)")
+            lost.append(Lost(f"{name}={value} (without quantization)"))
         else:
             keys[own] = value
     mesh, others = _mesh(run.keys, run.target)
-    notes = ["MaxText is not installed: the reference model's step is planned in its place"]
-    lost += others
+    lost += [Lost(other, touches="transfers") for other in others]
     if "shard_exp_on_fsdp" in keys and not _has_whole_experts(run, mesh):
-        lost.append(f"shard_exp_on_fsdp={keys.pop('shard_exp_on_fsdp')}")
-    if lost:
-        notes.append(f"not followed by the reference model: {', '.join(lost)}")
-    return {**keys, **mesh}, tuple(notes)
+        lost.append(_lost("shard_exp_on_fsdp", keys.pop("shard_exp_on_fsdp")))
+    return NearestStep({**keys, **mesh}, tuple(lost))
+
+
+def _lost(name: str, value: str, needs: str = "") -> Lost:
+    """A key that is not followed, with what it changes."""
+
+    def first(kinds: Iterable[tuple[str, re.Pattern[str]]]) -> str:
+        return next((kind for kind, keys in kinds if keys.match(name)), "")
+
+    work = first(_OTHER_WORK)
+    return Lost(f"{name}={value}{needs}", work, "" if work else first(_TOUCHES))
 
 
 def _may_fuse(run: MeasuredRun) -> bool:

@@ -113,7 +113,7 @@ class TrainerStep:
         config = dataclasses.asdict(load(self.words(values)))
         return {"config": {key: str(value) for key, value in config.items()}, "source": _digest()}
 
-    def invalid(self, values: Mapping[str, str]) -> str:
+    def invalid(self, values: Mapping[str, str]) -> UserError | None:
         """The trainer's own error about the config, or its mesh on these chips."""
         try:
             config = load(self.words(values))
@@ -121,8 +121,8 @@ class TrainerStep:
             check_shape(config, shape)
             check_batch(config, shape, self.target.devices)
         except UserError as error:
-            return str(error)
-        return ""
+            return error
+        return None
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs, and the minimum bytes of weights and optimizer state on a device."""

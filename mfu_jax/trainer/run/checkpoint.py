@@ -75,8 +75,8 @@ class Checkpointer:
                 self._manager = self._open()
             except OSError as error:
                 raise UserError(
-                    f"cannot create {self._folder} ({error.strerror or error}); set "
-                    "base_output_directory to a folder that can be written"
+                    f"cannot create {self._folder} ({error.strerror or error})",
+                    hint="set base_output_directory to a folder that can be written",
                 ) from None
 
     def _open(self) -> Any:
@@ -107,8 +107,8 @@ class Checkpointer:
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise UserError(
                 f"the checkpoint {folder} does not fit this config "
-                f"({str(error).splitlines()[0][:200]}); use the config that it was made with, or "
-                "another run_name"
+                f"({str(error).splitlines()[0][:200]})",
+                hint="use the config that it was made with, or another run_name",
             ) from error
         data.set_state(_decode(restored["data"]))
         self._run_log.restored(steps_done)
@@ -249,8 +249,9 @@ def _folder_of(config: Config) -> Any:
         store.exists()
     except Exception as error:  # no such scheme, no package for it, no account
         raise UserError(
-            f"checkpoints cannot be written to {folder} ({first_line(error)}); usually a package "
-            f"or an account is missing; set base_output_directory to a folder that can be written"
+            f"checkpoints cannot be written to {folder} ({first_line(error)})",
+            hint="usually a package or an account is missing; set base_output_directory to a "
+            "folder that can be written",
         ) from None
     return store
 

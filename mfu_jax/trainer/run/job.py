@@ -156,8 +156,8 @@ def _initialize(config: Config) -> bool:
         jax.distributed.initialize(heartbeat_timeout_seconds=timeout)
     except ValueError as error:  # no cluster that JAX recognises
         raise UserError(
-            f"distributed=true finds no cluster ({error}) of TPUs, SLURM or MPI; pass "
-            f"coordinator_address=host:port num_processes=… process_id=…, or leave it out"
+            f"distributed=true finds no cluster ({error}) of TPUs, SLURM or MPI",
+            hint="pass coordinator_address=host:port num_processes=… process_id=…, or leave it out",
         ) from None
     return True
 

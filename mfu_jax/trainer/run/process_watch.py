@@ -254,8 +254,8 @@ class ProcessWatch:
         self._listener = None
         if missing := set(range(1, self._count)) - self._seen:
             _log.warning(
-                "process %s cannot connect to process 0 and is not watched; usually a firewall; "
-                "if it dies, JAX ends the job after minutes",
+                "process %s cannot connect to process 0 and is not watched: if it dies, JAX ends "
+                "the job after minutes\nhint: usually a firewall; open the port between the hosts",
                 ", ".join(map(str, sorted(missing))),
             )
 

@@ -168,8 +168,8 @@ def own_share(mesh: Mesh) -> BatchShare:
     shares = sorted({tuple(sorted(held)) for held in of_process.values()})
     if sum(map(len, shares)) != rows or len(set(map(len, shares))) > 1:
         raise UserError(
-            f"the mesh {dict(mesh.shape)} gives processes overlapping parts of a batch; choose "
-            "context_parallelism, tensor and pipeline by the devices of a process"
+            f"the mesh {dict(mesh.shape)} gives processes overlapping parts of a batch",
+            hint="choose context_parallelism, tensor and pipeline by the devices of a process",
         )
     return BatchShare(shares.index(tuple(sorted(of_process[jax.process_index()]))), len(shares))
 

@@ -76,7 +76,8 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
-    Also resolves `grouped_matmul`, `weight_gathers` and `norm_gradients` of ``auto``.
+    Also resolves `grouped_matmul`, `weight_gathers`, `norm_gradients` and `logits_columns` of
+    ``auto``.
 
     Raises:
         UserError: a kernel does not support this platform or dtype, or the layers cannot be split
@@ -101,6 +102,7 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         grouped_matmul=_grouped_matmul(config, platform),
         weight_gathers=_weight_gathers(config, platform),
         norm_gradients=_norm_gradients(config, mesh.devices.flat[0]),
+        logits_columns=_logits_columns(config, platform),
     )
 
 
@@ -108,7 +110,8 @@ def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:
     """The implementation that multiplies dropless experts' rows on a platform."""
     if config.grouped_matmul == "kernel" and platform != "tpu":
         raise UserError(
-            f"grouped_matmul=kernel is a TPU's, and the devices are {platform}; leave it at auto"
+            f"grouped_matmul=kernel is a TPU's, and the devices are {platform}",
+            hint="leave it at auto",
         )
     if config.grouped_matmul == "auto":
         return "kernel" if platform == "tpu" else "xla"
@@ -140,6 +143,13 @@ def _norm_gradients(config: Config, device: jax.Device) -> Literal["whole", "fus
     is_dense = config.num_experts <= 1
     pays = device.platform == "tpu" and is_dense and device.device_kind.startswith("TPU v")
     return "whole" if pays else "fused"
+
+
+def _logits_columns(config: Config, platform: str) -> Literal["padded", "exact"]:
+    """Whether the head also multiplies columns that fill a GPU's tensor cores."""
+    if config.logits_columns != "auto":
+        return config.logits_columns
+    return "padded" if platform in ("gpu", "cuda") else "exact"
 
 
 def _ring(config: Config) -> str:
@@ -213,10 +223,12 @@ def check_memory(config: Config, devices: Sequence[jax.Device]) -> None:
     if limit is not None and needed > limit:
         parameters = count_parameters(config).total
         raise UserError(
-            f"{parameters:,} parameters do not fit: training takes at least {_gib(needed)} on each "
-            f"device, which has {_gib(limit)}; choose smaller sizes (emb_dim={config.emb_dim} "
-            f"vocab_size={config.vocab_size} num_decoder_layers={config.num_decoder_layers}), or "
-            f"split them over more devices with fsdp"
+            f"{parameters:,} parameters do not fit: training takes at least {_gib(needed)} on "
+            f"each device, which has {_gib(limit)}",
+            hint=f"choose smaller sizes (emb_dim={config.emb_dim} "
+            f"vocab_size={config.vocab_size} "
+            f"num_decoder_layers={config.num_decoder_layers}), or split them over more "
+            "devices with fsdp",
         )
 
 

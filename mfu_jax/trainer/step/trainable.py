@@ -81,8 +81,9 @@ def _chosen(config: Config, paths: Sequence[Any]) -> dict[Any, bool]:
     for name in config.frozen:
         if name not in known:
             raise UserError(
-                f"frozen names {name!r}, which the reference model does not freeze here"
-                f"{nearest(name, known)}; expected {', '.join(known)}"
+                f"frozen names {name!r}, which the reference model does not freeze here; "
+                f"expected {', '.join(known)}",
+                hint=nearest(name, known),
             )
     frozen = set(config.frozen)
     return {

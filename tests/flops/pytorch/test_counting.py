@@ -150,7 +150,7 @@ def test_a_tower_that_does_not_run_is_named() -> None:
 
 def test_remote_code_is_refused_even_if_the_type_is_known() -> None:
     config = {"model_type": "llama", "auto_map": {"AutoModel": "modeling.Model"}}
-    with pytest.raises(UserError, match=r"auto_map.*never run.*remove auto_map"):
+    with pytest.raises(UserError, match=r"(?s)auto_map.*never run.*remove auto_map"):
         count_pytorch_model(config, 16)
 
 

@@ -155,7 +155,7 @@ def test_a_loss_without_an_indexer_that_chooses_is_refused() -> None:
     with pytest.raises(UserError, match="use_indexer=true"):
         sized("deepseek3-671b", indexer_loss_scaling_factor=0.5)
     for name, length in (("deepseek3.2-671b", 16), ("deepseek4-284b", 64)):
-        with pytest.raises(UserError, match=r"indexer_topk=16: .* 16 keys"):
+        with pytest.raises(UserError, match=r"(?s)indexer_topk=16: .* 16 keys"):
             sized(name, indexer_loss_scaling_factor=0.5, max_target_length=length)
     keys = {"compress_ratios": [0], "num_decoder_layers": 1, "override_model_config": True}
     with pytest.raises(UserError, match="ratio 4"):

@@ -156,7 +156,7 @@ def test_dcgm_tells_the_gpus_of_this_process_by_their_uuid(monkeypatch: pytest.M
 
 def test_without_dcgm_the_error_says_where_its_binding_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "DcgmReader", None)
-    with pytest.raises(UserError, match=r"NVIDIA A100 has no GPM.*PYTHONPATH=/usr/share"):
+    with pytest.raises(UserError, match=r"(?s)NVIDIA A100 has no GPM.*PYTHONPATH=/usr/share"):
         DcgmCounters(Gpus(driver(), [0]), 10.0, instead="NVIDIA A100 has no GPM counters")
     dcgm(monkeypatch, {})  # a host engine that is not running
     with pytest.raises(UserError, match="none of these GPUs; is nv-hostengine running"):

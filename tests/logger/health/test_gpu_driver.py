@@ -116,14 +116,14 @@ def test_what_a_gpu_does_not_tell_is_left_out(driver: Driver, pynvml: Any) -> No
 
 def test_gpus_of_several_kinds_are_not_mixed_up(driver: Driver, pynvml: Any) -> None:
     driver.load(["NVIDIA T400", NAME])
-    with pytest.raises(UserError, match=r"NVIDIA T400.*CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+    with pytest.raises(UserError, match=r"(?s)NVIDIA T400.*CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         Gpus(pynvml, [0], [NAME])
     assert Gpus(pynvml, [1], [f"{NAME} MIG 1g.10gb"]).read()[0].numbers["power_watts"] == 700.0
 
 
 def test_no_driver_is_one_line_that_says_what_to_do(driver: Driver, pynvml: Any) -> None:
     driver.unload()
-    with pytest.raises(UserError, match=r"'Driver Not Loaded'.*NVIDIA_DRIVER_CAPABILITIES"):
+    with pytest.raises(UserError, match=r"(?s)'Driver Not Loaded'.*NVIDIA_DRIVER_CAPABILITIES"):
         Gpus(pynvml, [0])
 
 

@@ -222,18 +222,18 @@ def test_a_step_that_raises_is_not_recorded() -> None:
 def test_wrong_nesting_says_what_to_do() -> None:
     with mfu_jax.MetricLogger(sinks=[]) as logger:
         with (
-            pytest.raises(UserError, match=r"inside phase 'a'.*expected.*usually.*logger.step"),
+            pytest.raises(UserError, match=r"(?s)inside phase 'a'.*expected.*usually.*logger.step"),
             logger.phase("a"),
             logger.phase("b"),
         ):
             pass
         with (
-            pytest.raises(UserError, match=r"inside step 0.*expected.*usually.*logger.phase"),
+            pytest.raises(UserError, match=r"(?s)inside step 0.*expected.*usually.*logger.phase"),
             logger.step(),
             logger.step(),
         ):
             pass
-        with pytest.raises(UserError, match=r"is not usable.*expected.*usually"):
+        with pytest.raises(UserError, match=r"(?s)is not usable.*expected.*usually"):
             logger.phase("a/b")
 
 

@@ -82,7 +82,7 @@ def test_a_big_array_is_refused_by_its_shape_and_not_copied(
 def test_a_donated_array_says_what_to_do() -> None:
     array = jnp.float32(1.0)
     array.delete()
-    with pytest.raises(ValueError, match=r"deleted before it could be read.*donated state"):
+    with pytest.raises(ValueError, match=r"(?s)deleted before it could be read.*donated state"):
         plain_number(array)
 
 

@@ -141,7 +141,7 @@ def test_what_is_no_file_is_refused_and_not_replaced(tmp_path: Path, kind: str) 
     path = Path("/dev/full") if kind == "device" else tmp_path / "fifo"
     if kind == "FIFO":
         os.mkfifo(path)
-    with pytest.raises(UserError, match=f"csv_file .* cannot be written .it is a {kind}"):
+    with pytest.raises(UserError, match=f"(?s)csv_file .* cannot be written .it is a {kind}"):
         CsvSink(path)
     assert not path.is_file()
     assert not list(tmp_path.glob("*.lock"))

@@ -152,7 +152,7 @@ def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     path = name if "://" in name else str(tmp_path / name)
-    with pytest.raises(UserError, match=r"metrics_file .* cannot be (written|reached)"):
+    with pytest.raises(UserError, match=r"(?s)metrics_file .* cannot be (written|reached)"):
         JsonlSink(path)
 
 
@@ -283,7 +283,9 @@ def test_a_file_of_another_process_is_refused(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
-        with pytest.raises(UserError, match=f"metrics_file .* is in use by process {process.pid}"):
+        with pytest.raises(
+            UserError, match=f"(?s)metrics_file .* is in use by process {process.pid}"
+        ):
             JsonlSink(path)
         process.communicate()
     write(path, range(2))

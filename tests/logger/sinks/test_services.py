@@ -32,7 +32,7 @@ def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = "prometheus_client" if name == "prometheus" else name
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=f"needs the package '{module}'.*pip install"):
+    with pytest.raises(UserError, match=f"(?s)needs the package '{module}'.*pip install"):
         make_sink(name)
 
 

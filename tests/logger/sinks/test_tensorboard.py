@@ -106,7 +106,7 @@ def test_set_up_labels_and_notes_are_texts(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"tensorboard_dir .* cannot be written"):
+    with pytest.raises(UserError, match=r"(?s)tensorboard_dir .* cannot be written"):
         TensorBoardSink(tmp_path / "file")
     with pytest.raises(UserError, match="cannot be reached"):
         TensorBoardSink("nowhere://bucket/run")

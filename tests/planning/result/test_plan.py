@@ -189,3 +189,17 @@ def test_a_plan_for_a_tpu7x_says_which_clock_state_a_run_must_set():
     (note,) = (note for note in plan.notes if "LIBTPU_INIT_ARGS" in note)
     assert "8 to 15% longer" in note
     assert not make_plan(ProgramDump(text=TEXT), TARGET).clock_state
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--xla_tpu_dvfs_p_state=7", "--xla_a=1"), ""),
+        (("--xla_tpu_dvfs_p_state=3",), "this run's clock state is --xla_tpu_dvfs_p_state=3"),
+        ((), "this run's clock state is default"),
+    ],
+)
+def test_a_plan_of_a_run_says_which_clock_state_the_run_had(flags, said):
+    target = parse_target(topology="tpu7x:2x2x1")
+    notes = make_plan(ProgramDump(text=TEXT), target, flags=flags).notes
+    assert [said in note for note in notes if "p_state" in note] == ([True] if said else [])

@@ -52,10 +52,19 @@ def test_groups_across_slices_use_the_data_center_network():
     assert links.route(two, (0, 1), 2).link == "ici"
 
 
-def test_gpus_of_a_host_use_nvlink():
+@pytest.mark.parametrize(
+    ("kind", "devices", "least"),
+    [
+        ("all-gather", 8, 2**30 * 7 / 8 / 450e9),
+        ("all-reduce", 8, 2**30 * 7 / 8 / 450e9),  # a switch that adds sends each byte once
+        ("all-gather", 16, 2**30 / 2 / (8 * 50e9)),  # half of it comes over eight cards
+        ("collective-permute", 16, 2**30 / 50e9),
+    ],
+)
+def test_the_least_time_on_gpus_is_that_of_the_bytes_on_the_slowest_link(kind, devices, least):
     hosts = parse_target(hardware="h100", devices=16)
-    expected = 2**30 * 7 / 8 / 450e9 + HOP
-    assert _seconds(hosts, "all-gather", 8, group=tuple(range(8))) == pytest.approx(expected)
+    assert _seconds(hosts, kind, devices, group=tuple(range(devices))) == pytest.approx(least)
+    assert links.route(hosts, tuple(range(8)), 8).link == "nvlink"
     assert links.route(hosts, tuple(range(16)), 16).link == "dcn"
 
 

@@ -24,6 +24,7 @@ from mfu_jax.profiling.join.ops import JoinedOp, work_by_name
 from mfu_jax.profiling.profile import Profile, read_profile
 from mfu_jax.profiling.report.plan_gap import PlanGap, plan_gap
 from mfu_jax.profiling.timeline.devices import OpName, Program
+from tests.support.metrics_lines import line
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -136,11 +137,63 @@ def test_a_planted_cause_comes_first_and_all_sum_to_the_difference(
     assert next(iter(gap_of(plant(profile), plan).by_reason())) == expected
 
 
+@pytest.mark.parametrize("trace", ["healthy", "sync_host", "gpt2"])
+def test_a_plan_of_the_program_that_ran_is_joined_op_by_op(traces: Path, trace: str) -> None:
+    profile, plan = planned(traces / trace)
+    for row in plan["ops"]:
+        assert sum(row["instructions"].values()) == pytest.approx(row["seconds"])
+    gap = gap_of(profile, plan)
+    rows = [row for row in gap.changes if row.op]
+    assert len({(row.scope, row.phase, row.kind, row.op) for row in rows}) == len(rows)
+    assert sum(row.after for row in rows) > 0.99 * profile.measured.busy_seconds
+    assert gap.notes == ()
+    names = {op.op.record.name: op.seconds for op in profile.measured.ops if op.op.record}
+    assert all(row.after == pytest.approx(names[row.op]) for row in rows)
+
+
+def test_a_plan_of_another_program_is_joined_by_scope(traces: Path) -> None:
+    gap = gap_of(planned(traces / "gpt2")[0], planned(traces / "healthy")[1])
+    assert not any(row.op for row in gap.changes)
+    assert any("of another program" in note for note in gap.notes)
+
+
+def test_the_clock_is_not_blamed_beyond_its_reading(traces: Path) -> None:
+    profile, plan = planned(traces / "gpt2")
+    slow = planted(profile, lambda op: 1 / 0.7)
+    unread, low, full = (plan_gap(slow, plan, "plan.json", share) for share in (None, 0.7, 1.0))
+    assert [next(iter(gap.by_reason())) for gap in (unread, low, full)] == [
+        *("lower clock", "lower clock", "slower kernel")
+    ]
+    assert "no reading" in unread.notes[0]
+    assert low.notes == ("the clock was read at 70.0% of the one of the peak",)
+    assert "lower clock" not in full.by_reason()
+
+
+def test_ops_that_may_be_the_missing_ones_are_unexplained(traces: Path) -> None:
+    profile, plan = planned(traces / "healthy")
+    measured = profile.measured
+    ops = [
+        op if op.op.record is None or op.op.record.flops else unnamed("kernel", op.seconds)
+        for op in measured.ops
+    ]
+    nameless = dataclasses.replace(profile, measured=dataclasses.replace(measured, ops=tuple(ops)))
+    gap = gap_of(nameless, plan)
+    assert {"extra op", "missing op"}.isdisjoint(gap.by_reason())
+    assert abs(gap.by_reason()["unexplained"]) < 0.05 * gap.measured_seconds
+    known = sum(op.seconds for op in measured.ops)
+    lost = dataclasses.replace(
+        profile, measured=dataclasses.replace(measured, step_seconds=2 * known)
+    )
+    rest = gap_of(lost, plan).by_reason()
+    assert next(iter(rest)) == "unexplained"
+
+
 def test_a_healthy_step_is_as_planned(traces: Path) -> None:
     profile, plan = planned(traces / "healthy")
     gap = gap_of(profile, plan)
     assert abs(gap.measured_seconds / gap.planned_seconds - 1) < 0.05
-    assert {"lower clock", "extra op", "op that did not run"}.isdisjoint(gap.by_reason())
+    assert {"lower clock", "extra op", "unexplained"}.isdisjoint(gap.by_reason())
+    assert abs(gap.by_reason()["missing op"]) < 0.005 * gap.measured_seconds  # loops' conditions
 
 
 def test_what_a_loop_really_waited_for(traces: Path) -> None:
@@ -158,13 +211,28 @@ def test_the_command_prints_the_gap_in_text_json_and_page(
     folder, file = traces / "host_transfer", tmp_path / "plan.json"
     file.write_text(json.dumps(planned(traces / "healthy")[1]))
     assert cli.main(["profile", str(folder), "--plan", str(file)]) == 0
-    assert "gap to the plan for 1 × H100 SXM: planned 6.7" in capsys.readouterr().out
+    assert (
+        "3.4 × the 6.706 ms planned for 1 × H100 SXM: waiting host 13.7" in capsys.readouterr().out
+    )
     assert cli.main(["profile", str(folder), f"plan={file}", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)["plan"]
     assert sum(row["seconds"] for row in answer["changes"]) == pytest.approx(answer["seconds"])
     page = tmp_path / "page.html"
     assert cli.main(["profile", str(folder), f"plan={file}", "--html", str(page)]) == 0
     assert "Gap to the plan" in page.read_text(encoding="utf-8")
+
+
+def test_the_clock_is_that_of_the_runs_own_readings(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = tmp_path / "run", tmp_path / "plan.json"
+    shutil.copytree(traces / "healthy", run / "profile")
+    (run / "metrics.jsonl").write_text(line(3, 0.1, **{"gpu/sm_clock_mhz": 1281.0}))
+    file.write_text(json.dumps(planned(traces / "healthy")[1]))
+    for folder in (run, run / "profile"):
+        assert cli.main(["profile", str(folder), "--plan", str(file), "--json"]) == 0
+        notes = json.loads(capsys.readouterr().out)["plan"]["notes"]
+        assert notes == ["the clock was read at 70.0% of the one of the peak"]  # 1,830 MHz
 
 
 def test_a_plan_without_ops_is_one_line(traces: Path) -> None:

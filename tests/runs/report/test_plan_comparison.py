@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mfu_jax.cli import main
+from mfu_jax.dumps import load
+from mfu_jax.planning.result.planner import make_plan
+from mfu_jax.planning.targets import parse_target
+from tests.support.messages import is_told
 from tests.support.metrics_lines import line
 from tests.support.written_logs import WrittenLog
 
@@ -157,4 +162,60 @@ def test_a_file_that_holds_no_plan_is_one_line(
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "expected what mfu-jax plan … --json prints" in error
-    assert error.count("\n") == 1
+    assert is_told(error, hint=True)
+
+
+def test_without_a_profile_the_log_divides_the_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = write(tmp_path, is_profiled=False)
+    lines = [line(n, 0.9 if n < 19 else 2.7) for n in range(20)]
+    lines[0] = line(0, 9.0, kind="compile", **{"compile/seconds": 8.0})
+    lines[5] = line(5, 0.9, **{"goodput/data_wait_seconds": 1.9})
+    lines[6] = line(6, 0.9, **{"gpu/sm_clock_mhz": 1830 / 1.1})
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    plan = {**PLAN, "hardware": "H100 SXM"}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert main([*words, "--json"]) == 0
+    gap = json.loads(capsys.readouterr().out)["plan"]["gap"]
+    assert gap["by_reason"] == {
+        "compile": pytest.approx(8 / 19),
+        "waiting host": pytest.approx(0.1),
+        "outlier steps": pytest.approx(1.8 / 19),
+        "lower clock": pytest.approx(0.05),  # a tenth of the plan's matmuls
+        "unexplained": pytest.approx(0.05),
+    }
+    assert list(gap["by_reason"])[:3] == ["compile", "waiting host", "outlier steps"]
+    assert gap["measured_seconds"] == pytest.approx(0.9 + 9.9 / 19 + 1.8 / 19)
+    assert sum(gap["by_reason"].values()) == pytest.approx(gap["seconds"])
+    assert "from the log alone" in gap["notes"][0]
+    assert main(words) == 0
+    assert re.search(
+        r"\ncompile +421\.053 ms\nwaiting host +100\.000 ms\n", capsys.readouterr().out
+    )
+    assert main([*words, "--html"]) == 0
+    assert 'data-by="gap"' in (tmp_path / "report.html").read_text()
+
+
+def test_with_a_trace_the_gap_is_by_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = write(tmp_path)
+    with tarfile.open(Path(__file__).parents[2] / "data" / "h100_loops.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    (tmp_path / "sync_host").rename(tmp_path / "profile")
+    program = load(tmp_path / "profile" / "programs" / "step.mfu")
+    plan = make_plan(program, parse_target(hardware="h100", devices=1)).to_json()
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert main([*words, "--json"]) == 0
+    gap = json.loads(capsys.readouterr().out)["plan"]["gap"]
+    assert next(iter(gap["by_reason"])) == "waiting host"
+    assert gap["measured_seconds"] == pytest.approx(14.305e-3, abs=1e-6)
+    assert {row["op"] for row in gap["changes"]} > {"custom-call.0", "custom-call.1"}
+    assert main(words) == 0
+    assert "gap to the plan: a step takes 14.305 ms, 2.13 ×" in capsys.readouterr().out
+    (tmp_path / "profile" / "programs" / "step.mfu").unlink()
+    for trace in (tmp_path / "profile").rglob("*.xplane.pb"):
+        trace.write_bytes(b"?")
+    assert main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan["notes"][-1].startswith("no gap by op: ")
+    assert "changes" not in plan["gap"]

@@ -1,5 +1,6 @@
 """Packed rows of real text, the split, and the read position."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,18 +83,27 @@ def test_a_single_document_is_cut_in_two() -> None:
     assert split_documents({"a": b"0123456789"}, 0.2) == ([b"01234567"], [b"89"])
 
 
-def test_the_read_position_restores_the_sequence() -> None:
-    first = iterator(config())
+@pytest.mark.parametrize("data", ["text", "synthetic"])
+def test_the_read_position_restores_the_sequence(data: str) -> None:
+    first = iterator(config(dataset_type=data))
     for _ in range(3):
         next(first)
     state = first.get_state()
     expected = [next(first) for _ in range(3)]
-    second = iterator(config())
+    assert state == {"next_index": 3}  # also in checkpoints of synthetic runs that had grain
+    second = iterator(config(dataset_type=data))
     second.set_state(state)
     for batch in expected:
         got = next(second)
         for key, value in batch.items():
             np.testing.assert_array_equal(got[key], value)
+
+
+def test_only_files_need_grain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grain", None)
+    assert next(iterator(config(dataset_type="synthetic")))["inputs"].shape == (1, 2, 8)
+    with pytest.raises(UserError, match="dataset_type=text, unlike synthetic, needs"):
+        iterator(config())
 
 
 def test_processes_share_out_the_rows() -> None:

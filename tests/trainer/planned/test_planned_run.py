@@ -6,7 +6,7 @@ import types
 import pytest
 
 from mfu_jax.planning.measured_runs import read_run
-from mfu_jax.trainer.planned.planned_run import reference_keys
+from mfu_jax.trainer.planned.planned_run import Lost, reference_keys
 from mfu_jax.trainer.planned.planned_step import TrainerStep
 
 RUN = {"model_name": "llama3.1-8b", "per_device_batch_size": 1, "max_target_length": 8192}
@@ -35,9 +35,9 @@ RUN = {"model_name": "llama3.1-8b", "per_device_batch_size": 1, "max_target_leng
     ],
 )
 def test_axes_of_both_networks_multiply(chips, given, mesh):
-    keys, notes = reference_keys(read_run({**RUN, "hardware": "v6e", **chips, "mesh": given}))
+    keys, lost = reference_keys(read_run({**RUN, "hardware": "v6e", **chips, "mesh": given}))
     assert tuple(int(keys[axis]) for axis in ("data", "fsdp", "expert", "tensor")) == mesh
-    assert len(notes) == 1
+    assert lost == ()
 
 
 def test_maxtext_leaves_it_to_xla_when_weights_are_gathered():
@@ -48,11 +48,11 @@ def test_maxtext_leaves_it_to_xla_when_weights_are_gathered():
 
 def test_axes_that_another_stands_for_are_named():
     mesh = {"ici_sequence_parallelism": 2, "ici_pipeline_parallelism": 4}
-    keys, notes = reference_keys(
+    keys, lost = reference_keys(
         read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "mesh": mesh})
     )
     assert keys["context_parallelism"] == "2"
-    assert "sequence_parallelism=2 (as context)" in notes[1]
+    assert lost == (Lost("sequence_parallelism=2 (as context)", touches="transfers"),)
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
         "quantization": "fp8_full",
     }
     read = read_run(run)
-    keys, notes = reference_keys(read)
-    assert notes[1:] == ("not followed by the reference model: use_tokamax_splash=true",)
+    keys, lost = reference_keys(read)
+    assert lost == (Lost("use_tokamax_splash=true", touches="kernel"),)
     expected = {
         "fsdp": "64",
         "context_parallelism": "8",
@@ -97,7 +97,7 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
         "act_quantization_calibration_method": "fixed,-224,224",
     }
     assert {key: keys[key] for key in expected} == expected
-    assert TrainerStep(read.target).invalid(keys) == ""
+    assert TrainerStep(read.target).invalid(keys) is None
 
 
 @pytest.mark.parametrize(
@@ -105,45 +105,86 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
     [
         (True, 1.25, None, ()),  # MaxText's dropless experts have no slots
         (False, 1.25, "1.25", ()),
-        (False, -1, "-1", ("not followed by the reference model: sparse_matmul=false",)),
+        (False, -1, "-1", (Lost("sparse_matmul=false", work="experts' dispatch"),)),
     ],
 )
 def test_experts_have_slots_where_maxtexts_have(sparse, capacity, slots, lost):
     flags = {"sparse_matmul": sparse, "capacity_factor": capacity, "use_custom_sort_vjp": True}
     run = {**RUN, "model_name": "mixtral-8x7b", "hardware": "v6e", "device_type": "v6e-8"}
-    keys, notes = reference_keys(read_run({**run, "other_flags": flags}))
-    assert keys.get("capacity_factor") == slots
-    assert notes[1:] == lost
+    found = reference_keys(read_run({**run, "other_flags": flags}))
+    assert found.keys.get("capacity_factor") == slots
+    assert found.lost == lost
 
 
 def test_whole_experts_are_followed_where_each_device_gets_as_many():
     flags = {"fsdp_shard_on_exp": True, "mu_dtype": "bfloat16", "grad_dtype": "bfloat16"}
     run = {**RUN, "model_name": "mixtral-8x7b", "hardware": "v6e", "other_flags": flags}
-    keys, notes = reference_keys(read_run({**run, "device_type": "v6e-8"}))  # eight experts
+    keys, lost = reference_keys(read_run({**run, "device_type": "v6e-8"}))  # eight experts
     assert (keys["shard_exp_on_fsdp"], keys["mu_dtype"]) == ("true", "bfloat16")
     assert keys["grad_dtype"] == "bfloat16"
-    assert notes[1:] == ()
-    keys, notes = reference_keys(read_run({**run, "device_type": "v6e-16"}))
+    assert lost == ()
+    keys, lost = reference_keys(read_run({**run, "device_type": "v6e-16"}))
     assert "shard_exp_on_fsdp" not in keys
-    assert notes[1:] == ("not followed by the reference model: shard_exp_on_fsdp=true",)
+    assert lost == (Lost("shard_exp_on_fsdp=true", touches="transfers"),)
 
 
 def test_without_qwix_quantisation_is_not_followed_and_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "qwix", None)
-    keys, notes = reference_keys(
+    found = reference_keys(
         read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "quantization": "int8"})
     )
-    assert "quantization" not in keys
-    assert "quantization=int8 (it needs pip install 'mfu-jax[quantize]')" in notes[1]
+    assert "quantization" not in found.keys
+    assert found.other_work == (
+        "quantization=int8, which needs pip install 'mfu-jax[quantize]' (matmul precision)",
+    )
 
 
 def test_calibration_of_no_quantisation_is_named():
     flags = {"act_quantization_calibration_method": "absmax", "logits_dot_in_fp32": False}
-    keys, notes = reference_keys(
+    keys, lost = reference_keys(
         read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "other_flags": flags})
     )
     assert "act_quantization_calibration_method" not in keys
-    assert notes[1:] == (
-        "not followed by the reference model: act_quantization_calibration_method=absmax "
-        "(without quantization)",
-    )
+    assert lost == (Lost("act_quantization_calibration_method=absmax (without quantization)"),)
+
+
+@pytest.mark.parametrize(
+    ("keys", "work"),
+    [
+        ({"quantization": "te_mxfp8"}, "quantization=te_mxfp8 (matmul precision)"),
+        (
+            {"other_flags": {"context_parallel_strategy": "ulysses"}},
+            "context_parallel_strategy=ulysses (context parallelism)",
+        ),
+        (
+            {"other_flags": {"context_parallel_strategy": "ring"}},
+            "context_parallel_strategy=ring, in kernels as the run's (context parallelism)",
+        ),
+        ({"attention": "paged"}, "attention=paged (attention kernel)"),
+        (
+            {"model_name": "mixtral-8x7b", "other_flags": {"sparse_matmul": False}},
+            "sparse_matmul=false (experts' dispatch)",
+        ),
+    ],
+)
+def test_a_setting_that_makes_another_program_is_no_detail(keys, work):
+    found = reference_keys(read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", **keys}))
+    assert found.other_work == (work,)
+    assert found.notes({}) == ()
+
+
+def test_details_are_told_by_the_time_that_they_may_change():
+    flags = {"opt_type": "adam_pax", "use_tokamax_splash": True, "unheard_of": 1}
+    mesh = {"ici_sequence_parallelism": 2}
+    run = {**RUN, "hardware": "v6e", "device_type": "v6e-8", "other_flags": flags, "mesh": mesh}
+    seconds = {"matmul": 5.0, "vector": 2.0, "kernel": 0.5, "all-gather (fsdp)": 1.5, "copy": 1.0}
+    told = [
+        note.removeprefix("not followed by the reference model: ")
+        for note in reference_keys(read_run(run)).notes(seconds)
+    ]
+    assert told == [
+        "opt_type=adam_pax (vector: 20.0% of the step)",
+        "sequence_parallelism=2 (as context) (transfers: 15.0% of the step)",
+        "use_tokamax_splash=true (kernel: 5.0% of the step)",
+        "unheard_of=1",
+    ]

@@ -61,7 +61,7 @@ def test_meshes_as_maxtext_names_them(given, mesh):
     ],
 )
 def test_wrong_steps_say_why(given, word):
-    assert word in TrainerStep(V6E).invalid({**MODEL, **given})
+    assert word in str(TrainerStep(V6E).invalid({**MODEL, **given}))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_turns_of_a_pipeline(keys, turns):
 
 
 def test_a_right_step_says_nothing():
-    assert TrainerStep(V6E).invalid(MODEL) == ""
+    assert TrainerStep(V6E).invalid(MODEL) is None
 
 
 def test_every_setting_is_in_the_identity():

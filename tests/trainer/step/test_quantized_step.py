@@ -145,7 +145,7 @@ def test_scales_are_those_of_whole_rows_and_columns_on_a_mesh(experts: dict[str,
 
 def test_without_qwix_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "qwix", None)
-    with pytest.raises(UserError, match=r"quantization=int8 needs .*mfu-jax\[quantize\]"):
+    with pytest.raises(UserError, match=r"(?s)quantization=int8 needs .*mfu-jax\[quantize\]"):
         state.make_model(config(quantization="int8"), 0)
 
 

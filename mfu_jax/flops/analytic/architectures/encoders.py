@@ -23,7 +23,10 @@ def _require_config_json(config: ModelConfig) -> None:
     """Raises a `UserError` if no translation of a config.json has set the encoder's fields."""
     if config.encoder == EncoderConfig():
         block = config.decoder_block
-        raise UserError(f"decoder_block={block!r} comes from a config.json; give that instead")
+        raise UserError(
+            f"decoder_block={block!r} comes from a config.json",
+            hint="give that instead",
+        )
 
 
 def _layer_norm(name: str, width: int, copies: int = 1) -> Component:

@@ -62,8 +62,8 @@ def build(config: ModelConfig) -> Layers:
     block = config.decoder_block
     if block not in FAMILIES:
         raise UserError(
-            f"decoder_block={block!r} is not known{nearest(block, FAMILIES)}; known are "
-            f"{', '.join(sorted(FAMILIES))}; count_model_flops(fn, *args) counts any JAX function"
+            f"decoder_block={block!r} is not known; known are {', '.join(sorted(FAMILIES))}",
+            hint=f"{nearest(block, FAMILIES)}count_model_flops(fn, *args) counts any JAX function",
         )
     module, function = FAMILIES[block].split(".")
     family = importlib.import_module(f"mfu_jax.flops.analytic.architectures.{module}")

@@ -119,12 +119,16 @@ def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
     layers, stack = config.num_decoder_layers, config.stack
     if not stack.layer_types:
         block = config.decoder_block
-        raise UserError(f"decoder_block={block!r} comes from a config.json; give that instead")
+        raise UserError(
+            f"decoder_block={block!r} comes from a config.json",
+            hint="give that instead",
+        )
     for name in ("layer_types", "feed_forward_types"):
         if len(kinds := config.value(name)) < layers:
             raise UserError(
                 f"num_decoder_layers={layers}, but {name} has {len(kinds)} entries; expected "
-                f"one for each layer; give {name} too"
+                "one for each layer",
+                hint=f"give {name} too",
             )
     return tuple(zip(stack.layer_types, stack.feed_forward_types, strict=False))[:layers]
 
@@ -144,8 +148,8 @@ def token_mixer(config: ModelConfig, kind: str) -> Components:
     known = (*_ATTENTION, *_MIXERS)
     if unknown := [name for name in names if name not in known]:
         raise UserError(
-            f"layer_types has {unknown[0]!r}; expected {', '.join(known)}; count_model_flops(fn, "
-            f"*args) counts any JAX function"
+            f"layer_types has {unknown[0]!r}; expected {', '.join(known)}",
+            hint="count_model_flops(fn, *args) counts any JAX function",
         )
     mixed = (
         _MIXERS[name](config) if name in _MIXERS else _attention(config, name) for name in names

@@ -60,7 +60,8 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(model_type, str):
         raise UserError(
             f"the config has model_type={model_type!r}; expected the text that every Hugging Face "
-            f"config.json has, such as 'llama'; docs/huggingface.md lists the known ones"
+            f"config.json has, such as 'llama'",
+            hint="docs/huggingface.md lists the known ones",
         )
     translated = _translated(
         Fields(config, model_type) if model_type in TRANSLATIONS else _text(config)
@@ -89,11 +90,11 @@ def _text(config: Mapping[str, Any]) -> Fields:
     kind = str(part.get("model_type", f"{outer}_text") if path else f"{outer}_text")
     if kind not in TRANSLATIONS or kind in _ENCODERS or outer.endswith("_assistant"):
         raise UserError(
-            f"model_type={outer[:60]!r} is not known{nearest(outer[:60], TRANSLATIONS)}"
-            f"{_recognised(part)}; no count is guessed: mfu-jax "
-            f"flops config.json --trace counts the PyTorch model itself, "
-            f"mfu_jax.count_model_flops(fn, *args) any JAX function; or give its sizes in "
-            f"MaxText's names (decoder_block=…, emb_dim=…)"
+            f"model_type={outer[:60]!r} is not known{_recognised(part)}; no count is guessed",
+            hint=f"{nearest(outer[:60], TRANSLATIONS)}mfu-jax flops config.json --trace counts the "
+            "PyTorch model itself, mfu_jax.count_model_flops(fn, *args) any JAX function; or "
+            "give its sizes in MaxText's names "
+            "(decoder_block=…, emb_dim=…)",
         )
     warnings.warn(
         f"{outer} is counted as its text model, {kind}: images, audio and other parts are not "

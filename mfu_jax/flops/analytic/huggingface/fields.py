@@ -131,8 +131,8 @@ class Fields:
         kind = model_type or str(value.get("model_type"))
         if kind not in _all_defaults():
             raise UserError(
-                f"{self._path}{name}.model_type={kind!r} is not known; count_model_flops(fn, "
-                f"*args) counts any JAX function"
+                f"{self._path}{name}.model_type={kind!r} is not known",
+                hint="count_model_flops(fn, *args) counts any JAX function",
             )
         return Fields(value, kind, f"{self._path}{name}.")
 
@@ -155,6 +155,6 @@ class Fields:
         value = repr(self.get(name))
         shown = value if len(value) <= 60 else f"{value[:57]}…"
         raise UserError(
-            f"{self._path}{name}={shown}: {expected} (model_type {self.model_type!r}); "
-            f"correct it in the config.json"
+            f"{self._path}{name}={shown}: {expected} (model_type {self.model_type!r})",
+            hint="correct it in the config.json",
         )

@@ -31,8 +31,8 @@ def read_source(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
         return read_mapping(model_file(source)), {}
     if not exists:
         raise UserError(
-            f"no such file: {path}; expected a file, or a bundled model's name"
-            f"{nearest(path.stem, model_names())}"
+            f"no such file: {path}; expected a file, or a bundled model's name",
+            hint=nearest(path.stem, model_names()),
         )
     if path.suffix == ".json":
         return _read_json(path), {}
@@ -59,7 +59,10 @@ def _inherited(path: Path, parent: Any) -> dict[str, Any]:
             )
         path = found
         if path.resolve() in seen:
-            raise UserError(f"{path} is its own base_config; leave one of the two out")
+            raise UserError(
+                f"{path} is its own base_config",
+                hint="leave one of the two out",
+            )
         seen.add(path.resolve())
         more = read_mapping(path)
         parent = more.pop("base_config", None)
@@ -91,7 +94,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(text, object_pairs_hook=_once_each)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error.what}", hint=error.hint) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not usable JSON: {_first_line(error)}") from None
     if not isinstance(values, dict):
@@ -99,7 +102,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if "model_type" not in values:
         raise UserError(
             f"{path} has no model_type, which says what its other fields mean; every Hugging Face "
-            f"config.json has one (is this the model's own config?)"
+            "config.json has one",
+            hint="usually another file of the model, such as its tokenizer's; pass its config.json",
         )
     return values
 
@@ -110,7 +114,10 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise UserError(f"{shown(twice)} is given twice; leave one of the two out")
+        raise UserError(
+            f"{shown(twice)} is given twice",
+            hint="leave one of the two out",
+        )
     return values
 
 

@@ -96,7 +96,8 @@ def _with_named_model(values: dict[str, Any]) -> dict[str, Any]:
             if not values.get("override_model_config"):
                 raise UserError(
                     f"{key}={shown(value)} contradicts model_name {name!r}, which has "
-                    f"{shown(model[resolved])}; set override_model_config: true to let it win"
+                    f"{shown(model[resolved])}",
+                    hint="set override_model_config: true to let it win",
                 )
             del model[resolved]
     return {**(_as_base(model) if "global_parameter_scale" in own else model), **own}
@@ -120,15 +121,17 @@ def _resolved(values: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
             scaled = value << exponents[kind] if value > 0 else value
             if resolved.setdefault(field, scaled) != scaled:
                 raise UserError(
-                    f"{key} gives {field}={scaled}, but the file also says {field}="
-                    f"{shown(resolved[field])}; leave one of the two out"
+                    f"{key} gives {field}={scaled}, but the file also says "
+                    f"{field}={shown(resolved[field])}",
+                    hint="leave one of the two out",
                 )
         resolved = {**_MAXTEXT_DEFAULTS, **resolved}
     if missing := [field for field in REQUIRED if field not in resolved]:
         names = [f"base_{f}" if f"base_{f}" in _SCALED else f for f in missing]
         raise UserError(
             f"the config has no {', '.join(names)}; expected MaxText's fields (base_emb_dim, "
-            f"vocab_size, …); give it as key=value"
+            "vocab_size, …)",
+            hint="give it as key=value",
         )
     _refuse_misspelt(values, [field for field in MAXTEXT_FIELDS if field not in resolved])
     for key in overrides:
@@ -146,7 +149,7 @@ def _refuse_misspelt(values: Mapping[str, Any], absent: list[str]) -> None:
         if key in MAXTEXT_FIELDS or key in _EXTRA_KEYS:
             continue
         if hint := nearest(key.removeprefix("base_"), absent, similarity=_MISSPELT):
-            raise UserError(f"unknown key {key!r}{hint}")
+            raise UserError(f"unknown key {key!r}", hint=hint)
 
 
 _EXTRA_KEYS = frozenset({*_SCALED, "global_parameter_scale", "override_model_config"})
@@ -171,7 +174,10 @@ def parse_override(key: str, text: str) -> Any:
 
 def _refuse_unknown(key: str) -> None:
     if key not in MAXTEXT_FIELDS and key not in _EXTRA_KEYS:
-        raise UserError(f"unknown key {key!r}{nearest(key, override_keys())}")
+        raise UserError(
+            f"unknown key {key!r}",
+            hint=nearest(key, override_keys()),
+        )
 
 
 def _scale_exponents(scale: Any) -> dict[str, int]:

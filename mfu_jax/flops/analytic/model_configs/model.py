@@ -97,7 +97,10 @@ class ModelConfig(FieldGroup):
         """
         own, grouped = _by_group(values)
         if missing := [name for name in REQUIRED if name not in own]:
-            raise UserError(f"{where} has no {', '.join(missing)}; give it as key=value")
+            raise UserError(
+                f"{where} has no {', '.join(missing)}",
+                hint="give it as key=value",
+            )
         groups: dict[str, Any] = {name: _GROUPS[name](**given) for name, given in grouped.items()}
         return cls(**own, **groups)
 
@@ -123,8 +126,9 @@ class ModelConfig(FieldGroup):
         """Raises a `UserError` listing those of the fields `names` that are absent."""
         if missing := self.missing(names):
             raise UserError(
-                f"decoder_block={self.decoder_block!r} needs {', '.join(missing)}: absent or 0 in "
-                f"the config; give it as key=value"
+                f"decoder_block={self.decoder_block!r} needs {', '.join(missing)}: absent or 0 "
+                "in the config",
+                hint="give it as key=value",
             )
 
     def missing(self, names: Iterable[str]) -> list[str]:
@@ -167,7 +171,10 @@ def _by_group(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict
     grouped: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in values.items():
         if name not in _GROUP_OF:
-            raise UserError(f"unknown key {name!r}{nearest(name, _GROUP_OF)}")
+            raise UserError(
+                f"unknown key {name!r}",
+                hint=nearest(name, _GROUP_OF),
+            )
         if holder := _GROUP_OF[name]:
             grouped[holder][name] = value
         else:

@@ -105,7 +105,10 @@ def _named_towers(config: ModelConfig) -> Layers:
 def _refuse(config: ModelConfig, name: str, tower: object) -> None:
     """Raises a `UserError` if the step's field `name` is given without a tower."""
     if (given := config.value(name)) and not tower:
-        raise UserError(f"{name}={given}: this model has no tower for them; leave it out")
+        raise UserError(
+            f"{name}={given}: this model has no tower for them",
+            hint="leave it out",
+        )
 
 
 def _tower(name: str, config: ModelConfig) -> Layers:
@@ -128,8 +131,9 @@ def require_towers(config: ModelConfig) -> None:
         if config.decoder_block not in _TOWERS:
             raise UserError(
                 f"use_multimodal: decoder_block={config.decoder_block!r} has no known vision "
-                f"tower{nearest(config.decoder_block, _TOWERS)}; known are "
-                f"{', '.join(sorted(_TOWERS))}; use_multimodal=false counts the text model"
+                f"tower; known are {', '.join(sorted(_TOWERS))}",
+                hint=f"{nearest(config.decoder_block, _TOWERS)}use_multimodal=false counts the "
+                "text model",
             )
         config.require(*_TOWERS[config.decoder_block][0])
     if config.audio.use_audio or config.step.audio_frames_per_sequence:

@@ -16,8 +16,8 @@ class HloParseError(UserError):
         where = f"HLO line {number}" if number else "HLO text"
         shown = f": {line.strip()[:200]!r}" if line else ""
         super().__init__(
-            f"{where}: {reason}{shown}; expected the text of compiled.as_text(); usually "
-            "truncated or edited text, or another format; dump it again"
+            f"{where}: {reason}{shown}; expected the text of compiled.as_text()",
+            hint="usually truncated or edited text, or another format; dump it again",
         )
         self.reason, self.line, self.number = reason, line, number
 

@@ -48,13 +48,14 @@ def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[Non
     if kind not in get_args(MaskKind):
         raise UserError(
             f"attention_mask got {kind!r}; expected 'causal', 'full', 'documents' or "
-            "'causal_documents'; a window is a separate argument: "
-            "attention_mask('causal', window=128)"
+            "'causal_documents'",
+            hint="a window is a separate argument: attention_mask('causal', window=128)",
         )
     if window is not None and (not isinstance(window, int) or window < 1):
         raise UserError(
-            f"attention_mask got window={window!r}; expected a positive int: how many keys a query "
-            "sees, itself included; leave it out for no window"
+            f"attention_mask got window={window!r}; expected a positive int: how many keys a "
+            "query sees, itself included",
+            hint="leave it out for no window",
         )
     name = f"attention_mask.{kind}" + (f".{window}" if window else "")
     before = getattr(_this_thread, "declared", None)

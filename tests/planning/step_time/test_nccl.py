@@ -1,0 +1,62 @@
+"""NCCL's times against what others measured with nccl-tests, and by hand."""
+
+import pytest
+
+from mfu_jax.flops.executed.costs.types import Collective
+from mfu_jax.planning.step_time import nccl
+from mfu_jax.planning.step_time.durations import Efficiencies
+
+MIB, GIB = 2**20, 2**30
+SHARES = Efficiencies()
+
+
+def _seconds(kind, nbytes, devices, hosts):
+    return nccl.seconds(
+        Collective(kind=kind, bytes=nbytes, group_size=devices),
+        hosts=hosts,
+        nvlink_bytes_per_sec=450e9 * SHARES.nvlink,
+        network_bytes_per_sec=50e9 * SHARES.link,
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "hosts", "nbytes", "bus_gbps"),
+    [
+        (16, 2, 8 * GIB, 8 * 47.0),  # NVIDIA/nccl-tests#290: 46 to 48 GB/s of each card, as a ring
+        (32, 4, 16 * GIB, 365.84),  # NVIDIA/nccl-tests#309
+        (256, 32, 2 * GIB, 340.0),  # NVIDIA/nccl#1218
+        (8, 1, 8 * MIB, 180.88),  # kvcache-ai/Mooncake#3484, eight GPUs
+        (8, 1, 32 * MIB, 300.51),
+    ],
+)
+def test_all_reduces_take_what_nccl_tests_measured_on_hosts_of_eight_h100(
+    devices, hosts, nbytes, bus_gbps
+):
+    measured = 2 * (devices - 1) / devices * nbytes / (bus_gbps * 1e9)
+    assert _seconds("all-reduce", nbytes, devices, hosts) == pytest.approx(measured, rel=0.12)
+
+
+def test_an_all_gather_of_2_mb_takes_25_microseconds_beside_its_bytes_as_in_xlas_table():
+    moved = 2e6 * 7 / 8 / (450e9 * SHARES.nvlink)
+    assert _seconds("all-gather", 2e6, 8, 1) - moved == pytest.approx(25e-6, rel=0.1)
+
+
+def test_a_long_ring_pays_for_its_steps():
+    """64 hosts: 448 steps within them, bound by posting to the card, and 63 between them."""
+    low_latency = 6.6e-6 + 448 * 1e-6 + 63 * 2.7e-6
+    assert _seconds("all-gather", 8, 512, 64) == pytest.approx(low_latency, rel=1e-3)
+    assert _seconds("all-reduce", 8, 512, 64) == pytest.approx(
+        6.8e-6 + 2 * (7 * 0.6e-6 + 6 * 5e-6),
+        rel=1e-3,  # a tree
+    )
+
+
+def test_what_goes_to_one_partner_or_to_all_crosses_the_slower_link_once():
+    assert _seconds("collective-permute", GIB, 16, 2) == pytest.approx(GIB / 45e9, rel=1e-2)
+    assert _seconds("all-to-all", GIB, 16, 2) == pytest.approx(GIB / 2 / 45e9, rel=1e-2)
+    assert _seconds("all-to-all", GIB, 8, 1) == pytest.approx(GIB * 7 / 8 / 351e9, rel=1e-2)
+
+
+def test_one_device_of_each_host_has_one_card():
+    ring = GIB * 7 / 8 / 45e9
+    assert _seconds("all-gather", GIB, 8, 8) == pytest.approx(ring, rel=1e-2)

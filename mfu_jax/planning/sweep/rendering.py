@@ -88,7 +88,7 @@ def _plot(rows: Sequence[SweepRow]) -> list[str]:
     lines[-1] = f"  {min(ys):8.4g} │{''.join(grid[-1]).rstrip()}"
     axis = f"{min(xs):.2f} GiB"
     return [
-        "  µs of a chip for a token, against memory (# compiled, o estimated, * none is better)",
+        "  µs of a chip for a token, against memory (# compiled, o estimated, * Pareto front)",
         *lines,
         f"  {'':9}└{'─' * (_WIDTH + 1)}",
         f"  {'':10}{axis}{f'{max(xs):.2f} GiB':>{_WIDTH + 1 - len(axis)}}",

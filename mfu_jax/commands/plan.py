@@ -184,7 +184,8 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
         tokens=_number(values, "tokens_per_step"),
         convention=program.model.convention if program.model else "maxtext",
     )
-    return make_plan(program, target, work=work).with_notes(*notes)
+    plan = make_plan(program, target, work=work).with_notes(*notes)
+    return replace(plan, model=f"the program of {Path(name).name}")
 
 
 def _of_run(arguments: Arguments) -> Plan:
@@ -282,7 +283,8 @@ def _compiled(
         ),
         progress=_progress,
     )
-    return make_plan(program, target, work=work, flags=flags).with_notes(*notes, *unknown)
+    plan = make_plan(program, target, work=work, flags=flags).with_notes(*notes, *unknown)
+    return replace(plan, model=source.named(keys))
 
 
 def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None, tuple[str, ...]]:

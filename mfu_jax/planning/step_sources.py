@@ -26,6 +26,8 @@ from mfu_jax.planning.step_time.schedule import PipelineTicks
 from mfu_jax.planning.sweep.search import REMAT, Analytic
 from mfu_jax.planning.targets import Target
 
+# A model, and what a device trains of it in a step, by keys that MaxText has, too.
+DEVICE_BATCH = "{model_name}, {per_device_batch_size} × {max_target_length} tokens a device,"
 # What each policy recomputes of the forward pass: everything in the layers, or attention only.
 _RECOMPUTED = {"none": (), "minimal": ("attention",), "full": ("attention", "weight")}
 
@@ -46,6 +48,9 @@ class StepSource(Protocol):
 
     def run_words(self, values: Mapping[str, str]) -> list[str]:
         """The trainer's arguments to run the step."""
+
+    def named(self, values: Mapping[str, str]) -> str:
+        """The model and the batch of a device, in words."""
 
     def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work.
@@ -103,6 +108,10 @@ class MaxTextStep(StepSource):
     def run_words(self, values: Mapping[str, str]) -> list[str]:
         """MaxText's arguments without the plan's own."""
         return [f"{key}={value}" for key, value in values.items()]
+
+    def named(self, values: Mapping[str, str]) -> str:
+        """The model and the batch, by MaxText's keys and its defaults."""
+        return DEVICE_BATCH.format_map({**DEFAULT_STEP, **values})
 
     def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work, from the model's bundled config, MaxText's keys and its defaults."""

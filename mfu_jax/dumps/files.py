@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
+from mfu_jax.flops.count import KernelRun, KernelRuns
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.storage.addresses import check_path, open_place
 from mfu_jax.storage.dump_names import check_name
@@ -138,7 +139,7 @@ def _from_header(header: Any, text: str) -> ProgramDump:
         versions={str(k): str(v) for k, v in header["versions"].items()},
         parameter_shardings=tuple(str(s) for s in header["parameter_shardings"]),
         model=None if model is None else _model(**model),
-        kernel_flops=_integers(header["kernel_flops"]),
+        kernel_flops=_kernel_runs(header["kernel_flops"]),
         trip_counts=_integers(header["trip_counts"]),
         lengths=Lengths.of(**header["lengths"]),
     )
@@ -170,6 +171,15 @@ def _exact(value: Any) -> int | Fraction:
 
 def _integers(values: Mapping[str, Any]) -> dict[str, int]:
     return {str(key): _integer(value) for key, value in values.items()}
+
+
+def _kernel_runs(values: Mapping[str, Any]) -> KernelRuns:
+    return {
+        str(key): tuple(KernelRun(*map(_integer, run)) for run in value)
+        if isinstance(value, list)
+        else _integer(value)
+        for key, value in values.items()
+    }
 
 
 def _integer(value: Any) -> int:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 
 _ELIDED = re.compile(r"\bconstant\(\{\.\.\.\}\)")
@@ -91,7 +92,7 @@ class ProgramDump:
     versions: Mapping[str, str] = field(default_factory=dict)
     parameter_shardings: tuple[str, ...] = ()
     model: ModelFlops | None = None
-    kernel_flops: Mapping[str, int] = field(default_factory=dict)
+    kernel_flops: KernelRuns = field(default_factory=dict)
     trip_counts: Mapping[str, int] = field(default_factory=dict)
     lengths: Lengths = NO_LENGTHS
 

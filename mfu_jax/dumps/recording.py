@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
+from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.lengths import Lengths
 
@@ -31,7 +32,7 @@ def dump(
     path: str | os.PathLike[str],
     *,
     model: ModelFlops | Any = None,
-    kernel_flops: Mapping[str, int] | None = None,
+    kernel_flops: KernelRuns | None = None,
     trip_counts: Mapping[str, int] | None = None,
     group_sizes: Sequence[int] = (),
     sequence_lengths: Sequence[int] = (),
@@ -72,7 +73,7 @@ def record(
     compiled: jax.stages.Compiled | ProgramDump,
     *,
     model: ModelFlops | Any = None,
-    kernel_flops: Mapping[str, int] | None = None,
+    kernel_flops: KernelRuns | None = None,
     trip_counts: Mapping[str, int] | None = None,
     group_sizes: Sequence[int] = (),
     sequence_lengths: Sequence[int] = (),

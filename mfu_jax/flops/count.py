@@ -44,6 +44,22 @@ class Beyond(NamedTuple):
 NOTHING_BEYOND = Beyond()
 
 
+class KernelRun(NamedTuple):
+    """FLOPs of one run of a Pallas kernel.
+
+    Attributes:
+        flops: on elements inside its arrays.
+        overhang: in addition, where its blocks overhang them.
+    """
+
+    flops: int
+    overhang: int
+
+
+KernelRuns = Mapping[str, int | tuple[KernelRun, ...]]
+"""FLOPs of one run of each kernel, by name; all different runs where blocks overhang arrays."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unaccounted:
     """Work whose FLOPs are unknown.

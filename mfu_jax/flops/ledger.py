@@ -19,7 +19,7 @@ from mfu_jax.flops.ledger_table import LedgerRow, head, render_rows
 from mfu_jax.flops.operation_diff import Operations, largest, missing_operations
 
 _BEYOND = {
-    names.TILES_STATED: "the rest of whole Triton blocks, which the program states",
+    names.TILES_STATED: "the rest of whole blocks of Triton and Pallas, whose sizes are stated",
     names.TILES_ASSUMED: "the rest of whole cuDNN tiles, assumed from an H100's counters: "
     "128 × 128 in attention, 1024 rows or 256 columns in gradients of strided convolutions",
     names.ON_PADDING: "cuDNN's convolutions multiply outputs × window × channels",
@@ -186,13 +186,16 @@ def compare_flops(
         ours = {label: round(Fraction(flops, devices)) for label, flops in beyond.items()}
         overheads = {**ours, **(overheads or {})}
         model = Fraction(model.forward + model.backward, devices)
+    overheads = dict(overheads or {})
+    for label in overheads.keys() & executed.overhang.keys():  # the rest is in `executed`
+        overheads[label] = max(0, overheads[label] - executed.overhang[label])
     evidence = StepCounts(
         model=round(model),
         convention=convention,
         executed=executed,
         dense=dense,
         attention=attention,
-        overheads=overheads or {},
+        overheads=overheads,
         is_whole=is_whole,
         operations=operations or {},
         avoidable=avoidable or {},

@@ -14,6 +14,7 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.names import LORA_A, LORA_B
+from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes, pallas_kernel_flops
@@ -230,7 +231,7 @@ def given_model(flops_per_device: Exact) -> ModelCount:
 
 def kernel_flops_of(
     step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], device: jax.Device
-) -> Mapping[str, int]:
+) -> KernelRuns:
     """FLOPs of one run of each Pallas kernel; empty on CPUs, where none is a custom call."""
     if device.platform == "cpu":
         return {}
@@ -296,7 +297,7 @@ def count_program(
     compiled: HasText,
     model: ModelCount,
     *,
-    kernel_flops: Mapping[str, int] | None = None,
+    kernel_flops: KernelRuns | None = None,
     trip_counts: Mapping[str, int] | None = None,
     lengths: Lengths = NO_LENGTHS,
     unit: Literal["step", "call"] = "step",

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from mfu_jax.dumps.program import ModelFlops
+from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.hardware.peak_sources import CALIBRATE, is_measured_peak
@@ -105,7 +106,7 @@ class ProgramAnalysis:
         self._lengths = lengths
         self.model: ModelCount | None = None
         self.peaks: StepPeaks | None = None
-        self._kernel_flops: Mapping[str, int] = {}
+        self._kernel_flops: KernelRuns = {}
         with pause("count"):
             lowered = lowered or jax_internals.lowered(step, args, kwargs)
             inputs = jax.tree.leaves(getattr(lowered, "args_info", None))
@@ -290,7 +291,7 @@ def dump_step(
     compiled: Any,
     model: ModelCount | None,
     *,
-    kernel_flops: Mapping[str, int],
+    kernel_flops: KernelRuns,
     trip_counts: Mapping[str, int] | None,
     lengths: Lengths = NO_LENGTHS,
 ) -> None:

@@ -6,12 +6,24 @@ python -m tests.campaigns.grids --count 5000 --seed 0
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import jax
 
-from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
 from tests.campaigns.promises import Promise, seeded, verdict
-from tests.support.pallas_grids import function, needed, random_grid
+from tests.support.pallas_grids import (
+    Grid,
+    function,
+    in_blocks,
+    needed,
+    on_tpu,
+    random_grid,
+    tpu_program,
+)
+
+PER_PROGRAM = 25  # one in so many is lowered for a TPU, for the executed count of its body
 
 
 def main() -> int:
@@ -20,6 +32,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=5000, help="kernels SEED * COUNT and on")
     given = parser.parse_args()
     promise = Promise("Pallas blocks beyond their arrays, traced", count=given.count)
+    executed = Promise("the same, executed", count=given.count // PER_PROGRAM)
     beyond = 0
     for seed in range(given.seed * given.count, (given.seed + 1) * given.count):
         grid = random_grid(random.Random(seed))
@@ -29,10 +42,22 @@ def main() -> int:
         inside = needed(grid)
         is_right = count.total == inside and not count.unaccounted
         promise.expect(is_right, f"seed {seed}: {count.total} counted, {inside} inside: {grid}")
+        if seed % PER_PROGRAM == 0:
+            grid = on_tpu(grid, random.Random(seed))
+            kernels = pallas_kernel_flops(*_called(grid))
+            ran = executed_flops(tpu_program(grid), kernel_flops=kernels)
+            found, wanted = (ran.total, ran.on_hardware), (needed(grid), in_blocks(grid))
+            is_right = found == wanted and not ran.unaccounted
+            executed.expect(is_right, f"seed {seed}: {found} executed, {wanted} right: {grid}")
         if seed % 100 == 99:
             jax.clear_caches()
     promise.worst = f"{beyond} overhang"
-    return verdict([promise])
+    return verdict([promise, executed])
+
+
+def _called(grid: Grid) -> tuple[Any, ...]:
+    call, arguments = function(grid)
+    return call, *arguments
 
 
 if __name__ == "__main__":

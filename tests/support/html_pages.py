@@ -53,6 +53,24 @@ def elements(page: str) -> list[Element]:
     return parser.found
 
 
+def outside(page: str) -> list[Element]:
+    """The elements that load something, or lead out of the page."""
+    return [
+        e
+        for e in elements(page)
+        if "src" in e.attributes or not (e.attributes.get("href") or "#").startswith("#")
+    ]
+
+
+def headlines(page: str) -> dict[str, float]:
+    """The numbers below a page's verdict, by name; of several runs, the last one's."""
+    return {
+        str(e.attributes["data-headline"]): float(e.attributes["data-value"] or "")
+        for e in elements(page)
+        if "data-headline" in e.attributes and "data-value" in e.attributes
+    }
+
+
 def values(page: str, attribute: str) -> list[float]:
     """The numbers of one attribute, in the order of the page."""
     return [

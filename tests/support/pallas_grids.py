@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -105,8 +106,9 @@ def needed(grid: Grid) -> int:
             if _is_skipped(grid, i, j, k):
                 continue
             a, b = a_rows[:, None] & a_inner, a_inner[:, None] & b_columns
-            total += int((a.astype(int) @ b.astype(int)).sum())
-            sums |= a @ b
+            products = a.astype(float) @ b.astype(float)
+            total += int(products.sum())
+            sums |= products > 0
         if grid.second:
             total += int(sums.sum()) * grid.second
     return 2 * total * max(1, grid.batch)
@@ -114,6 +116,39 @@ def needed(grid: Grid) -> int:
 
 def _block(size: int, block: int, number: int) -> np.ndarray:
     return np.arange(number * block, (number + 1) * block) < size
+
+
+def in_blocks(grid: Grid) -> int:
+    """FLOPs of whole blocks, step by step."""
+    bh, bm, bn, bk = grid.blocks
+    total = 0
+    for _, i, j, k in itertools.product(*map(range, grid.steps)):
+        total += 0 if _is_skipped(grid, i, j, k) else bh * bm * bn * bk
+        total += bh * bm * bn * grid.second if k == grid.steps[3] - 1 else 0
+    return 2 * total * max(1, grid.batch)
+
+
+def on_tpu(grid: Grid, chance: random.Random) -> Grid:
+    """The grid with blocks of a size that TPUs take: 8 and 128 times as large."""
+    scales = 1, 8, 128, 128
+    return replace(
+        grid,
+        sizes=tuple(n * s - chance.randrange(s) for n, s in zip(grid.sizes, scales, strict=True)),
+        blocks=tuple(n * s for n, s in zip(grid.blocks, scales, strict=True)),
+        chunk=grid.chunk * 128,
+        second=128 if grid.second else 0,
+    )
+
+
+def tpu_program(grid: Grid) -> str:
+    """The kernel's program for a TPU, with its body, from a machine without one."""
+    from jax._src.pallas.mosaic import tpu_info
+
+    call, arguments = function(grid)
+    device = {"get_device_kind": lambda: "TPU v5e", "get_num_device_cores": lambda: 1}
+    with mock.patch.multiple(tpu_info, **device):
+        lowered = jax.jit(call).trace(*arguments).lower(lowering_platforms=("tpu",))
+    return str(lowered.as_text("hlo"))
 
 
 Dot = Callable[[Any, Any], Any]

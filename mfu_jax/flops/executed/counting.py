@@ -62,7 +62,9 @@ def executed_flops(
         program: the result of ``jax.jit(f).lower(…).compile()``, or its ``as_text()``.
         kernel_flops: FLOPs of one run of custom kernels, by kernel name or custom-call target; or
             a function of the `KernelCall` that returns them, or None if unknown. Used when the
-            program does not contain the cost; `register_kernel` overrides the program's.
+            program does not contain the cost; `register_kernel` overrides the program's. Where
+            `pallas_kernel_flops` says that blocks overhang their arrays, what they run there is in
+            `beyond`, not in `total`.
         trip_counts: iterations of loops that depend on data, by the op_name or name of the
             ``while`` that `unaccounted` shows.
         group_sizes: rows of each group (expert) in grouped matmuls, on one device.
@@ -180,6 +182,7 @@ class ProgramCounter:
             vector_matmuls=int(sums.vector_matmuls),
             hardware_passes=dict(whole(sums.passes)),
             beyond=dict(whole(sums.beyond)),
+            overhang={label: round(flops) for label, flops in sums.overhang.items()},
             recomputed_in_kernels=int(sums.recomputed_in_kernels),
             named=self.named,
             host=on_host.total(),

@@ -48,6 +48,8 @@ class ExecutedCount(FlopCount):
             Not part of `total`.
         beyond: what the hardware runs in addition to `total`, by its line in the ledger: the rest
             of whole tiles, and window positions on padding.
+        overhang: the part of `beyond` that forward and backward Pallas kernels run where their
+            blocks overhang their arrays, without recomputation; by the ledger's name for it.
         recomputed_in_kernels: the part of `rematerialized` that attention kernels recompute in
             their backward pass, without `jax.checkpoint`.
         named: how many instructions have the name of each operation, keyed as `by_operation`, in a
@@ -79,6 +81,7 @@ class ExecutedCount(FlopCount):
     hardware_passes: Mapping[str, int] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
     beyond: Mapping[str, int] = field(default_factory=dict)
+    overhang: Mapping[str, int] = field(default_factory=dict)
     recomputed_in_kernels: int = 0
     attention_kernels: int = 0
     attention_operations: Mapping[str, int] = field(default_factory=dict)

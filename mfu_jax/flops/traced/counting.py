@@ -11,7 +11,7 @@ from typing import Any, Literal
 from mfu_jax.errors import UserError
 from mfu_jax.flops import names
 from mfu_jax.flops.attention_kernels import is_attention
-from mfu_jax.flops.count import FlopCount, operation
+from mfu_jax.flops.count import FlopCount, KernelRun, KernelRuns, operation
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.avoidable import avoidable_work
@@ -169,21 +169,25 @@ def count_with_scopes(
     return count, dict(by_phase_and_scope)
 
 
-def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, int]:
+def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> KernelRuns:
     """FLOPs executed by one call of each Pallas kernel in ``fn(*args, **kwargs)``, by name.
 
-    Grid × body, without skipped blocks. A name is left out if kernels of different cost share it,
-    or if its kernel's skipped blocks are unknown.
+    Grid × body, without skipped blocks. Where blocks overhang their arrays, all runs of the name,
+    each as the FLOPs inside and beyond its arrays. Otherwise a name is left out if kernels of
+    different cost share it, or if its kernel's skipped blocks are unknown.
     """
     _, totals = _counted(fn, args, kwargs)
-    kernels: dict[str, set[int | None]] = {}
-    for name, cost in totals.kernels:
-        kernels.setdefault(name, set()).add(cost)
-    return {
-        name: flops
-        for name, costs in kernels.items()
-        if len(costs) == 1 and (flops := costs.pop()) is not None
-    }
+    kernels: dict[str, set[KernelRun | None]] = {}
+    for name, run in totals.kernels:
+        kernels.setdefault(name, set()).add(run)
+    flops: dict[str, int | tuple[KernelRun, ...]] = {}
+    for name, runs in kernels.items():
+        known = tuple(sorted(run for run in runs if run is not None))
+        if any(run.overhang for run in known):
+            flops[name] = known
+        elif len(runs) == len(known) == 1:
+            flops[name] = known[0].flops
+    return flops
 
 
 def _counted(

@@ -219,7 +219,7 @@ class JaxprCounter:
         """A Pallas kernel, whose body runs on a grid or on a mesh."""
         known = [value.known for value in values]
         work = kernel_work(eqn, known, stack, self.lengths, trip_count)
-        totals.kernels.add((work.name, work.executed))
+        totals.kernels.add((work.name, work.run))
         for reason in work.unknown:
             totals.unaccounted[unaccounted(eqn, stack, f"{work.name}: {reason}")] += 1
         scores = () if work.sizes is None else (self.scores.new(stack, work.sizes, work.kept),)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.count import KernelRun, Unaccounted
 from mfu_jax.flops.scopes import FlopPhase
 from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.util.jax_internals import user_frames
@@ -44,14 +44,14 @@ class MatmulKind(NamedTuple):
 class WorkTotals:
     """FLOPs by kind of matmul, and how often each piece of unaccounted work runs.
 
-    `kernels`: names of Pallas kernels with the FLOPs that one call executes; None if unknown.
+    `kernels`: names of Pallas kernels with the FLOPs of one call; None if unknown.
     `overhang`: FLOPs that kernels run beyond their arrays, not in `flops`.
     `choices`: how often one of several branches runs without it being known which one.
     """
 
     flops: Counter[MatmulKind] = field(default_factory=Counter)
     unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
-    kernels: set[tuple[str, int | None]] = field(default_factory=set)
+    kernels: set[tuple[str, KernelRun | None]] = field(default_factory=set)
     overhang: Counter[MatmulKind] = field(default_factory=Counter)
     choices: Counter[Choice] = field(default_factory=Counter)
 

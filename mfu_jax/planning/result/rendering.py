@@ -22,7 +22,7 @@ def render(plan: Plan) -> str:
 def _head(plan: Plan) -> list[str]:
     verdict = "fits" if plan.fits else "does NOT fit"
     peak, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
-    sizes = f": {_gib(peak)} of {_gib(limit)}" if peak and limit else ""
+    sizes = f": {size_text(peak)} of {size_text(limit)}" if peak and limit else ""
     lines = [f"{another_program(plan)}{plan.target}: {verdict}{sizes}"]
     if plan.memory:
         lines += _memory(plan)
@@ -38,10 +38,12 @@ def _head(plan: Plan) -> list[str]:
 def _memory(plan: Plan) -> list[str]:
     """The kinds of memory, largest first, and the activations' scopes."""
     kinds = sorted(plan.memory.items(), key=lambda pair: -pair[1])
-    lines = ["memory       " + ", ".join(f"{kind} {_gib(size)}" for kind, size in kinds)]
+    lines = ["memory       " + ", ".join(f"{kind} {size_text(size)}" for kind, size in kinds)]
     scopes = list(plan.activations_by_scope.items())[:_MOST_SCOPES]
     if scopes:
-        lines.append("activations  " + ", ".join(f"{name} {_gib(size)}" for name, size in scopes))
+        lines.append(
+            "activations  " + ", ".join(f"{name} {size_text(size)}" for name, size in scopes)
+        )
     return lines
 
 
@@ -118,7 +120,10 @@ def _run(plan: Plan) -> list[str]:
     return lines
 
 
-def _gib(size: int) -> str:
+def size_text(size: float) -> str:
+    """Bytes in GiB, or in MiB or KiB if they are few."""
+    if size < 2**20 // 10:
+        return f"{size / 2**10:,.3g} KiB"
     if size < 2**30 // 10:
         return f"{size / 2**20:,.3g} MiB"
     return f"{size / 2**30:,.2f} GiB"

@@ -76,7 +76,8 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
-    Also resolves `grouped_matmul`, `weight_gathers` and `norm_gradients` of ``auto``.
+    Also resolves `grouped_matmul`, `weight_gathers`, `norm_gradients` and `logits_columns` of
+    ``auto``.
 
     Raises:
         UserError: a kernel does not support this platform or dtype, or the layers cannot be split
@@ -101,6 +102,7 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         grouped_matmul=_grouped_matmul(config, platform),
         weight_gathers=_weight_gathers(config, platform),
         norm_gradients=_norm_gradients(config, mesh.devices.flat[0]),
+        logits_columns=_logits_columns(config, platform),
     )
 
 
@@ -141,6 +143,13 @@ def _norm_gradients(config: Config, device: jax.Device) -> Literal["whole", "fus
     is_dense = config.num_experts <= 1
     pays = device.platform == "tpu" and is_dense and device.device_kind.startswith("TPU v")
     return "whole" if pays else "fused"
+
+
+def _logits_columns(config: Config, platform: str) -> Literal["padded", "exact"]:
+    """Whether the head also multiplies columns that fill a GPU's tensor cores."""
+    if config.logits_columns != "auto":
+        return config.logits_columns
+    return "padded" if platform in ("gpu", "cuda") else "exact"
 
 
 def _ring(config: Config) -> str:

@@ -56,16 +56,13 @@ def table(text: str, by: str) -> dict[str, list[float]]:
 
 def check_numbers(text: str, profile: Profile) -> None:
     answer = profile.to_json()
-    headlines = {
-        element.attributes["data-headline"]: float(element.attributes["data-value"] or "")
-        for element in html_pages.elements(text)
-        if "data-headline" in element.attributes
-    }
-    assert headlines == {
+    assert html_pages.headlines(text) == {
         "MFU": answer["mfu"],
+        "largest loss": answer["verdict"]["losses"][0]["fraction"],
         "HFU": answer["hfu"],
         "step time": answer["step_time_seconds"],
         "coverage": answer["coverage"],
+        "steps": answer["steps"],
     }
     seconds = html_pages.values(text, "data-seconds")
     assert seconds == [bar["seconds"] for bar in answer["waterfall"]]
@@ -126,7 +123,7 @@ def test_without_advice_its_place_says_so(tmp_path: Path) -> None:
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     text = page(profile_of(tmp_path, traces.host(), traces.gpu()))
     found = html_pages.elements(text)
-    assert not any({"src", "href"} & set(element.attributes) for element in found)
+    assert not html_pages.outside(text)
     assert not re.search(r"url\(|@import|https?:", text)
     (policy,) = (e for e in found if e.attributes.get("http-equiv") == "Content-Security-Policy")
     assert str(policy.attributes["content"]).startswith("default-src 'none'")

@@ -67,6 +67,7 @@ class MatmulSums:
     vector_once: int = 0
     passes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
     beyond: dict[str, Number] = field(default_factory=lambda: dict.fromkeys(_BEYOND, 0))
+    overhang: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
     recomputed_in_kernels: Number = 0
 
     def add(self, matmul: MatmulCost, scope: Scope, runs: Number, once: int) -> None:
@@ -110,6 +111,10 @@ class MatmulSums:
             operations[name] = operations.get(name, 0) + item.runs * needed
         if item.matmul.is_attention:
             self.attention_operations[name] += item.runs * needed
+        if item.matmul.instruction.opcode == "custom-call" and item.matmul.beyond.stated:
+            label = names.OVERHANG_ATTENTION if item.matmul.is_attention else names.OVERHANG
+            first_time = Fraction(item.matmul.flops - item.matmul.rematerialized, item.matmul.flops)
+            self.overhang[label] += item.runs * item.matmul.beyond.stated * first_time
         self.padding += item.runs * zeros.padding
         self.expansion += item.runs * zeros.expansion
 

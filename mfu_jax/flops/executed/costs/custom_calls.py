@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mfu_jax.flops.attention_kernels import is_attention
+from mfu_jax.flops.count import KernelRun, KernelRuns
 from mfu_jax.flops.executed.costs.literals import Literals
 from mfu_jax.flops.executed.costs.types import InstructionCost, MatmulCost, unaccounted
 from mfu_jax.flops.executed.hlo.dataflow import Dataflow
 from mfu_jax.flops.executed.hlo.module import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.hlo.text import ELIDED
-from mfu_jax.flops.executed.kernels.registry import KernelCall, KernelCost, UnknownCost, kernel_cost
+from mfu_jax.flops.executed.kernels.registry import (
+    PALLAS_TARGETS,
+    KernelCall,
+    KernelCost,
+    UnknownCost,
+    kernel_cost,
+)
 from mfu_jax.flops.lengths import Lengths
 
-KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
+KernelFlops = KernelRuns | Callable[[KernelCall], int | None]
 
 
 class CustomCalls:
@@ -55,6 +62,7 @@ class CustomCalls:
             way_out = f"{'or ' * elided}give its cost with @register_kernel or kernel_flops="
             reason, name = f"{cost.reason}; {way_out}", call.target or call.name
             return InstructionCost(unaccounted=unaccounted(instruction, name, reason))
+        cost = self._inside_arrays(call, cost)
         if not (cost.flops or cost.seen_by_xla):
             return InstructionCost(note=cost.note)
         matmul = MatmulCost(
@@ -81,13 +89,41 @@ class CustomCalls:
             return cost
         return _device_mean(call, differing, self.devices, self.literals.choose)
 
+    def _given(self, call: KernelCall) -> int | tuple[KernelRun, ...] | None:
+        if callable(self.kernel_flops):
+            return self.kernel_flops(call)
+        given = self.kernel_flops or {}
+        return given.get(call.name, given.get(call.target))
+
+    def _inside_arrays(self, call: KernelCall, cost: KernelCost) -> KernelCost:
+        """The cost without what blocks run beyond their arrays, if a trace knows the kernel.
+
+        A kernel that its author did not name has another name in HLO: it is known by its FLOPs.
+        """
+        if callable(self.kernel_flops) or not (cost.flops and self.kernel_flops):
+            return cost
+        given = self._given(call)
+        if given is None and call.target not in PALLAS_TARGETS:
+            return cost
+        known = self.kernel_flops.values() if given is None else [given]
+        runs = {run for run in _runs(known) if sum(run) == cost.flops}
+        if len(runs) != 1:
+            return cost
+        (run,) = runs
+        return dataclasses.replace(
+            cost,
+            flops=run.flops,
+            rematerialized=cost.rematerialized * run.flops // cost.flops,
+            padding=max(0, cost.padding - run.overhang),
+            beyond=cost.beyond._replace(stated=cost.beyond.stated + run.overhang),
+        )
+
     def _given_cost(self, call: KernelCall, cost: UnknownCost) -> KernelCost | UnknownCost:
         """The cost that the caller gave as `kernel_flops`, else the kernel author's estimate."""
-        if callable(self.kernel_flops):
-            flops = self.kernel_flops(call)
-        else:
-            given = self.kernel_flops or {}
-            flops = given.get(call.name, given.get(call.target))
+        given = self._given(call)
+        flops = given if isinstance(given, int) else None
+        if isinstance(given, tuple) and len(given) == 1:
+            flops = sum(given[0])
         note = ""
         if flops is None:
             if cost.estimate is None:
@@ -101,6 +137,11 @@ class CustomCalls:
             seen_by_xla=cost.estimate or 0,
             note=note,
         )
+
+
+def _runs(known: Iterable[int | tuple[KernelRun, ...]]) -> Iterator[KernelRun]:
+    for runs in known:
+        yield from (KernelRun(runs, 0),) if isinstance(runs, int) else runs
 
 
 def _device_mean(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from mfu_jax.flops.attention_kernels import kernels_named
+from mfu_jax.flops.count import Beyond
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, ScalarTable, UnknownBodyError
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
 from mfu_jax.flops.executed.kernels.ragged import of_given_groups, sequence_lengths
@@ -39,7 +40,7 @@ def body_cost(
     notes: list[str] = []
     try:
         body = read()
-        flops, needed = _flops(call, body, notes)
+        ran, inside, needed = _flops(call, body, notes)
     except UnknownBodyError as error:
         return UnknownCost(
             reason=str(error),
@@ -48,17 +49,21 @@ def body_cost(
             estimate=estimate,
         )
     return KernelCost(
-        flops=flops,
+        flops=inside,
         rematerialized=int(needed * _share_recomputed(body, call)),
         dtype=body.dtype,
         seen_by_xla=estimate or 0,
-        padding=max(0, flops - needed),
+        padding=inside - needed,
         note="; ".join(dict.fromkeys(notes)),
+        beyond=Beyond(stated=ran - inside),
     )
 
 
-def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, int]:
-    """FLOPs of all steps, and the part that is needed; adds assumptions to `notes`."""
+def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, int, int]:
+    """FLOPs of all steps, those inside the arrays as far as shapes tell, and those needed of these.
+
+    Adds assumptions to `notes`.
+    """
     first = sum(steps < 0 for steps in body.grid)  # sizes of the grid precede the tables
     groups = _GROUPS.get(call.target, of_given_groups)(call, body)
     notes += [groups.note] if groups.note else []
@@ -75,8 +80,10 @@ def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, i
     flops = grid_flops(_with_constant_bounds(call, groups.body), table)
     if loss := loss_kernel(call.name):
         product = product_flops([shape.dims for shape in call.operands])
-        return flops, min(flops, product * loss.products) if product else flops
-    return flops, flops if groups.needed is None else groups.needed
+        inside = min(flops, product * loss.products) if product else flops
+        return flops, inside, inside
+    inside = flops if groups.inside is None else min(flops, groups.inside)
+    return flops, inside, inside if groups.needed is None else min(inside, groups.needed)
 
 
 def _with_constant_bounds(call: KernelCall, body: KernelBody) -> KernelBody:

@@ -20,6 +20,7 @@ from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyEr
 from mfu_jax.flops.executed.kernels.bodies.reader import BodyReader, integer, integers, read_body
 from mfu_jax.flops.executed.kernels.body_cost import body_cost
 from mfu_jax.flops.executed.kernels.registry import (
+    MOSAIC_TPU,
     KernelCall,
     KernelCost,
     UnknownCost,
@@ -27,7 +28,7 @@ from mfu_jax.flops.executed.kernels.registry import (
 )
 
 
-@register_kernel("tpu_custom_call")
+@register_kernel(MOSAIC_TPU)
 def _pallas_tpu(call: KernelCall) -> KernelCost | UnknownCost:
     """From the kernel's body, or its author's `cost_estimate` if the body depends on data."""
     config = call.config.get("custom_call_config")

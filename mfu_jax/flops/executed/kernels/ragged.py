@@ -27,12 +27,15 @@ class GroupedBody(NamedTuple):
         tables: the tables that they imply, by operand.
         needed: FLOPs of the groups' products alone, without what fills up tiles; None if all.
         note: what the count assumes.
+        inside: FLOPs of the visited tiles' rows, of which `needed` is a part, without what lies
+            beyond the arrays; None if unknown.
     """
 
     body: KernelBody
     tables: dict[int, ScalarTable]
     needed: int | None = None
     note: str = ""
+    inside: int | None = None
 
 
 def of_given_groups(call: KernelCall, body: KernelBody) -> GroupedBody:
@@ -75,8 +78,12 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> GroupedBody:
     }
     if first:
         made[0] = ((1,), (len(visited),))
+    in_tiles = sum(min(tile, rows - number * tile) for _, number in visited)
     return GroupedBody(
-        dataclasses.replace(body, grid=grid), made, needed_flops(call, groups, sum(sizes))
+        dataclasses.replace(body, grid=grid),
+        made,
+        needed_flops(call, groups, sum(sizes)),
+        inside=needed_flops(call, groups, in_tiles),
     )
 
 

@@ -130,6 +130,8 @@ class KernelCall:
 # Its backend_config is in MLIR's notation, not JSON.
 TRITON = "__gpu$xla.gpu.triton"
 MOSAIC_GPU = "mosaic_gpu_v2"
+MOSAIC_TPU = "tpu_custom_call"
+PALLAS_TARGETS = (TRITON, MOSAIC_GPU, MOSAIC_TPU)
 _TRITON_NAME = re.compile(r'backend_config=\{.*\bname = "([^"]+)"', re.DOTALL)
 
 # JAX's names for the primitives that run kernels.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mfu_jax.flops.attention_kernels import AttentionKernel
+from mfu_jax.flops.count import KernelRun
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.loss_kernels import LossKernel, loss_kernel, product_flops
 from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
@@ -31,17 +32,17 @@ class KernelWork(NamedTuple):
 
     Attributes:
         name: the kernel's name, as shown by its custom call in HLO.
-        executed: FLOPs that the call executes; None if unknown.
+        run: FLOPs that the call executes, and those beyond its arrays; None if unknown.
         flops: FLOPs that the model needs, by dtype; of attention, over all pairs.
         unknown: what could not be determined.
         sizes: numbers of queries and keys, if it is attention.
         kept: the pairs whose blocks attention does not skip, if it skips any.
         first_array: index of its first operand after tables.
-        overhang: FLOPs that it executes beyond its arrays, besides recomputation.
+        overhang: FLOPs that it runs beyond its arrays, besides recomputation.
     """
 
     name: str
-    executed: int | None
+    run: KernelRun | None
     flops: Mapping[str, int]
     unknown: tuple[str, ...] = ()
     sizes: tuple[int, int] | None = None
@@ -79,11 +80,16 @@ def _unchanged(cost: PallasCost) -> KernelWork:
     is_known = not (cost.unknown or cost.is_estimate)
     return KernelWork(
         cost.name,
-        cost.flops.total() if is_known else None,
+        _run(cost) if is_known else None,
         cost.needed,
         unknown=cost.unknown + cost.bounds,
         overhang=cost.flops.total() - cost.needed.total(),
     )
+
+
+def _run(cost: PallasCost) -> KernelRun:
+    inside = cost.needed.total()
+    return KernelRun(inside, cost.flops.total() - inside)
 
 
 def _loss(eqn: Any, cost: PallasCost, loss: LossKernel) -> KernelWork:
@@ -93,7 +99,7 @@ def _loss(eqn: Any, cost: PallasCost, loss: LossKernel) -> KernelWork:
     product = product_flops([v.aval.shape for v in eqn.invars])
     needed = product * (loss.products - loss.recomputed) if product else left.total()
     flops = {dtype: amount * needed // left.total() for dtype, amount in left.items() if amount}
-    return KernelWork(cost.name, ran, flops)
+    return KernelWork(cost.name, _run(cost), flops)
 
 
 def _attention(eqn: Any, cost: PallasCost, attention: AttentionKernel) -> KernelWork:
@@ -103,7 +109,7 @@ def _attention(eqn: Any, cost: PallasCost, attention: AttentionKernel) -> Kernel
     needed, products = len(attention.needed), len(attention.products)
     return KernelWork(
         cost.name,
-        None if cost.unknown else cost.flops.total(),
+        None if cost.unknown else _run(cost),
         {dtype: amount * needed // products for dtype, amount in cost.unskipped.items()},
         unknown=cost.bounds,
         sizes=sequence_sizes(eqn, attention),

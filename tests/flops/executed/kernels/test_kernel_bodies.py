@@ -183,11 +183,15 @@ def test_xlas_own_ragged_dot_is_a_grouped_matmul() -> None:
 
 
 @reads_recorded_kernels
-def test_a_matrix_that_ends_within_a_tile_is_padded() -> None:
+def test_a_matrix_that_ends_within_a_tile_is_multiplied_beyond_it() -> None:
     """[384, 640] in tiles of [256, 256]: 2 × 3 tiles, for four groups of one tile of rows each."""
     executed = executed_flops(text_of("v6e_ragged_tail"), group_sizes=(programs.TILE,) * 4)
-    assert executed.total == 2 * programs.ROWS * 512 * 768
-    assert executed.padding == executed.total - 2 * programs.ROWS * 384 * 640
+    assert executed.on_hardware == 2 * programs.ROWS * 512 * 768
+    assert executed.total == 2 * programs.ROWS * 384 * 640
+    assert (executed.beyond["tiles, stated"], executed.padding) == (
+        executed.on_hardware - executed.total,
+        0,
+    )
 
 
 KEYS_AT_ONCE = 4 * programs.PAGE

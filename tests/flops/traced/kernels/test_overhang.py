@@ -13,11 +13,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.flops.count import KernelRun
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model
-from tests.support.pallas_grids import Grid, function, needed, ran_inside, random_grid
+from tests.support.pallas_grids import (
+    Grid,
+    function,
+    in_blocks,
+    needed,
+    on_tpu,
+    ran_inside,
+    random_grid,
+    tpu_program,
+)
 from tests.support.small_functions import shape
 
 SEEDS = 300
@@ -30,6 +40,19 @@ def test_random_grids_need_the_products_inside_their_arrays(first: int) -> None:
         call, arguments = function(grid)
         count = count_model_flops(call, *arguments)
         assert (count.total, count.unaccounted) == (needed(grid), ()), (seed, grid)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_executed_flops_are_those_inside_the_arrays_and_whole_blocks_are_stated(seed: int) -> None:
+    """By the kernel's body in a TPU's program, which has its blocks and not its arrays."""
+    chance = random.Random(seed)
+    grid = on_tpu(random_grid(chance), chance)
+    call, arguments = function(grid)
+    model, kernels = count_model_flops(call, *arguments), pallas_kernel_flops(call, *arguments)
+    executed = executed_flops(tpu_program(grid), kernel_flops=kernels)
+    assert (executed.total, executed.on_hardware) == (needed(grid), in_blocks(grid)), grid
+    ledger = compare_flops(model=model.total, executed=executed, overheads=model.overheads)
+    assert (ledger.model, ledger.residual) == (ledger.executed, 0)
 
 
 RUN = {
@@ -57,7 +80,25 @@ def test_decoding_attention_on_gpu_needs_its_heads_and_not_its_blocks() -> None:
     count = count_model_flops(decode, *arguments)
     assert (count.total, count.unaccounted) == (2 * 2 * 3 * 4 * 512 * 64, ())
     assert count.overhang == {"forward mha_forward/pallas_call": 3 * count.total}
-    assert pallas_kernel_flops(decode, *arguments) == {"mha_forward": 4 * count.total}
+    runs = KernelRun(count.total, 3 * count.total)
+    assert pallas_kernel_flops(decode, *arguments) == {"mha_forward": (runs,)}
+    program = jax.jit(decode).trace(*arguments).lower(lowering_platforms=("cuda",))
+    text = program.as_text("hlo")
+    alone = executed_flops(text)
+    executed = executed_flops(text, kernel_flops=pallas_kernel_flops(decode, *arguments))
+    assert (alone.total, alone.beyond["tiles, stated"]) == (4 * count.total, 0)
+    assert (executed.total, executed.on_hardware) == (count.total, alone.total)
+    overheads = count.overheads
+    ledger = compare_flops(model=count.total, executed=executed, overheads=overheads)
+    assert [(row.label, row.flops) for row in ledger.beyond if row.flops] == [
+        ("tiles, stated", 3 * count.total)
+    ]
+    assert (ledger.executed, ledger.residual) == (count.total, 0)
+    assert not any(line.flops for line in ledger.lines if "Pallas" in line.label)
+    untold = compare_flops(model=count.total, executed=alone, overheads=overheads)
+    lines = {line.label: line.flops for line in untold.lines}
+    assert lines["Pallas blocks beyond their arrays: attention"] == 3 * count.total
+    assert untold.residual == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*pallas.ops.gpu.attention is deprecated:DeprecationWarning")

@@ -15,8 +15,8 @@ _LETTERS = {"matmul": "M", "kernel": "K", "vector": "v", "copy": "c", "host": "h
 def render(plan: Plan) -> str:
     """The plan for the console."""
     notes = [f"note: {note}" for note in plan.notes]
-    parts = (_head(plan), _times(plan), _layer(plan), _changes(plan), _run(plan), notes)
-    return "\n".join(itertools.chain(*parts))
+    parts = (_head, _times, _layer, _resharding, _changes, _run)
+    return "\n".join(itertools.chain(*(part(plan) for part in parts), notes))
 
 
 def _head(plan: Plan) -> list[str]:
@@ -102,6 +102,15 @@ def _layer(plan: Plan) -> list[str]:
         lines.append(f"  {lane:<{width}} │{''.join(cells)}│")
     shown = {_LETTERS.get(s.cause, "#"): s.cause for s in layer.spans if s.cause in _LETTERS}
     return [*lines, "  " + ", ".join(f"{letter} {cause}" for letter, cause in shown.items())]
+
+
+def _resharding(plan: Plan) -> list[str]:
+    """What the partitioner moves or replicates without need: what, where, and the remedy."""
+    lines = ["resharded without need:"] if plan.resharding else []
+    for row in plan.resharding:
+        lost = f", {row['seconds']:.3g} s a step" if row["seconds"] else ""
+        lines += [f"  {row['text']}{lost}", f"    {row['advice']}"]
+    return lines
 
 
 def _changes(plan: Plan) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checks this machine: versions, devices, peak, extras, folders, permissions.
+"""Checks this machine: versions, devices, peak, extras, folders.
 
 usage: mfu-jax doctor [FOLDER] [--json]
 

@@ -268,10 +268,11 @@ def _beyond(measured: MeasuredStep, main: KnownProgram) -> tuple[LedgerLine, ...
         record = op.op.record
         if record is None or op.op.source is not main or any(record.beyond):
             continue
-        kernels = {k for k in measured.kernels.get(op.op.name, ()) if library_tile(k)}
+        kernels = [k for k in measured.kernels.get(op.op.name, ()) if library_tile(k)]
         shape = record.shape
         if shape.matmul and len(kernels) == 1 and shape.target.startswith(_CUBLAS):
-            named += record.runs * beyond_library_tile(*kernels, shape.matmul, shape.is_transposed)
+            rest = beyond_library_tile(kernels[0], shape.matmul, shape.is_transposed)
+            named += record.runs * rest
     return tuple(
         replace(line, flops=line.flops + named, note=f"{line.note}; {_OF_CUBLAS}")
         if named and line.label == TILES_STATED

@@ -151,7 +151,7 @@ class Profile:
         step = seconds_text(self.measured.step_seconds)
         title = f"Where the peak went: step {step}, MFU {percent(self.mfu)}"
         rows = [(b.name, seconds_text(b.seconds), f"{b.mfu_points:.2f}") for b in self.waterfall]
-        return fragment(title, ("bar", "time", "points of MFU"), rows, notes=self.notes)
+        return fragment(title, ("bar", "time", "pts of MFU"), rows, notes=self.notes)
 
     def to_json(self, *, depth: int = 0, sort: str = "time") -> dict[str, Any]:
         """The whole profile as plain JSON values; `depth` and `sort` as in `table`."""

@@ -32,7 +32,7 @@ from mfu_jax.profiling.report.comparison import (
 )
 from mfu_jax.profiling.report.comparison_text import changes_table, sums
 from mfu_jax.profiling.timeline.devices import ON_DEVICE
-from mfu_jax.util.formatting import columns, percent
+from mfu_jax.util.formatting import columns, percent, printable
 from mfu_jax.verdict import NOTABLE, gap_sentence, largest_first
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def plan_gap(
     rows = [row for row in rows if row.why]
     return PlanGap(
         path=path,
-        target=str(plan.get("target", "")),
+        target=printable(str(plan.get("target", ""))),
         planned_seconds=whole_plan,
         measured_seconds=whole_step,
         changes=tuple(sorted(rows, key=lambda row: -abs(row.seconds))),

@@ -317,7 +317,8 @@ def _main(options: argparse.Namespace) -> int:
                 )
                 result = dataclasses.replace(result, plan=plan.result(), pytorch=pytorch)
         results.append(result)
-        print(render([result]), flush=True)
+        if len(names) > 1:
+            print(render([result]), flush=True)
     report = {
         "device": dataclasses.asdict(device),
         "environment": performance_flags(device.platform, device.kind, device.count),

@@ -60,6 +60,10 @@ def _head(profile: Profile) -> str:
         ("MFU", f"{percent(profile.mfu)} of {profile.peaks.main}"),
         ("coverage", f"{percent(profile.coverage)} of device time has its instruction"),
     ]
+    executed = max(profile.program.ledger.executed, 1)
+    for line in profile.beyond:
+        share = f"{line.flops / executed:.2%} of executed"
+        lines.append(("beyond executed", f"{line.label}: {line.flops:,} FLOPs a step, {share}"))
     return "\n".join(columns(lines, "<"))
 
 

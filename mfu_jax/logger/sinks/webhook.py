@@ -27,7 +27,8 @@ _TIMEOUT_SECONDS, _AGAIN_SECONDS = 3.0, 0.5  # for an answer; once there was non
 class WebhookSink(Sink):
     """Posts ``{"text": …}``, as Slack, Mattermost and Discord (its URL + ``/slack``) take it.
 
-    A server that does not answer costs this sink's thread 3 s once, then 0.5 s a message, which is dropped.
+    A server that does not answer costs this sink's thread 3 s once, then 0.5 s a message; such a
+    message is dropped.
 
     Args:
         url: where to; it is a secret, so no log shows it.

@@ -1,4 +1,4 @@
-"""The webhook: a real server on this machine gets a chat's messages, and its death costs nothing."""
+"""The webhook: a server on this machine gets a chat's messages; its death costs nothing."""
 
 from __future__ import annotations
 

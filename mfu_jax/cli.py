@@ -29,7 +29,7 @@ _GROUPS = {
     "Count FLOPs": ("flops", "compare", "dump"),
     "Run": ("train", "watch", "replay"),
     "Judge": ("report", "profile", "gate", "published"),
-    "Plan": ("plan", "project"),
+    "Plan": ("plan", "tune", "project"),
 }
 
 

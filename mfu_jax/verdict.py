@@ -82,7 +82,8 @@ class Verdict:
     """The number, the largest loss, what to do next, and how good it is.
 
     Attributes:
-        kind: what was looked at: ``report``, ``gate``, ``profile``, ``plan`` or ``sweep``.
+        kind: what was looked at: ``report``, ``gate``, ``profile``, ``plan``, ``sweep`` or
+            ``tune``.
         finding: the answer, where it is not the MFU: ``passed: no regression of 1% or more``.
         passed: of a check, as a gate or a plan's memory; None: nothing was checked.
         mfu: model FLOPs utilisation, a fraction of the peak; None: not known, like those below.
@@ -97,7 +98,7 @@ class Verdict:
         bound_mfu: the MFU that a plan holds for possible.
     """
 
-    kind: Literal["report", "gate", "profile", "plan", "sweep"]
+    kind: Literal["report", "gate", "profile", "plan", "sweep", "tune"]
     finding: str = ""
     passed: bool | None = None
     mfu: float | None = None
@@ -121,7 +122,8 @@ class Verdict:
             yield self.finding
         yield self._number
         large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
-        yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
+        if self.kind != "tune":  # which looks at whole steps
+            yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
         yield f"next: {self.next_steps[0]}"
         if self.like_runs is not None:
             yield str(self.like_runs)

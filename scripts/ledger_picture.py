@@ -52,7 +52,7 @@ def draw(ledger: Mapping[str, Any], *, title: str) -> str:
     body.append(_text(_SHARE, 58, "share", "quiet", "end"))
     for i, row in enumerate(rows):
         body += _bar(row, _TOP + _ROW * i, ledger["executed"])
-    residual = f"Per step and device. Residual: {ledger['residual']:,} FLOPs."
+    residual = f"Per step and device. Unexplained: {ledger['residual']:,} FLOPs."
     body.append(_text(24, height - 18, residual, "quiet"))
     return "\n".join(
         [

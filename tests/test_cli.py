@@ -34,6 +34,7 @@ def test_every_module_of_the_folder_is_a_command() -> None:
         "replay",
         "report",
         "train",
+        "tune",
         "watch",
     ]
 

@@ -65,8 +65,8 @@ def test_the_three_lines_run_and_leave_the_step_as_it_was(
 def test_the_ledger_on_the_pages_explains_every_flop() -> None:
     picture = make_pages.ledger_picture()
     ElementTree.fromstring(picture)
-    assert "Residual: 0 FLOPs" in picture
-    assert "+ residual                                      0 " in make_pages.ledger_block()
+    assert "Unexplained: 0 FLOPs" in picture
+    assert "+ unexplained                                   0 " in make_pages.ledger_block()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -56,7 +56,7 @@ from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.result.verdict import plan_verdict
-from mfu_jax.planning.step_sources import MaxTextStep, StepSource, request_for, work_of
+from mfu_jax.planning.step_sources import MaxTextStep, StepSource, compiled_plan, work_of
 from mfu_jax.planning.targets import Target, check_dump, parse_target
 from mfu_jax.storage.dump_names import SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
@@ -184,7 +184,8 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
         tokens=_number(values, "tokens_per_step"),
         convention=program.model.convention if program.model else "maxtext",
     )
-    return make_plan(program, target, work=work).with_notes(*notes)
+    plan = make_plan(program, target, work=work).with_notes(*notes)
+    return replace(plan, model=f"the program of {Path(name).name}")
 
 
 def _of_run(arguments: Arguments) -> Plan:
@@ -265,32 +266,23 @@ def _compiled(
     seconds: float = math.inf,
 ) -> Plan:
     values = arguments.values
-    unknown: tuple[str, ...] = ()
-    if work is None:
-        work, unknown = _work(source, keys)
     most = _number(values, "compile_seconds") or Limits.seconds
     code = 0.0 if "--sweep" in arguments.flags else Limits.code_seconds
-    program, notes, _ = cache.compile_cached(
-        request_for(
-            source, target, keys, (*(flags or ()), *compiler_flags(values.get("xla_flags", "")))
-        ),
-        folder=_cache_folder(values),
+    return compiled_plan(
+        source,
+        target,
+        keys,
         limits=Limits(
             seconds=min(most, seconds),
             memory_bytes=round(_number(values, "compile_gib") * 2**30),
             code_seconds=_number(values, "code_seconds") if "code_seconds" in values else code,
         ),
+        folder=cache.chosen_folder(values),
+        flags=compiler_flags(values.get("xla_flags", "")),
+        run_flags=flags,
+        work=work,
         progress=_progress,
     )
-    return make_plan(program, target, work=work, flags=flags).with_notes(*notes, *unknown)
-
-
-def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[StepWork | None, tuple[str, ...]]:
-    """The step's work, or None and a note if its config does not say."""
-    try:
-        return source.work(keys), ()
-    except UserError as error:
-        return None, (f"no MFU: {first_line(error)}",)
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:
@@ -332,12 +324,6 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     else:
         print(f"{verdict.render()}\n{render_sweep(result)}")
     return 0 if result.winner else 1
-
-
-def _cache_folder(values: Mapping[str, str]) -> Path | None:
-    if "cache" in values:
-        return Path(values["cache"]) if values["cache"] else None
-    return cache.default_folder()
 
 
 def _progress(word: str) -> None:

@@ -26,7 +26,7 @@ OVERHANG = "Pallas blocks beyond their arrays"
 OVERHANG_ATTENTION = "Pallas blocks beyond their arrays: attention"
 
 # Rows of the table around these.
-RESIDUAL = "+ residual"
+RESIDUAL = "+ unexplained"
 EXECUTED = "= executed"
 VECTOR_UNITS = "matmuls run on vector units"
 

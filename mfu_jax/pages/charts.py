@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mfu_jax.pages import svg
+from mfu_jax.pages.document import COLORS
 from mfu_jax.pages.markup import Markup, number, tag
 
-_WIDTH, _HEIGHT = 720, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 12, 12, 36
+_WIDTH, _HEIGHT = 480, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 82, 14, 12, 44
 _TICKS = 5
+_X_TICKS = 4  # their labels stand side by side
+_ZEROS = re.compile(r"(?<=\d)(?:\.0+|(\.\d*?[1-9])0+)(?!\d)")
 _MOST_POINTS = 360
 _AXIS_QUANTILE = 0.99  # values beyond are drawn at the edge: one spike must not flatten a curve
 _HEADROOM = 0.35
 _GAP = 8.0  # times the usual distance
-COLORS = ("model", "memory", "communication", "other", "below", "unknown")
-"""Style-sheet classes, one for each curve of a chart."""
 
 
 class ChartPoint(NamedTuple):
@@ -40,10 +42,12 @@ class Curve:
     Attributes:
         name: shown in the legend.
         points: from left to right; None where the curve is broken.
+        kind: style-sheet class of its colour.
     """
 
     name: str
     points: Sequence[ChartPoint | None]
+    kind: str = COLORS[0]
 
 
 def thinned(
@@ -124,25 +128,20 @@ def curves(
         has_zero: whether the y axis begins at 0.
     """
     axes = _axes(series, marks, has_zero)
-    drawn = [part for i, curve in enumerate(series) for part in _curve(axes, curve, COLORS[i % 6])]
     picture = svg.chart(
         *_grid(axes, x_text, y_text),
-        svg.text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_title, "middle"),
+        svg.text((_LEFT + _WIDTH) / 2, _HEIGHT - 6, x_title, "middle"),
         *(_mark(axes, x, words) for x, words in marks),
-        *drawn,
+        *(part for curve in series for part in _curve(axes, curve, x_text, y_text)),
+        tag("line", y1=str(_TOP), y2=str(_HEIGHT - _BOTTOM), class_="guide"),
         width=_WIDTH,
         height=_HEIGHT,
         label=f"{title} over {x_title}",
         kind="curves",
     )
-    names = [(COLORS[i % 6], curve.name) for i, curve in enumerate(series)]
-    return tag("figure", tag("figcaption", tag("b", title), *_key(names)), picture)
-
-
-def _key(names: Sequence[tuple[str, str]]) -> Iterator[Markup]:
-    if len(names) > 1:
-        for kind, name in names:
-            yield tag("span", tag("i", class_=kind), name, class_="label")
+    names = [tag("span", tag("i", class_=c.kind), c.name, class_="label") for c in series]
+    caption = [tag("b", title), *(names if len(series) > 1 else ()), tag("output")]
+    return tag("figure", tag("figcaption", *caption), picture, data_x=x_title)
 
 
 def _axes(series: Sequence[Curve], marks: Sequence[tuple[float, str]], has_zero: bool) -> _Axes:
@@ -176,22 +175,32 @@ def _grid(
     for value in ticks(axes.low, axes.high):
         y = axes.y(value)
         yield svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")
-        yield svg.text(_LEFT - 6, y + 4, y_text(value), "end")
-    for value in ticks(axes.left, axes.right):
+        yield svg.text(_LEFT - 6, y + 4, tick_label(y_text(value)), "end")
+    for value in ticks(axes.left, axes.right, _X_TICKS):
         x = axes.x(value)
         yield svg.line(x, _TOP, x, bottom, "grid")
-        yield svg.text(x, bottom + 14, x_text(value), "middle")
+        yield svg.text(x, bottom + 17, tick_label(x_text(value)), _anchor(x))
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Round values between two ends.
+def tick_label(text: str) -> str:
+    """A tick's label: its value is round, so its last zeros say nothing."""
+    return _ZEROS.sub(r"\1", text)
+
+
+def _anchor(x: float) -> str:
+    """A label at the right edge ends there."""
+    return "end" if x > _WIDTH - _RIGHT - 20 else "middle"
+
+
+def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
+    """Round values between two ends, about `most`.
 
     >>> ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
     if not high > low:
         return [low]
-    rough = (high - low) / _TICKS
+    rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
@@ -199,18 +208,32 @@ def ticks(low: float, high: float) -> list[float]:
     return [round((first + i) * step, 12) for i in range(count)]
 
 
-def _curve(axes: _Axes, curve: Curve, kind: str) -> Iterator[Markup]:
+def _curve(
+    axes: _Axes, curve: Curve, x_text: Callable[[float], str], y_text: Callable[[float], str]
+) -> Iterator[Markup]:
+    """A curve; its marks carry the values that the script shows under the pointer."""
     for piece in _pieces(curve.points):
+        values = {
+            "data_name": curve.name,
+            "data_x": "|".join(x_text(p.x) for p in piece),
+            "data_y": "|".join(_values(p, y_text) for p in piece),
+        }
         highs = [f"{_x(axes, p)},{number(axes.y(p.high), 1)}" for p in piece]
         lows = [f"{_x(axes, p)},{number(axes.y(p.low), 1)}" for p in reversed(piece)]
         means = [f"{_x(axes, p)},{number(axes.y(p.mean), 1)}" for p in piece]
         if any(p.low < p.high for p in piece):
-            yield tag("polygon", points=" ".join([*highs, *lows]), class_=f"band {kind}")
+            yield tag("polygon", points=" ".join([*highs, *lows]), class_=f"band {curve.kind}")
         if len(piece) == 1:
             x, y = means[0].split(",")
-            yield tag("circle", cx=x, cy=y, r="2.5", class_=f"dot {kind}")
+            yield tag("circle", cx=x, cy=y, r="2.5", class_=f"dot {curve.kind}", **values)
         else:
-            yield tag("polyline", points=" ".join(means), class_=f"curve {kind}")
+            yield tag("polyline", points=" ".join(means), class_=f"curve {curve.kind}", **values)
+
+
+def _values(point: ChartPoint, y_text: Callable[[float], str]) -> str:
+    if point.low == point.high:
+        return y_text(point.mean)
+    return f"{y_text(point.mean)} ({y_text(point.low)} to {y_text(point.high)})"
 
 
 def _x(axes: _Axes, point: ChartPoint) -> str:
@@ -259,11 +282,12 @@ def histogram(
         y = axes.y(math.log1p(count))
         grid += [svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")]
         grid += [svg.text(_LEFT - 6, y + 4, f"{count:,}", "end")]
-    for value in ticks(axes.left, axes.right):
-        grid.append(svg.text(axes.x(value), bottom + 14, x_text(value), "middle"))
+    for value in ticks(axes.left, axes.right, _X_TICKS):
+        x = axes.x(value)
+        grid.append(svg.text(x, bottom + 17, tick_label(x_text(value)), _anchor(x)))
     picture = svg.chart(
         *grid,
-        svg.text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_title, "middle"),
+        svg.text((_LEFT + _WIDTH) / 2, _HEIGHT - 6, x_title, "middle"),
         *rows,
         width=_WIDTH,
         height=_HEIGHT,

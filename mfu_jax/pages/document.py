@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
 
 from mfu_jax.pages.markup import Markup, joined, raw, tag
 from mfu_jax.storage.targets import write_whole
+from mfu_jax.util.formatting import percent, seconds_text
+from mfu_jax.verdict import Verdict
+
+COLORS = ("model", "memory", "communication", "other", "below", "unknown")
+"""Style-sheet classes, one for each run or curve."""
+
+Number = tuple[str, str, float | None]
+"""A number on a page: its name, its text and its value."""
 
 
 def document(title: str, body: Iterable[Markup], *, style: str = "") -> str:
@@ -28,8 +41,14 @@ def document(title: str, body: Iterable[Markup], *, style: str = "") -> str:
         tag("title", title),
         raw("style", packaged("mfu_jax.pages", "style.css") + style),
     ]
-    content = [tag("head", *head), tag("body", tag("main", *body), raw("script", script))]
+    made = tag("footer", f"Made by mfu-jax {version('mfu-jax')}: ", tag("code", _command()))
+    content = [tag("head", *head), tag("body", tag("main", *body, made), raw("script", script))]
     return f"<!doctype html>\n{tag('html', *content, lang='en')}\n"
+
+
+def color(place: int) -> str:
+    """The style-sheet class of a run or curve; the seventh has the first one's again."""
+    return COLORS[place % len(COLORS)]
 
 
 def packaged(package: str, name: str) -> str:
@@ -43,24 +62,89 @@ def _policy(script: str) -> str:
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
+def _command() -> str:
+    """What made the page, as typed."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def page_head(
+    name: str,
+    sentence: str,
+    verdicts: Mapping[str, Verdict],
+    about: Sequence[tuple[str, str]],
+) -> Markup:
+    """The top of every page: what it is of, the answer, and the three numbers behind it.
+
+    Args:
+        name: of the run, program or target.
+        sentence: the answer, its first part in bold.
+        verdicts: by name of the run; one on a page of one run.
+        about: name and value of what the numbers refer to; those without a value are left out.
+    """
+    rows = [tag("span", tag("b", key), f" {value}") for key, value in about if value]
+    first, semicolon, rest = sentence.partition("; ")
+    return tag(
+        "header",
+        tag("h1", name),
+        tag("p", tag("strong", first), f"{semicolon}{rest}", class_="verdict"),
+        _three(verdicts),
+        tag("p", *rows, class_="about"),
+    )
+
+
+def _three(verdicts: Mapping[str, Verdict]) -> Markup:
+    """MFU, the largest loss and the step time, of each run."""
+    names = ("MFU", "largest loss", "step time")
+    columns = zip(names, zip(*map(_numbers, verdicts.values()), strict=True), strict=True)
+    cards = []
+    for name, numbers in columns:
+        rows = []
+        for i, (run, (text, value, aside)) in enumerate(zip(verdicts, numbers, strict=True)):
+            large = tag("span", text, data_headline=name, data_value=value, class_="large")
+            if len(verdicts) > 1:
+                label = run if name != names[1] else f"{run}: {aside}"
+                rows.append(tag("dd", large, tag("small", tag("i", class_=color(i)), label)))
+            else:
+                rows.append(tag("dd", large, tag("small", aside)))
+        cards.append(tag("div", tag("dt", name), *rows))
+    return tag("dl", *cards, class_="three several" if len(verdicts) > 1 else "three")
+
+
+def _numbers(of: Verdict) -> Iterable[tuple[str, float | None, str]]:
+    """Each number's text, its value and what is said beside it."""
+    peak = f"of {of.peak}" if of.peak else ""
+    like, reach = of.like_runs, ""
+    if like is not None:
+        reach = f"runs like it reach {percent(like.low_mfu)} to {percent(like.high_mfu)}"
+    yield percent(of.mfu), of.mfu, ", ".join(filter(None, (of.convention, peak, reach)))
+    loss = of.losses[0] if of.losses else None
+    if loss is None:
+        yield "none", None, "above 2%"
+    else:
+        yield percent(loss.fraction), loss.fraction, f"{loss.name}, of the {loss.of}"
+    time = of.step_time_seconds
+    aside = "predicted" if of.kind in ("plan", "sweep") else "mean of the measured steps"
+    yield "n/a" if time is None else seconds_text(time), time, aside
+
+
 def section(title: str, *content: Markup | None) -> Markup:
-    """A part of the page, with its heading."""
-    return tag("section", tag("h2", title), *content)
+    """A part of the page, with its heading, which links to itself."""
+    anchor = re.sub(r"\W+", "-", title.lower()).strip("-")
+    return tag("section", tag("h2", tag("a", title, href=f"#{anchor}")), *content, id=anchor)
 
 
-def headlines(numbers: Sequence[tuple[str, str, float | None]]) -> Markup:
-    """Headline numbers, each as name, text and value."""
+def folded(summary: str, *content: Markup) -> Markup:
+    """Details that the reader opens."""
+    return tag("details", tag("summary", summary), *content)
+
+
+def facts(numbers: Sequence[Number]) -> Markup:
+    """More numbers, in small type."""
     cards = [
         tag("div", tag("dt", name), tag("dd", text, data_headline=name, data_value=value))
         for name, text, value in numbers
     ]
-    return tag("dl", *cards)
-
-
-def verdict_line(sentence: str) -> Markup:
-    """The answer, at the top of a page: `Verdict.sentence`, its first part in bold."""
-    first, semicolon, rest = sentence.partition("; ")
-    return tag("p", tag("strong", first), f"{semicolon}{rest}", class_="verdict")
+    return tag("dl", *cards, class_="facts")
 
 
 def quiet(text: str) -> Markup:

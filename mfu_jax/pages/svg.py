@@ -34,5 +34,6 @@ def chart(*content: Markup, width: float, height: float, label: str, kind: str) 
         role="img",
         aria_label=label,
         class_=kind,
+        tabindex="0",  # the keyboard scrolls it, and moves the guide of a chart
     )
     return tag("div", picture, class_="chart")

@@ -52,9 +52,9 @@ def ledger_table(
     columns: list[Column[tuple[str, int | None, str]] | Word[tuple[str, int | None, str]]] = [
         Column("FLOPs", lambda row: row[1], lambda row: f"{row[1]:,}"),
         Column("of executed", share, lambda row: percent(share(row))),
-        Word("", lambda row: row[2]),
+        Word("what it is", lambda row: row[2]),
     ]
-    return wide(table(by, rows, lambda row: row[0], columns, kind="ledger"))
+    return table(by, rows, lambda row: row[0], columns, kind="ledger")
 
 
 def table(
@@ -63,17 +63,19 @@ def table(
     name: Callable[[RowT], str],
     columns: Sequence[Column[RowT] | Word[RowT]],
     *,
+    caption: str = "",
     most: int = MOST_ROWS,
     foot: Callable[[Sequence[RowT]], Markup] | None = None,
     kind: str = "rows",
 ) -> Markup:
-    """A table that the reader can sort.
+    """A table that the reader can sort, with its own scroll bars, which the keyboard reaches.
 
     Args:
         by: what a row is: the heading of the first column.
         rows: in display order.
         name: a row's name.
         columns: all columns but the first.
+        caption: above the table, where its section has several.
         most: how many rows are shown.
         foot: makes one row of all others; by default it says how many there are.
         kind: style-sheet classes: ``rows`` sorts, ``paths`` keeps the ends of long names.
@@ -82,10 +84,12 @@ def table(
     head = tag("tr", _head(by), *heads)
     body = [_row(name(row), row, columns) for row in rows[:most]]
     rest = rows[most:]
-    parts = [tag("thead", head), tag("tbody", *body)]
+    parts = [tag("caption", caption)] if caption else []
+    parts += [tag("thead", head), tag("tbody", *body)]
     if rest:
         parts.append(tag("tfoot", foot(rest) if foot else rest_row(len(rest))))
-    return tag("table", *parts, data_by=by, class_=kind)
+    found = tag("table", *parts, data_by=by, class_=kind)
+    return tag("div", found, class_="wide", tabindex="0", role="region", aria_label=caption or by)
 
 
 def _head(title: str, is_word: bool = False) -> Markup:
@@ -113,8 +117,3 @@ def shown(name: str) -> str:
 def rest_row(count: int, *cells: Markup) -> Markup:
     """The row that stands for those not shown."""
     return tag("tr", tag("th", f"rest: {count:,} more", scope="row"), *cells)
-
-
-def wide(*content: Markup) -> Markup:
-    """Content with its own scroll bar on narrow screens."""
-    return tag("div", *content, class_="wide")

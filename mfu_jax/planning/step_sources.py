@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.names import LOGITS
 from mfu_jax.flops.analytic.totals import (
@@ -19,13 +21,17 @@ from mfu_jax.flops.analytic.totals import (
     flops_breakdown,
     model_flops_per_device,
 )
-from mfu_jax.planning.compilation.compiling import Request
+from mfu_jax.planning.compilation import cache
+from mfu_jax.planning.compilation.compiling import Limits, Request
 from mfu_jax.planning.measured_runs import DEFAULT_STEP, FIXED, model_of
-from mfu_jax.planning.result.plan import StepWork
+from mfu_jax.planning.result.plan import Plan, StepWork
+from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.step_time.schedule import PipelineTicks
 from mfu_jax.planning.sweep.search import REMAT, Analytic
 from mfu_jax.planning.targets import Target
 
+# A model, and what a device trains of it in a step, by keys that MaxText has, too.
+DEVICE_BATCH = "{model_name}, {per_device_batch_size} × {max_target_length} tokens a device,"
 # What each policy recomputes of the forward pass: everything in the layers, or attention only.
 _RECOMPUTED = {"none": (), "minimal": ("attention",), "full": ("attention", "weight")}
 
@@ -46,6 +52,9 @@ class StepSource(Protocol):
 
     def run_words(self, values: Mapping[str, str]) -> list[str]:
         """The trainer's arguments to run the step."""
+
+    def named(self, values: Mapping[str, str]) -> str:
+        """The model and the batch of a device, in words."""
 
     def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work.
@@ -84,6 +93,50 @@ def request_for(
     )
 
 
+def compiled_plan(
+    source: StepSource,
+    target: Target,
+    values: Mapping[str, str],
+    *,
+    limits: Limits,
+    folder: Path | None,
+    flags: Sequence[str] = (),
+    run_flags: Sequence[str] | None = None,
+    work: StepWork | None = None,
+    progress: Callable[[str], None] = lambda word: None,
+) -> Plan:
+    """Compiles the step of these values, unless the cache has it, and plans it.
+
+    Args:
+        source: makes the step.
+        target: the chips.
+        values: its keys.
+        limits: of the compile.
+        folder: the cache's folder; None: no cache.
+        flags: compiler flags.
+        run_flags: those of a measured run, before them; None: no run is followed.
+        work: what the step is for; None: as the source says, or unknown, with a note.
+        progress: called with a word for each stage.
+
+    Raises:
+        UserError: the compiler is not installed, failed, or ran out of time or memory.
+    """
+    unknown: tuple[str, ...] = ()
+    if work is None:
+        try:
+            work = source.work(values)
+        except UserError as error:
+            unknown = (f"no MFU: {first_line(error)}",)
+    program, notes, _ = cache.compile_cached(
+        request_for(source, target, values, (*(run_flags or ()), *flags)),
+        folder=folder,
+        limits=limits,
+        progress=progress,
+    )
+    plan = make_plan(program, target, work=work, flags=run_flags).with_notes(*notes, *unknown)
+    return replace(plan, model=source.named(values))
+
+
 class MaxTextStep(StepSource):
     """MaxText's own step: only MaxText knows its mesh, what its kernels skip, and what is invalid.
 
@@ -103,6 +156,10 @@ class MaxTextStep(StepSource):
     def run_words(self, values: Mapping[str, str]) -> list[str]:
         """MaxText's arguments without the plan's own."""
         return [f"{key}={value}" for key, value in values.items()]
+
+    def named(self, values: Mapping[str, str]) -> str:
+        """The model and the batch, by MaxText's keys and its defaults."""
+        return DEVICE_BATCH.format_map({**DEFAULT_STEP, **values})
 
     def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work, from the model's bundled config, MaxText's keys and its defaults."""

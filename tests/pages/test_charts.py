@@ -43,7 +43,8 @@ def test_one_far_value_does_not_flatten_the_curve() -> None:
     curve = Curve(name="a", points=thinned(range(300), values))
     text = curves("y", [curve], x_title="x", x_text=str, y_text=lambda y: f"y={y:g}")
     assert "y=1.1<" in text
-    assert "y=1e+06" not in text
+    assert ">y=1e+06<" not in text
+    assert "|y=1e+06|" in text  # what the pointer shows is not cut off
     (line,) = re.findall(r'<polyline points="(.*?)"', text)
     heights = {pair.split(",")[1] for pair in line.split()}
     assert len(heights) == 3  # both of its values, and the edge

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.pages.document import document, headlines, notes, packaged, section, write_page
+from mfu_jax.pages.document import document, facts, notes, packaged, section, write_page
 from mfu_jax.pages.tables import Column, Word, table
 from tests.support import html_pages
 
@@ -27,7 +27,7 @@ def test_only_our_script_may_run() -> None:
     assert policy.attributes["content"] == (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     )
-    assert not any({"src", "href"} & set(e.attributes) for e in found)
+    assert not html_pages.outside(text)
     assert text.count(escape("</script><script>")) == 3
     assert "\x00" not in text
 
@@ -39,7 +39,7 @@ def test_a_style_of_its_own_follows_the_style_of_all_pages() -> None:
 
 
 def test_headlines_carry_their_values() -> None:
-    text = headlines([("MFU", "41.2%", 0.412), ("cost", "n/a", None)])
+    text = facts([("MFU", "41.2%", 0.412), ("cost", "n/a", None)])
     assert [e.text for e in html_pages.elements(text) if e.tag == "dd"] == ["41.2%", "n/a"]
     assert html_pages.values(text, "data-value") == [0.412]
 

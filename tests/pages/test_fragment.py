@@ -48,7 +48,7 @@ def test_a_ledger() -> None:
         *("model", "1,000", "50.00%", ""),
     ]
     assert "+ <masked>" in shown
-    assert shown[shown.index("+ residual") :][:3] == ["+ residual", "500", "25.00%"]
+    assert shown[shown.index("+ unexplained") :][:3] == ["+ unexplained", "500", "25.00%"]
     assert "<p>a &amp; b</p>" in text
 
 

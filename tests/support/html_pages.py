@@ -53,6 +53,24 @@ def elements(page: str) -> list[Element]:
     return parser.found
 
 
+def outside(page: str) -> list[Element]:
+    """The elements that load something, or lead out of the page."""
+    return [
+        e
+        for e in elements(page)
+        if "src" in e.attributes or not (e.attributes.get("href") or "#").startswith("#")
+    ]
+
+
+def headlines(page: str) -> dict[str, float]:
+    """The numbers below a page's verdict, by name; of several runs, the last one's."""
+    return {
+        str(e.attributes["data-headline"]): float(e.attributes["data-value"] or "")
+        for e in elements(page)
+        if "data-headline" in e.attributes and "data-value" in e.attributes
+    }
+
+
 def values(page: str, attribute: str) -> list[float]:
     """The numbers of one attribute, in the order of the page."""
     return [
@@ -60,11 +78,11 @@ def values(page: str, attribute: str) -> list[float]:
     ]
 
 
-def in_browser(file: Path, folder: Path) -> str:
-    """The page after a headless browser has run its script, as HTML."""
+def in_browser(file: Path, folder: Path, *more: str) -> str:
+    """The page after a headless browser has run its script, as HTML; `more` are its options."""
     assert CHROMIUM
     words = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync --dump-dom".split()
-    words += ["--disable-background-networking", "--disable-component-update"]
+    words += [*more, "--disable-background-networking", "--disable-component-update"]
     command = [CHROMIUM, *words, f"--user-data-dir={folder}", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout

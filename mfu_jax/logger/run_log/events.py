@@ -8,7 +8,8 @@ Every line has its kind under ``e``, its sequence number ``seq`` in the process'
 ``t`` in seconds since 1970 and ``m`` in seconds since the machine booted, sleep included. ``us``
 and ``…_us`` are whole microseconds.
 
-``start``    version, process, processes, host, pid, boot, began_m (of the process)
+``start``    version, process, processes, host, pid, boot, began_m (of the process), command,
+             versions (package → version), commit (of the working folder's repository)
 ``steps``    first (number), by (stride, if not 1), us (of each step), gap_us (before each), data_us
              (the part of that gap in which the device waited for data), kind (if not ``step``), and
              the seconds that one step takes at the peak: optimal_s, executed_s; t and m at the last

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from mfu_jax.storage.targets import SpooledTarget
 
 _MOST_PROCESSES = 1000
+_LONGEST_COMMAND = 2000
 # A run that cannot write at all says so itself after importing JAX, and ends.
 _PATIENCE_SECONDS = 20.0
 
@@ -229,12 +232,42 @@ def start_values(now: float, *, is_real: bool) -> dict[str, Any]:
         now: seconds since boot.
         is_real: false: another clock stands in for the real one.
     """
+    python, *words = sys.orig_argv or [""]
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "boot": _boot_id() if is_real else "",
         "began_m": round(_began(now) if is_real else now, 6),
+        "command": shlex.join([Path(python).name, *words])[:_LONGEST_COMMAND],
+        "versions": {name: _version(name) for name in ("mfu-jax", "jax", "jaxlib")},
+        "commit": commit_of(Path.cwd()),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that is checked out in a folder's git repository; empty if there is none."""
+    try:
+        git = next(p / ".git" for p in (folder, *folder.parents) if (p / ".git").exists())
+        if git.is_file():  # of a worktree
+            git = git.parent / git.read_text().removeprefix("gitdir: ").strip()
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        name, common = head.removeprefix("ref: "), git / "commondir"
+        git = git / common.read_text().strip() if common.exists() else git
+        if (git / name).exists():
+            return (git / name).read_text().strip()
+        packed = (git / "packed-refs").read_text().splitlines()
+        return next(line.split()[0] for line in packed if line.endswith(f" {name}"))
+    except (OSError, ValueError, StopIteration):
+        return ""
 
 
 _has_begun = False

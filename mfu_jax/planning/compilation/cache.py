@@ -40,6 +40,13 @@ def default_folder() -> Path:
     return Path(base, "mfu_jax", "plans")
 
 
+def chosen_folder(values: Mapping[str, str]) -> Path | None:
+    """The folder that the key ``cache`` names; the default one without it; empty: None."""
+    if "cache" not in values:
+        return default_folder()
+    return Path(values["cache"]) if values["cache"] else None
+
+
 def compile_cached(
     request: Request,
     *,

@@ -1,32 +1,26 @@
-"""A plan as one page: headline numbers, one layer's timeline, and the console's tables."""
+"""A plan as one page: the answer, where a step goes, one layer's timeline, tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
-from mfu_jax.pages.document import (
-    document,
-    headlines,
-    notes,
-    packaged,
-    quiet,
-    section,
-    verdict_line,
-)
+from mfu_jax.pages.bars import BarRow, bars
+from mfu_jax.pages.charts import tick_label, ticks
+from mfu_jax.pages.document import document, facts, notes, packaged, page_head, quiet, section
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.pages.svg import chart, line, text
-from mfu_jax.pages.tables import Column, table, wide
+from mfu_jax.pages.tables import Column, table
 from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.result.rendering import size_text
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_time.layer_timeline import LaneInterval, LayerTimeline
 from mfu_jax.util.formatting import percent, seconds_text
 from mfu_jax.verdict import Verdict
 
-_GIB = 2**30
-_WIDTH, _LEFT, _RIGHT = 900, 64, 10
+_WIDTH, _LEFT, _RIGHT = 900, 84, 30
 _LANE, _GAP, _BOTTOM = 22, 8, 24
-_TICKS = 5
 _OWN = ("matmul", "kernel", "vector", "copy", "host", "waits")
 _KEY = (
     ("matmul", "matmul"),
@@ -45,10 +39,10 @@ def plan_page(plan: Plan, verdict: Verdict | None = None) -> str:
         plan: the plan.
         verdict: at the top; None: that of the plan alone.
     """
+    verdict = verdict or plan_verdict(plan)
     body = [
-        tag("h1", plan.target),
-        verdict_line((verdict or plan_verdict(plan)).sentence),
-        headlines(list(_numbers(plan))),
+        page_head(plan.target, verdict.sentence, {plan.target: verdict}, _about(plan)),
+        facts(list(_numbers(plan))),
         notes(plan.notes),
         *_sections(plan),
     ]
@@ -57,13 +51,22 @@ def plan_page(plan: Plan, verdict: Verdict | None = None) -> str:
     )
 
 
+def _about(plan: Plan) -> list[tuple[str, str]]:
+    flops = plan.model_flops
+    return [
+        ("model", f"{flops / 1e12:,.4g} TFLOP per step and device" if flops else ""),
+        ("chips", f"{plan.chips:,}"),
+        ("versions", f"jax {version('jax')}, jaxlib {version('jaxlib')}"),
+    ]
+
+
 def _numbers(plan: Plan) -> Iterator[tuple[str, str, float | None]]:
     known: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
-        ("predicted step", plan.step_time_seconds, seconds_text),
-        ("no run is faster than", plan.step_time_bound_seconds, seconds_text),
-        ("MFU", plan.mfu, percent),
+        ("lower bound", plan.step_time_bound_seconds, seconds_text),
+        ("MFU at the bound", plan.mfu_ceiling, percent),
+        ("HFU", plan.hfu, percent),
         ("tokens/s/chip", plan.tokens_per_sec_per_chip, "{:,.0f}".format),
-        ("memory", plan.memory_peak_bytes, lambda size: f"{size / _GIB:.2f} GiB"),
+        ("memory", plan.memory_peak_bytes, size_text),
         ("days", plan.days, "{:,.1f}".format),
         ("cost", plan.cost, "{:,.0f}".format),
     )
@@ -73,51 +76,68 @@ def _numbers(plan: Plan) -> Iterator[tuple[str, str, float | None]]:
 
 
 def _sections(plan: Plan) -> Iterator[Markup]:
-    if plan.layer:
-        about = (
-            f"One of {plan.layer.runs} iterations of the largest loop, as the walk of the "
-            "program's schedule predicts it."
-        )
-        yield section("One layer", layer_picture(plan.layer), quiet(about))
     if plan.time_by_cause:
-        yield section("Seconds of a step", wide(_shares("cause", plan.time_by_cause, "s")))
-    if plan.collectives:
-        yield section("Transfers", wide(_transfers(plan.collectives)))
+        causes = bars(list(_bars(plan.time_by_cause)), "seconds of a step by cause")
+        yield section("Where a step goes", causes)
     if plan.changes:
         items = [
             tag("li", f"{c.change}: −{seconds_text(c.saves_seconds)} (+{percent(c.gain)}) at most")
             for c in plan.changes
         ]
         yield section("What would help most", tag("ul", *items, class_="advice"))
+    if plan.layer:
+        about = (
+            f"One of {plan.layer.runs} iterations of the largest loop, as the walk of the "
+            "program's schedule predicts it."
+        )
+        yield section("One layer", layer_picture(plan.layer), quiet(about))
+    if plan.collectives:
+        yield section("Transfers", _transfers(plan.collectives))
     if plan.memory:
-        held = {kind: size / _GIB for kind, size in plan.memory.items()}
-        yield section("Memory", wide(_shares("kind", held, "GiB")))
+        yield section("Memory", _sizes("kind", plan.memory))
     if plan.activations_by_scope:
-        saved = {scope: size / _GIB for scope, size in plan.activations_by_scope.items()}
-        yield section("Activations", wide(_shares("scope", saved, "GiB")))
+        yield section("Activations", _sizes("scope", plan.activations_by_scope))
+
+
+def _bars(seconds_by_cause: Mapping[str, float]) -> Iterator[BarRow]:
+    """A bar for each cause, largest first; each begins where the last one ended."""
+    begin, step = 0.0, sum(seconds_by_cause.values())
+    for cause, seconds in sorted(seconds_by_cause.items(), key=lambda pair: -pair[1]):
+        if seconds:
+            share = seconds / step
+            yield BarRow(
+                name=cause,
+                kind=cause if cause in _OWN else "transfer",
+                begin=begin,
+                points=100 * share,
+                share=f"{100 * share:.1f}%",
+                seconds=seconds,
+                time=seconds_text(seconds),
+            )
+            begin += 100 * share
 
 
 def _transfers(rows: Sequence[Mapping[str, Any]]) -> Markup:
     """Seconds of a step in each kind of transfer: in all, behind other work, and waited for."""
 
     def seconds(title: str, key: str) -> Column[Mapping[str, Any]]:
-        return Column(title, lambda row: float(row[key]), lambda row: f"{row[key]:.4g}")
+        return Column(title, lambda row: float(row[key]), lambda row: seconds_text(row[key]))
 
     columns = [
-        seconds("total, s", "seconds"),
-        seconds("hidden, s", "hidden_seconds"),
-        seconds("exposed, s", "exposed_seconds"),
+        seconds("total", "seconds"),
+        seconds("hidden", "hidden_seconds"),
+        seconds("exposed", "exposed_seconds"),
     ]
     return table("transfer", rows, lambda row: str(row["kind"]), columns, kind="rows shares")
 
 
-def _shares(by: str, numbers: Mapping[str, float], unit: str) -> Markup:
-    total = sum(numbers.values())
-    rows = sorted(numbers.items(), key=lambda pair: -pair[1])
+def _sizes(by: str, bytes_by_name: Mapping[str, float]) -> Markup:
+    total = sum(bytes_by_name.values())
+    rows = sorted(bytes_by_name.items(), key=lambda pair: -pair[1])
     columns = [
-        Column[tuple[str, float]](unit, lambda row: row[1], lambda row: f"{row[1]:.4g}"),
+        Column[tuple[str, float]]("size", lambda row: row[1], lambda row: size_text(row[1])),
         Column[tuple[str, float]](
-            "share", lambda row: row[1] / total, lambda row: percent(row[1] / total)
+            "share", lambda row: row[1] / total, lambda row: f"{100 * row[1] / total:.1f}%"
         ),
     ]
     return table(by, rows, lambda row: row[0], columns, kind="rows shares")
@@ -160,12 +180,10 @@ def _rectangle(layer: LayerTimeline, span: LaneInterval, top: float) -> Markup:
 
 
 def _ticks(layer: LayerTimeline, bottom: float) -> Iterator[Markup]:
-    for tick in range(_TICKS + 1):
-        seconds = layer.seconds * tick / _TICKS
+    for seconds in ticks(0.0, layer.seconds):
         x = _x(layer, seconds)
         yield line(x, 0, x, bottom, "grid")
-        anchor = "start" if tick == 0 else "end" if tick == _TICKS else "middle"
-        yield text(x, bottom + 16, seconds_text(seconds) if tick else "0", anchor)
+        yield text(x, bottom + 16, tick_label(seconds_text(seconds)), "middle")
 
 
 def _x(layer: LayerTimeline, seconds: float) -> float:

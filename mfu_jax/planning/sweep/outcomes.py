@@ -8,7 +8,16 @@ from typing import Literal
 
 from mfu_jax.planning.result.plan import Plan
 
-Source = Literal["compiled", "estimated", "ruled out", "invalid", "failed", "unknown"]
+Source = Literal[
+    "compiled",
+    "estimated",
+    "ruled out",
+    "invalid",
+    "failed",
+    "unknown",
+    "planned",
+    "measured",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,22 +37,23 @@ def render_sweep(result: SweepResult) -> str:
         [
             f"{result.target}: {len(result.rows)} points, {compiled} compiled, "
             f"{result.memory_limit_bytes / _GIB:.2f} GiB a device",
-            *_table(result),
-            *_plot(result.rows),
+            *table(result.rows),
+            *plot(result.rows, sure="compiled", others="estimated"),
             *_winner(result),
             *(f"note: {note}" for note in result.notes),
         ]
     )
 
 
-def _table(result: SweepResult) -> list[str]:
-    keys = list(result.rows[0].values)
-    shown = fastest_first(result.rows)[:_MOST_ROWS]
+def table(points: Sequence[SweepRow]) -> list[str]:
+    """The points, fastest first, as lines."""
+    keys = list(points[0].values)
+    shown = fastest_first(points)[:_MOST_ROWS]
     rows = [(*keys, "", "GiB", "s", "tokens/s/chip", "MFU", "from")]
     rows += [(*row.values.values(), *_cells(row)) for row in shown]
     lines = [f"  {line}" for line in columns(rows, "<" * len(keys) + "<>>>><")]
-    rest = len(result.rows) - len(shown)
-    why = {row.note: row for row in result.rows if row.source in ("failed", "invalid") and row.note}
+    rest = len(points) - len(shown)
+    why = {row.note: row for row in points if row.source in ("failed", "invalid") and row.note}
     lines += [f"  … and {rest} more; --json has all"] * bool(rest)
     return lines + [f"  {row.name}: {note}" for note, row in why.items()]
 
@@ -68,8 +69,8 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
     return (_VERDICT[row.fits], *numbers, f"{row.source}{star}")
 
 
-def _plot(rows: Sequence[SweepRow]) -> list[str]:
-    """Memory on x, time per token on y; `#` compiled, `o` estimated, `*` Pareto-optimal."""
+def plot(rows: Sequence[SweepRow], *, sure: str, others: str) -> list[str]:
+    """Memory on x, time per token on y; `#` and `o` by source, `*` Pareto-optimal."""
     points = [
         (row.memory_peak_bytes / _GIB, 1e6 / row.tokens_per_sec_per_chip, row)
         for row in rows
@@ -79,16 +80,16 @@ def _plot(rows: Sequence[SweepRow]) -> list[str]:
         return []
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     grid = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]
-    for x, y, row in sorted(points, key=lambda p: (p[2].pareto, p[2].source == "compiled")):
+    for x, y, row in sorted(points, key=lambda p: (p[2].pareto, p[2].source == sure)):
         column = round(_WIDTH * _place(x, xs))
         line = _HEIGHT - round(_HEIGHT * _place(y, ys))
-        grid[line][column] = "*" if row.pareto else "#" if row.source == "compiled" else "o"
+        grid[line][column] = "*" if row.pareto else "#" if row.source == sure else "o"
     lines = [f"  {'':9}│{''.join(line).rstrip()}" for line in grid]
     lines[0] = f"  {max(ys):8.4g} │{''.join(grid[0]).rstrip()}"
     lines[-1] = f"  {min(ys):8.4g} │{''.join(grid[-1]).rstrip()}"
     axis = f"{min(xs):.2f} GiB"
     return [
-        "  µs of a chip for a token, against memory (# compiled, o estimated, * none is better)",
+        f"  µs of a chip for a token, against memory (# {sure}, o {others}, * Pareto front)",
         *lines,
         f"  {'':9}└{'─' * (_WIDTH + 1)}",
         f"  {'':10}{axis}{f'{max(xs):.2f} GiB':>{_WIDTH + 1 - len(axis)}}",

@@ -98,7 +98,7 @@ def run(sweep: Sweep, progress: Callable[[str], None] = lambda line: None) -> Sw
     failures, notes = _compile_points(sweep, search, progress)
     if failures and not search.outcomes:
         raise UserError(f"no point could be compiled; the first: {next(iter(failures.values()))}")
-    rows = _with_pareto([_row(point, search, reasons, failures) for point in sweep.points])
+    rows = with_pareto([_row(point, search, reasons, failures) for point in sweep.points])
     best = search.best()
     winner = None if best is None else rows[list(sweep.points).index(best)]
     return SweepResult(
@@ -199,7 +199,7 @@ def _by_flops(point: SweepPoint, fits: bool | None, search: Search) -> SweepRow 
     )
 
 
-def _with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
+def with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
     """Marks the points that fit and that no other point beats in memory and time per token."""
     candidates = [r for r in rows if r.fits and r.memory_peak_bytes and speed(r)]
 

@@ -60,7 +60,7 @@ def split(values: Mapping[str, str]) -> tuple[dict[str, str], list[SweepPoint]]:
     ({'model_name': 'llama3-8b'}, ['fsdp=4 tensor=1', 'fsdp=4 tensor=2', 'fsdp=8 tensor=1', \
 'fsdp=8 tensor=2'])
     """
-    swept = {key: _listed(key, text) for key, text in values.items() if _is_swept(text)}
+    swept = {key: listed(key, text) for key, text in values.items() if is_swept(text)}
     if not swept:
         raise UserError(
             "nothing to sweep; expected a list or a range, such as remat_policy=none,minimal,full "
@@ -77,11 +77,17 @@ def split(values: Mapping[str, str]) -> tuple[dict[str, str], list[SweepPoint]]:
     return fixed, points
 
 
-def _is_swept(text: str) -> bool:
+def is_swept(text: str) -> bool:
+    """Whether a value stands for several: ``a,b`` or ``1..16``."""
     return bool(_RANGE.fullmatch(text)) or ("," in text and not text.startswith(("[", "(", "{")))
 
 
-def _listed(key: str, text: str) -> list[str]:
+def listed(key: str, text: str) -> list[str]:
+    """The values that a swept text stands for.
+
+    Raises:
+        UserError: the range is empty, or the batch is not a number.
+    """
     if found := _RANGE.fullmatch(text):
         first, last = int(found[1]), int(found[2])
         if not first <= last < first + _MOST_POINTS:

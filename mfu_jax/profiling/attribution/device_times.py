@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mfu_jax.profiling.attribution.dispatch_gaps import DispatchGaps
 from mfu_jax.profiling.attribution.host_time import HostSums, host_sums
-from mfu_jax.profiling.attribution.host_work import ClassifiedEvents, waits_of
+from mfu_jax.profiling.attribution.host_work import ClassifiedEvents, in_words, waits_of
 from mfu_jax.profiling.attribution.step_windows import (
     Window,
     step_by_step,
@@ -250,5 +250,5 @@ def _idle_causes(
     for where, chosen in ((_CALL, in_call), (_BETWEEN, ~in_call)):
         sums = np.bincount(thread.ops[chosen], rest[chosen], len(thread.names))
         for op in np.flatnonzero(sums > 0).tolist():
-            causes.append(((where, thread.names[op]), float(sums[op]) * scale))
+            causes.append(((where, in_words(thread.names[op])), float(sums[op]) * scale))
     return causes

@@ -59,6 +59,11 @@ _OF_JAX = re.compile(
     r"|dispatch|interpreters|instrumented_step|boundary)\.py|^\$core\.py:\d+ concrete_or_error"
     r"|^\$(?!.*\.py:)|^[^$]"
 )
+# The frames in which the step logger waits.
+_OF_LOGGER = re.compile(
+    r"^\$(readiness\.py:\d+ block_until_ready|timer\.py:\d+ (dispatched|drain)"
+    r"|metric_logger\.py:\d+ record)$"
+)
 _WEAK = (HostWork.DISPATCH, HostWork.PYTHON)  # work within them may be of another kind
 
 
@@ -72,6 +77,15 @@ def kind_of(name: str) -> HostWork:
     """
     found = (kind for kind, pattern in _COMPILED.items() if pattern.search(name))
     return next(found, HostWork.PYTHON)
+
+
+def in_words(name: str) -> str:
+    """An event's name, or what it is if it is the step logger's.
+
+    >>> in_words("$readiness.py:155 block_until_ready"), in_words("$train.py:80 log")
+    ('waiting for the previous step', '$train.py:80 log')
+    """
+    return "waiting for the previous step" if _OF_LOGGER.match(name) else name
 
 
 def waits_of(thread: HostThread, executions: Executions) -> Intervals:

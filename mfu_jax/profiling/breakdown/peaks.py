@@ -97,7 +97,8 @@ def _shared(peaks: Peaks, devices: int) -> Peaks:
     import jax
 
     share = len(jax.local_devices()) / devices
-    source = f"{peaks.main.source}; shared by the {devices} devices of the trace"
+    shared = f"; shared by the {devices} devices of the trace" if devices > 1 else ""
+    source = f"{peaks.main.source}{shared}"
     main = replace(peaks.main, flops_per_sec=peaks.main.flops_per_sec * share, source=source)
     by_dtype = {dtype: flops * share for dtype, flops in peaks.by_dtype.items()}
     return replace(peaks, main=main, by_dtype=by_dtype)

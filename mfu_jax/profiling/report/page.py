@@ -1,4 +1,4 @@
-"""A profile as a self-contained HTML page: verdict, advice, waterfall, tables, ledger.
+"""A profile as a self-contained HTML page: verdict, waterfall, advice, tables, ledger.
 
 Adding a section: a section here; only `mfu_jax.pages` makes HTML.
 """
@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax import names
-from mfu_jax.pages.document import document, headlines, notes, quiet, section, verdict_line
-from mfu_jax.pages.markup import Markup, joined, number, tag
-from mfu_jax.pages.tables import Column, Word, ledger_table, rest_row, table, wide
+from mfu_jax.flops.names import RESIDUAL
+from mfu_jax.pages.bars import BarRow, bars
+from mfu_jax.pages.document import document, facts, notes, page_head, quiet, section
+from mfu_jax.pages.markup import Markup, tag
+from mfu_jax.pages.tables import Column, Word, ledger_table, rest_row, table
 from mfu_jax.profiling.breakdown.tables import COLUMNS, TableRow
 from mfu_jax.profiling.breakdown.waterfall import Bar
 from mfu_jax.profiling.report.comparison import TimeChange
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
     from mfu_jax.profiling.report.plan_gap import PlanGap
 
-_UNITS = "Seconds of a step, and points of MFU: percent of the step. They sum to the step."
+_UNITS = "Seconds of a step, and pts of MFU: percent of the step. They sum to the step."
 
 # The class of a bar, by the start of its name; all others are work that is not the model's.
 _KINDS = (
@@ -56,14 +58,19 @@ def page(profile: Profile, gap: PlanGap | None = None) -> str:
     """
     answer = profile.overview()
     by = {kind: profile.table(kind) for kind in ("scope", "op", "kernel", "phase")}
-    title = f"{short(answer['program'])}: MFU {percent(profile.mfu)}"
+    name = short(answer["program"])
     body = [
-        tag("h1", short(answer["program"])),
-        verdict_line(profile.verdict.sentence),
-        _headlines(profile, answer),
-        _advice(profile),
+        page_head(name, profile.verdict.sentence, {name: profile.verdict}, _about(profile, answer)),
         notes(profile.notes),
+        facts(
+            [
+                ("HFU", percent(profile.hfu), answer["hfu"]),
+                ("coverage", percent(answer["coverage"]), answer["coverage"]),
+                ("steps", f"{answer['steps']:,}", answer["steps"]),
+            ]
+        ),
         section("Where the peak went", quiet(_UNITS), _waterfall(profile.waterfall, "waterfall")),
+        _advice(profile),
         *_gap(gap),
         *_phases(profile),
         section("Scopes", _row_table("scope", by["scope"])),
@@ -72,34 +79,32 @@ def page(profile: Profile, gap: PlanGap | None = None) -> str:
         section("By phase", _row_table("phase", by["phase"])),
         section("FLOPs", _ledger(profile)),
     ]
-    return document(title, body)
+    return document(f"{name}: MFU {percent(profile.mfu)}", body)
 
 
-def _headlines(profile: Profile, answer: Mapping[str, Any]) -> Markup:
-    count = len(answer["devices"])
-    numbers = [
-        ("MFU", percent(profile.mfu), answer["mfu"]),
-        ("HFU", percent(profile.hfu), answer["hfu"]),
-        ("step time", seconds_text(answer["step_time_seconds"]), answer["step_time_seconds"]),
-        ("coverage", percent(answer["coverage"]), answer["coverage"]),
-    ]
-    about = (
-        f"{count} × {answer['device_kind'] or answer['platform']}, {profile.peaks.main}; mean of "
-        f"{answer['steps']} steps. Trace: {answer['source']}"
-    )
-    return joined([headlines(numbers), quiet(about)])
+def _about(profile: Profile, answer: Mapping[str, Any]) -> list[tuple[str, str]]:
+    devices = f"{len(answer['devices'])} × {answer['device_kind'] or answer['platform']}"
+    return [("trace", answer["source"]), ("devices", devices), ("peak", str(profile.peaks.main))]
 
 
-def _waterfall(bars: Sequence[Bar], title: str) -> Markup:
+def _waterfall(rows: Sequence[Bar], title: str) -> Markup:
     """From the peak down, each bar begins where the last one ended."""
-    rows = [_bar("peak", "peak", 0.0, 100.0, None, ""), *_bars(bars)]
-    return tag("div", *rows, class_="waterfall", role="table", aria_label=title)
+    return bars([BarRow("peak", "peak", 0.0, 100.0, "100 pts"), *_bars(rows)], title)
 
 
-def _bars(bars: Sequence[Bar]) -> Iterator[Markup]:
+def _bars(rows: Sequence[Bar]) -> Iterator[BarRow]:
     done = 0.0
-    for bar in bars:
-        yield _bar(bar.name, _kind_of(bar.name), done, bar.mfu_points, bar.seconds, bar.largest)
+    for bar in rows:
+        yield BarRow(
+            name=bar.name,
+            kind=_kind_of(bar.name),
+            begin=done,
+            points=bar.mfu_points,
+            share=f"{bar.mfu_points:.2f} pts",
+            seconds=bar.seconds,
+            time=seconds_text(bar.seconds),
+            note=bar.largest,
+        )
         done += bar.mfu_points
 
 
@@ -108,37 +113,13 @@ def _kind_of(name: str) -> str:
     return next((kind for start, kind in _KINDS if name.startswith(start)), "other")
 
 
-def _bar(
-    name: str, kind: str, start: float, points: float, seconds: float | None, most: str
-) -> Markup:
-    """A row: its name, its track, and its numbers, with a remark below."""
-    time = "" if seconds is None else seconds_text(seconds)
-    return tag(
-        "div",
-        tag("span", name, class_="name", role="cell"),
-        tag("span", _mark(kind, start, start + points), class_="track", aria_hidden="true"),
-        tag("span", time, class_="n", role="cell", data_seconds=seconds),
-        tag("span", f"{points:.2f}", class_="n", role="cell", data_points=points),
-        tag("small", most, role="cell", class_="most") if most else None,
-        class_="bar",
-        role="row",
-        data_bar=name,
-    )
-
-
-def _mark(kind: str, start: float, end: float) -> Markup:
-    """A bar between its two ends, which are percentages of the track."""
-    left, right = sorted((max(0.0, min(100.0, start)), max(0.0, min(100.0, end))))
-    return tag("i", class_=kind, style=f"left:{number(left)}%;width:{number(right - left)}%")
-
-
 def _phases(profile: Profile) -> Iterator[Markup]:
     """One waterfall per program, if a step consists of several."""
     if len(profile.programs) > 1:
         parts = []
         for program in profile.programs:
-            bars = _waterfall(program.waterfall, program.name)
-            parts.append(tag("div", tag("h3", str(program)), bars, data_program=program.name))
+            shown = _waterfall(program.waterfall, program.name)
+            parts.append(tag("div", tag("h3", str(program)), shown, data_program=program.name))
         yield section("Each program on its own", *parts)
 
 
@@ -159,7 +140,7 @@ def _gap(gap: PlanGap | None) -> Iterator[Markup]:
         causes = ", ".join(f"{why} {signed(s)}" for why, s in gap.by_reason().items())
         text = f"{gap.sentence}. All causes: {causes}."
         rows = table("op", gap.changes, _group_name, _GAP_COLUMNS, kind="rows paths")
-        yield section("Gap to the plan", quiet(text), wide(rows), notes(gap.notes))
+        yield section("Gap to the plan", quiet(text), rows, notes(gap.notes))
 
 
 def _group_name(change: TimeChange) -> str:
@@ -173,7 +154,7 @@ def _row_table(by: str, rows: Sequence[TableRow]) -> Markup:
         by: what a row is.
         rows: longest first.
     """
-    return wide(table(by, rows, _row_name, _COLUMNS, foot=_rest, kind="rows paths"))
+    return table(by, rows, _row_name, _COLUMNS, foot=_rest, kind="rows paths")
 
 
 def _row_name(row: TableRow) -> str:
@@ -191,4 +172,5 @@ def _rest(rows: Sequence[TableRow]) -> Markup:
 def _ledger(profile: Profile) -> Markup:
     """The ledger from model FLOPs to executed FLOPs of one run of the main program."""
     ledger = profile.program.ledger
-    return ledger_table("FLOPs per run and device", ledger.rows(), ledger.executed)
+    rows = [row for row in ledger.rows() if row.flops or row.label == RESIDUAL]
+    return ledger_table("FLOPs per run and device", rows, ledger.executed)

@@ -21,6 +21,7 @@ SMALLEST = 0.01
 _SAME = 1e-3  # relative: logs round tokens per second
 _LOG_SECONDS = 1e-3  # a log line has three decimals
 _FEW_WINDOWS = 30  # of 150 steps
+_NOISY = 0.5  # half an interval; one as wide as this tells nothing
 _TIMES = 1.5  # from here on, a ratio says more than a percentage
 
 TABLE_HEAD = "steps, trimmed mean"
@@ -232,6 +233,10 @@ def verdict(speed: Difference, *steps: int) -> str:
             f"least 4 of each, better 20"
         )
     half = f"{100 * half_width:.2f}%"
+    is_clear = speed.low is not None and speed.high is not None and half_width <= _NOISY
+    if found == "same" and not is_clear:
+        ends = [1 + (end or 0.0) for end in (speed.low, speed.high)]
+        return f"cannot be told from A: {_times(1 + speed.change)} times as fast {_span(*ends)}"
     if found == "same":
         text = f"is as fast as A, as far as can be told: {signed(speed.change)} ± {half}"
         return f"{text}{_why_not_called(speed, *steps)}"

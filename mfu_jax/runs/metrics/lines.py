@@ -30,6 +30,7 @@ _NAMES = frozenset(
         "unix_seconds",
         *("perf/per_device_tflops", "perf/per_device_tokens", "perf/mbu"),
         *("compile/seconds", "memory/peak_bytes_in_use"),
+        *("learning/grad_norm", "learning/current_learning_rate", "eval/avg_loss", "eval/loss"),
     }
 )
 # A step under a picosecond, or over 30 years, would poison every sum and quotient.

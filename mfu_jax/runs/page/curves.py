@@ -1,18 +1,22 @@
-"""Curves over the steps, and over the wall clock, with restarts marked."""
+"""Curves over the steps, and over the wall clock where a run was restarted.
+
+What follows from another curve is not drawn again: HFU and MFU of one program are in one ratio, and
+step time and tokens/s follow from MFU where every step does the same work.
+"""
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mfu_jax.pages.charts import Curve, broken, curves, thinned
-from mfu_jax.pages.document import section
+from mfu_jax.pages.document import color, section
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.util.formatting import loss_text, percent, seconds_text, short
+from mfu_jax.util.formatting import percent, seconds_text
 
 _CLOCK = "unix_seconds"
 
@@ -26,30 +30,35 @@ class _CurveMetric(NamedTuple):
     is_unknown_at_zero: bool = True  # no curve where every value is 0
 
 
-def _tick(seconds: float) -> str:
-    """A time on an axis: a round value, so without trailing zeros."""
-    number, unit = seconds_text(seconds).split()
-    return f"{float(number):g} {unit}"
-
-
+_MFU = _CurveMetric("perf/mfu", "MFU", percent, has_zero=True)
+_LEARNED = {"measured_only": False, "is_unknown_at_zero": False}
+_EVALS = ("eval/avg_loss", "eval/loss")
+# The first of each tuple that a run has, and that does not follow from MFU.
 _METRICS = (
-    _CurveMetric("perf/mfu", "MFU", percent, has_zero=True),
-    _CurveMetric("perf/hfu", "HFU", percent, has_zero=True),
-    _CurveMetric(STEP_SECONDS, "step time", _tick),
-    _CurveMetric("perf/per_device_tokens_per_sec", "tokens/s/device", lambda v: f"{v:,.6g}"),
-    _CurveMetric("learning/loss", "loss", loss_text, measured_only=False, is_unknown_at_zero=False),
-    _CurveMetric("goodput/data_wait_seconds", "wait for data", _tick, has_zero=True),
-    _CurveMetric("memory/peak_bytes_in_use", "peak memory", lambda v: f"{v / 2**30:.4g} GiB"),
+    (_MFU,),
+    (_CurveMetric("perf/hfu", "HFU", percent, has_zero=True),),
+    (
+        _CurveMetric(STEP_SECONDS, "step time", seconds_text, has_zero=True),
+        _CurveMetric("perf/per_device_tokens_per_sec", "tokens/s/device", lambda v: f"{v:,.6g}"),
+    ),
+    (_CurveMetric("learning/loss", "loss", "{:.4g}".format, **_LEARNED),),
+    tuple(_CurveMetric(name, "evaluation loss", "{:.4g}".format, **_LEARNED) for name in _EVALS),
+    (_CurveMetric("learning/grad_norm", "gradient norm", "{:.4g}".format, **_LEARNED),),
+    (_CurveMetric("learning/current_learning_rate", "learning rate", "{:.4g}".format, **_LEARNED),),
+    (_CurveMetric("goodput/data_wait_seconds", "wait for data", seconds_text, has_zero=True),),
+    (_CurveMetric("memory/peak_bytes_in_use", "peak memory", lambda v: f"{v / 2**30:.4g} GiB"),),
 )
+_BY_WORK = ("perf/hfu", STEP_SECONDS, "perf/per_device_tokens_per_sec")
+_SAME = 1e-3  # relative
 
 
-def sections(runs: Sequence[RunData]) -> Iterator[Markup]:
+def sections(runs: Mapping[str, RunData]) -> Iterator[Markup]:
     """Both sections.
 
     Args:
-        runs: all drawn in the same charts.
+        runs: by name; all drawn in the same charts.
     """
-    charts = [chart for metric in _METRICS if (chart := _over_steps(metric, runs)) is not None]
+    charts = [chart for some in _METRICS if (chart := _first(some, runs)) is not None]
     if charts:
         note = tag(
             "p",
@@ -58,31 +67,52 @@ def sections(runs: Sequence[RunData]) -> Iterator[Markup]:
             class_="quiet",
         )
         yield section("Over steps", note, tag("div", *charts, class_="charts"))
-    for run in runs:
-        charts = [chart for metric in _METRICS[:4:2] if (chart := _over_time(metric, run))]
-        if charts:
-            title = "Over time" if len(runs) == 1 else f"Over time: {short(run.metrics.path)}"
-            yield section(title, tag("div", *charts, class_="charts"))
+    charts = [
+        chart
+        for i, (name, run) in enumerate(runs.items())
+        if len(run.time.attempts) > 1 and (chart := _over_time(name, run, color(i)))
+    ]
+    if charts:
+        yield section("Over time", tag("div", *charts, class_="charts"))
 
 
-def _over_steps(metric: _CurveMetric, runs: Sequence[RunData]) -> Markup | None:
+def _first(metrics: Sequence[_CurveMetric], runs: Mapping[str, RunData]) -> Markup | None:
+    """The chart of the first metric that tells something that MFU does not."""
+    if metrics[0].name in _BY_WORK and all(map(_is_told_by_mfu, runs.values())):
+        return None
+    return next((chart for each in metrics if (chart := _over_steps(each, runs)) is not None), None)
+
+
+def _is_told_by_mfu(run: RunData) -> bool:
+    """Whether every step does the same work, as far as MFU, HFU and the step times tell."""
+    places, mfus = run.columns.measured(_MFU.name)
+    hfus, seconds = (run.columns.values.get(name) for name in ("perf/hfu", STEP_SECONDS))
+    if not places or seconds is None:
+        return False
+    works = [mfu * seconds[i] for i, mfu in zip(places, mfus, strict=True)]
+    pairs = zip(places, mfus, strict=True)
+    ratios = [hfus[i] / mfu for i, mfu in pairs if hfus is not None and mfu > 0]
+    return all(max(values) <= (1 + _SAME) * min(values) for values in (works, ratios) if values)
+
+
+def _over_steps(metric: _CurveMetric, runs: Mapping[str, RunData]) -> Markup | None:
     found = []
-    for run in runs:
+    for i, (name, run) in enumerate(runs.items()):
         places, values = _values(metric, run)
         if any(values) or (values and not metric.is_unknown_at_zero):
             numbers = run.columns.numbers
             points = thinned([numbers[i] for i in places], values)
-            found.append(Curve(name=short(run.metrics.path), points=points))
+            found.append(Curve(name=name, points=points, kind=color(i)))
     if not found:
         return None
-    marks = [mark for run in runs for mark in _restarts_by_step(run)] if len(runs) == 1 else []
+    marks = [mark for run in runs.values() for mark in _restarts_by_step(run)]
     return curves(
         metric.title,
         found,
         x_title="step",
         x_text=lambda step: f"{step:,.0f}",
         y_text=metric.text,
-        marks=marks,
+        marks=marks if len(runs) == 1 else [],
         has_zero=metric.has_zero,
     )
 
@@ -101,9 +131,9 @@ def _restarts_by_step(run: RunData) -> Iterator[tuple[float, str]]:
             yield attempt.first_step, f"restart before step {attempt.first_step}"
 
 
-def _over_time(metric: _CurveMetric, run: RunData) -> Markup | None:
+def _over_time(name: str, run: RunData, kind: str) -> Markup | None:
     clock = run.columns.values.get(_CLOCK)
-    places, values = run.columns.measured(metric.name)
+    places, values = run.columns.measured(_MFU.name)
     if clock is None or len(values) < 2:
         return None
     times = [clock[i] for i in places]
@@ -113,17 +143,17 @@ def _over_time(metric: _CurveMetric, run: RunData) -> Markup | None:
     unit, size = _unit(max(times) - start)
     points = broken(thinned([(time - start) / size for time in times], values))
     marks = [
-        ((attempt.start - start) / size, f"process {attempt.pid} started: {_when(attempt.start)}")
+        ((attempt.start - start) / size, f"process {attempt.pid} started: {when(attempt.start)}")
         for attempt in run.time.attempts[1:]
     ]
     return curves(
-        metric.title,
-        [Curve(name=short(run.metrics.path), points=points)],
-        x_title=f"{unit} since {_when(start)}",
+        f"MFU of {name}",
+        [Curve(name=name, points=points, kind=kind)],
+        x_title=f"{unit} since {when(start)}",
         x_text=lambda x: f"{x:.4g}",
-        y_text=metric.text,
+        y_text=_MFU.text,
         marks=marks,
-        has_zero=metric.has_zero,
+        has_zero=True,
     )
 
 
@@ -133,7 +163,12 @@ def _unit(seconds: float) -> tuple[str, float]:
     return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
 
 
-def _when(seconds: float) -> str:
+def when(seconds: float) -> str:
+    """A moment for a reader.
+
+    Args:
+        seconds: since 1970.
+    """
     try:
         moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     except (OverflowError, OSError, ValueError):

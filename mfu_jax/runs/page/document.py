@@ -1,47 +1,33 @@
-"""The page: headline numbers, comparison, time and FLOPs ledgers, curves, configuration.
+"""The page: the answer, where the time went, curves, FLOPs, configuration; of one run or several.
 
 Adding a section: a file beside this one, a section here; only `mfu_jax.pages` makes HTML.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.pages.document import (
-    document,
-    headlines,
-    notes,
-    quiet,
-    section,
-    verdict_line,
-)
+from mfu_jax.pages.document import document, facts, notes, page_head, quiet, section
 from mfu_jax.pages.markup import Markup, tag
-from mfu_jax.pages.tables import Column, Word, table, wide
-from mfu_jax.runs.comparison.intervals import CONFIDENCE
-from mfu_jax.runs.comparison.runs import (
-    TABLE_HEAD,
-    MetricChange,
-    RunComparison,
-    change_text,
-    interval,
-)
+from mfu_jax.pages.tables import Column, table
+from mfu_jax.runs.comparison.runs import RunComparison
 from mfu_jax.runs.goodput.time_table import span
-from mfu_jax.runs.page import curves
-from mfu_jax.runs.page.configuration import configuration, last_gpus, last_record, record_notes
+from mfu_jax.runs.page import columns, curves
+from mfu_jax.runs.page.configuration import configuration, last_records, record_notes
 from mfu_jax.runs.page.hosts import collectives, hosts
 from mfu_jax.runs.page.ledgers import flops, time_ledger
-from mfu_jax.runs.page.step_times import step_times
+from mfu_jax.runs.page.step_times import outlier_numbers, step_times
 from mfu_jax.runs.report.plan_comparison import PlanComparison, PlannedRow, StepGap
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import percent, readable, seconds_text, short
 
 _STYLE = """
-@media (min-width: 641px) { .bar { grid-template-columns: minmax(0, 130px) 1fr 100px 70px } }
-.ledger tbody th { font-weight: 400 }
+@media (min-width: 641px) { .bar { grid-template-columns: minmax(0, 150px) 1fr 100px 70px } }
 .rows tbody th { max-width: 420px }
-td.word { white-space: normal; min-width: 140px; overflow-wrap: anywhere }
+@media (max-width: 640px) { .rows tbody th { max-width: 42vw } }
 """
 
 
@@ -53,36 +39,74 @@ def page(
     """The whole page as one string.
 
     Args:
-        runs: one or more; their curves share the charts.
+        runs: one or more; they share charts and tables.
         comparisons: of the first run with each of the others.
         plan: the plan compared with the first run.
     """
-    names = run_names([run.metrics.path for run in runs])
-    body: list[Markup] = [tag("h1", " · ".join(short(name) for name in names[:4]))]
-    body += [
-        _comparison(found, names[0], name)
-        for found, name in zip(comparisons, names[1:], strict=False)
-    ]
-    for run, name in zip(runs, names, strict=True):
-        body += [] if len(runs) == 1 else [tag("h2", short(name))]
-        body += [verdict_line(run.verdict.sentence), headlines(_numbers(run))]
-        body += [quiet(_about(run)), notes(run.time.notes)]
+    paths = [run.metrics.path for run in runs]
+    names: list[str] = []
+    for i, name in enumerate(map(short, run_names(paths)), 1):
+        names.append(f"{name} ({i})" if name in names else name)  # the same run twice
+    named = dict(zip(names, runs, strict=True))
+    body = [*(_one(names[0], runs[0]) if len(runs) == 1 else _several(named, comparisons))]
     if plan is not None:
         body.append(_plan_section(plan))
-    for run, name in zip(runs, names, strict=True):
-        body += time_ledger(run, _of(name, runs))
-    body += curves.sections(runs)
-    for run, name in zip(runs, names, strict=True):
-        body += [*step_times(run, _of(name, runs)), *record_notes(run, _of(name, runs))]
-        body += hosts(run, _of(name, runs))
-        body += collectives(run, _of(name, runs))
-        body += flops(run, _of(name, runs))
-    body += configuration(runs, [short(name) for name in names])
-    for run, name in zip(runs, names, strict=True):
-        body += last_gpus(run, _of(name, runs))
-        body += last_record(run, _of(name, runs))
-    title = f"{short(names[0])}: MFU {percent(runs[0].summary.mfu)}"
+    body += record_notes(named)
+    for run in runs:
+        body += [*hosts(run), *collectives(run)]
+    body += flops(runs[0]) if len(runs) == 1 else columns.ledgers(named)
+    body += [*configuration(named), *last_records(named)]
+    title = f"{names[0]}: MFU {percent(runs[0].summary.mfu)}"
     return document(title, body, style=_STYLE)
+
+
+def _one(name: str, run: RunData) -> Iterator[Markup]:
+    yield page_head(name, run.verdict.sentence, {name: run.verdict}, list(_about(run).items()))
+    yield notes(run.time.notes)
+    yield facts([(key, text, value) for key, (value, text) in _numbers(run).items()])
+    yield from time_ledger(run)
+    yield from curves.sections({name: run})
+    yield from step_times(run)
+
+
+def _several(runs: Mapping[str, RunData], found: Sequence[RunComparison]) -> Iterator[Markup]:
+    names = list(runs)
+    about = [_about(run) for run in runs.values()]
+    shared = [pair for pair in about[0].items() if all(pair in other.items() for other in about)]
+    sentences = [
+        _named(c.verdict, names[0], name) for c, name in zip(found, names[1:], strict=True)
+    ]
+    title = " · ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    yield page_head(
+        title,
+        f"{'; '.join(sentences)}.",
+        {name: run.verdict for name, run in runs.items()},
+        shared,
+    )
+    warnings = dict.fromkeys(
+        _named(note, names[0], name)
+        for c, name in zip(found, names[1:], strict=True)
+        for note in c.notes
+    )
+    yield from (tag("p", words, class_="warning") for words in warnings)
+    yield notes([f"{name}: {note}" for name, run in runs.items() for note in run.time.notes])
+    numbers = [_numbers(run) | outlier_numbers(run) for run in runs.values()]
+    steps = [{"next": (None, str(run.verdict.next_steps[0]))} for run in runs.values()]
+    own = [{k: (None, v) for k, v in one.items() if (k, v) not in shared} for one in about]
+    words = [step | facts_of for step, facts_of in zip(steps, own, strict=True)]
+    yield section(
+        "The runs",
+        columns.by_run("number", columns.merged(numbers), names),
+        columns.by_run("about", columns.merged(words), names, has_words=True),
+    )
+    yield from columns.comparison(found, names)
+    yield from curves.sections(runs)
+    yield from columns.times(runs)
+
+
+def _named(text: str, a: str, b: str) -> str:
+    """A comparison's words with the runs' names in place of A and B."""
+    return re.sub(r"\b[AB]\b", lambda found: a if found[0] == "A" else b, text)
 
 
 def run_names(paths: Sequence[str]) -> list[str]:
@@ -99,28 +123,22 @@ def run_names(paths: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else list(paths)
 
 
-def _of(name: str, runs: Sequence[RunData]) -> str:
-    return "" if len(runs) == 1 else f": {short(name)}"
-
-
-def _numbers(run: RunData) -> list[tuple[str, str, float | None]]:
+def _numbers(run: RunData) -> dict[str, columns.Cell]:
+    """What stands below the three large numbers."""
     summary, time = run.summary, run.time
     tokens = summary.tokens_per_sec_per_device
-    numbers: list[tuple[str, str, float | None]] = [
-        ("mean MFU", percent(summary.mfu), summary.mfu),
-        ("mean HFU", percent(summary.hfu), summary.hfu),
-        ("goodput", percent(time.goodput), time.goodput),
-        ("effective MFU", percent(time.effective_mfu), time.effective_mfu),
-        ("median step time", _seconds(summary.median_seconds), summary.median_seconds),
-        ("mean tokens/s/device", f"{tokens:,.1f}" if tokens else "n/a", tokens or None),
-        ("steps", f"{run.answer['steps']:,}", run.answer["steps"]),
-        ("wall clock", _span(time.wall_seconds), time.wall_seconds),
-    ]
+    numbers: dict[str, columns.Cell] = {
+        "HFU": (summary.hfu, percent(summary.hfu)),
+        "goodput": (time.goodput, percent(time.goodput)),
+        "effective MFU": (time.effective_mfu, percent(time.effective_mfu)),
+        "tokens/s/device": (tokens or None, f"{tokens:,.1f}" if tokens else "n/a"),
+        "steps": (run.answer["steps"], f"{run.answer['steps']:,}"),
+        "wall clock": (time.wall_seconds, _span(time.wall_seconds)),
+    }
     if summary.tensor_active is not None:
-        numbers.insert(2, ("tensor cores", _tensor_cores(summary), summary.tensor_active))
+        numbers["tensor cores"] = (summary.tensor_active, _tensor_cores(summary))
     if run.options.price is not None:
-        cost = "n/a" if run.cost is None else f"{run.cost:,.2f}"
-        numbers.append(("cost", cost, run.cost))
+        numbers["cost"] = (run.cost, "n/a" if run.cost is None else f"{run.cost:,.2f}")
     return numbers
 
 
@@ -131,58 +149,46 @@ def _tensor_cores(summary: Summary) -> str:
     return f"{percent(summary.tensor_active)}{by_count}"
 
 
-def _seconds(seconds: float | None) -> str:
-    return "n/a" if seconds is None else seconds_text(seconds)
-
-
 def _span(seconds: float | None) -> str:
     return "n/a" if seconds is None else span(seconds)
 
 
-def _about(run: RunData) -> str:
-    """Where the numbers come from, and what they refer to."""
-    values = run.setup.values
-    peak = run.answer["peak"] or "peak not logged"
-    tflops = run.answer["reported_tflops"]
-    model = f"model {readable(tflops)} TFLOP per step and device" if tflops else "model not logged"
-    if run.setup.convention:
-        model += f", convention {run.setup.convention}"
-    parts = [
-        run.metrics.path,
-        str(values.get("devices", "devices not logged")),
-        str(peak),
-        model,
+def _about(run: RunData) -> dict[str, str]:
+    """When, where and by what the run was made, and what its numbers refer to."""
+    values, origin = run.setup.values, run.answer["origin"]
+    tflops, convention = run.answer["reported_tflops"], run.setup.convention
+    config = run.setup.config
+    parameters = values.get("number of parameters", "")
+    model = [
+        config.get("model_name", "").replace("default", ""),
+        f"{parameters} parameters" if parameters else "",
+        f"{readable(tflops)} TFLOP per step and device" if tflops else "not logged",
+        f"convention {convention}" if convention else "",
     ]
+    cost = ""
     if run.options.price is not None:
-        parts.append(
-            f"cost at {run.options.price:g} per device and hour"
-            if run.cost is not None
-            else "cost not known: it needs the number of devices and the run's log"
-        )
-    return " · ".join(parts)
-
-
-def _comparison(found: RunComparison, a: str, b: str) -> Markup:
-    """The comparison table of two runs, and the verdict."""
-    columns: list[Column[MetricChange] | Word[MetricChange]] = [
-        Column(f"A: {short(a)}", lambda r: r.difference.a, lambda r: r.metric.text(r.difference.a)),
-        Column(f"B: {short(b)}", lambda r: r.difference.b, lambda r: r.metric.text(r.difference.b)),
-        Column("B / A", lambda r: r.difference.change, lambda r: change_text(r.difference)),
-        Word(f"{CONFIDENCE:.0%} interval", lambda r: interval(r.difference)),
-    ]
-    body = table(TABLE_HEAD, found.rows, lambda r: r.metric.title, columns)
-    verdict = tag("p", found.verdict, class_="verdict", data_verdict=found.to_json()["result"])
-    title = f"{short(b)} against {short(a)}"
-    return section(title, verdict, wide(body), notes(found.notes))
+        cost = f"{run.options.price:g} per device and hour"
+        if run.cost is None:
+            cost += ", not known in all: it needs the number of devices and the run's log"
+    starts = [attempt.start for attempt in run.time.attempts[:1]]
+    return {
+        "file": run.metrics.path,
+        "started": curves.when(starts[0]) if starts else "",
+        "host": origin["host"] or "",
+        "devices": str(values.get("devices", "not logged")),
+        "peak": str(run.answer["peak"] or "not logged"),
+        "model": ", ".join(filter(None, model)),
+        "price": cost,
+        "versions": ", ".join(f"{k} {v}" for k, v in (origin["versions"] or {}).items() if v),
+        "commit": (origin["commit"] or "")[:12],
+        "command": origin["command"] or "",
+    }
 
 
 def _plan_section(found: PlanComparison) -> Markup:
     """A plan compared with the run, as two tables."""
     about = quiet(f"{found.target}, by {short(found.path)}")
-    tables = [
-        wide(_plan_table("plan and run", found.rows)),
-        wide(_plan_table("cause", found.causes)),
-    ]
+    tables = [_plan_table("plan and run", found.rows), _plan_table("cause", found.causes)]
     return section("Predicted and measured", about, *tables, notes(found.notes), *_gap(found.gap))
 
 
@@ -194,7 +200,7 @@ def _gap(gap: StepGap | None) -> Iterator[Markup]:
         )
         rows = table("gap", list(gap.by_reason().items()), lambda cause: cause[0], [seconds])
         yield tag("p", gap.sentence)
-        yield wide(rows)
+        yield rows
         yield notes(gap.notes)
 
 

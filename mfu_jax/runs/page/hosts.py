@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from mfu_jax.pages.document import notes, quiet, section
 from mfu_jax.pages.markup import Markup
-from mfu_jax.pages.tables import Column, Word, table, wide
+from mfu_jax.pages.tables import Column, Word, table
 from mfu_jax.runs.report.collective_waits import CollectiveWait
 from mfu_jax.runs.report.processes import JobProcess
 from mfu_jax.runs.report.run_data import RunData
@@ -25,12 +25,11 @@ _TIMES = {
 }
 
 
-def hosts(run: RunData, name: str) -> Iterator[Markup]:
+def hosts(run: RunData) -> Iterator[Markup]:
     """The section; empty for a run of one process.
 
     Args:
         run: the run to show.
-        name: of the run, if there are several.
     """
     found = run.processes
     if found is None:
@@ -44,7 +43,7 @@ def hosts(run: RunData, name: str) -> Iterator[Markup]:
     ]
     rows = table("process", found.processes, lambda one: str(one.process), columns)
     text = f"{found.summary}. Seconds are means of a step, over the last window."
-    yield section(f"Hosts{name}", quiet(text), notes(found.findings), wide(rows))
+    yield section("Hosts", quiet(text), notes(found.findings), rows)
 
 
 def _column(title: str, field: str) -> Column[JobProcess]:
@@ -62,12 +61,11 @@ def _state(host: JobProcess) -> str:
     return "slow" if host.slow else "missing" if host.is_missing else ""
 
 
-def collectives(run: RunData, name: str) -> Iterator[Markup]:
+def collectives(run: RunData) -> Iterator[Markup]:
     """The section on a profile of several hosts; empty without one.
 
     Args:
         run: the run to show.
-        name: of the run, if there are several.
     """
     found = run.waits
     if found is None:
@@ -83,10 +81,10 @@ def collectives(run: RunData, name: str) -> Iterator[Markup]:
         f"from the profile in {short(found.source)}."
     )
     yield section(
-        f"Waits in collectives{name}",
+        "Waits in collectives",
         quiet(text),
         notes([found.finding] if found.finding else []),
-        wide(rows),
+        rows,
     )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mfu_jax.flops.names import EXECUTED
+from mfu_jax.pages.bars import BarRow, bars
 from mfu_jax.pages.document import quiet, section
-from mfu_jax.pages.markup import Markup, number, tag
-from mfu_jax.pages.tables import Column, Word, ledger_table, table, wide
+from mfu_jax.pages.markup import Markup
+from mfu_jax.pages.tables import Column, Word, ledger_table, table
 from mfu_jax.runs.goodput.run_time import MEANING, Attempt, TimeSlice
 from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.runs.report.setup import ComponentRow
+from mfu_jax.runs.report.verdict import wall_name
 from mfu_jax.util.formatting import percent, readable
 
 _KINDS = {
@@ -29,46 +31,52 @@ _KINDS = {
 _MOST_ATTEMPTS = 60
 
 
-def time_ledger(run: RunData, name: str) -> Iterator[Markup]:
+def time_ledger(run: RunData) -> Iterator[Markup]:
     """The wall clock by category, by attempt and by day.
 
     Args:
         run: the run to show.
-        name: of the run, if there are several.
     """
     time = run.time
     if not time.has_run_log:
         return
-    wall = sum(time.time.values())
-    bars = [_bar(category, seconds, wall) for category, seconds in time.time.items()]
-    shown = tag("div", *bars, class_="waterfall", role="table", aria_label="wall clock")
     text = (
-        f"{span(wall)} from the first process start to the last event, of process 0. "
-        f"Restarts: {time.restarts}; steps done again: {time.lost_steps}."
+        f"{span(sum(time.time.values()))} from the first process start to the last event, of "
+        f"process 0. Restarts: {time.restarts}; steps done again: {time.lost_steps}."
     )
-    parts = [quiet(text), shown, *_attempts(time.attempts), *_parts("day", time.days)]
-    yield section(f"Where the wall clock went{name}", *parts)
+    shown = bars(list(_bars(time.time)), "where the wall clock went")
+    parts = [quiet(text), shown, _attempts(time.attempts), *_parts("day", time.days)]
+    yield section("Where the wall clock went", *parts)
     if len(time.processes) > 1:
         note = quiet("The wall clock of each process of the job.")
-        yield section(f"Hosts{name}", note, *_parts("process", time.processes))
+        yield section("Processes", note, *_parts("process", time.processes))
 
 
-def _bar(category: str, seconds: float, wall: float) -> Markup:
-    share = 100 * seconds / wall if wall else 0.0
-    fill = tag("i", class_=_KINDS.get(category, "idle"), style=f"left:0%;width:{number(share)}%")
-    return tag(
-        "div",
-        tag("span", category, class_="name", role="cell", title=MEANING.get(category)),
-        tag("span", fill if seconds else None, class_="track", aria_hidden="true"),
-        tag("span", span(seconds), class_="n", role="cell", data_seconds=seconds),
-        tag("span", f"{share:.2f}%", class_="n", role="cell"),
-        class_="bar",
-        role="row",
-        data_category=category,
-    )
+def _bars(time: Mapping[str, float]) -> Iterator[BarRow]:
+    """A bar for each category that took time; each begins where the last one ended."""
+    begin, wall = 0.0, sum(time.values())
+    for category, seconds in sorted(time.items(), key=_order):
+        if seconds:
+            share = 100 * seconds / wall
+            yield BarRow(
+                name=wall_name(category),
+                kind=_KINDS.get(category, "idle"),
+                begin=begin,
+                points=share,
+                share=f"{share:.1f}%",
+                seconds=seconds,
+                time=span(seconds),
+                meaning=MEANING[category],
+            )
+            begin += share
 
 
-def _attempts(attempts: Sequence[Attempt]) -> Iterator[Markup]:
+def _order(pair: tuple[str, float]) -> tuple[bool, float]:
+    """Training first, then the largest loss."""
+    return pair[0] != "train", -pair[1]
+
+
+def _attempts(attempts: Sequence[Attempt]) -> Markup:
     columns: list[Column[Attempt] | Word[Attempt]] = [
         Column("lived", lambda a: a.end - a.start, lambda a: span(a.end - a.start)),
         Column("first step", lambda a: a.first_step, lambda a: _step(a.first_step)),
@@ -77,9 +85,9 @@ def _attempts(attempts: Sequence[Attempt]) -> Iterator[Markup]:
         Word("ended", lambda a: a.how),
     ]
     last = attempts[-_MOST_ATTEMPTS:]
-    if len(attempts) > len(last):
-        yield quiet(f"The last {len(last)} of {len(attempts):,} processes.")
-    yield wide(table("process", last, lambda a: f"{a.pid} on {a.host}", columns))
+    of = f" of {len(attempts):,}" if len(attempts) > len(last) else ""
+    caption = f"The last {len(last)}{of} processes" if of else "Each process"
+    return table("process", last, lambda a: f"{a.pid} on {a.host}", columns, caption=caption)
 
 
 def _step(step: int | None) -> str:
@@ -96,29 +104,34 @@ def _parts(by: str, parts: Sequence[TimeSlice]) -> Iterator[Markup]:
         Column("slow steps", _spent("slow_steps"), lambda p: span(p.time.get("slow_steps", 0.0))),
     ]
     if len(parts) > 1:
-        yield wide(table(by, parts, lambda part: part.name, columns))
+        yield table(by, parts, lambda part: part.name, columns, caption=f"By {by}")
 
 
 def _spent(category: str) -> Callable[[TimeSlice], float]:
     return lambda part: part.time.get(category, 0.0)
 
 
-def flops(run: RunData, name: str) -> Iterator[Markup]:
+def flops(run: RunData) -> Iterator[Markup]:
     """The FLOPs ledger, the model's components, and every convention.
 
     Args:
         run: the run to show.
-        name: of the run, if there are several.
     """
     if run.setup.ledger:
-        executed = next((r.flops for r in run.setup.ledger if r.label == EXECUTED), None)
-        body = ledger_table(f"FLOPs per {run.setup.unit} and device", run.setup.ledger, executed)
-        yield section(f"From model FLOPs to what ran{name}", body)
+        body = ledger_table(
+            f"FLOPs per {run.setup.unit} and device", run.setup.ledger, executed_flops(run)
+        )
+        yield section("From model FLOPs to what ran", body)
     if run.model.components:
-        yield section(f"The model's FLOPs by component{name}", wide(_components(run)))
+        yield section("The model's FLOPs by component", _components(run))
     if run.conventions:
         note = quiet("The same step and step time, counted as others count.")
-        yield section(f"In every convention{name}", note, wide(_conventions(run)))
+        yield section("In every convention", note, _conventions(run))
+
+
+def executed_flops(run: RunData) -> int | None:
+    """All FLOPs that the program runs, by the run's ledger; None without one."""
+    return next((row.flops for row in run.setup.ledger if row.label == EXECUTED), None)
 
 
 def _share(whole: float) -> Callable[[ComponentRow], float | None]:
@@ -136,7 +149,7 @@ def _components(run: RunData) -> Markup:
         Column("layers", lambda r: r.repeats, lambda r: f"{r.repeats}"),
         Column("GFLOP", lambda r: float(r.flops), lambda r: readable(float(r.flops) / 1e9)),
         Column("of the model", share, lambda r: percent(share(r))),
-        Column("points of MFU", points, lambda r: percent(points(r))),
+        Column("pts of MFU", points, lambda r: percent(points(r))),
     ]
     rows = sorted(run.model.components, key=lambda row: -row.flops)
     return table("component", rows, lambda r: f"{r.layer} {r.component}", columns)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from mfu_jax.logger.records.summary import percentile
 from mfu_jax.pages.charts import Bin, histogram
 from mfu_jax.pages.document import quiet, section
-from mfu_jax.pages.markup import Markup
-from mfu_jax.pages.tables import Column, Word, table, wide
+from mfu_jax.pages.markup import Markup, tag
+from mfu_jax.pages.tables import Column, Word, table
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import seconds_text
@@ -37,12 +37,11 @@ class Outlier(NamedTuple):
     why: str
 
 
-def step_times(run: RunData, name: str) -> Iterator[Markup]:
+def step_times(run: RunData) -> Iterator[Markup]:
     """The section.
 
     Args:
         run: the run to show.
-        name: of the run, if there are several.
     """
     places, values = run.columns.measured(STEP_SECONDS)
     if not values:
@@ -50,15 +49,33 @@ def step_times(run: RunData, name: str) -> Iterator[Markup]:
     median = statistics.median(values)
     found = outliers(run, places, values, median)
     total = sum(outlier.over for outlier in found)
+    beyond = f"{len(found):,} outlier{'s' * (len(found) != 1)}: {seconds_text(total)} beyond it"
     text = (
-        f"{len(values):,} measured steps, median {seconds_text(median)}. "
-        f"{len(found):,} outliers took {seconds_text(total)} beyond the median."
+        f"{len(values):,} measured steps, median {seconds_text(median)}; "
+        f"{beyond if found else 'no outlier'}."
     )
     chart = histogram("measured steps", bins(values), x_title="step time", x_text=seconds_text)
-    parts = [quiet(text), chart]
+    parts = [quiet(text), tag("div", chart, class_="charts")]
     if found:
-        parts.append(wide(_table(found)))
-    yield section(f"Step times{name}", *parts)
+        parts.append(_table(found))
+    yield section("Step times", *parts)
+
+
+def outlier_numbers(run: RunData) -> dict[str, tuple[float | None, str]]:
+    """The percentiles of the step times, and how many are outliers."""
+    summary = run.summary
+    numbers: dict[str, tuple[float | None, str]] = {
+        f"{name} step time": (time, seconds_text(time))
+        for name in ("median", "p90", "p99")
+        if (time := getattr(summary, f"{name}_seconds")) is not None
+    }
+    places, values = run.columns.measured(STEP_SECONDS)
+    if values:
+        found = outliers(run, places, values, statistics.median(values))
+        beyond = seconds_text(sum(outlier.over for outlier in found))
+        text = f"{len(found):,} ({beyond} beyond the median)" if found else "none"
+        numbers["outliers"] = (len(found), text)
+    return numbers
 
 
 def bins(values: Sequence[float]) -> list[Bin]:

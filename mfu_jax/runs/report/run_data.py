@@ -13,11 +13,12 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.run_log.events import START
 from mfu_jax.runs.goodput import time_table
 from mfu_jax.runs.goodput.run_time import CATEGORIES, RunTime, TimeSlice
 from mfu_jax.runs.goodput.wall_clock import of_metrics, read_logged, read_run
 from mfu_jax.runs.metrics.files import WARMUP_STEPS, MetricsRun, read_metrics
-from mfu_jax.runs.metrics.run_files import logged_summary, metrics_file_of
+from mfu_jax.runs.metrics.run_files import logged_summary, metrics_file_of, read_beside
 from mfu_jax.runs.report.collective_waits import CollectiveWaits
 from mfu_jax.runs.report.processes import JobProcesses, read_processes
 from mfu_jax.runs.report.setup import (
@@ -259,7 +260,8 @@ def read_run_data(run: str, options: Options) -> RunData:
         | _peak(options.peak, setup)
         | _process_totals(metrics, time)
         | _time(time, summary)
-        | {"hosts": processes.answer if processes else None, "collective_waits": None},
+        | {"hosts": processes.answer if processes else None, "collective_waits": None}
+        | {"origin": _origin(metrics.path)},
         options=options,
     )
 
@@ -352,6 +354,12 @@ def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
         "notes": run.notes,
     }
     return known | ({"steps": run.steps} if run.has_run_log else {})
+
+
+def _origin(metrics_file: str) -> dict[str, Any]:
+    """Where the last process ran, and by what; None where its log does not say."""
+    start = read_beside(metrics_file, START)
+    return {name: start.get(name) for name in ("host", "command", "versions", "commit")}
 
 
 def _part(part: TimeSlice) -> dict[str, Any]:

@@ -79,6 +79,11 @@ class Setup:
         return found[1] if found else ""
 
     @property
+    def chosen(self) -> dict[str, str]:
+        """The trainer's settings that differ from their defaults; empty if it does not say."""
+        return _pairs(str(self.values.get("settings", "")))
+
+    @property
     def facts(self) -> dict[str, str]:
         """Everything except the ledger, name → text."""
         return {name: str(value) for name, value in self.values.items()} | dict(self.config)

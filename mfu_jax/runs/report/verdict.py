@@ -115,11 +115,16 @@ def _losses(
     inside = (wall.get("train", 0.0) + wall.get("slow_steps", 0.0)) / total if total else 1.0
     for category, seconds in wall.items():
         if category != "train" and seconds > 0:
-            name = _OF_WALL.get(category, (category, ""))[0]
-            yield seconds / total, TimeLoss(name=name, fraction=seconds / total, of="wall clock")
+            loss = TimeLoss(name=wall_name(category), fraction=seconds / total, of="wall clock")
+            yield seconds / total, loss
     for name, fraction in _inside_steps(summary, profile).items():
         if fraction > 0:
             yield inside * fraction, TimeLoss(name=name, fraction=fraction)
+
+
+def wall_name(category: str) -> str:
+    """A category of the wall clock in words."""
+    return _OF_WALL.get(category, (category, ""))[0]
 
 
 def _inside_steps(summary: Summary, profile: Mapping[str, float]) -> dict[str, float]:

@@ -1,0 +1,298 @@
+"""Finds the fastest settings, on your devices or by plans alone.
+
+usage: mfu-jax tune [FILE.yml] [key=value …] [--json]
+       mfu-jax tune [FILE.yml] topology=v6e-8 [key=value …] [--json]
+
+Keys are model=NAME and those of configs/base.yml. key=value is where the search begins, key=a,b or
+1..8 what it may choose. It chooses batch, remat policy and saved names, attention and its blocks,
+vocabulary tiling, scanned or unrolled layers, the mesh, and compiler flags by platform.
+The first form runs steps on the attached devices, each trial in a child process; plans choose
+which. With topology= or hardware= there are only plans, and no device is used.
+A killed or spent search goes on with the same command.
+  topology=NAME:SHAPE  TPU chips: v5p:8x8x8, or a slice name: v5p-128, v6e-8
+  slices=N             number of TPU slices, connected by the data-center network
+  hardware=NAME        GPU name, with devices=N
+  keep=KEY,KEY         keys that stay as given; tokens_per_step: batch × accumulation stays
+  precisions=LIST      matmul precisions that you allow: float32, bfloat16, fp8, int8 …
+  budget=10min         starts no trial that would end later (s, min, h; default 10min)
+  plans=N, runs=N      at most so many (default: a third of the combinations, at most 60 plans)
+  trial_steps=N        measured steps of a run (default 6), after two for warming up
+  xla_flags=FLAGS      compiler flags of every trial
+  evidence=FILE.jsonl  where trials are kept (default: in ~/.cache/mfu_jax/tune, by the search)
+  cache=FOLDER         cache of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
+  compile_seconds=N    time limit for the compiler (default 1800)
+  seed=N               of ties
+  --json               one JSON object on stdout
+
+example: mfu-jax tune model=llama3-8b topology=v6e-8 dtype=bfloat16"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.hardware.chips import find
+from mfu_jax.planning.compilation import cache
+from mfu_jax.planning.compilation.compiling import Limits, NoCompilerError, compiler_flags
+from mfu_jax.planning.step_sources import compiled_plan
+from mfu_jax.planning.sweep.space import BATCH, seconds_of
+from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
+from mfu_jax.planning.tune.evidence import Evidence, Trial
+from mfu_jax.planning.tune.rendering import render_tune, tune_verdict
+from mfu_jax.planning.tune.running import Tuning, tune
+from mfu_jax.planning.tune.space import Point, Space
+from mfu_jax.trainer.config.pyconfig import Config, load
+from mfu_jax.trainer.planned.planned_step import TrainerStep
+from mfu_jax.trainer.planned.trial_run import Devices, attached, flags_variable, trial_run
+from mfu_jax.trainer.planned.tuned_axes import ACCUMULATION, TOKENS, axes_of
+from mfu_jax.util.arguments import Arguments, check_key, own_key, parse
+from mfu_jax.util.formatting import json_text
+from mfu_jax.util.values import field_types, typed
+
+_CHIPS = ("topology", "slices", "hardware", "devices")
+_OWN = (
+    *(*_CHIPS, "keep", "precisions", "budget", "plans", "runs", "trial_steps", "xla_flags"),
+    *("evidence", "cache", "compile_seconds", "seed"),
+)
+_BUDGET, _STEPS = "10min", 6
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code: 1 if nothing fits."""
+    arguments = parse(argv, flags=("--json",))
+    search = _Command(arguments)
+    evidence = Evidence(search.evidence_path(), search.about())
+    try:
+        result = tune(search.tuning(), evidence, _progress)
+    finally:
+        evidence.close()
+    verdict = tune_verdict(result)
+    if "--json" in arguments.flags:
+        shown = {"evidence": str(search.evidence_path()), **result.to_json()}
+        print(json_text({"verdict": verdict.to_json(), **shown}))
+    else:
+        print(f"{verdict.render()}\n{render_tune(result)}\nevidence: {search.evidence_path()}")
+    return 0 if result.winner else 1
+
+
+class _Command:
+    """The command's words, read: what is searched, and on what."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        values = arguments.values
+        self.values, self.files = values, arguments.names
+        kinds = field_types(Config)
+        given = {own_key(k, ("model_name",)): v for k, v in values.items() if k not in _OWN}
+        for key in given:
+            check_key(key, (*kinds, *_OWN) if key not in kinds else kinds)
+        self.flags = compiler_flags(values.get("xla_flags", ""))
+        self.budget = seconds_of(values.get("budget", _BUDGET))
+        keep = _listed(values.get("keep", ""))
+        for key in keep:
+            check_key(key, (*kinds, TOKENS), usually=" in keep=")
+        self.has_runs = not (values.get("topology") or values.get("hardware"))
+        self.devices = attached() if self.has_runs else None
+        self.target = self._target()
+        platform, count = self._platform()
+        chip = self.target.chip if self.target else None
+        begun = {key: text for key, text in given.items() if "," not in text and ".." not in text}
+        config = load([*self.files, *(f"{key}={text}" for key, text in begun.items())])
+        axes, self.fixed = axes_of(
+            config,
+            given,
+            platform=platform,
+            devices=count,
+            chip=chip,
+            runs=self.has_runs,
+            keep=keep,
+            precisions=_listed(values.get("precisions", "")),
+        )
+        self.platform, self.chip = platform, chip
+        self.space = Space(axes)
+        self.tokens = self._tokens(self.space.start) if TOKENS in keep else 0.0
+        self.source = None if self.target is None else TrainerStep(self.target, self.files)
+        self._no_plans = ""
+
+    def _target(self) -> Target | None:
+        """The chips to plan for; None: attached devices for which there is no compiler."""
+        values = self.values
+        if self.devices is None:
+            return parse_target(
+                topology=values.get("topology", ""),
+                hardware=values.get("hardware", ""),
+                devices=_whole(values, "devices"),
+                slices=_whole(values, "slices"),
+            )
+        return _target_of(self.devices)
+
+    def _platform(self) -> tuple[str, int]:
+        if self.devices is not None:
+            return self.devices.platform, self.devices.count
+        if self.target is None:
+            raise ValueError("neither devices nor chips")
+        return ("gpu" if self.target.platform == "cuda" else "tpu"), self.target.devices
+
+    def about(self) -> dict[str, Any]:
+        """What all trials have in common."""
+        devices = None if self.devices is None else dataclasses.asdict(self.devices)
+        config = load([*self.files, *(f"{key}={text}" for key, text in self.fixed.items())])
+        return {
+            "fixed": {k: str(v) for k, v in sorted(dataclasses.asdict(config).items())},
+            "target": str(self.target),
+            "devices": devices,
+            "flags": list(self.flags),
+            "versions": dict(cache.installed_versions(sys.executable)),
+        }
+
+    def evidence_path(self) -> Path:
+        """Where the trials are kept."""
+        if given := self.values.get("evidence"):
+            return Path(given)
+        text = json.dumps(self.about(), sort_keys=True)
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return cache.default_folder().with_name("tune") / f"{name}.jsonl"
+
+    def tuning(self) -> Tuning:
+        """The search."""
+        values = self.values
+        return Tuning(
+            target=str(self.target) if self.target else _named(self.devices),
+            space=self.space,
+            flags=self.command_line,
+            plan=self.plan if self.target else None,
+            run=self.run if self.has_runs else None,
+            invalid=self.invalid,
+            limit_bytes=self.target.chip.usable_memory_bytes if self.target else 0,
+            budget_seconds=self.budget,
+            most_plans=_whole(values, "plans"),
+            most_runs=_whole(values, "runs"),
+            seed=_whole(values, "seed") or 0,
+        )
+
+    def keys(self, point: Point) -> tuple[dict[str, str], dict[str, str]]:
+        """The trainer's keys of a point, and its compiler flags."""
+        settings = self.space.settings(point)
+        flags = {key: text for key, text in settings.items() if key.startswith("--")}
+        keys = {key: text for key, text in settings.items() if key not in flags}
+        return {**self.fixed, **keys}, flags
+
+    def words(self, point: Point) -> list[str]:
+        """The trainer's arguments."""
+        keys, _ = self.keys(point)
+        if self.source is not None:
+            return self.source.run_words(keys)
+        return [*self.files, *(f"{key}={text}" for key, text in keys.items())]
+
+    def command_line(self, point: Point) -> list[str]:
+        """The command that trains with a point's settings."""
+        flags = [*self.flags, *(f"{key}={text}" for key, text in self.keys(point)[1].items())]
+        clock = self.chip.clock_state if self.chip else ""
+        if clock and not self.has_runs and not any(clock.split("=")[0] in flag for flag in flags):
+            flags.append(clock)  # the plan's peaks are those of this clock
+        variable = f"{flags_variable(self.platform)}={shlex.quote(' '.join(flags))}"
+        return [*[variable] * bool(flags), "mfu-jax", "train", *map(shlex.quote, self.words(point))]
+
+    def invalid(self, point: Point) -> UserError | None:
+        """Why the trainer would refuse a point."""
+        if self.tokens and self._tokens(point) != self.tokens:
+            return UserError("its step has another number of tokens")
+        keys, _ = self.keys(point)
+        if self.source is not None:
+            return self.source.invalid(keys)
+        try:
+            load(self.words(point))
+        except UserError as error:
+            return error
+        return None
+
+    def _tokens(self, point: Point) -> float:
+        """Sequences per device and step."""
+        keys, _ = self.keys(point)
+        config = load([*self.files, *(f"{key}={text}" for key, text in keys.items())])
+        return float(getattr(config, BATCH) * getattr(config, ACCUMULATION))
+
+    def plan(self, point: Point, seconds: float) -> Trial:
+        """A plan of a point's step."""
+        if self.source is None or self.target is None:
+            raise ValueError("no chips to plan for")
+        keys, flags = self.keys(point)
+        most = typed("compile_seconds", self.values.get("compile_seconds", "1800"), float)
+        try:
+            plan = compiled_plan(
+                self.source,
+                self.target,
+                keys,
+                limits=Limits(seconds=min(most, seconds), code_seconds=0.0),
+                folder=cache.chosen_folder(self.values),
+                flags=(*self.flags, *(f"{key}={text}" for key, text in flags.items())),
+            )
+        except NoCompilerError:
+            raise
+        except UserError as error:
+            return Trial(values={}, by="plan", source="failed", note=first_line(error))
+        return Trial(
+            values={},
+            by="plan",
+            source="planned",
+            fits=plan.fits,
+            memory_peak_bytes=plan.memory_peak_bytes,
+            step_time_seconds=plan.step_time_seconds,
+            tokens_per_sec_per_chip=plan.tokens_per_sec_per_chip,
+            mfu=plan.mfu,
+        )
+
+    def run(self, point: Point, seconds: float) -> Trial:
+        """A few steps with a point's settings."""
+        _, flags = self.keys(point)
+        given = dict(flag.partition("=")[::2] for flag in self.flags)
+        return trial_run(
+            self.words(point),
+            {**given, **flags},
+            platform=self.platform,
+            devices_per_chip=self.chip.devices_per_chip if self.chip else 1,
+            steps=_whole(self.values, "trial_steps") or _STEPS,
+            seconds=seconds,
+        )
+
+
+def _target_of(devices: Devices) -> Target | None:
+    """The attached devices as chips to plan for; None for those that the table does not know."""
+    chips = find(devices.kind)
+    if devices.platform == "cpu" or len(chips) != 1:
+        return None
+    chip = chips[0]
+    try:
+        if generation := generation_of(chip.name):
+            chips_count = devices.count // chip.devices_per_chip
+            return parse_target(topology=slice_name(generation, chips_count))
+        return parse_target(hardware=chip.name, devices=devices.count)
+    except UserError:
+        return None
+
+
+def _named(devices: Devices | None) -> str:
+    return f"{devices.count} × {devices.kind}" if devices else ""
+
+
+def _listed(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _whole(values: Mapping[str, str], key: str) -> int | None:
+    if key not in values:
+        return None
+    number = typed(key, values[key], int)
+    if number < (0 if key == "seed" else 1):
+        raise UserError(f"{key}={number}; expected a whole number, 1 or more")
+    return number
+
+
+def _progress(word: str) -> None:
+    print(f"mfu-jax tune: {word} …", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""A search for the fastest settings of a step: plans prune, runs decide, their ratio is learned."""

@@ -1,0 +1,104 @@
+"""A search as text: trials, memory against time, what each change brought, the winner's flags."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from mfu_jax.planning.sweep.outcomes import speed
+from mfu_jax.planning.sweep.rendering import plot, table
+from mfu_jax.planning.tune.evidence import Trial
+from mfu_jax.planning.tune.running import TuneResult
+from mfu_jax.util.formatting import columns, percent
+from mfu_jax.verdict import NextStep, Verdict
+
+
+def tune_verdict(result: TuneResult) -> Verdict:
+    """The winner in a sentence."""
+    best = result.winner
+    tried = f"{result.plans} plans" * bool(result.plans)
+    tried = " and ".join(filter(None, (tried, f"{result.runs} runs" * bool(result.runs))))
+    finding = f"{result.target}: {tried} of {result.points:,} combinations, none fits"
+    if best is not None:
+        finding = (
+            f"{result.target}: {_number(best)} {result.unit} {best.source}, "
+            f"{_gain(result)}, by {tried} of {result.points:,} combinations"
+        )
+    another = "a smaller per_device_batch_size=, or a remat_policy= that keeps less"
+    return Verdict(
+        kind="tune",
+        finding=finding,
+        passed=best is not None,
+        mfu=None if best is None else best.mfu,
+        step_time_seconds=None if best is None else best.step_time_seconds,
+        next_steps=(NextStep(text=_advice(result) if best else another),),
+    )
+
+
+def _advice(result: TuneResult) -> str:
+    """The changed settings, compiler flags as well."""
+    words = [f"{key}={text}" for key, text in result.changed.items()]
+    return " ".join(words) or "keep these settings"
+
+
+def _gain(result: TuneResult) -> str:
+    if result.gain_fraction is None:
+        return "where the start does not fit"
+    if not result.changes:
+        return "the start itself"
+    return f"{percent(result.gain_fraction)} faster than the start"
+
+
+def render_tune(result: TuneResult) -> str:
+    """The search for the console."""
+    return "\n".join(
+        [
+            *table(_by_changes(result.rows)),
+            *plot(result.rows, sure="measured", others="planned"),
+            *_changes(result),
+            *_residuals(result),
+            *(["winner:", f"  {result.flags}"] if result.winner else ["no point fits"]),
+            *(f"note: {note}" for note in result.notes),
+        ]
+    )
+
+
+def _by_changes(rows: Sequence[Trial]) -> list[Trial]:
+    """The trials, each with what differs from the first, the start, as its only column."""
+    start = rows[0].values
+    return [
+        dataclasses.replace(row, values={"changes": _differences(start, row.values)})
+        for row in rows
+    ]
+
+
+def _differences(start: Mapping[str, str], values: Mapping[str, str]) -> str:
+    words = [f"{key}={text}" for key, text in values.items() if text != start.get(key)]
+    return ", ".join(words) or "the start"
+
+
+def _changes(result: TuneResult) -> list[str]:
+    if not result.changes:
+        return []
+    rows = [("what each change brought, in this order", "", "", "")]
+    for change in result.changes:
+        gain = change.gain_fraction
+        words = "not on its own" if gain is None else f"{100 * gain:+.1f}%"
+        rows.append((f"  {change.axis}", f"{change.before} → {change.after}", words, change.source))
+    return columns(rows, "<<><")
+
+
+def _residuals(result: TuneResult) -> list[str]:
+    ratios = sorted(result.planned_over_measured.values())
+    if not ratios:
+        return []
+    middle = ratios[len(ratios) // 2]
+    return [
+        f"measured speed / planned: {middle:.2f} in the middle of {len(ratios)} points, "
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    ]
+
+
+def _number(trial: Trial) -> str:
+    number = speed(trial)
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,0 +1,335 @@
+"""Runs a search: plans, then runs, within a budget; then what each change brought on its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mfu_jax.errors import UserError
+from mfu_jax.planning.sweep.outcomes import speed
+from mfu_jax.planning.sweep.running import with_pareto
+from mfu_jax.planning.tune.evidence import Evidence, Trial
+from mfu_jax.planning.tune.search import Search
+from mfu_jax.planning.tune.space import Point, Space, moved
+
+_MOST_PLANS = 60
+_PLANNING_SHARE = 0.5  # of the budget, if runs follow
+_SMALL = 3  # trials, if a third of the points are fewer
+
+_TRIED: Mapping[str, Literal["planned", "measured"]] = {"plan": "planned", "run": "measured"}
+
+Try = Callable[[Point, float], Trial]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One step on the way from the start to the winner: another choice on one axis.
+
+    Attributes:
+        axis: its name.
+        before: the start's choice.
+        after: the winner's.
+        gain_fraction: by how much it raises the speed, after the changes before it; None: not
+            known, as it does not fit without the next ones.
+        source: ``measured``, ``planned``, or ``estimated`` from other points.
+    """
+
+    axis: str
+    before: str
+    after: str
+    gain_fraction: float | None
+    source: Literal["measured", "planned", "estimated", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What to search, and how.
+
+    Attributes:
+        target: the devices, as text.
+        space: what may be chosen.
+        flags: command-line words of a point.
+        unit: what a speed counts: ``tokens/s/chip``.
+        plan: plans a point within the given seconds; None: there are no plans for these devices.
+        run: runs a point within the given seconds; None: the devices are not attached.
+        invalid: why a point cannot be built; None if it can.
+        limit_bytes: memory of a device; 0: not known.
+        budget_seconds: no trial starts that would end later.
+        most_plans: None: a third of the points, at most 60.
+        most_runs: None: a third of the points.
+        seed: of ties.
+        monotonic: the clock.
+    """
+
+    target: str
+    space: Space
+    flags: Callable[[Point], Sequence[str]]
+    unit: str = "tokens/s/chip"
+    plan: Try | None = None
+    run: Try | None = None
+    invalid: Callable[[Point], UserError | None] = lambda point: None
+    limit_bytes: int = 0
+    budget_seconds: float = math.inf
+    most_plans: int | None = None
+    most_runs: int | None = None
+    seed: int = 0
+    monotonic: Callable[[], float] = field(default=time.monotonic)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult:
+    """The result of a search.
+
+    Attributes:
+        target: the devices, as text.
+        unit: what a speed counts.
+        points: size of the whole grid.
+        rows: every trial; of a point that was planned and measured, the measured one.
+        start: where the search began; None if it was not tried.
+        winner: the fastest that fits, of the measured ones if there are any.
+        settings: the winner's, key → value.
+        changed: those of them that the start has not.
+        flags: the winner as command-line words, ready to use.
+        gain_fraction: the winner's speed over the start's, minus 1; None: the start has none.
+        changes: from the start to the winner, one at a time.
+        planned_over_measured: of each point with both: its times' ratio, by name.
+        plans: trials by plans, those of earlier commands included.
+        runs: the same by runs.
+        notes: what was left undone.
+    """
+
+    target: str
+    unit: str
+    points: int
+    rows: tuple[Trial, ...]
+    start: Trial | None
+    winner: Trial | None
+    settings: Mapping[str, Any]
+    changed: Mapping[str, Any]
+    flags: str
+    gain_fraction: float | None
+    changes: tuple[Change, ...]
+    planned_over_measured: Mapping[str, float]
+    plans: int
+    runs: int
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        texts = {name: _texts(getattr(self, name)) for name in ("settings", "changed")}
+        return {**dataclasses.asdict(self), **texts}
+
+
+def tune(
+    tuning: Tuning, evidence: Evidence, progress: Callable[[str], None] = lambda line: None
+) -> TuneResult:
+    """Searches until nothing else is expected to be worth a trial, or a limit is reached.
+
+    Args:
+        tuning: what to search.
+        evidence: what is known already, and where trials are kept.
+        progress: called with a line for each trial.
+
+    Raises:
+        UserError: the start is not valid, or nothing could be tried.
+    """
+    if wrong := tuning.invalid(tuning.space.start):
+        raise UserError(
+            f"the search cannot begin with these settings: {wrong.what}", hint=wrong.hint
+        )
+    return _Run(tuning, evidence, progress).result()
+
+
+class _Run:
+    """One search."""
+
+    def __init__(self, tuning: Tuning, evidence: Evidence, progress: Callable[[str], None]) -> None:
+        self.tuning, self.evidence, self.progress = tuning, evidence, progress
+        self.notes: list[str] = [*evidence.notes]
+        self._ends = tuning.monotonic() + tuning.budget_seconds
+        self._known: dict[tuple[str, str], Trial] = {
+            (trial.by, _key(trial.settings)): trial for trial in evidence.trials
+        }
+        self._valid: dict[Point, bool] = {}
+
+    def result(self) -> TuneResult:
+        """Searches, and sums up."""
+        searches = [*self._phases()]
+        last = next((s for s in reversed(searches) if s.best() is not None), searches[-1])
+        best = last.best()
+        changes = tuple(self._changes(last, best)) if best is not None else ()
+        rows: dict[str, Trial] = {}
+        for search in searches:
+            rows |= {_key(trial.settings): trial for trial in search.trials.values()}
+        begun = last.trials.get(self.tuning.space.start)
+        start = begun if begun and begun.is_ok else None
+        winner = None if best is None else last.trials[best]
+        plans, *runs = [*searches, None][:2] if self.tuning.plan else [None, *searches]
+        marked = [trial for trial in with_pareto([*rows.values()]) if isinstance(trial, Trial)]
+        return TuneResult(
+            target=self.tuning.target,
+            unit=self.tuning.unit,
+            points=self.tuning.space.size,
+            rows=tuple(marked),
+            start=start,
+            winner=winner,
+            settings={} if best is None else self.tuning.space.settings(best),
+            changed={} if best is None else self._changed(best),
+            flags="" if best is None else " ".join(self.tuning.flags(best)),
+            gain_fraction=speed(winner) / speed(start) - 1 if winner and start else None,
+            changes=changes,
+            planned_over_measured=_ratios(searches),
+            plans=0 if plans is None else len(plans.trials),
+            runs=sum(len(search.trials) for search in runs if search is not None),
+            notes=tuple(self.notes),
+        )
+
+    def _changed(self, best: Point) -> dict[str, Any]:
+        before = self.tuning.space.settings(self.tuning.space.start)
+        after = self.tuning.space.settings(best)
+        return {key: value for key, value in after.items() if before.get(key) != value}
+
+    def _phases(self) -> Iterator[Search]:
+        tuning, planned = self.tuning, None
+        most = max(tuning.space.size // 3, min(tuning.space.size, _SMALL))
+        if tuning.plan:
+            share = _PLANNING_SHARE if tuning.run else 1.0
+            ends = tuning.monotonic() + share * tuning.budget_seconds
+            search = self._search(None)
+            most_plans = tuning.most_plans or min(most, _MOST_PLANS)
+            self._fill(search, "plan", tuning.plan, most_plans, ends)
+            yield search
+            ok = {p: speed(t) for p, t in search.trials.items() if t.is_ok}
+            planned = ok or None  # without a plan that fits, runs are on their own
+        if tuning.run:
+            search = self._search(planned)
+            self._fill(search, "run", tuning.run, tuning.most_runs or most, self._ends)
+            yield search
+
+    def _search(self, planned: Mapping[Point, float] | None) -> Search:
+        return Search(
+            self.tuning.space,
+            limit_bytes=self.tuning.limit_bytes,
+            planned=planned,
+            is_valid=self._is_valid,
+            seed=self.tuning.seed,
+        )
+
+    def _is_valid(self, point: Point) -> bool:
+        if point not in self._valid:
+            self._valid[point] = self.tuning.invalid(point) is None
+        return self._valid[point]
+
+    def _fill(
+        self, search: Search, by: Literal["plan", "run"], attempt: Try, most: int, ends: float
+    ) -> None:
+        """Tries what the search asks for."""
+        longest = 0.0
+        point: Point | None = self.tuning.space.start
+        while point is not None:
+            trial = self._recall(by, point)
+            if trial is None:
+                began = self.tuning.monotonic()
+                if len(search.trials) >= most:
+                    self.notes.append(
+                        f"{most} {by}s of {self.tuning.space.size} points, the most that was "
+                        f"allowed; {by}s=N allows more"
+                    )
+                    return
+                if ends - began <= longest:
+                    self.notes.append(
+                        f"the budget for {by}s is spent; the same command goes on from here"
+                    )
+                    return
+                trial = self._attempt(by, point, attempt, ends, len(search.trials) + 1)
+                longest = max(longest, self.tuning.monotonic() - began)
+            search.record(point, trial)
+            point = search.next()
+
+    def _recall(self, by: str, point: Point) -> Trial | None:
+        return self._known.get((by, _key(_texts(self.tuning.space.settings(point)))))
+
+    def _attempt(self, by: str, point: Point, attempt: Try, ends: float, number: int) -> Trial:
+        self.progress(f"{by} {number}: {self.tuning.space.changes(point)}")
+        began = self.tuning.monotonic()
+        trial = attempt(point, max(0.0, ends - began))
+        trial = dataclasses.replace(
+            trial,
+            values=self.tuning.space.labels(point),
+            settings=_texts(self.tuning.space.settings(point)),
+            wall_seconds=self.tuning.monotonic() - began,
+        )
+        self._known[by, _key(trial.settings)] = trial
+        self.evidence.add(trial)
+        return trial
+
+    def _changes(self, search: Search, winner: Point) -> Iterator[Change]:
+        """From the start to the winner, always the change that then brings most."""
+        space, point = self.tuning.space, self.tuning.space.start
+        by: Literal["plan", "run"] = search.trials[winner].by
+        attempt = self.tuning.plan if by == "plan" else self.tuning.run
+        begun = search.trials.get(point)
+        reached = speed(begun) if begun and begun.is_ok else None
+        left = [axis for axis, choice in enumerate(winner) if choice != point[axis]]
+        while left:
+            ways = [(axis, moved(point, axis, winner[axis])) for axis in left]
+            ways.sort(key=lambda way: -self._guess(search, way[1]))
+            axis, point = ways[0]
+            trial = search.trials.get(point)
+            may_try = trial is None and self._has_time(search, by) and self._is_valid(point)
+            if attempt is not None and may_try:
+                trial = self._recall(by, point) or self._attempt(
+                    by, point, attempt, self._ends, len(search.trials) + 1
+                )
+                search.record(point, trial)
+            left.remove(axis)
+            found = self._speed_at(search, point, trial)
+            kind: Literal["measured", "planned", "estimated", "unknown"] = "unknown"
+            if found and reached:
+                kind = "estimated" if trial is None else _TRIED[by]
+            yield Change(
+                axis=space.axes[axis].name,
+                before=space.labels(space.start)[space.axes[axis].name],
+                after=space.labels(point)[space.axes[axis].name],
+                gain_fraction=found / reached - 1 if found and reached else None,
+                source=kind,
+            )
+            reached = found or reached
+
+    def _speed_at(self, search: Search, point: Point, trial: Trial | None) -> float | None:
+        if trial is None:
+            return search.predicted(point)
+        return speed(trial) if trial.is_ok else None
+
+    def _guess(self, search: Search, point: Point) -> float:
+        trial = search.trials.get(point)
+        if trial is not None:
+            return speed(trial) if trial.is_ok else 0.0
+        return search.predicted(point) or 0.0
+
+    def _has_time(self, search: Search, by: str) -> bool:
+        took = [trial.wall_seconds for trial in search.trials.values()]
+        return self.tuning.monotonic() + max(took, default=0.0) < self._ends
+
+
+def _ratios(searches: Sequence[Search]) -> dict[str, float]:
+    if len(searches) < 2:
+        return {}
+    plans, runs = searches
+    return {
+        runs.trials[point].name: speed(runs.trials[point]) / speed(plan)
+        for point, plan in plans.trials.items()
+        if plan.is_ok and point in runs.trials and runs.trials[point].is_ok
+    }
+
+
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in settings.items()}
+
+
+def _key(settings: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={settings[key]}" for key in sorted(settings))

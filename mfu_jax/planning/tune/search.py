@@ -1,0 +1,168 @@
+"""Chooses the next point: where a model of what is known expects to gain most, if it fits."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from mfu_jax.planning.sweep.outcomes import speed
+from mfu_jax.planning.sweep.space import BATCH
+from mfu_jax.planning.tune.evidence import Trial
+from mfu_jax.planning.tune.space import Point, Space
+from mfu_jax.planning.tune.surrogate import Surrogate
+
+_NOISE = 0.01  # of a time, as a fraction
+_MEMORY_NOISE = 0.01
+_WORTH = 0.0005  # the least expected gain, as a fraction, that is worth a trial
+_FAILURES = 2  # of a choice, and no success: it is given up
+_BEST = 3  # points whose neighbours are candidates in a large space
+
+
+class Search:
+    """Trials of one kind, plans or runs, and where to look next.
+
+    Args:
+        space: what may be chosen.
+        limit_bytes: memory of a device; 0: not known, then only trials say what fits.
+        planned: planned speeds, if runs follow plans: only these points may be chosen, and what is
+            learned is the ratio of measured and planned.
+        is_valid: asked before a point is chosen.
+        seed: of ties.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        limit_bytes: int,
+        planned: Mapping[Point, float] | None = None,
+        is_valid: Callable[[Point], bool] = lambda point: True,
+        seed: int = 0,
+    ) -> None:
+        self.space = space
+        self.trials: dict[Point, Trial] = {}
+        self._limit = limit_bytes
+        self._planned = planned
+        self._is_valid = is_valid
+        self._rng = random.Random(seed)
+        self._batch = next((i for i, axis in enumerate(space.axes) if axis.name == BATCH), None)
+        self._times = Surrogate(space, _NOISE)
+        self._peaks = Surrogate(space, _MEMORY_NOISE)
+
+    def record(self, point: Point, trial: Trial) -> None:
+        """Takes a trial's result."""
+        self.trials[point] = trial
+
+    def best(self) -> Point | None:
+        """The fastest point that fits."""
+        ok = [point for point, trial in self.trials.items() if trial.is_ok]
+        return max(ok, key=lambda point: speed(self.trials[point]), default=None)
+
+    def next(self) -> Point | None:
+        """The point to try next; None if no other is expected to be worth it."""
+        best = self.best()
+        ranked = sorted(self.trials, key=lambda p: -speed(self.trials[p]))[:_BEST]
+        listed = self._planned or self.space.candidates([self.space.start, *ranked])
+        bad = self._given_up()
+        points = [p for p in listed if self._is_open(p) and not bad & set(enumerate(p))]
+        self._rng.shuffle(points)
+        if not points:
+            return None
+        self._learn()
+        mean, spread = self._expected(points)
+        reached = None if best is None else -math.log(speed(self.trials[best]))
+        gains = self._chances(points)
+        if reached is not None:
+            gains = gains * _expected_gain((reached - mean) / spread) * spread
+        else:  # first something that fits, rather the fast than the slow
+            gains = gains * np.exp(-np.clip(mean - mean.min(), 0, 3) / 3)
+        untried = self._untried()
+        for i in np.argsort(-gains):
+            is_worth = reached is None or gains[i] >= _WORTH or untried & {*enumerate(points[i])}
+            if is_worth and self._is_valid(points[i]):
+                return points[i]
+        return None
+
+    def _untried(self) -> set[tuple[int, int]]:
+        """Axis and choice of what no trial has had: before all have, nothing is known of it."""
+        tried = {choice for point in self.trials for choice in enumerate(point)}
+        return {
+            (axis, choice) for axis, size in enumerate(self.space.sizes) for choice in range(size)
+        } - tried
+
+    def predicted(self, point: Point) -> float | None:
+        """The expected speed of a point that was not tried; None without any trial."""
+        self._learn()
+        if not any(trial.is_ok for trial in self.trials.values()):
+            return None
+        if self._planned is not None and point not in self._planned:
+            return None
+        return math.exp(-float(self._expected([point])[0][0]))
+
+    def _learn(self) -> None:
+        timed = {p: t for p, t in self.trials.items() if t.step_time_seconds}  # as if it had fitted
+        self._times.fit(
+            list(timed), [-math.log(speed(t)) - self._prior(p) for p, t in timed.items()]
+        )
+        held = {p: t.memory_peak_bytes for p, t in self.trials.items() if t.memory_peak_bytes}
+        self._peaks.fit(list(held), [math.log(size) for size in held.values()])
+
+    def _prior(self, point: Point) -> float:
+        return -math.log(self._planned[point]) if self._planned else 0.0
+
+    def _expected(self, points: list[Point]) -> tuple[np.ndarray, np.ndarray]:
+        """log of seconds for a token: mean and standard deviation."""
+        mean, spread = self._times.predict(points)
+        return mean + np.array([self._prior(point) for point in points]), spread
+
+    def _chances(self, points: list[Point]) -> np.ndarray:
+        """Probability that a point fits."""
+        held = any(trial.memory_peak_bytes for trial in self.trials.values())
+        if not (self._limit and held):
+            return np.ones(len(points))
+        mean, spread = self._peaks.predict(points)
+        return _below((math.log(self._limit) - mean) / spread)
+
+    def _is_open(self, point: Point) -> bool:
+        """Not tried, and no larger batch of what does not fit."""
+        return point not in self.trials and not any(
+            trial.fits is False and self._is_larger(point, other)
+            for other, trial in self.trials.items()
+        )
+
+    def _is_larger(self, point: Point, other: Point) -> bool:
+        i, column = self._batch, None
+        if i is not None:
+            column = self.space.axes[i].positions
+        if i is None or column is None:
+            return False
+        return (
+            column[point[i]] > column[other[i]]
+            and point[:i] + point[i + 1 :] == other[:i] + other[i + 1 :]
+        )
+
+    def _given_up(self) -> set[tuple[int, int]]:
+        """Axis and choice of what failed in every trial, while others do not fail."""
+        tried = [(c, t.source == "failed") for p, t in self.trials.items() for c in enumerate(p)]
+        failures = Counter(choice for choice, has_failed in tried if has_failed)
+        works = {choice for choice, has_failed in tried if not has_failed}
+        axes = {axis for axis, _ in works}
+        return {
+            choice
+            for choice, count in failures.items()
+            if count >= _FAILURES and choice not in works and choice[0] in axes
+        }
+
+
+def _below(z: np.ndarray) -> np.ndarray:
+    """The normal distribution's cumulative probability."""
+    return np.array([(1 + math.erf(x / math.sqrt(2))) / 2 for x in z])
+
+
+def _expected_gain(z: np.ndarray) -> np.ndarray:
+    """Expected improvement of a normal variable, in standard deviations."""
+    return z * _below(z) + np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)

@@ -1,0 +1,183 @@
+"""A few steps of the trainer in a child process, and the devices that it will find there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.planning.tune.evidence import Trial
+from mfu_jax.util.child_process import child_environment
+
+# What a trial leaves out: it writes only what is read back, and waits for nothing.
+_QUIET = {
+    **{"dataset_type": "synthetic", "enable_checkpointing": "false", "eval_interval": "0"},
+    **{"tensorboard_dir": "", "heartbeat_file": "", "progress_bar": "false", "log_period": "1"},
+    **{"gpu_period_seconds": "0", "host_log_period": "0", "fsync_seconds": "-1"},
+}
+_WARMUP_STEPS = 2
+_OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|MemoryError|bad_alloc")
+_PROBE = (
+    "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
+    "print(json.dumps([d[0].platform, d[0].device_kind, len(d), s.get('bytes_limit')]))"
+)
+_PROBE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """The attached devices.
+
+    Attributes:
+        platform: tpu, gpu or cpu.
+        kind: JAX's `device_kind`.
+        count: of this process.
+        memory_bytes: of one; 0 if the runtime does not say (CPUs).
+    """
+
+    platform: str
+    kind: str
+    count: int
+    memory_bytes: int
+
+
+def attached() -> Devices:
+    """Finds the devices in a child process: a TPU belongs to one process at a time.
+
+    Raises:
+        UserError: JAX does not start.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+        )
+        if done.returncode:
+            last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+            raise UserError(" ".join(last) or f"exit code {done.returncode}")
+        platform, kind, count, limit = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise UserError(
+            f"JAX finds no devices: {first_line(error)}",
+            hint="usually a driver or an extra of jax is missing: run mfu-jax doctor, or pass "
+            "topology=… to search by plans alone",
+        ) from None
+    return Devices(platform=platform, kind=kind, count=count, memory_bytes=limit or 0)
+
+
+def trial_run(
+    words: Sequence[str],
+    flags: Mapping[str, str],
+    *,
+    platform: str,
+    devices_per_chip: int,
+    steps: int,
+    seconds: float,
+) -> Trial:
+    """Trains for a few steps in a child process.
+
+    Args:
+        words: the trainer's arguments.
+        flags: compiler flags, name → value.
+        platform: tpu, gpu or cpu.
+        devices_per_chip: JAX devices in a chip.
+        steps: measured ones, after two for warming up.
+        seconds: wall-clock limit.
+
+    Returns:
+        What was measured: the median of the steps' times; or that memory ran out, which is an
+        answer; or that it failed, with its last line.
+    """
+    with tempfile.TemporaryDirectory(prefix="mfu-jax-tune-") as folder:
+        own = {
+            "run_name": "trial",
+            "base_output_directory": folder,
+            "steps": str(steps + _WARMUP_STEPS),
+            "warmup_steps": str(_WARMUP_STEPS),
+        }
+        given = {word.partition("=")[0] for word in words}
+        quiet = {key: text for key, text in _QUIET.items() if key not in given}
+        keys = [f"{key}={text}" for key, text in {**quiet, **own}.items()]
+        log = Path(folder, "log")
+        code = _run([*words, *keys], environment(flags, platform), log, seconds)
+        said = log.read_text(encoding="utf-8", errors="replace")
+        metrics = Path(folder, "trial", "metrics.jsonl")
+        if code == 0:
+            return _measured(metrics, devices_per_chip)
+    if code == -signal.SIGKILL or _OUT_OF_MEMORY.search(said):
+        return Trial(values={}, by="run", source="measured", fits=False, note="ran out of memory")
+    last = [line for line in said.splitlines() if line.strip()][-1:]
+    why = f"not finished after {seconds:.0f} s" if code is None else f"exit code {code}"
+    return Trial(values={}, by="run", source="failed", note=": ".join([why, *last])[:500])
+
+
+def environment(flags: Mapping[str, str], platform: str) -> dict[str, str]:
+    """The variables of a run with these compiler flags, beside the user's own."""
+    if not flags:
+        return {}
+    name = flags_variable(platform)
+    text = " ".join(f"{key}={value}" for key, value in flags.items())
+    return {name: f"{os.environ.get(name, '')} {text}".strip()}  # XLA uses the last of two
+
+
+def flags_variable(platform: str) -> str:
+    """The environment variable in which a platform's compiler finds its flags."""
+    return "LIBTPU_INIT_ARGS" if platform == "tpu" else "XLA_FLAGS"
+
+
+def _run(
+    words: Sequence[str], variables: Mapping[str, str], log: Path, seconds: float
+) -> int | None:
+    """The trainer's exit code; None: it took too long."""
+    with (
+        log.open("wb") as stream,
+        subprocess.Popen(
+            [sys.executable, "-u", "-m", "mfu_jax.train", *words],
+            env=child_environment(**variables),
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        ) as child,
+    ):
+        try:
+            return child.wait(seconds if seconds < 1e9 else None)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def _measured(metrics: Path, devices_per_chip: int) -> Trial:
+    summary = json.loads(metrics.with_name(f"{metrics.name}.summary.json").read_text())
+    peaks = [0.0]
+    for line in metrics.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            peaks.append(json.loads(line).get("memory/peak_bytes_in_use") or 0.0)
+    seconds, mean = summary["median_seconds"], summary["mean_seconds"]
+    if not seconds:
+        return Trial(values={}, by="run", source="failed", note="no step was measured")
+    rate = summary["tokens_per_sec_per_device"]
+    return Trial(
+        values={},
+        by="run",
+        source="measured",
+        fits=True,
+        memory_peak_bytes=round(max(peaks)) or None,
+        step_time_seconds=seconds,
+        # the summary's rates are those of the mean step
+        tokens_per_sec_per_chip=None if rate is None else rate * mean / seconds * devices_per_chip,
+        mfu=None if summary["mfu"] is None else summary["mfu"] * mean / seconds,
+    )

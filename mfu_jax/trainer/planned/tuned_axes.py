@@ -1,0 +1,245 @@
+"""What `mfu-jax tune` may choose for the trainer: its keys, and compiler flags by platform.
+
+A choice's settings are the trainer's keys; a key that begins with ``--`` is a compiler flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.hardware.chips import Chip
+from mfu_jax.planning.sweep.space import BATCH, is_swept, listed
+from mfu_jax.planning.tune.space import Axis
+from mfu_jax.trainer.config.mesh_axes import axis_keys, mesh_shape
+from mfu_jax.trainer.config.pyconfig import Config
+
+TOKENS = "tokens_per_step"  # of keep=: the batch and accumulation change, their product does not
+ACCUMULATION = "gradient_accumulation_steps"
+Choices = Mapping[str, Mapping[str, str]]
+
+_FACTORS = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 4, 6, 8)  # of the start's batch
+_SAVED = ("query_proj", "key_proj", "value_proj")
+_REMAT: Choices = {
+    **{
+        policy: {"remat_policy": policy}
+        for policy in ("none", "minimal_with_context", "minimal", "save_qkv_proj", "full")
+    },
+    "names[context]": {"remat_policy": "names", "remat_save_names": "[context]"},
+    "names[context,out_proj]": {
+        "remat_policy": "names",
+        "remat_save_names": "[context,out_proj]",
+    },
+}
+_OFFLOADED: Choices = {  # as in Google's recipes for TPUs
+    "offload layer inputs": {"remat_policy": "custom", "decoder_layer_input": "offload"},
+    "offload layer inputs, qkv": {
+        "remat_policy": "custom",
+        "decoder_layer_input": "offload",
+        **dict.fromkeys(_SAVED, "offload"),
+    },
+}
+_BLOCK_KEYS = (
+    *("sa_block_q", "sa_block_kv", "sa_block_kv_compute", "sa_block_q_dkv", "sa_block_kv_dkv"),
+    *("sa_block_kv_dkv_compute", "sa_block_q_dq", "sa_block_kv_dq"),
+)
+_BLOCKS = (512, 1024, 2048)
+_ATTENTION = {
+    "tpu": ("auto",),
+    "gpu": ("auto", "cudnn_flash", "dot_product"),
+    "cpu": ("dot_product", "jax"),
+}
+_TILINGS = (1, 4, 16)
+_MESH = "mesh"
+_FEW_LAYERS = 16  # that a compiler unrolls in seconds
+_LONG = 16_384  # tokens of a sequence from which on splitting it is tried
+_FUSION = "--xla_tpu_enable_async_collective_fusion"
+_TPU_COLLECTIVES = {
+    _FUSION: "true",
+    f"{_FUSION}_fuse_all_gather": "true",
+    f"{_FUSION}_multiple_steps": "true",
+    "--xla_tpu_overlap_compute_collective_tc": "true",
+    "--xla_enable_async_all_gather": "true",
+}
+_VMEM = {"--xla_tpu_scoped_vmem_limit_kib": "98304"}
+_GPU_COLLECTIVES = {
+    f"--xla_gpu_{kind}": value
+    for name in ("all_gather", "reduce_scatter", "all_reduce")
+    for kind, value in (
+        (f"{name}_combine_threshold_bytes", str(2**30)),
+        (f"enable_pipelined_{name}", "true"),
+    )
+}
+_GPU_SCHEDULER = {"--xla_gpu_enable_latency_hiding_scheduler": "true"}
+_EIGHT_BITS = ("fp8", "fp8_e5m2", "fp8_full", "int8")
+
+
+def axes_of(
+    config: Config,
+    given: Mapping[str, str],
+    *,
+    platform: str,
+    devices: int,
+    chip: Chip | None,
+    runs: bool,
+    keep: Collection[str] = (),
+    precisions: Sequence[str] = (),
+) -> tuple[list[Axis], dict[str, str]]:
+    """The axes, and the keys that stay as they were given.
+
+    Args:
+        config: where the search begins.
+        given: the user's keys: ``a,b`` are the choices of a key, one value is where it begins.
+        platform: tpu, gpu or cpu.
+        devices: how many.
+        chip: their kind; None: not in the table.
+        runs: whether steps are run: some choices only a run can judge.
+        keep: keys that stay as they are.
+        precisions: in which matmuls may be computed; empty: as it is.
+
+    Raises:
+        UserError: a list of values is empty or wrong.
+    """
+    swept = {key: listed(key, text) for key, text in given.items() if is_swept(text)}
+    fixed = {key: text for key, text in given.items() if key not in swept}
+    axes = []
+    for name, choices in _standard(
+        config, platform, devices, chip, runs, TOKENS in keep, precisions
+    ):
+        keys = {key for settings in choices.values() for key in settings}
+        if keys & {*keep, *swept}:
+            continue
+        mine = {key: fixed.pop(key) for key in sorted(keys & set(fixed))}
+        if axis := _axis(name, choices, _start(config, name, choices, mine, devices)):
+            axes.append(axis)
+        else:
+            fixed |= mine
+    axes += [
+        Axis(name=key, choices={text: {key: text} for text in texts})
+        for key, texts in swept.items()
+    ]
+    return axes, fixed
+
+
+def _standard(
+    config: Config,
+    platform: str,
+    devices: int,
+    chip: Chip | None,
+    runs: bool,
+    keeps_tokens: bool,
+    precisions: Sequence[str],
+) -> Iterator[tuple[str, Choices]]:
+    """Every axis that this model and these devices have, by name."""
+    batch = config.per_device_batch_size
+    sizes = sorted({batch * factor for factor in _FACTORS if (batch * factor).is_integer()})
+    yield BATCH, _single(BATCH, [f"{size:g}" for size in sizes or [batch]])
+    if keeps_tokens:
+        yield ACCUMULATION, _single(ACCUMULATION, ("1", "2", "4", "8"))
+    yield "remat", {**_REMAT, **(_OFFLOADED if platform == "tpu" else {})}
+    yield "attention", _single("attention", _ATTENTION[platform])
+    if platform == "tpu" and runs:
+        yield (
+            "sa_block",
+            {
+                f"{size}{', fused' * fused}": {
+                    **dict.fromkeys(_BLOCK_KEYS, str(size)),
+                    "sa_use_fused_bwd_kernel": str(fused).lower(),
+                }
+                for size in _BLOCKS
+                if size <= config.max_target_length
+                for fused in (False, True)
+            },
+        )
+    tilings = [n for n in _TILINGS if config.max_target_length % n == 0]
+    yield "num_vocab_tiling", _single("num_vocab_tiling", map(str, tilings))
+    if runs or config.num_decoder_layers <= _FEW_LAYERS:
+        yield "scan_layers", _single("scan_layers", ("true", "false"))
+    if devices > 1:
+        yield _MESH, dict(_meshes(config, devices))
+        if platform == "tpu":
+            yield "weight_gathers", _single("weight_gathers", ("auto", "first", "xla"))
+    if precisions:
+        yield "precision", {word: _precision(word) for word in precisions}
+    yield from _flags(platform, devices, chip, runs)
+
+
+def _flags(
+    platform: str, devices: int, chip: Chip | None, runs: bool
+) -> Iterator[tuple[str, Choices]]:
+    if platform == "tpu":
+        if devices > 1:
+            yield "collectives", {"default": {}, "fused": _TPU_COLLECTIVES}
+        if chip and "v6e" in chip.name:
+            yield "vmem", {"default": {}, "98304": _VMEM}
+        if chip and chip.clock_state and runs:  # a plan's peaks are those of that clock
+            name, _, value = chip.clock_state.partition("=")
+            yield "clock", {"default": {}, f"p-state {value}": {name: value}}
+    if platform == "gpu":
+        yield "scheduler", {"default": {}, "latency hiding": _GPU_SCHEDULER}
+        if devices > 1:
+            yield "collectives", {"default": {}, "combined": _GPU_COLLECTIVES}
+
+
+def _single(key: str, texts: Any) -> Choices:
+    return {text: {key: text} for text in texts}
+
+
+def _precision(word: str) -> Mapping[str, str]:
+    if word in _EIGHT_BITS:
+        return {"dtype": "bfloat16", "quantization": word}
+    if word in ("float32", "bfloat16", "float16"):
+        return {"dtype": word, "quantization": ""}
+    raise UserError(
+        f"precisions={word}: expected some of float32, bfloat16, float16, {', '.join(_EIGHT_BITS)}"
+    )
+
+
+def _meshes(config: Config, devices: int) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Weights over all devices, and splits of them with one other axis of 2 to 8."""
+    inner = [key for key in axis_keys() if not key.startswith("dcn_") and key != "pipeline"]
+
+    def sizes(**given: int) -> tuple[str, Mapping[str, str]]:
+        left = devices
+        for size in given.values():
+            left //= size
+        all_sizes = {**dict.fromkeys(inner, 1), **given, "fsdp": left}
+        label = " ".join(f"{key}={size}" for key, size in all_sizes.items() if size > 1)
+        return label, {key: str(size) for key, size in all_sizes.items()}
+
+    others = ["tensor", "data"]
+    others += ["context_parallelism"] * (config.max_target_length >= _LONG)
+    others += ["expert"] * (config.num_experts > 1)
+    yield sizes()
+    for axis in others:
+        yield from (sizes(**{axis: size}) for size in (2, 4, 8) if devices % size == 0)
+
+
+def _start(
+    config: Config, name: str, choices: Choices, mine: Mapping[str, str], devices: int
+) -> Mapping[str, str]:
+    """The start's settings: the given keys, and the config's own of the first choice's keys."""
+    first = next(iter(choices.values()))
+    if name != _MESH:
+        return {**{key: _own(config, key) for key in first}, **mine}
+    if not mine:  # as plans have it: weights over all devices
+        return first
+    keys = mesh_shape(config, devices).keys
+    return {key: str(keys[key]) for key in first}
+
+
+def _own(config: Config, key: str) -> str:
+    value = getattr(config, key)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _axis(name: str, choices: Choices, start: Mapping[str, str]) -> Axis | None:
+    """The axis with the start among its choices; None if there is nothing to choose."""
+    for i, settings in enumerate(choices.values()):
+        if dict(settings) == dict(start):
+            return Axis(name=name, choices=choices, start=i) if len(choices) > 1 else None
+    label = " ".join(filter(None, start.values())) or "as given"
+    return Axis(name=name, choices={label: start, **choices})

@@ -1,0 +1,167 @@
+"""The search over models whose best point is known: found with few trials, resumed, explained."""
+
+import dataclasses
+import itertools
+import math
+import random
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.planning.tune.evidence import Evidence, Trial
+from mfu_jax.planning.tune.rendering import render_tune, tune_verdict
+from mfu_jax.planning.tune.running import Tuning, tune
+from mfu_jax.planning.tune.space import Axis, Space
+
+LIMIT = 1000
+AXES = {
+    "per_device_batch_size": (1, 2, 4, 8),
+    "remat_policy": ("none", "minimal", "full"),
+    "num_vocab_tiling": (1, 4),
+    "scan_layers": ("true", "false"),
+}
+GRID = math.prod(map(len, AXES.values()))
+
+
+def axes(start=(0, 2, 0, 0)):
+    return [
+        Axis(name=name, choices={str(value): {name: str(value)} for value in values}, start=begin)
+        for (name, values), begin in zip(AXES.items(), start, strict=True)
+    ]
+
+
+class Machine:
+    """Memory is 100 + batch × what is kept, of 1,000; each choice has its own share of the time."""
+
+    def __init__(self, seed=0, start=(0, 2, 0, 0)):
+        self.space = Space(axes(start))
+        self.rng = random.Random(seed)
+        self.shares = {
+            (name, str(value)): self.rng.uniform(-0.2, 0.2)
+            for name, values in AXES.items()
+            for value in values
+        }
+        self.tried = []
+        self.seconds = 0.0
+
+    def cost(self, point):
+        return math.exp(sum(self.shares[pair] for pair in self.space.labels(point).items()))
+
+    def memory(self, point):
+        labels = self.space.labels(point)
+        kept = {"none": 200, "minimal": 100, "full": 50}[labels["remat_policy"]]
+        return 100 + int(labels["per_device_batch_size"]) * kept
+
+    def trial(self, point, seconds, by="run"):
+        self.tried.append((by, point))
+        self.seconds += 10
+        memory = self.memory(point)
+        return Trial(
+            values={},
+            by=by,
+            source="measured" if by == "run" else "planned",
+            fits=memory <= LIMIT,
+            memory_peak_bytes=memory,
+            step_time_seconds=self.cost(point) if memory <= LIMIT else None,
+        )
+
+    def best(self):
+        points = itertools.product(*map(range, self.space.sizes))
+        return min((p for p in points if self.memory(p) <= LIMIT), key=self.cost)
+
+    def tuning(self, **changes):
+        known = Tuning(
+            target="1 × cpu",
+            space=self.space,
+            flags=lambda point: [
+                f"{key}={text}" for key, text in self.space.settings(point).items()
+            ],
+            unit="steps/s",
+            run=self.trial,
+            limit_bytes=LIMIT,
+            monotonic=lambda: self.seconds,
+        )
+        return dataclasses.replace(known, **changes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_optimum_is_found_in_two_fifths_of_the_grid(seed):
+    machine = Machine(seed)
+    result = tune(machine.tuning(), Evidence(None, {}))
+    assert len(machine.tried) <= 0.4 * GRID
+    best = machine.cost(machine.best())
+    assert result.winner.step_time_seconds <= 1.03 * best
+
+
+def test_only_points_whose_plan_fits_are_run():
+    machine = Machine(3)
+    planned = machine.tuning(plan=lambda p, s: machine.trial(p, s, by="plan"), most_plans=20)
+    result = tune(planned, Evidence(None, {}))
+    runs = [point for by, point in machine.tried if by == "run"]
+    plans = {point for by, point in machine.tried if by == "plan"}
+    assert runs
+    assert set(runs) <= plans
+    assert all(machine.memory(point) <= LIMIT for point in runs)
+    assert result.winner.source == "measured"
+    assert set(result.planned_over_measured.values()) == {1.0}
+
+
+def test_changes_multiply_to_the_gain():
+    machine = Machine(0)
+    result = tune(machine.tuning(), Evidence(None, {}))
+    product = math.prod(1 + change.gain_fraction for change in result.changes)
+    assert product == pytest.approx(1 + result.gain_fraction)
+    assert {change.source for change in result.changes} == {"measured"}
+    text = render_tune(result)
+    assert result.flags in text
+    assert tune_verdict(result).sentence.startswith("1 × cpu: ")
+
+
+def test_a_spent_budget_goes_on_from_the_file(tmp_path):
+    path = tmp_path / "evidence.jsonl"
+    machine = Machine(5)
+    evidence = Evidence(path, {"model": "a"})
+    first = tune(machine.tuning(budget_seconds=45), evidence)
+    evidence.close()
+    assert len(machine.tried) == 4
+    assert any("budget" in note for note in first.notes)
+    with path.open("ab") as file:  # as a kill leaves it
+        file.write(b'{"values": {"per_dev')
+    evidence = Evidence(path, {"model": "a"})
+    assert len(evidence.trials) == 4
+    assert "cut short" in evidence.notes[0]
+    tune(machine.tuning(), evidence)
+    evidence.close()
+    assert len(machine.tried) == len(set(machine.tried))
+
+    with pytest.raises(UserError, match="not the evidence of this search"):
+        Evidence(path, {"model": "b"})
+
+
+def test_evidence_does_not_cut_another_file(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("mine, without an end")
+    with pytest.raises(UserError, match="not the evidence"):
+        Evidence(path, {})
+    assert path.read_text() == "mine, without an end"
+
+
+def test_a_choice_that_always_fails_is_given_up():
+    machine = Machine(1)
+
+    def run(point, seconds):
+        if machine.space.labels(point)["scan_layers"] == "false":
+            machine.tried.append(("run", point))
+            return Trial(values={}, by="run", source="failed", note="exit code 1: no such kernel")
+        return machine.trial(point, seconds)
+
+    result = tune(machine.tuning(run=run), Evidence(None, {}))
+    failed = [p for _, p in machine.tried if machine.space.labels(p)["scan_layers"] == "false"]
+    assert 1 <= len(failed) <= 2
+    assert result.winner.values["scan_layers"] == "true"
+    assert "no such kernel" in render_tune(result)
+
+
+def test_nothing_to_choose_is_an_error():
+    with pytest.raises(UserError, match="nothing to tune"):
+        Space([Axis(name="scan_layers", choices={"true": {}})])

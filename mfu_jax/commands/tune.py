@@ -45,7 +45,7 @@ from mfu_jax.planning.step_sources import compiled_plan
 from mfu_jax.planning.sweep.space import BATCH, seconds_of
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
 from mfu_jax.planning.tune.evidence import Evidence, Trial
-from mfu_jax.planning.tune.rendering import render_tune, tune_verdict
+from mfu_jax.planning.tune.result import tune_verdict
 from mfu_jax.planning.tune.running import Tuning, tune
 from mfu_jax.planning.tune.space import Point, Space
 from mfu_jax.trainer.config.pyconfig import Config, load
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         shown = {"evidence": str(search.evidence_path()), **result.to_json()}
         print(json_text({"verdict": verdict.to_json(), **shown}))
     else:
-        print(f"{verdict.render()}\n{render_tune(result)}\nevidence: {search.evidence_path()}")
+        print(f"{result}\nevidence: {search.evidence_path()}")
     return 0 if result.winner else 1
 
 

@@ -13,6 +13,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.planning.sweep.outcomes import speed
 from mfu_jax.planning.sweep.running import with_pareto
 from mfu_jax.planning.tune.evidence import Evidence, Trial
+from mfu_jax.planning.tune.result import Change, TuneResult, texts
 from mfu_jax.planning.tune.search import Search
 from mfu_jax.planning.tune.space import Point, Space, moved
 
@@ -23,26 +24,6 @@ _SMALL = 3  # trials, if a third of the points are fewer
 _TRIED: Mapping[str, Literal["planned", "measured"]] = {"plan": "planned", "run": "measured"}
 
 Try = Callable[[Point, float], Trial]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One step on the way from the start to the winner: another choice on one axis.
-
-    Attributes:
-        axis: its name.
-        before: the start's choice.
-        after: the winner's.
-        gain_fraction: by how much it raises the speed, after the changes before it; None: not
-            known, as it does not fit without the next ones.
-        source: ``measured``, ``planned``, or ``estimated`` from other points.
-    """
-
-    axis: str
-    before: str
-    after: str
-    gain_fraction: float | None
-    source: Literal["measured", "planned", "estimated", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,50 +59,6 @@ class Tuning:
     most_runs: int | None = None
     seed: int = 0
     monotonic: Callable[[], float] = field(default=time.monotonic)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneResult:
-    """The result of a search.
-
-    Attributes:
-        target: the devices, as text.
-        unit: what a speed counts.
-        points: size of the whole grid.
-        rows: every trial; of a point that was planned and measured, the measured one.
-        start: where the search began; None if it was not tried.
-        winner: the fastest that fits, of the measured ones if there are any.
-        settings: the winner's, key → value.
-        changed: those of them that the start has not.
-        flags: the winner as command-line words, ready to use.
-        gain_fraction: the winner's speed over the start's, minus 1; None: the start has none.
-        changes: from the start to the winner, one at a time.
-        planned_over_measured: of each point with both: its times' ratio, by name.
-        plans: trials by plans, those of earlier commands included.
-        runs: the same by runs.
-        notes: what was left undone.
-    """
-
-    target: str
-    unit: str
-    points: int
-    rows: tuple[Trial, ...]
-    start: Trial | None
-    winner: Trial | None
-    settings: Mapping[str, Any]
-    changed: Mapping[str, Any]
-    flags: str
-    gain_fraction: float | None
-    changes: tuple[Change, ...]
-    planned_over_measured: Mapping[str, float]
-    plans: int
-    runs: int
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
-        texts = {name: _texts(getattr(self, name)) for name in ("settings", "changed")}
-        return {**dataclasses.asdict(self), **texts}
 
 
 def tune(
@@ -251,7 +188,7 @@ class _Run:
             point = search.next()
 
     def _recall(self, by: str, point: Point) -> Trial | None:
-        return self._known.get((by, _key(_texts(self.tuning.space.settings(point)))))
+        return self._known.get((by, _key(texts(self.tuning.space.settings(point)))))
 
     def _attempt(self, by: str, point: Point, attempt: Try, ends: float, number: int) -> Trial:
         self.progress(f"{by} {number}: {self.tuning.space.changes(point)}")
@@ -260,7 +197,7 @@ class _Run:
         trial = dataclasses.replace(
             trial,
             values=self.tuning.space.labels(point),
-            settings=_texts(self.tuning.space.settings(point)),
+            settings=texts(self.tuning.space.settings(point)),
             wall_seconds=self.tuning.monotonic() - began,
         )
         self._known[by, _key(trial.settings)] = trial
@@ -325,10 +262,6 @@ def _ratios(searches: Sequence[Search]) -> dict[str, float]:
         for point, plan in plans.trials.items()
         if plan.is_ok and point in runs.trials and runs.trials[point].is_ok
     }
-
-
-def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in settings.items()}
 
 
 def _key(settings: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.planning.tune.evidence import Evidence, Trial
-from mfu_jax.planning.tune.rendering import render_tune, tune_verdict
+from mfu_jax.planning.tune.result import render_tune, tune_verdict
 from mfu_jax.planning.tune.running import Tuning, tune
 from mfu_jax.planning.tune.space import Axis, Space
 

@@ -15,7 +15,7 @@ A killed or spent search goes on with the same command.
   keep=KEY,KEY         keys that stay as given; tokens_per_step: batch × accumulation stays
   precisions=LIST      matmul precisions that you allow: float32, bfloat16, fp8, int8 …
   budget=10min         starts no trial that would end later (s, min, h; default 10min)
-  plans=N, runs=N      at most so many (default: a third of the combinations, at most 60 plans)
+  plans=N, runs=N      at most so many (default: plans of a third of the combinations, at most 60)
   trial_steps=N        measured steps of a run (default 6), after two for warming up
   xla_flags=FLAGS      compiler flags of every trial
   evidence=FILE.jsonl  where trials are kept (default: in ~/.cache/mfu_jax/tune, by the search)

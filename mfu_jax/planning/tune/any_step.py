@@ -57,7 +57,7 @@ def tune(
         budget: no run starts that would end later: ``10min``, ``2h``, or seconds.
         steps: measured steps of a run, after two for compiling and warming up. They run in three
             rounds without waiting in between; the median round counts.
-        runs: at most so many; None: a third of the combinations.
+        runs: at most so many; None: until none is expected to be faster.
         in_process: runs in this process, for functions that a child process cannot import (of a
             notebook, or nested ones). Memory of earlier runs may then remain, and a crash is yours.
         evidence: file that keeps the runs: the same call goes on from there. None: none is kept.

@@ -41,7 +41,7 @@ class Tuning:
         limit_bytes: memory of a device; 0: not known.
         budget_seconds: no trial starts that would end later.
         most_plans: None: a third of the points, at most 60.
-        most_runs: None: a third of the points.
+        most_runs: None: any number.
         seed: of ties.
         monotonic: the clock.
     """
@@ -144,7 +144,8 @@ class _Run:
             planned = ok or None  # without a plan that fits, runs are on their own
         if tuning.run:
             search = self._search(planned)
-            self._fill(search, "run", tuning.run, tuning.most_runs or most, self._ends)
+            most_runs = tuning.most_runs or tuning.space.size  # it ends by itself, or by the budget
+            self._fill(search, "run", tuning.run, most_runs, self._ends)
             yield search
 
     def _search(self, planned: Mapping[Point, float] | None) -> Search:

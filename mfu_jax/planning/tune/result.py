@@ -77,8 +77,8 @@ class TuneResult:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
-        texts = {name: texts(getattr(self, name)) for name in ("settings", "changed")}
-        return {**dataclasses.asdict(self), **texts}
+        settings = {name: texts(getattr(self, name)) for name in ("settings", "changed")}
+        return {**dataclasses.asdict(self), **settings}
 
 
 def tune_verdict(result: TuneResult) -> Verdict:

@@ -28,6 +28,7 @@ class Builder:
         normalization: a name of `NORMS`.
         epsilon: of the norms.
         attention: name of the attention implementation.
+        pads_vocabulary: whether logits are computed for a vocabulary that fills tensor cores.
         packed: whether a row may hold several documents, which attention keeps apart.
         on_tpu: whether dropless experts use the TPU kernels.
         gathers: when projections gather their weights.
@@ -50,6 +51,7 @@ class Builder:
     gathers: Gathers = "xla"
     whole_gradients: bool = False
     packed: bool = True
+    pads_vocabulary: bool = False
 
     def of_layer(self, key: jax.Array) -> Builder:
         """A copy for a layer that starts from `key`."""

@@ -14,7 +14,7 @@ from .building import Builder, Inputs
 from .families import model_spec
 from .feed_forward.routers import moved_bias
 from .projections.gathered_products import gathers_of
-from .projections.linears import Embed
+from .projections.linears import Dense, Embed
 from .projections.lora import lora, lora_of_tower, trains_only_above_the_embedding
 from .projections.quantization import quantization
 from .sharding import (
@@ -72,6 +72,7 @@ class Decoder(nnx.Module):
             on_tpu=config.grouped_matmul == "kernel",
             gathers=gathers_of(config),
             whole_gradients=config.norm_gradients == "whole",
+            pads_vocabulary=config.logits_columns == "padded",
             packed=config.dataset_type != "synthetic",
         )
         self.spec = spec
@@ -133,10 +134,20 @@ class Decoder(nnx.Module):
         """Logits in float32; tokens and their positions are integers [batch, sequence]."""
         return self.logits(self.outputs(tokens, positions, segment_ids, images).hidden)
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """[batch, sequence, emb_dim] → [batch, sequence, vocab_size] in float32."""
+    @property
+    def head(self) -> Embed | Dense:
+        """The layer that makes the logits: with a tied head, the embedding."""
+        return self.token_embedder if self.tied else self.logits_dense
+
+    def logits(self, hidden: jax.Array, head: Embed | Dense | None = None) -> jax.Array:
+        """[batch, sequence, emb_dim] → [batch, sequence, vocab_size] in float32.
+
+        Args:
+            hidden: the head's input.
+            head: `self.head` with other weights.
+        """
         with jax.named_scope("decoder"):
-            return self._logits(hidden)
+            return self._logits(hidden, head)
 
     def outputs(
         self,
@@ -238,9 +249,10 @@ class Decoder(nnx.Module):
         with jax.named_scope("hyper_head"):
             return self.hyper_head(x)
 
-    def _logits(self, x: jax.Array) -> jax.Array:
+    def _logits(self, x: jax.Array, head: Embed | Dense | None = None) -> jax.Array:
+        head = head or self.head
         with jax.named_scope("logits_dense"):
-            logits = self.token_embedder.attend(x) if self.tied else self.logits_dense(x)
+            logits = head.attend(x) if isinstance(head, Embed) else head(x)
         logits = constrain(logits, EDGE_BATCH_AXES, SEQUENCE_AXIS, "tensor").astype(jnp.float32)
         cap = self.spec.logits_soft_cap
         return cap * jnp.tanh(logits / cap) if cap else logits

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
 from .ops import (
     CHUNKS,
+    CONTEXT,
     SINKS,
     SOFT_CAP,
     SPLIT,
@@ -119,6 +120,7 @@ def _splash_kernel(
         q_seq_shards=q_seq_shards,
         block_sizes=_block_sizes(pattern.blocks, S // q_seq_shards, S),
         attn_logits_soft_cap=pattern.soft_cap or None,
+        residual_checkpoint_name=CONTEXT,
     )
 
 

@@ -12,13 +12,14 @@ from jax.ad_checkpoint import checkpoint_name
 from ..building import Builder, Inputs
 from .indexer import Indexer, IndexerSpec, Picked, divergence
 from .ops import (
-    ATTENTION_OPS,
     CAUSAL,
+    CONTEXT,
     PICKED,
     PROBABILITIES,
     VALUE_DIM,
     AttentionInputs,
     AttentionPattern,
+    attended,
     attended_with_probabilities,
 )
 from .rope import Rope, apply_rope
@@ -107,17 +108,16 @@ class LatentAttention(nnx.Module):
             picked = None if found is None or found.is_dense else found.keys
             of = AttentionInputs(q, k, v, inputs.segment_ids, pattern=spec.pattern, picked=picked)
             context = self._attended(of, found, inputs)
-        context = checkpoint_name(context, "context")
         with jax.named_scope("out"):
             return checkpoint_name(self.out(context), "out_proj")
 
     def _attended(self, of: AttentionInputs, found: Picked | None, inputs: Inputs) -> jax.Array:
         """The heads' results. Notes the indexer's loss, if there is one."""
         if found is None or not found.is_trained:
-            return ATTENTION_OPS[self.attention](of)
+            return attended(self.attention, of)
         context, probabilities = attended_with_probabilities(of)
         inputs.notes["indexer_loss"] = divergence(probabilities, found.scores, of.mask)
-        return context
+        return checkpoint_name(context, CONTEXT)
 
     def _keys_and_values(self, x: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
         spec = self.spec

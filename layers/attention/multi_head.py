@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ..building import Builder, Inputs
 from ..normalizations import scaled_to_one
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
-from .ops import ATTENTION_OPS, CAUSAL, SINKS, AttentionInputs, AttentionPattern
+from .ops import CAUSAL, SINKS, AttentionInputs, AttentionPattern, attended
 from .rope import Rope, apply_rope
 
 
@@ -143,8 +143,7 @@ class Attention(nnx.Module):
                 images=inputs.images,
                 packed=self.packed,
             )
-            context = ATTENTION_OPS[self.attention](of)
-        context = checkpoint_name(context, "context")
+            context = attended(self.attention, of)
         if gate is not None:
             context = context * jax.nn.sigmoid(gate)
         with jax.named_scope("out"):

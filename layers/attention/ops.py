@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from ..sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
@@ -153,6 +154,8 @@ AttentionOp: TypeAlias = Callable[[AttentionInputs], jax.Array]
 """An implementation; it returns [B, S, N, v]."""
 
 ATTENTION_OPS: dict[str, AttentionOp] = {}
+CONTEXT = "context"
+"""The name of an implementation's result for `remat`."""
 _SUPPORTED: dict[str, frozenset[str]] = {}
 _PLATFORMS = {"cudnn_flash": "gpu", "flash": "tpu", "splash": "tpu"}
 _FASTEST = {"tpu": "splash", "gpu": "cudnn_flash"}
@@ -209,6 +212,13 @@ def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[
 
 def _lacking(name: str, needs: Collection[str]) -> list[str]:
     return sorted(set(needs) - _SUPPORTED[name])
+
+
+def attended(name: str, x: AttentionInputs) -> jax.Array:
+    """The implementation's result, which `remat` saves as `CONTEXT`."""
+    context = ATTENTION_OPS[name](x)
+    # Splash names it itself, with the sums that its backward kernel reads.
+    return context if name == "splash" else checkpoint_name(context, CONTEXT)
 
 
 def with_gathered_keys(x: AttentionInputs) -> AttentionInputs:

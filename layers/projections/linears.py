@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..sharding import axis_size
 from .gathered_products import gathered_product
 from .lora import Adapter, Lora
 from .quantization import quantized_dot
@@ -83,18 +84,63 @@ def _dot(in_rank: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
 _EMBEDDING_STD = 0.02
 
 
+# Tensor cores load 8 elements at once; a matmul whose vocabulary is no multiple of that reaches
+# 0.24 to 0.43 of an H100's peak, others 0.72 to 0.88 (scripts/results/gpu_kernels.json).
+_ALIGNED, _PADDED_TO = 8, 128
+_PADDING_SCOPE = "zero_padding"  # in which the executed count takes zeros for padding
+
+
 class Embed(nnx.Module):
     """A table [rows, emb_dim], for lookups and, as the output head, for a matmul."""
 
     def __init__(self, build: Builder, rows: int, emb_dim: int, *, row_axis: str) -> None:
         table = jax.random.normal(build.rngs.params(), (rows, emb_dim), build.weight_dtype)
         self.embedding = nnx.Param(table * _EMBEDDING_STD, logical_axes=(row_axis, "embed"))
-        self.dtype = build.dtype
+        self.dtype, self.pads = build.dtype, build.pads_vocabulary
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """[batch, sequence] of row numbers → [batch, sequence, emb_dim]. A gather: no matmul."""
-        return self.embedding[...].astype(self.dtype)[ids]
+        return _looked_up(self.embedding[...], ids, self.dtype)
 
     def attend(self, x: jax.Array) -> jax.Array:
         """[batch, sequence, emb_dim] → logits [batch, sequence, rows]."""
-        return jnp.einsum("bsd,vd->bsv", x, self.embedding[...].astype(self.dtype))
+        table = self.embedding[...].astype(self.dtype)
+        rows = table.shape[0]
+        if not self.pads or rows % _ALIGNED == 0 or axis_size("tensor") > 1:
+            return jnp.einsum("bsd,vd->bsv", x, table)
+        with jax.named_scope(_PADDING_SCOPE):
+            table = jnp.pad(table, ((0, -rows % _PADDED_TO), (0, 0)))
+        logits = jnp.einsum("bsd,vd->bsv", x, table)
+        with jax.named_scope(_PADDING_SCOPE):
+            return logits[..., :rows]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _looked_up(table: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Rows `ids` of a table, in `dtype`; on NVIDIA GPUs, their gradients are added in float32.
+
+    A GPU adds with atomics, which it has for 32 bits; for bfloat16 it compares and swaps, which
+    takes longer by tens (scripts/results/planted_faults.json), and rounds each sum.
+    """
+    return table.astype(dtype)[ids]
+
+
+def _keep_ids(table: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, Any]:
+    empty = jnp.empty((0, *table.shape), table.dtype)  # shape and dtype, as an array
+    return _looked_up(table, ids, dtype), (ids, empty)
+
+
+def _added_rows(dtype: jnp.dtype, kept: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
+    ids, empty = kept
+    shape = empty.shape[1:]
+
+    def added(ids: jax.Array, gradient: jax.Array, *, dtype: jnp.dtype) -> jax.Array:
+        rows = jnp.zeros(shape, dtype).at[ids].add(gradient.astype(dtype))
+        return rows.astype(empty.dtype)
+
+    in_dtype = functools.partial(added, dtype=dtype)
+    in_float32 = functools.partial(added, dtype=jnp.float32)
+    return jax.lax.platform_dependent(ids, gradient, cuda=in_float32, default=in_dtype), None
+
+
+_looked_up.defvjp(_keep_ids, _added_rows)

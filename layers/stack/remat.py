@@ -32,14 +32,14 @@ _OFFLOADED = {
     "qkv_proj_offloaded": (*_ATTENTION, *_LATENT),
     "minimal_offloaded": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT),
 }
-POLICIES = ("none", *_SAVED, *_OFFLOADED, "names", "custom")
+POLICIES = ("auto", "none", *_SAVED, *_OFFLOADED, "names", "custom")
 
 
 def remat(config: Any) -> Callable[..., Callable[..., Any]]:
     """Wraps a layer's function in `jax.checkpoint` according to `config.remat_policy`."""
     if config.remat_policy == "none":
         return lambda layer, **options: layer
-    policy = _kept(*_places(config))
+    policy = _kept(*_places(config), fused=config.attention == "cudnn_flash")
     return lambda layer, **options: jax.checkpoint(layer, policy=policy, **options)
 
 
@@ -63,10 +63,19 @@ def _places(config: Any) -> tuple[Sequence[str], Sequence[str]]:
     return config.remat_save_names if name == "names" else _SAVED[name], ()
 
 
-def _kept(saved: Sequence[str], offloaded: Sequence[str]) -> Callable[..., Any]:
+def _kept(saved: Sequence[str], offloaded: Sequence[str], *, fused: bool) -> Callable[..., Any]:
+    """The policy; `fused`: whether attention is cuDNN's.
+
+    Its backward kernel also reads sums without a name: a saved context alone would not save the
+    forward kernel from running again.
+    """
     to_host = list(offloaded)
     if not to_host:
-        names: Callable[..., Any] = jax.checkpoint_policies.save_only_these_names(*saved)
+        of_kernel = fused and "context" in saved
+        named = [name for name in saved if not (of_kernel and name == "context")]
+        names: Callable[..., Any] = jax.checkpoint_policies.save_only_these_names(*named)
+        if of_kernel:
+            names = jax.checkpoint_policies.save_from_both_policies(names, _of_cudnn)
         return names
     both: Callable[..., Any] = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=list(saved),
@@ -75,3 +84,8 @@ def _kept(saved: Sequence[str], offloaded: Sequence[str]) -> Callable[..., Any]:
         offload_dst="pinned_host",
     )
     return both
+
+
+def _of_cudnn(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Whether an operation is cuDNN's forward attention, which gives both."""
+    return str(primitive) == "dot_product_attention_fwd_wrapper"

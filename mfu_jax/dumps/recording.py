@@ -14,6 +14,7 @@ from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
 from mfu_jax.flops.count import KernelRuns
 from mfu_jax.flops.exact import integral
+from mfu_jax.flops.executed.mesh_axes import mesh_of
 from mfu_jax.flops.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -135,14 +136,12 @@ def _topology(compiled: Any) -> tuple[Topology, dict[str, str]]:
     if not shardings:
         return Topology(), {}
     devices = sorted(shardings[0].device_set, key=lambda device: device.id)
-    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
-    mesh = next((mesh for mesh in meshes if mesh is not None), None)
     topology = Topology(
         platform=devices[0].platform,
         device_kind=devices[0].device_kind,
         devices=len(devices),
         processes=len({device.process_index for device in devices}),
-        mesh={} if mesh is None else {str(axis): int(n) for axis, n in mesh.shape.items()},
+        mesh=mesh_of(compiled),
         memory_bytes=_memory_bytes(devices[0]),
     )
     client = getattr(devices[0], "client", None)

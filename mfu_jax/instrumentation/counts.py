@@ -6,6 +6,7 @@ Shared by the reference trainer, `instrument`, and `MetricLogger.from_flags`.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,15 +23,18 @@ from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
 from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.conventions import FlopsRow
-    from mfu_jax.flops.executed.counting import HasText
+    from mfu_jax.flops.executed.counting import HasText, ProgramCounter
+    from mfu_jax.flops.executed.resharding.resharded_tensor import ReshardedTensor
     from mfu_jax.flops.executed.result import ExecutedCount
     from mfu_jax.flops.ledger import Ledger
 
 HfuSource = Literal["executed", "cost_analysis"]
 
+_log = logging.getLogger("mfu_jax")
 _WIDE = {"fp32", "fp64"}  # dtypes to which compilers widen narrower ones
 
 
@@ -240,12 +244,21 @@ def kernel_flops_of(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepFlops:
-    """The FLOPs of one step on one device: counted, reported by XLA, and compared."""
+    """The FLOPs of one step on one device: counted, reported by XLA, and compared.
+
+    Attributes:
+        model: what the model needs.
+        executed: what the program runs.
+        xla_reported: ``cost_analysis()["flops"]``; None if absent.
+        ledger: how the first leads to the second.
+        resharded: tensors that the partitioner moves or replicates without need.
+    """
 
     model: ModelCount
     executed: ExecutedCount
     xla_reported: float | None
     ledger: Ledger
+    resharded: tuple[ReshardedTensor, ...] = ()
 
     def __str__(self) -> str:
         return f"model FLOPs {self.model.how}\n{self.ledger}"
@@ -313,15 +326,13 @@ def count_program(
         unit: what one run of the program is, for the ledger.
     """
     # Imported by the thread that counts, during the first step: a third of the start-up's modules.
-    from mfu_jax.flops.executed.counting import executed_flops
+    from mfu_jax.flops.executed.counting import counter_of
     from mfu_jax.flops.ledger import compare_flops
 
-    executed = executed_flops(
-        compiled,
-        kernel_flops=kernel_flops or None,
-        trip_counts=trip_counts,
-        **lengths.named,
+    counter = counter_of(
+        compiled, kernel_flops=kernel_flops or None, trip_counts=trip_counts, lengths=lengths
     )
+    executed = counter.count()
     reported = xla_reported_flops(compiled)
     ledger = compare_flops(
         model=model.per_device,
@@ -339,7 +350,32 @@ def count_program(
         overheads=model.overheads,
     )
     ledger = dataclasses.replace(ledger, unit=unit)
-    return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
+    return StepFlops(
+        model=model,
+        executed=executed,
+        xla_reported=reported,
+        ledger=ledger,
+        resharded=_resharded(counter, compiled),
+    )
+
+
+def _resharded(counter: ProgramCounter, compiled: HasText) -> tuple[ReshardedTensor, ...]:
+    """What the doctor finds; nothing, and a warning, if it fails."""
+    from mfu_jax.flops.executed.mesh_axes import mesh_of
+    from mfu_jax.flops.executed.resharding.findings import resharded_tensors
+
+    with failsafe("whether tensors are resharded is not known", Boundary()):
+        return resharded_tensors(counter, mesh_of(compiled))
+    return ()
+
+
+def warn_of_resharding(flops: StepFlops) -> None:
+    """Logs what the partitioner of a step moves or replicates without need."""
+    if flops.resharded:
+        from mfu_jax.flops.executed.resharding.resharded_tensor import warnings_of
+
+        for line in warnings_of(flops.resharded):
+            _log.warning("%s", line)
 
 
 def model_cost(

@@ -30,6 +30,7 @@ from mfu_jax.instrumentation.counts import (
     model_cost,
     traced_model,
     unwrap_compiled,
+    warn_of_resharding,
 )
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.settings import Settings
@@ -185,6 +186,7 @@ class ProgramAnalysis:
         if self.peaks is not None:
             for note in self.peaks.notes(self.flops.timed_by_dtype):
                 _log.warning("the program runs %s", note)
+        warn_of_resharding(self.flops)
 
     def _count_model(
         self,

@@ -77,7 +77,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "pipeline-context-expert": {**_PIPELINE, "context_parallelism": 2, "expert": 2},
 }
 # Of attention kernels and grouped matmuls: whole tiles.
-_ON_TPUS = {
+ON_TPUS = {
     "emb_dim": 1024,
     "mlp_dim": 1024,
     "moe_mlp_dim": 1024,
@@ -94,7 +94,7 @@ SAMPLE = (
     ("experts", "pipeline-context-expert"),
 )
 # Compiles in half the time.
-_FAST = {"xla_backend_optimization_level": 0}
+FAST = {"xla_backend_optimization_level": 0}
 
 
 def fits(kind: str, axes: str) -> bool:
@@ -126,7 +126,7 @@ def trained(keys: Mapping[str, Any], devices: int) -> tuple[list[float], StepFlo
     c = config(per_device_batch_size=ROWS / devices, **keys)
     grid = mesh.make_mesh(c, jax.devices()[:devices])
     lowered = step.lower_train_step(c, grid, state.abstract_state(c, grid))
-    compiled = lowered.compile(compiler_options=_FAST)
+    compiled = lowered.compile(compiler_options=FAST)
     train_state = state.create_state(c, grid)
     losses = []
     for _ in range(STEPS):
@@ -164,7 +164,7 @@ def extra(kind: str, axes: str) -> dict[str, int]:
 
 def on_tpus(kind: str, axes: str, devices: list[Any]) -> StepFlops:
     """The counts of a step compiled for eight TPUs, experts chosen equally often."""
-    keys = {**KINDS[kind], **_ON_TPUS, **MESHES[axes]}
+    keys = {**KINDS[kind], **ON_TPUS, **MESHES[axes]}
     c = mesh.with_mesh_sizes(config(per_device_batch_size=ROWS / len(devices), **keys), devices)
     grid = mesh.make_mesh(c, devices)
     c = state.resolve_attention(c, grid)

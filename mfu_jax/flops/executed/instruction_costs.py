@@ -48,9 +48,13 @@ def instruction_costs(
     Raises:
         HloParseError: the text is not optimised HLO.
     """
-    counter = counter_of(
-        program, kernel_flops=kernel_flops, trip_counts=trip_counts, lengths=lengths
+    return costs_of(
+        counter_of(program, kernel_flops=kernel_flops, trip_counts=trip_counts, lengths=lengths)
     )
+
+
+def costs_of(counter: ProgramCounter) -> ProgramCosts:
+    """As `instruction_costs`, of a program that has been read."""
     reader = _RecordReader(counter)
     records = {record.name: record for record in reader.records()}
     module = counter.module

@@ -6,7 +6,8 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,24 @@ def kind_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
     return "matmul" if record.flops else _PART.sub("", record.opcode)
 
 
+def mesh_of(program: Any) -> Mapping[str, int]:
+    """Axis → size of a program's mesh, in device order; empty if unknown.
+
+    Args:
+        program: a compiled program, a dump of one, or its text.
+    """
+    if topology := getattr(program, "topology", None):
+        return topology.mesh
+    if not hasattr(program, "input_shardings"):
+        return {}
+    import jax  # text needs none
+
+    shardings = jax.tree.leaves((program.input_shardings, program.output_shardings))
+    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
+    mesh = next((mesh for mesh in meshes if mesh is not None), None)
+    return {} if mesh is None else {str(axis): int(n) for axis, n in mesh.shape.items()}
+
+
 def axes_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
     """The axes of a collective's groups, such as ``data`` or ``data+model``.
 
@@ -46,22 +65,35 @@ def axes_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
     Returns:
         The axes; if no axes form its groups, the groups' size and the stride of their devices.
     """
-    if names := named_axes(record, mesh):
+    size = record.collective.group_size if record.collective else 0
+    return named_axes(record, mesh) or axes_between(record.device_groups, {}, size)
+
+
+def named_axes(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
+    """As `axes_of`; empty if no axes form its groups."""
+    kind = record.collective.kind if record.collective else ""
+    return _named(record.device_groups, mesh, is_permutation=kind == _PERMUTATION)
+
+
+def axes_between(
+    device_groups: Iterable[Iterable[int]], mesh: Mapping[str, int], size: int = 0
+) -> str:
+    """As `axes_of`, of devices that exchange data: in groups, or as pairs of a permutation."""
+    groups = frozenset(map(frozenset, device_groups))
+    if names := _named(groups, mesh, is_permutation=any(len(group) < 3 for group in groups)):
         return names
-    groups = frozenset(map(frozenset, record.device_groups))
     if not groups:
-        size = record.collective.group_size if record.collective else 0
         return f"groups of {size}" if size else ""
     first = sorted(min(groups, key=min))
     distance = first[1] - first[0] if len(first) > 1 else 0
     return f"groups of {len(first)}, {distance} apart" if distance else "one device each"
 
 
-def named_axes(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
-    """As `axes_of`; empty if no axes form its groups."""
+def _named(
+    device_groups: Iterable[Iterable[int]], mesh: Mapping[str, int], *, is_permutation: bool
+) -> str:
     # A device that a permutation leaves in place is a pair with itself.
-    groups = frozenset(group for group in map(frozenset, record.device_groups) if len(group) > 1)
-    is_permutation = record.collective is not None and record.collective.kind == _PERMUTATION
+    groups = frozenset(group for group in map(frozenset, device_groups) if len(group) > 1)
     for names, of_axes in _groups_of(tuple(mesh.items())) if groups else ():
         if groups == of_axes or (is_permutation and _within(groups, of_axes)):
             return "+".join(names)

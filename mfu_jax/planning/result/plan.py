@@ -50,6 +50,7 @@ class Plan:
 
     Attributes:
         target: the chips, as text.
+        model: what is planned, in words; empty if not known.
         chips: number of chips.
         hardware: the chip's name.
         devices: number of JAX devices: two per chip on some TPUs.
@@ -79,6 +80,8 @@ class Plan:
         bound_by_resource: seconds that each resource is busy at its peak.
         collectives: rows of ``kind`` (with its mesh axes and link), ``seconds``,
             ``hidden_seconds``, ``exposed_seconds``.
+        resharding: tensors that the partitioner moves or replicates without need: rows as
+            of `ReshardedTensor.to_json`, with ``seconds`` of their transfers.
         layer: one iteration of the largest loop, to be drawn.
         changes: what would help most, and an upper limit on what it would save.
         tokens: tokens of the whole run; None if not given.
@@ -91,6 +94,7 @@ class Plan:
     """
 
     target: str
+    model: str = ""
     chips: int
     hardware: str = ""
     devices: int = 0
@@ -115,6 +119,7 @@ class Plan:
     ops: tuple[Mapping[str, Any], ...] = ()
     bound_by_resource: Mapping[str, float] = field(default_factory=dict)
     collectives: tuple[Mapping[str, Any], ...] = ()
+    resharding: tuple[Mapping[str, Any], ...] = ()
     layer: LayerTimeline | None = None
     changes: tuple[ProposedChange, ...] = ()
     tokens: float | None = None

@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
-from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.flops.executed.counting import counter_of
+from mfu_jax.flops.executed.instruction_costs import costs_of
 from mfu_jax.flops.executed.mesh_axes import kind_of
 from mfu_jax.flops.executed.records import ProgramCosts
+from mfu_jax.flops.executed.resharding.findings import resharded_tensors
+from mfu_jax.flops.executed.resharding.resharded_tensor import ReshardedTensor
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.changes import changes
@@ -80,13 +83,13 @@ def make_plan(
     """
     if isinstance(program, TooLarge):
         return _refused(target, program, work)
-    costs = instruction_costs(
+    counter = counter_of(
         program,
         kernel_flops=program.kernel_flops,
         trip_counts=program.trip_counts,
         lengths=program.lengths,
     )
-    costs = without_skipped_rows(costs, work.own_rows if work else 1.0)
+    costs = without_skipped_rows(costs_of(counter), work.own_rows if work else 1.0)
     durations = Durations(
         target=target,
         efficiencies=efficiencies or Efficiencies(),
@@ -124,6 +127,10 @@ def make_plan(
         ops=_ops(costs, line, durations.mesh),
         bound_by_resource=resources,
         collectives=_collectives(line),
+        resharding=tuple(
+            _resharding(tensor, costs, durations)
+            for tensor in resharded_tensors(counter, durations.mesh)
+        ),
         layer=largest_layer(costs, durations),
         changes=changes(costs, durations, line, is_roomy=_is_roomy(memory, target)),
         clock_state=target.chip.clock_state,
@@ -232,6 +239,15 @@ def _collectives(line: PredictedTime) -> tuple[dict[str, Any], ...]:
             times = {"seconds": seconds, "hidden_seconds": hidden, "exposed_seconds": exposed}
             rows.append({"kind": kind, **times})
     return tuple(rows)
+
+
+def _resharding(
+    tensor: ReshardedTensor, costs: ProgramCosts, durations: Durations
+) -> dict[str, Any]:
+    """A finding with the time of its transfers, alone on their links."""
+    records = [costs.records[name] for name in tensor.instructions if name in costs.records]
+    seconds = sum(r.runs * part.seconds for r in records for part in durations.of(r) if part.lanes)
+    return {**tensor.to_json(), "seconds": seconds}
 
 
 def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from mfu_jax.profiling.report.comparison import (
 )
 from mfu_jax.profiling.report.comparison_text import changes_table, sums
 from mfu_jax.profiling.timeline.devices import ON_DEVICE
-from mfu_jax.util.formatting import columns, percent
+from mfu_jax.util.formatting import columns, percent, printable
 from mfu_jax.verdict import NOTABLE, gap_sentence, largest_first
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ LAUNCHES = "gaps between kernels"
 EXPOSED, HIDDEN = "exposed transfer", "hidden transfer"
 EXTRA, MISSING = "extra op", "missing op"
 SLOWER, FASTER = "slower kernel", "faster kernel"
+_MORE, _LESS = "more work", "less work"
+_OPPOSITES = ((SLOWER, FASTER), (EXPOSED, HIDDEN), (EXTRA, MISSING), (_MORE, _LESS))
 _LOOPS: GroupKey = ("(loops and calls)", "", "loop overhead")
 _REST: GroupKey = (f"({UNEXPLAINED})", "", UNEXPLAINED)
 _LEAST = 1e-9  # seconds: rounding
@@ -75,8 +77,15 @@ class PlanGap(TimeChanges):
         return self.measured_seconds - self.planned_seconds
 
     def by_reason(self) -> dict[str, float]:
-        """Seconds by cause: those of the gap's own sign first, the largest first."""
-        return largest_first(super().by_reason(), self.seconds)
+        """Seconds by cause: those of the gap's own sign first, the largest first.
+
+        A cause and its opposite are one: what a plan errs in each op by cancels in their sum.
+        """
+        found = super().by_reason()
+        for cause, opposite in _OPPOSITES:
+            net = found.pop(cause, 0.0) + found.pop(opposite, 0.0)
+            found |= whole(cause if net > 0 else opposite, net)
+        return largest_first(found, self.seconds)
 
     @property
     def sentence(self) -> str:
@@ -117,10 +126,12 @@ class _Group(OpSums):
     Attributes:
         by_name: each instruction's part; of a plan, its seconds only.
         is_known: whether a program has all of these ops.
+        is_callback: whether the device waits in them for Python.
     """
 
     by_name: dict[str, OpSums] = field(default_factory=dict)
     is_known: bool = True
+    is_callback: bool = False
 
     def has(self, measured: _Group) -> bool:
         """Whether a plan has these instructions, and this work: it is of the program that ran."""
@@ -155,7 +166,7 @@ def plan_gap(
     rows = [row for row in rows if row.why]
     return PlanGap(
         path=path,
-        target=str(plan.get("target", "")),
+        target=printable(str(plan.get("target", ""))),
         planned_seconds=whole_plan,
         measured_seconds=whole_step,
         changes=tuple(sorted(rows, key=lambda row: -abs(row.seconds))),
@@ -194,6 +205,7 @@ def _measured(measured: MeasuredStep) -> dict[GroupKey, _Group]:
         group.add(op)
         group.by_name.setdefault(name, OpSums()).add(op)
         group.is_known &= record is not None or op.op.work is not DeviceWork.COMPUTE
+        group.is_callback |= record is not None and "callback" in record.shape.target
     return groups
 
 
@@ -213,6 +225,10 @@ def _rows(
     """All ops, and whether a program has them."""
     for key in dict.fromkeys((*planned, *measured)):
         was, now = planned.get(key, _Group()), measured.get(key, _Group())
+        if now.is_callback:
+            why = whole(WAITING_HOST, now.seconds - was.seconds)
+            yield change_of(key, was, now, why), True
+            continue
         if not was.has(now):
             yield _row(key, was, now), now.is_known
             continue
@@ -240,7 +256,7 @@ def _why(key: GroupKey, was: OpSums, now: OpSums) -> dict[str, float]:
         return whole(EXPOSED if more > 0 else HIDDEN, more)
     if not was.runs or not now.runs:
         return whole(MISSING if was.runs else EXTRA, more)
-    reasons = (EXTRA if now.runs > was.runs else "more work", "less work", SLOWER, FASTER)
+    reasons = (EXTRA if now.runs > was.runs else _MORE, _LESS, SLOWER, FASTER)
     if was.flops and now.flops:
         return divided(was, now, lambda group: group.flops, reasons)
     if was.hbm_bytes and now.hbm_bytes:
@@ -286,15 +302,20 @@ def _with_clock(rows: Iterable[TimeChange], clock_share: float | None) -> Iterat
     clock = min(most, _common(row for row in rows if any(row.flops)))
     others = min(clock, _common(row for row in rows if not any(row.flops)))
     for row in rows:
-        slower = row.why.get(SLOWER, 0.0)
         factor = clock if any(row.flops) else others
-        if clock < least or factor <= 1 or not slower:
+        if clock < least or factor <= 1 or not _is_comparable(row):
             yield row
             continue
-        part = min(slower, (row.after - slower) * (factor - 1))
-        rest = {why: seconds for why, seconds in row.why.items() if why != SLOWER}
-        why = {LOWER_CLOCK: part, **whole(SLOWER, slower - part), **rest}
-        yield dataclasses.replace(row, why=why)
+        speed = row.why.get(SLOWER, 0.0) + row.why.get(FASTER, 0.0)
+        part = (row.after - speed) * (factor - 1)
+        rest = {why: s for why, s in row.why.items() if why not in (SLOWER, FASTER)}
+        rest |= whole(SLOWER if speed > part else FASTER, speed - part)
+        yield dataclasses.replace(row, why={LOWER_CLOCK: part, **rest})
+
+
+def _is_comparable(row: TimeChange) -> bool:
+    """Whether both have the op, and it is no transfer."""
+    return bool(row.before and row.after and not {EXPOSED, HIDDEN, WAITING_HOST} & row.why.keys())
 
 
 def _common(rows: Iterable[TimeChange]) -> float:
@@ -302,7 +323,7 @@ def _common(rows: Iterable[TimeChange]) -> float:
 
     A slower kernel leaves others as they are; a clock slows nearly all.
     """
-    both = [r for r in rows if r.before and r.after and not {EXPOSED, HIDDEN} & r.why.keys()]
+    both = list(filter(_is_comparable, rows))
     if len(both) < 2:
         return 1.0
     planned = np.array([r.after - r.why.get(SLOWER, 0) - r.why.get(FASTER, 0) for r in both])

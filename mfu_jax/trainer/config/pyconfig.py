@@ -99,6 +99,7 @@ class Config(
     shard_exp_on_fsdp: bool
     weight_gathers: Literal["auto", "first", "xla"]
     norm_gradients: Literal["auto", "whole", "fused"]
+    logits_columns: Literal["auto", "padded", "exact"]
     num_layers_per_pipeline_stage: int
     num_pipeline_microbatches: int
     distributed: bool

@@ -69,6 +69,7 @@ _SAME = {
     **{"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"},
     **{"logits_dot_in_fp32": "false", "enable_dropout": "false", "use_2d_fsdp_sharding": "false"},
     "shard_exp_on_fsdp": "false",
+    "context_parallel_load_balance": "true",  # plans take the kernels of an average device
 }
 # Older names of MaxText's keys.
 _RENAMED = {"fsdp_shard_on_exp": "shard_exp_on_fsdp"}
@@ -147,6 +148,8 @@ def reference_keys(run: MeasuredRun) -> NearestStep:
             lost.append(_lost(name, value))
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
             lost.append(_lost(name, value, f", which needs pip install {QUANTIZE}"))
+        elif (own, value) == ("context_parallel_strategy", "ring") and run.target.platform == "tpu":
+            lost.append(_lost(name, value, ", in kernels as the run's"))
         elif own == "fused_qkv" and not _may_fuse(run):
             lost.append(_lost(name, value))
         elif own.endswith(_CALIBRATION) and not run.keys.get("quantization"):

@@ -153,6 +153,7 @@ def make_run_logger(
         settings, cost=cost, sinks=sinks, compile_log=compile_log, run_log=run_log
     )
     logger.write_setup(*_setup(config, state, peaks, flops))
+    counts.warn_of_resharding(flops)
     return logger
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +18,8 @@ from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.data.preferences import preference_loss
 
 Batch = dict[str, jax.Array]
+# (head's weights, hidden states, targets, their weights) → the summed loss.
+_TileLoss = Callable[..., jax.Array]
 
 
 class LossParts(NamedTuple):
@@ -49,7 +53,7 @@ def objective(
     """
     model = nnx.merge(graph, trained, frozen)
     text = (batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
-    inputs = (*text, _images(batch))
+    inputs = (*text, images_of(batch))
     outputs = model.outputs(*inputs)
     shown: dict[str, jax.Array] = {}
     if config.use_dpo:
@@ -82,7 +86,8 @@ def _further(
     return {name: value * count for name, value in found.items()}
 
 
-def _images(batch: Batch) -> Images | None:
+def images_of(batch: Batch) -> Images | None:
+    """The images of a batch, if it has some."""
     return Images(batch["images"], batch["inputs_image"]) if "images" in batch else None
 
 
@@ -91,25 +96,66 @@ def _loss(
 ) -> jax.Array:
     """Summed cross-entropy of hidden states [batch, sequence, emb_dim], in `tiles` tiles.
 
-    A tile is a part of every sequence. Its logits are computed separately, and recomputed in the
-    backward pass, so that those of all tokens never exist at once; nor does the whole head or its
-    gradient: each tile gathers and sums its own.
+    A tile is a part of every sequence. Its loss and gradients are computed at once, so that the
+    logits of all tokens never exist together and none are computed twice; nor does the whole head
+    or its gradient exist: each tile gathers and sums its own.
     """
+    graph, head = nnx.split(model.head)
 
-    def of_tile(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-        logits = model.logits(hidden)
+    def of_tile(head: Any, hidden: jax.Array, *targets_and_weights: jax.Array) -> jax.Array:
+        logits = model.logits(hidden, nnx.merge(graph, head))
         with jax.named_scope("loss"):
-            return _cross_entropy(logits, targets, weights)
+            return _cross_entropy(logits, *targets_and_weights)
 
     if tiles == 1:
-        return of_tile(hidden, targets, weights)
-    again = jax.checkpoint(of_tile)
+        return of_tile(head, hidden, targets, weights)
+    of_tokens = tuple(_in_tiles(array, tiles) for array in (targets, weights))
+    return _summed(of_tile, head, _in_tiles(hidden, tiles), of_tokens)
 
-    def add(loss: jax.Array, tile: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        return loss + again(*tile), None
 
-    in_tiles = tuple(_in_tiles(array, tiles) for array in (hidden, targets, weights))
-    return jax.lax.scan(add, jnp.zeros(()), in_tiles)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed(of_tile: _TileLoss, head: Any, hidden: jax.Array, of_tokens: Any) -> jax.Array:
+    """The sum of `of_tile` over the leading dimension of `hidden` and of `of_tokens`."""
+
+    def add(loss: jax.Array, tile: Any) -> tuple[jax.Array, None]:
+        return loss + of_tile(head, tile[0], *tile[1]), None
+
+    return jax.lax.scan(add, jnp.zeros(()), (hidden, of_tokens))[0]
+
+
+def _with_gradients(of_tile: _TileLoss, *primals: Any) -> tuple[jax.Array, Any]:
+    """The sum, and its gradients by head and hidden states; None where none is needed."""
+    trained = tuple(
+        number
+        for number, primal in enumerate(primals[:2])
+        if any(leaf.perturbed for leaf in jax.tree.leaves(primal, is_leaf=_is_primal))
+    )
+    head, hidden, of_tokens = jax.tree.map(lambda leaf: leaf.value, primals, is_leaf=_is_primal)
+    differentiate = jax.value_and_grad(of_tile, argnums=trained)
+
+    def add(sums: Any, tile: Any) -> tuple[Any, jax.Array | None]:
+        loss, gradients = differentiate(head, tile[0], *tile[1])
+        found = dict(zip(trained, gradients, strict=True))
+        of_head = jax.tree.map(lambda total, one: total + one, sums[1], found.get(0))
+        return (sums[0] + loss, of_head), found.get(1)
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), head)
+    start = (jnp.zeros(()), zeros if 0 in trained else None)
+    (loss, of_head), of_hidden = jax.lax.scan(add, start, (hidden, of_tokens))
+    if of_head is not None:
+        of_head = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), of_head, head)
+    return loss, (of_head, of_hidden)
+
+
+def _scaled(of_tile: _TileLoss, gradients: Any, by: jax.Array) -> tuple[Any, Any, None]:
+    return *jax.tree.map(lambda gradient: gradient * by.astype(gradient.dtype), gradients), None
+
+
+def _is_primal(leaf: Any) -> bool:
+    return isinstance(leaf, jax.custom_derivatives.CustomVJPPrimal)
+
+
+_summed.defvjp(_with_gradients, _scaled, symbolic_zeros=True)
 
 
 def _in_tiles(array: jax.Array, tiles: int) -> jax.Array:

@@ -35,30 +35,40 @@ _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([
 _MOST_LOOP_PASSES = 8
 
 
-def replicas_of(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int, ReplicaGroups]:
-    """For each matmul that runs, by ``id``, the devices on which its result is the same.
+def replicas_of(
+    module: HloModule, program: Any, wanted: Set[int], *, alike: Set[int] = frozenset()
+) -> dict[int, ReplicaGroups]:
+    """For each wanted instruction that runs, by ``id``, the devices with the same result.
 
     Args:
         module: the parsed program.
         program: the compiled program, or its text.
-        matmuls: the ``id`` of its matmuls.
+        wanted: the ``id`` of instructions, such as its matmuls.
+        alike: numbers of parameters that are taken to be the same on every device, so that only
+            the others tell devices apart.
 
     Returns:
-        Omits matmuls that differ on every device; empty if the program is not partitioned.
+        Omits results that differ on every device; empty if the program is not partitioned.
     """
     devices = module.header_int("num_partitions")
     if devices == 1 or module.header_int("replica_count") > 1:
         return {}
-    walk = _ReplicaWalk(module, devices, matmuls)
+    walk = _ReplicaWalk(module, devices, wanted)
     entry = module.entry
     given: list[Replicas] = [walk.different] * (max(entry.parameters, default=-1) + 1)
-    known = _shardings_of(program)
-    for number, parameter in entry.parameters.items():
-        of_executable = known[number] if number < len(known) else ""
-        sharding = parameter.attribute("sharding") or of_executable
-        given[number] = walk.one(_placed(sharding, devices))
+    for number, sharding in parameter_shardings(module, program).items():
+        given[number] = walk.same if number in alike else walk.one(placed(sharding, devices))
     walk.run(entry, given)
     return {number: held for number, held in walk.found.items() if held is not walk.different}
+
+
+def parameter_shardings(module: HloModule, program: Any) -> dict[int, str]:
+    """The shardings of a program's parameters in HLO syntax, by number; empty if not known."""
+    known = _shardings_of(program)
+    return {
+        number: parameter.attribute("sharding") or (known[number] if number < len(known) else "")
+        for number, parameter in module.entry.parameters.items()
+    }
 
 
 def _shardings_of(program: Any) -> list[str]:
@@ -66,9 +76,9 @@ def _shardings_of(program: Any) -> list[str]:
         return []
     if not hasattr(program, "runtime_executable"):
         return list(getattr(program, "parameter_shardings", ()))  # a dump's
-    from mfu_jax.util.jax_internals import parameter_shardings  # text needs no JAX
+    from mfu_jax.util import jax_internals  # text needs no JAX
 
-    return parameter_shardings(program)
+    return jax_internals.parameter_shardings(program)
 
 
 def _canonical(keys: Sequence[Hashable]) -> ReplicaGroups:
@@ -79,7 +89,7 @@ def _canonical(keys: Sequence[Hashable]) -> ReplicaGroups:
 
 
 @functools.lru_cache(maxsize=256)  # many parameters share one
-def _placed(sharding: str, devices: int) -> ReplicaGroups:
+def placed(sharding: str, devices: int) -> ReplicaGroups:
     """Which devices hold the same shard of a parameter."""
     if sharding == "{replicated}" or sharding.startswith("{maximal"):
         return (0,) * devices
@@ -96,6 +106,12 @@ def _placed(sharding: str, devices: int) -> ReplicaGroups:
     return _canonical(tiles.tolist())
 
 
+def tile_dims(sharding: str) -> tuple[int, ...]:
+    """Into how many parts a sharding splits each dimension; empty if it splits none."""
+    match = _TILES.search(sharding)
+    return tuple(numbers(match[1])) if match else ()
+
+
 # What a group of devices receives, given the values that it holds.
 _RECEIVED: dict[str, Callable[[list[int]], Hashable]] = {
     "all-reduce": lambda held: tuple(sorted(held)),
@@ -110,9 +126,9 @@ _BY_PLACE = frozenset({"reduce-scatter", "all-to-all"})  # each device of a grou
 class _ReplicaWalk:
     """Follows values through the computations of a program."""
 
-    def __init__(self, module: HloModule, devices: int, matmuls: Set[int]) -> None:
+    def __init__(self, module: HloModule, devices: int, wanted: Set[int]) -> None:
         self.module = module
-        self.matmuls = matmuls
+        self.wanted = wanted
         # Equal groups are one object: fast to compare.
         self.kept: dict[ReplicaGroups, ReplicaGroups] = {}
         self.same = self.one(0 for _ in range(devices))
@@ -130,12 +146,12 @@ class _ReplicaWalk:
         return self.kept.setdefault(made, made)
 
     def run(self, computation: HloComputation, given: Sequence[Replicas]) -> Replicas:
-        """The devices that hold the same result of a computation; records those of its matmuls."""
+        """The devices that hold the same result of a computation; records the wanted ones."""
         if self.depth > MAX_DEPTH:
             return self.different
         self.depth += 1
         held: dict[str, Replicas] = {}
-        different, matmuls = self.different, self.matmuls
+        different, wanted = self.different, self.wanted
         for instruction in computation.instructions.values():
             opcode = instruction.opcode
             if opcode == "parameter" and instruction.operand_text.isdecimal():
@@ -153,7 +169,7 @@ class _ReplicaWalk:
                 else:
                     result = self._whole(operands)
             held[instruction.name] = result
-            if id(instruction) in matmuls:
+            if id(instruction) in wanted:
                 groups = self._whole(result)
                 before = self.found.get(id(instruction), groups)
                 self.found[id(instruction)] = self._merge(before, groups)

@@ -23,6 +23,8 @@ from mfu_jax.flops.lengths import Lengths
 
 # Primitives whose pads and slices the user wrote; a pad's gradient is a negative pad.
 _USERS = frozenset({"concatenate", "dynamic_slice", "pad", "slice", "split"})
+# The scope in which a model pads for the hardware: such zeros are not the model's.
+_PADDING_SCOPE = "zero_padding"
 _USERS_CHOICE = ("select_n", "where")  # whose masked products belong to the model
 _BY_ELEMENT = ELEMENTWISE | TRANSCENDENTAL | {"convert", "copy", "select"}
 _OTHER_AXES = ("slice", "pad", "concatenate")  # where they leave an axis as it is
@@ -35,7 +37,8 @@ def is_written_by_user(instruction: HloInstruction) -> bool:
 
     XLA's have the matmul's op_name, or none.
     """
-    return any(name.rpartition("/")[2] in _USERS for name in instruction.op_name.split(";"))
+    names = instruction.op_name.split(";")
+    return any(n.rpartition("/")[2] in _USERS and _PADDING_SCOPE not in n for n in names)
 
 
 class UnevenAxis(NamedTuple):

@@ -15,7 +15,11 @@ import pytest
 import yaml
 
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.flops.executed.formulas.tiles import library_tile, pairs_in_blocks
+from mfu_jax.flops.executed.formulas.tiles import (
+    beyond_library_tile,
+    library_tile,
+    pairs_in_blocks,
+)
 from mfu_jax.flops.ledger import compare_flops
 from tests.support.paths import DATA
 from tests.support.recorded import count
@@ -223,3 +227,13 @@ def test_blocks_of_attention_by_brute_force() -> None:
 )
 def test_tiles_in_names_of_kernels(kernel: str, tile: tuple[int, int, int] | None) -> None:
     assert library_tile(kernel) == tile
+
+
+def test_a_librarys_tile_has_the_results_minor_dimension_first() -> None:
+    kernel = "nvjet_sm90_tst_144x128_64x6_2x1_v_bz_TNT"
+    assert beyond_library_tile(kernel, (1, 4096, 8192, 2048), False) == FURTHER["mlp"]
+    assert beyond_library_tile(kernel, (1, 8192, 4096, 2048), True) == FURTHER["mlp"]
+    assert beyond_library_tile("a_fusion", (1, 4096, 8192, 2048), False) == 0
+    split = "nvjet_sm90_tst_192x192_64x3_2x1_v_bz_coopB_splitK_NTN"  # in unknown parts of k
+    assert beyond_library_tile(split, (1, 192, 100, 100), False) == 0
+    assert beyond_library_tile(split, (1, 192, 100, 128), False) == 2 * 192 * 92 * 128

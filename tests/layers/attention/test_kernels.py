@@ -1,0 +1,35 @@
+"""What fused kernels keep for their backward pass."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from mfu_jax.layers.attention import kernels  # noqa: F401  (registers them)
+from mfu_jax.layers.attention.ops import AttentionInputs, attended
+from mfu_jax.layers.stack.remat import remat
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_saved"), [("full", False), ("minimal", False), ("minimal_with_context", True)]
+)
+@pytest.mark.parametrize("name", ["cudnn_flash", "splash"])
+def test_with_a_context_its_softmax_sums_are_saved_so_that_no_kernel_runs_again(
+    name: str, policy: str, is_saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 92000)
+    segments = jnp.ones((2, 256), jnp.int32)
+
+    def layer(q: jax.Array) -> jax.Array:
+        return jnp.sin(attended(name, AttentionInputs(q, q, q, segments, packed=False)))
+
+    wrapped = remat(SimpleNamespace(remat_policy=policy, attention=name))(layer)
+    q = jax.ShapeDtypeStruct((2, 256, 4, 128), jnp.bfloat16)
+    kept = jax.tree.leaves(jax.eval_shape(lambda q: jax.vjp(wrapped, q)[1], q))
+    sums = [leaf for leaf in kept if (leaf.size, leaf.dtype) == (2 * 4 * 256, jnp.float32)]
+    contexts = [leaf for leaf in kept if leaf.size == q.size]
+    assert len(sums) == is_saved
+    assert len(contexts) == 1 + is_saved  # the queries are the layer's input

@@ -33,6 +33,11 @@ SEEDS, SHARE, NEAR = 20, 0.4, 1.03
 BUDGET = 0.36  # of the grid's time: the last run may take longer than those before it
 STEPS = 3  # of a point in a round
 LENGTH = 128  # tokens of a sequence
+MODEL = {
+    "num_decoder_layers": "2",
+    "max_target_length": str(LENGTH),
+    "dataset_type": "synthetic",
+}
 
 
 def space(start=(0, 0, 0, 0)):
@@ -80,10 +85,8 @@ def _step_of(settings):
     from mfu_jax.trainer.step.state import abstract_state, resolve_attention
     from mfu_jax.trainer.step.train_step import compile_train_step
 
-    words = [f"{key}={text}" for key, text in settings.items()]
-    config = with_mesh_sizes(
-        load(["configs/base.yml", "dataset_type=synthetic", f"max_target_length={LENGTH}", *words])
-    )
+    words = [f"{key}={text}" for key, text in {**MODEL, **settings}.items()]
+    config = with_mesh_sizes(load(["configs/base.yml", *words]))
     mesh = make_mesh(config)
     config = resolve_attention(config, mesh)
     shapes = abstract_state(config, mesh)

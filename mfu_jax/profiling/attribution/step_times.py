@@ -50,6 +50,7 @@ class MeasuredStep:
         steps_with: number of measured steps in which each program ran.
         late_after: the part of `late_calls` that follows each program.
         idle_within: seconds in which nothing ran during executions of each program.
+        after_callbacks: seconds of these after the first callback of an execution.
         devices: each device on its own.
         threads: threads that compute, on CPUs.
         kernels: the kernels that ran as each op, on GPUs.
@@ -72,6 +73,7 @@ class MeasuredStep:
     steps_with: Mapping[Program, int]
     late_after: Mapping[Program, float]
     idle_within: Mapping[Program, float]
+    after_callbacks: float
     devices: tuple[DeviceTime, ...]
     threads: int = 0
     kernels: Mapping[OpName, Set[str]] = field(default_factory=dict)
@@ -154,6 +156,7 @@ def _mean(
         steps_with=functools.reduce(operator.or_, (one.steps_with for one in found)),
         late_after=summed((pair for one in found for pair in one.late_after), count),
         idle_within=summed((pair for one in found for pair in one.idle_within), count),
+        after_callbacks=sum(one.after_callbacks for one in found) / count,
         devices=tuple(one.device for one in found),
         threads=timeline.threads,
     )

@@ -134,6 +134,30 @@ class Gate:
         text = one_line(self.message).replace("%", "%25")
         return f"::{kind} title=mfu-jax gate::{text}"
 
+    def markdown(self, verdict: str) -> str:
+        """A pull request's comment: the answer, the verdict, a row for each check, all metrics.
+
+        Args:
+            verdict: of the run, as one sentence.
+        """
+        answer, _, numbers = one_line(self.finding).partition(": ")
+        cells = ((c.row.metric.title, c.text) for c in self.checks)
+        rows = [
+            f"| {' | '.join(one_line(t).replace('|', chr(92) + '|') for t in c)} |" for c in cells
+        ]
+        return "\n".join(
+            [
+                f"**mfu-jax gate: {answer}** {numbers}",
+                "",
+                one_line(verdict),
+                "",
+                *("| check | run against baseline |", "|---|---|", *rows),
+                "",
+                f"<details><summary>{self.comparison.b} against {self.comparison.a}</summary>",
+                *("", "```text", self.comparison.render(), "```", "</details>"),
+            ]
+        )
+
     def write_junit(self, name: str) -> None:
         """Writes the checks as one JUnit test suite.
 

@@ -272,6 +272,34 @@ def test_a_callback_that_only_the_host_records(tmp_path: Path) -> None:
     assert bars["waiting for callbacks on the host"] == pytest.approx(waiting, rel=0.01)
 
 
+def test_gaps_before_a_callback_are_not_its_own(tmp_path: Path) -> None:
+    """A short callback late in a step with slow launches, which stay without it."""
+    call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
+    write_program(tmp_path, [*HEALTHY, call, dot("last", M, K, N)])
+    step, asking = 5 * MATMUL, 0.2 * MATMUL
+    plane = Plane("/device:GPU:0", gpu_device_name=KIND)
+    of = {"hlo_module": "jit_step", "program_id": 7}
+    at = {"up": 0.0, "down": 2 * MATMUL, "last": 3.5 * MATMUL}
+    plane.line(
+        "Stream #7(Compute)",
+        [
+            (name, round((turn * step + start) * PS), round(MATMUL * PS), {**of, "hlo_op": name})
+            for turn in range(4)
+            for name, start in at.items()
+        ],
+    )
+    host = Plane("/host:CPU")
+    events = []
+    for begin in (turn * step for turn in range(4)):
+        events.append(("train", round(begin * PS), round(0.99 * step * PS), {"step_num": 1}))
+        events.append(("ask", round((begin + 3.1 * MATMUL) * PS), round(asking * PS), {}))
+    host.line("python", events)
+    write_trace(tmp_path, host, plane)
+    found = {one.cause: one.gain_seconds for one in read_profile(tmp_path).advice}
+    brought = 0.4 * MATMUL  # the callback, and the launch after it
+    assert found["host callback in the step"] == pytest.approx(brought, rel=WITHIN)
+
+
 def test_of_several_waits_in_a_step_the_long_one_is_named(tmp_path: Path) -> None:
     """The loss is waited for while the device is at work; the accuracy is there already."""
     events = [

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     if "--json" in arguments.flags:
         print(json_text({"verdict": verdict.to_json(), **gate.to_json()}))
     elif "--markdown" in arguments.flags:
-        print(gate.markdown(verdict.sentence))
+        print(gate.markdown(dataclasses.replace(verdict, finding="").sentence))
     else:
         print(f"{verdict.render()}\n{gate.comparison.render()}")
     if "--github" in arguments.flags:

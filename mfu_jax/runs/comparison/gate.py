@@ -138,10 +138,11 @@ class Gate:
         """A pull request's comment: the answer, the verdict, a row for each check, all metrics.
 
         Args:
-            verdict: of the run, as one sentence.
+            verdict: of the run, as one sentence, without the answer.
         """
         answer, _, numbers = one_line(self.finding).partition(": ")
-        cells = ((c.row.metric.title, c.text) for c in self.checks)
+        names = (c.row.metric.title for c in self.checks)
+        cells = ((n, c.text.removeprefix(f"{n} ")) for n, c in zip(names, self.checks, strict=True))
         rows = [
             f"| {' | '.join(one_line(t).replace('|', chr(92) + '|') for t in c)} |" for c in cells
         ]

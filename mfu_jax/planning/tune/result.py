@@ -138,7 +138,10 @@ def _in_unit(lines: Sequence[str], unit: str) -> list[str]:
     if not lines or unit == TOKENS:
         return list(lines)
     head = lines[0].replace(TOKENS, f"{unit:>{len(TOKENS)}}")
-    return [head.replace("of a chip for a token", f"for one of {unit}"), *lines[1:]]
+    return [
+        head.replace("of a chip for a token", f"for one of the {unit.partition('/')[0]}"),
+        *lines[1:],
+    ]
 
 
 def _by_changes(rows: Sequence[Trial]) -> list[Trial]:

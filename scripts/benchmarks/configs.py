@@ -94,7 +94,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         124e6,
         (32, 16, 8, 4),
         1024,
-        tuple(_unrolled(batch, "none") for batch in (32, 16, 8, 4)),
+        tuple(_unrolled(batch, "none") for batch in (64, 32, 16, 8, 4)),
         remat_policy="minimal",
     ),
     "llama3.2-1b": _model(
@@ -119,7 +119,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             _unrolled(1, "full", **_LONG),
         ),
     ),
-    "moe-1.5b": Benchmark(parameters=1.49e9, batches=(8, 4, 2, 1), settings=_EXPERTS),
+    "moe-1.5b": Benchmark(
+        parameters=1.49e9,
+        batches=(8, 4, 2, 1),
+        settings=_EXPERTS,
+        tuned=tuple(_unrolled(batch, _SAVED) for batch in (8, 4, 2, 1)),
+    ),
     "mixtral-8x7b": _model("mixtral-8x7b", 46.7e9, (4, 2, 1), 4096),
     "llama3.2-1b-32k": _model(
         "llama3.2-1b",

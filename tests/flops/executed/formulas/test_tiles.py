@@ -40,12 +40,14 @@ ROWS = {
     "depthwise": "depthwise 3 x 3",
 }
 # cuBLAS chose a tile of 144 for one of five matmuls, and one of 176: its kernels' names say so.
-# FFMA units also compute what is no matmul.
+# FFMA units: each of the five products runs 2·m·n·(k + 1), one multiply-add more per result, as in
+# α·AB + β·C; the depthwise convolution computes 66 rows (or columns) for 64 and nine window
+# positions of each, whether in tiles that make 66 or at padded positions, which is not stated.
 FURTHER = {
     "mlp": 2 * 4096 * (57 * 144 - 8192) * 2048,
     "fp8": 2 * 4096 * (24 * 176 - 4096) * 4096,
-    "mlp_highest": 218_103_808,
-    "depthwise": 2 * 16 * 64 * 64 * 256 * 9 // 32,
+    "mlp_highest": 2 * (2 * 4096 * 8192 + 4096 * 2048 + 2 * 2048 * 8192),
+    "depthwise": 2 * 16 * (66 - 64) * 64 * 256 * 9,
 }
 
 

@@ -26,6 +26,7 @@ _PUBLIC = {
     "dump": "mfu_jax.dumps.recording",
     "plan": "mfu_jax.planning.any_step",
     "profile": "mfu_jax.profiling.capture",
+    "tune": "mfu_jax.planning.tune.any_step",
     "MetricLogger": "mfu_jax.logger.metric_logger",
     "StepCost": "mfu_jax.logger.records.step_cost",
     "instrument": "mfu_jax.instrumentation.instrumented_step",
@@ -54,6 +55,7 @@ __all__ = [
     "plan",
     "profile",
     "tabulate",
+    "tune",
 ]
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from mfu_jax.logger.metric_logger import MetricLogger
     from mfu_jax.logger.records.step_cost import StepCost
     from mfu_jax.planning.any_step import plan
+    from mfu_jax.planning.tune.any_step import tune
     from mfu_jax.profiling.capture import profile
 
 

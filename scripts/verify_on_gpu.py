@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops import names
 from mfu_jax.flops.count import NOTHING_BEYOND, Beyond
-from mfu_jax.flops.executed.formulas.tiles import library_tile, whole_tiles
+from mfu_jax.flops.executed.formulas.tiles import beyond_library_tile, library_tile
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
-from mfu_jax.flops.executed.records import InstructionRecord, MatmulShape
+from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.profiling.join.ops import kernel_name
 from scripts import results
 
@@ -173,12 +173,15 @@ def _row(title: str, launches: Sequence[Launch], calls: Sequence[InstructionReco
     parts = [sum(part) for part in zip(*(record.beyond for record in calls), strict=True)]
     beyond = Beyond(*parts) if parts else NOTHING_BEYOND
     tile = library_tile(launches[0].kernel) if launches else None
-    shapes = [record.shape.matmul for record in calls]
-    if tile and executed and not sum(beyond) and all(shapes):
-        whole = [_in_tiles(shape, tile) for shape in shapes if shape]
-        # Which of m and n is minor depends on the layout.
-        ways = (sum(way) - executed for way in zip(*whole, strict=True))
-        beyond = Beyond(stated=min(ways, key=lambda rest: abs(executed + rest - counter)))
+    if tile and executed and not sum(beyond):
+        kernel = launches[0].kernel
+        beyond = Beyond(
+            stated=sum(
+                beyond_library_tile(kernel, record.shape.matmul, record.shape.is_transposed)
+                for record in calls
+                if record.shape.matmul
+            )
+        )
     reasons = [label for label, flops in zip(_LABELS, beyond, strict=True) if flops]
     if tile and beyond.stated:
         reasons[0] = f"tile of {tile[0]} × {tile[1]} in the kernel's name"
@@ -188,15 +191,6 @@ def _row(title: str, launches: Sequence[Launch], calls: Sequence[InstructionReco
     if row.difference:
         reasons.append("not explained" if launches and calls else "joined with nothing")
     return row._replace(reason="; ".join(reasons) or "equal")
-
-
-def _in_tiles(shape: MatmulShape, tile: tuple[int, int, int]) -> tuple[int, int]:
-    """FLOPs of a matmul in whole tiles, with n and with m as the minor dimension."""
-    minor, other, depth = tile
-    return (
-        2 * shape.batch * whole_tiles((shape.n, shape.m, shape.k), (minor, other, depth)),
-        2 * shape.batch * whole_tiles((shape.m, shape.n, shape.k), (minor, other, depth)),
-    )
 
 
 def table(program: str, rows: Sequence[KernelRow]) -> list[results.Row]:

@@ -1,6 +1,7 @@
 """Eight virtual CPU devices for every test that wants a mesh; started processes share programs."""
 
 import contextlib
+import gc
 import logging
 import os
 import platform
@@ -68,6 +69,13 @@ def _cpu() -> str:
             if line.startswith(("flags", "Features")):
                 return f"{zlib.crc32(line.encode()):08x}"
     return platform.machine()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """A collection of garbage visits what this module made, not all that tests before it left."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

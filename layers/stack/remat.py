@@ -32,7 +32,7 @@ _OFFLOADED = {
     "qkv_proj_offloaded": (*_ATTENTION, *_LATENT),
     "minimal_offloaded": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT),
 }
-POLICIES = ("none", *_SAVED, *_OFFLOADED, "names", "custom")
+POLICIES = ("auto", "none", *_SAVED, *_OFFLOADED, "names", "custom")
 
 
 def remat(config: Any) -> Callable[..., Callable[..., Any]]:

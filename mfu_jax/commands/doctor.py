@@ -1,9 +1,10 @@
-"""Checks this machine: versions, devices, peak, extras, cache.
+"""Checks this machine: versions, devices, peak, extras, folders.
 
-usage: mfu-jax doctor [--json]
+usage: mfu-jax doctor [FOLDER] [--json]
 
 One line for each, with what would be missing and how to get it. The exit code is 1 if a step would
-have no MFU here: there is no device, or its peak is not known.
+have no MFU here (there is no device, or its peak is not known), or if FOLDER cannot be written.
+  FOLDER  where a run would write (run_dir=); default: the working folder
   --json  one JSON object on stdout
 
 example: mfu-jax doctor"""
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import os
 import platform
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
 from mfu_jax.errors import UserError, first_line
@@ -23,14 +26,25 @@ from mfu_jax.util.formatting import columns, json_text
 _PACKAGES = ("mfu-jax", "jax", "jaxlib", "numpy")
 # Package → what it is for, and what installs it.
 _OPTIONAL = {
+    "flax": ("the reference trainer", "'mfu-jax[train]'"),
     "optax": ("the reference trainer", "'mfu-jax[train]'"),
+    "orbax-checkpoint": ("checkpoints of the reference trainer", "'mfu-jax[train]'"),
+    "grain": ("text data of the reference trainer", "'mfu-jax[train]'"),
+    "qwix": ("quantization=int8 and fp8 of the reference trainer", "'mfu-jax[quantize]'"),
     "rich": ("mfu-jax watch and the progress bar", "'mfu-jax[train]'"),
+    "tensorboardX": ("tensorboard_dir=", "tensorboardX"),
+    "tensorboard": ("reading what tensorboard_dir= writes", "'mfu-jax[tensorboard]'"),
     "wandb": ("the sink wandb", "'mfu-jax[wandb]'"),
     "mlflow-skinny": ("the sink mlflow", "'mfu-jax[mlflow]'"),
-    "nvidia-ml-py": ("power and clocks of NVIDIA GPUs", "'mfu-jax[nvidia]'"),
+    "prometheus-client": ("the sink prometheus", "'mfu-jax[prometheus]'"),
+    "nvidia-ml-py": ("power, clocks and counters of NVIDIA GPUs", "'mfu-jax[nvidia]'"),
+    "libtpu": ("mfu-jax plan for TPUs", "'mfu-jax[plan-tpu]'"),
+    "jax-cuda13-plugin": ("mfu-jax plan for GPUs", "'mfu-jax[plan-gpu]'"),
     "transformers": ("mfu-jax flops --trace", "'mfu-jax[trace-hf]'"),
+    "torch": ("mfu-jax flops --trace", "'mfu-jax[trace-hf]'"),
     "fsspec": ("files in object stores", "fsspec gcsfs"),
 }
+_ALSO = {"mlflow-skinny": "mlflow"}  # the whole of it is as good
 
 
 class _Check(NamedTuple):
@@ -42,10 +56,11 @@ class _Check(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    flags = parse(argv, keys=(), flags=("--json",)).flags
-    checks = [*_versions(), *_devices(), _cache()]
+    arguments = parse(argv, keys=(), flags=("--json",))
+    folder = arguments.one_name("folder") if arguments.names else "."
+    checks = [*_versions(), *_devices(), *_folders(folder)]
     is_well = all(check.found or not check.is_needed for check in checks)
-    if flags:
+    if arguments.flags:
         print(json_text({"passed": is_well, "checks": [check._asdict() for check in checks]}))
     else:
         rows = [("ok" if c.found else "missing", c.name, c.found or c.hint) for c in checks]
@@ -58,7 +73,8 @@ def _versions() -> Iterator[_Check]:
     for name in _PACKAGES:
         yield _Check(name, _version(name), f"pip install {name}", is_needed=True)
     for name, (use, install) in _OPTIONAL.items():
-        yield _Check(name, _version(name), f"{use}: pip install {install}")
+        found = _version(name) or _version(_ALSO.get(name, name))
+        yield _Check(name, found, f"{use}: pip install {install}")
 
 
 def _version(name: str) -> str:
@@ -87,13 +103,32 @@ def _devices() -> Iterator[_Check]:
         peaks = ", ".join(f"{dtype} {peak:g}" for dtype, peak in chip.peak_tflops.items())
         yield _Check("peak", f"{chip.name}, TFLOP/s: {peaks}", is_needed=True)
     except UserError as error:
-        yield _Check("peak", "", str(error), is_needed=True)
+        yield _Check("peak", "", first_line(error), is_needed=True)
 
 
-def _cache() -> _Check:
+def _folders(run: str) -> Iterator[_Check]:
+    """The folders that are written, and who may read this process's devices."""
     from mfu_jax.hardware.calibration import cache_directory
+    from mfu_jax.planning.compilation.cache import default_folder
 
-    folder = cache_directory()
+    yield _writable("run folder", Path(run), "pass another run_dir=", is_needed=True)
+    yield _writable("cache", cache_directory(), "pass MFU_JAX_CACHE_DIR=FOLDER")
+    yield _writable("plans", default_folder(), "pass cache=FOLDER")
+    compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    hint = "a restart compiles again: pass JAX_COMPILATION_CACHE_DIR=FOLDER"
+    if compiled:
+        yield _writable("compile cache", Path(compiled), hint)
+    else:
+        yield _Check("compile cache", "", hint)
+
+
+def _writable(name: str, folder: Path, hint: str, *, is_needed: bool = False) -> _Check:
+    """A folder, which need not be there yet; empty if it cannot be made or written."""
+    folder = folder.absolute()
     above = next(path for path in (folder, *folder.parents) if path.exists())
-    is_writable = os.access(above, os.W_OK)
-    return _Check("cache", str(folder) if is_writable else "", "pass MFU_JAX_CACHE_DIR=FOLDER")
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            return _Check(name, str(folder), is_needed=is_needed)
+    except OSError as error:
+        why = f"{folder} cannot be written ({error.strerror or error}): {hint}"
+        return _Check(name, "", why, is_needed)

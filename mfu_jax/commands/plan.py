@@ -45,6 +45,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mfu_jax.dumps.files import load
@@ -183,7 +184,8 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
         tokens=_number(values, "tokens_per_step"),
         convention=program.model.convention if program.model else "maxtext",
     )
-    return make_plan(program, target, work=work).with_notes(*notes)
+    plan = make_plan(program, target, work=work).with_notes(*notes)
+    return replace(plan, model=f"the program of {Path(name).name}")
 
 
 def _of_run(arguments: Arguments) -> Plan:

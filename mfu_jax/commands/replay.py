@@ -1,12 +1,13 @@
 """Writes a run's records again, to a sink that lacks them.
 
-usage: mfu-jax replay RUN --sink NAME [key=value …]
+usage: mfu-jax replay RUN --sink NAME [key=value …] [--json]
 
 RUN             the run's folder, or its metrics file
 --sink=NAME     where to: csv, tensorboard, wandb, mlflow, prometheus, console or your own
 --from_step=N   the first step to write; by default the one after the last that the sink got,
                 where the run's log says that it was behind, else 0
 key=value       arguments of the sink, such as path=steps.csv, folder=tb or project=mine
+--json          one JSON object on stdout
 
 The records come from the run's log, in its order, by the code that a live run uses; so the output
 is the one that a live run would have written. The exit code is 1 if the sink did not take all.
@@ -31,6 +32,7 @@ from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, find_sink, make_sink
 from mfu_jax.runs.live.following import local_metrics_file
 from mfu_jax.util.arguments import Arguments, parse
+from mfu_jax.util.formatting import json_text
 
 _OWN_KEYS = ("sink", "from_step")
 _FOR_SINKS = (events.SETUP, events.TEXT, events.FAILURE)
@@ -42,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: there are no records, no such sink, or it cannot be made.
     """
-    arguments = parse(argv)
+    arguments = parse(argv, flags=("--json",))
     path = local_metrics_file(arguments.one_name("run"))
     values = arguments.values
     if "sink" not in values:
@@ -54,9 +56,13 @@ def main(argv: Sequence[str]) -> int:
     behind = steps_behind(path, 0).get("" if kind is None else kind.__name__, -1)
     first = _whole(values.get("from_step", str(behind + 1)))
     sink = _made(name, kind, arguments, first)
-    lost = _follow(path, sink, first)
-    if lost:
-        print(f"{name}: {lost} records could not be written")
+    last, lost = _follow(path, sink, first)
+    if "--json" in arguments.flags:
+        print(json_text({"sink": name, "first_step": first, "last_step": last, "lost": lost}))
+    else:
+        print("no record to write" if last is None else f"written up to step {last}")
+        if lost:
+            print(f"{name}: {lost} records could not be written")
     return int(lost > 0)
 
 
@@ -89,8 +95,8 @@ def _value(text: str) -> Any:
     return value if isinstance(value, int | float) else text
 
 
-def _follow(path: Path, sink: Sink, first: int) -> int:
-    """Writes the records from step `first` on; returns how many the sink did not take."""
+def _follow(path: Path, sink: Sink, first: int) -> tuple[int | None, int]:
+    """Writes the records from step `first` on; returns the last, and how many were not taken."""
     beside = path.with_name(events.events_name(path.name, 0))
     periods = [e["log_period"] for e in read_events(beside, events.LOGGER)]
     texts = [*read_events(beside, *_FOR_SINKS)]
@@ -102,11 +108,10 @@ def _follow(path: Path, sink: Sink, first: int) -> int:
     follower.begin_behind(reader)
     follower.start()
     follower.settle(is_last=True).wait()
-    last = reader.last
-    print(f"written up to step {last.step}" if last is not None else "no record to write")
+    last = None if reader.last is None else reader.last.step
     follower.count_rest(is_on_disk=False)
     follower.finish(_summary(totals)).wait()
-    return follower.lost.total()
+    return last, follower.lost.total()
 
 
 def _summary(totals: Sequence[dict[str, Any]]) -> Summary:

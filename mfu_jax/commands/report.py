@@ -226,11 +226,10 @@ def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
     if path is None:
         return None
     plan = read_plan(path)
-    found = compare_with_plan(plan, path, run)
     named = arguments.values.get("profile")
     folder = Path(named) if named else _folder_of(run)
     if folder is None:
-        return found
+        return compare_with_plan(plan, path, run)
     from mfu_jax.profiling.profile import read_profile
     from mfu_jax.profiling.report.plan_gap import plan_gap
 
@@ -238,9 +237,11 @@ def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
         if not named and sum(file.stat().st_size for file in trace_files(folder)) > _MOST_BYTES:
             raise UserError(f"the trace is large; --profile {folder} reads it")
         profile = read_profile(folder, peak_tflops_per_device=run.answer["peak_tflops_per_device"])
-        share = clock_share(run.metrics.gpu, plan)
-        return dataclasses.replace(found, gap=plan_gap(profile, plan, path, share))
+        gap = plan_gap(profile, plan, path, clock_share(run.metrics.gpu, plan))
+        found = compare_with_plan(plan, path, run, profile.scalars())
+        return dataclasses.replace(found, gap=gap)
     except UserError as error:
+        found = compare_with_plan(plan, path, run)
         notes = (*found.notes, f"no gap by op: {one_line(str(error))}")
         return dataclasses.replace(found, notes=notes)
 

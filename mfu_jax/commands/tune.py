@@ -15,7 +15,7 @@ A killed or spent search goes on with the same command.
   keep=KEY,KEY         keys that stay as given; tokens_per_step: batch × accumulation stays
   precisions=LIST      matmul precisions that you allow: float32, bfloat16, fp8, int8 …
   budget=10min         starts no trial that would end later (s, min, h; default 10min)
-  plans=N, runs=N      at most so many (default: a third of the combinations, at most 60 plans)
+  plans=N, runs=N      at most so many (default: plans of a third of the combinations, at most 60)
   trial_steps=N        measured steps of a run (default 6), after two for warming up
   xla_flags=FLAGS      compiler flags of every trial
   evidence=FILE.jsonl  where trials are kept (default: in ~/.cache/mfu_jax/tune, by the search)
@@ -42,10 +42,10 @@ from mfu_jax.hardware.chips import find
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, NoCompilerError, compiler_flags
 from mfu_jax.planning.step_sources import compiled_plan
-from mfu_jax.planning.sweep.space import BATCH, seconds_of
+from mfu_jax.planning.sweep.space import BATCH, is_swept, listed, seconds_of
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
 from mfu_jax.planning.tune.evidence import Evidence, Trial
-from mfu_jax.planning.tune.rendering import render_tune, tune_verdict
+from mfu_jax.planning.tune.result import tune_verdict
 from mfu_jax.planning.tune.running import Tuning, tune
 from mfu_jax.planning.tune.space import Point, Space
 from mfu_jax.trainer.config.pyconfig import Config, load
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         shown = {"evidence": str(search.evidence_path()), **result.to_json()}
         print(json_text({"verdict": verdict.to_json(), **shown}))
     else:
-        print(f"{verdict.render()}\n{render_tune(result)}\nevidence: {search.evidence_path()}")
+        print(f"{result}\nevidence: {search.evidence_path()}")
     return 0 if result.winner else 1
 
 
@@ -90,11 +90,13 @@ class _Command:
         self.values, self.files = values, arguments.names
         kinds = field_types(Config)
         given = {own_key(k, ("model_name",)): v for k, v in values.items() if k not in _OWN}
-        for key in given:
-            check_key(key, (*kinds, *_OWN) if key not in kinds else kinds)
+        for key, text in given.items():
+            check_key(key, kinds)
+            for one in listed(key, text) if is_swept(text) else ():
+                typed(key, one, kinds[key])
         self.flags = compiler_flags(values.get("xla_flags", ""))
         self.budget = seconds_of(values.get("budget", _BUDGET))
-        keep = _listed(values.get("keep", ""))
+        keep = _words(values.get("keep", ""))
         for key in keep:
             check_key(key, (*kinds, TOKENS), usually=" in keep=")
         self.has_runs = not (values.get("topology") or values.get("hardware"))
@@ -102,7 +104,7 @@ class _Command:
         self.target = self._target()
         platform, count = self._platform()
         chip = self.target.chip if self.target else None
-        begun = {key: text for key, text in given.items() if "," not in text and ".." not in text}
+        begun = {key: text for key, text in given.items() if not is_swept(text)}
         config = load([*self.files, *(f"{key}={text}" for key, text in begun.items())])
         axes, self.fixed = axes_of(
             config,
@@ -112,7 +114,7 @@ class _Command:
             chip=chip,
             runs=self.has_runs,
             keep=keep,
-            precisions=_listed(values.get("precisions", "")),
+            precisions=_words(values.get("precisions", "")),
         )
         self.platform, self.chip = platform, chip
         self.space = Space(axes)
@@ -281,7 +283,7 @@ def _named(devices: Devices | None) -> str:
     return f"{devices.count} × {devices.kind}" if devices else ""
 
 
-def _listed(text: str) -> list[str]:
+def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
 

@@ -1,11 +1,12 @@
 """Follows a running job: steps, MFU, slow hosts, alarms.
 
-usage: mfu-jax watch RUN [interval=2] [--once]
+usage: mfu-jax watch RUN [interval=2] [--once] [--json]
 
 RUN         the run's folder, or its metrics file; it may grow, be replaced and resume. The first
             step of a folder without a metrics file is waited for.
 interval=2  seconds between updates
 --once      prints one frame, 80 columns wide unless in a terminal, and exits
+--json      one JSON object on stdout, and exits
 
 example: mfu-jax watch runs/a"""
 
@@ -18,8 +19,9 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.runs.live.following import MetricsTail, local_metrics_file
-from mfu_jax.runs.live.frame import frame
+from mfu_jax.runs.live.frame import frame, snapshot
 from mfu_jax.util.arguments import parse
+from mfu_jax.util.formatting import json_text
 from mfu_jax.util.optional_deps import TRAIN, require
 from mfu_jax.util.values import typed
 
@@ -35,11 +37,14 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         print(__doc__)
         return 2
-    arguments = parse(argv, keys=("interval",), flags=("--once",))
+    arguments = parse(argv, keys=("interval",), flags=("--once", "--json"))
     run = arguments.one_name("run")
     interval = _interval(arguments.values)
     follower = MetricsTail(local_metrics_file(run, may_come=not arguments.flags))
     follower.update()
+    if "--json" in arguments.flags:
+        print(json_text(snapshot(follower, time.time())))
+        return 0
     console = _console()
     if arguments.flags:
         console.print(frame(follower, time.time()))

@@ -25,7 +25,7 @@ class LedgerRow(NamedTuple):
         """The row as text; `executed` are all FLOPs that the program runs."""
         number = "-" if self.flops is None else f"{self.flops:,}"
         known = executed and self.flops is not None
-        share = f"{self.flops / executed:.2%}" if known and self.flops is not None else ""
+        share = f"{self.flops / executed:z.2%}" if known and self.flops is not None else ""
         return self.label, number, share, self.note
 
 

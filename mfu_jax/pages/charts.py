@@ -19,7 +19,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 82, 14, 12, 44
 _TICKS = 5
 _X_TICKS = 4  # their labels stand side by side
 _ZEROS = re.compile(r"(?<=\d)(?:\.0+|(\.\d*?[1-9])0+)(?!\d)")
-_MOST_POINTS = 360
+MOST_POINTS = 360
 _AXIS_QUANTILE = 0.99  # values beyond are drawn at the edge: one spike must not flatten a curve
 _HEADROOM = 0.35
 _GAP = 8.0  # times the usual distance
@@ -51,7 +51,7 @@ class Curve:
 
 
 def thinned(
-    xs: Sequence[float], ys: Sequence[float], *, most: int = _MOST_POINTS
+    xs: Sequence[float], ys: Sequence[float], *, most: int = MOST_POINTS
 ) -> list[ChartPoint]:
     """Thins a curve to at most `most` points, keeping each stretch's lowest and highest values.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +30,8 @@ from mfu_jax.planning.step_time.schedule import PipelineTicks
 from mfu_jax.planning.sweep.search import REMAT, Analytic
 from mfu_jax.planning.targets import Target
 
+# A model, and what a device trains of it in a step, by keys that MaxText has, too.
+DEVICE_BATCH = "{model_name}, {per_device_batch_size} × {max_target_length} tokens a device,"
 # What each policy recomputes of the forward pass: everything in the layers, or attention only.
 _RECOMPUTED = {"none": (), "minimal": ("attention",), "full": ("attention", "weight")}
 
@@ -49,6 +52,9 @@ class StepSource(Protocol):
 
     def run_words(self, values: Mapping[str, str]) -> list[str]:
         """The trainer's arguments to run the step."""
+
+    def named(self, values: Mapping[str, str]) -> str:
+        """The model and the batch of a device, in words."""
 
     def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work.
@@ -127,7 +133,8 @@ def compiled_plan(
         limits=limits,
         progress=progress,
     )
-    return make_plan(program, target, work=work, flags=run_flags).with_notes(*notes, *unknown)
+    plan = make_plan(program, target, work=work, flags=run_flags).with_notes(*notes, *unknown)
+    return replace(plan, model=source.named(values))
 
 
 class MaxTextStep(StepSource):
@@ -149,6 +156,10 @@ class MaxTextStep(StepSource):
     def run_words(self, values: Mapping[str, str]) -> list[str]:
         """MaxText's arguments without the plan's own."""
         return [f"{key}={value}" for key, value in values.items()]
+
+    def named(self, values: Mapping[str, str]) -> str:
+        """The model and the batch, by MaxText's keys and its defaults."""
+        return DEVICE_BATCH.format_map({**DEFAULT_STEP, **values})
 
     def work(self, values: Mapping[str, str]) -> StepWork:
         """The step's work, from the model's bundled config, MaxText's keys and its defaults."""

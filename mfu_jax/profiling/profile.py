@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.executed.formulas.tiles import beyond_library_tile, library_tile
+from mfu_jax.flops.ledger_lines import LedgerLine
+from mfu_jax.flops.names import TILES_STATED
 from mfu_jax.names import MFU, PROFILE_POINTS, PROFILE_SECONDS
 from mfu_jax.profiling.advice.rules import Advice, advice_for, least_gain
 from mfu_jax.profiling.advice.stats import LEAST, ProfileStats, unexplained_idle
@@ -27,6 +30,8 @@ from mfu_jax.storage.trace_folders import dump_files, trace_files
 from mfu_jax.util.formatting import percent, seconds_text
 from mfu_jax.verdict import NextStep, TimeLoss, Verdict
 
+_CUBLAS = "__cublas"
+_OF_CUBLAS = "and of cuBLAS's tiles, which its kernels' names state"
 _ENOUGH = 0.95
 _NOTABLE = 0.01  # of the step time
 
@@ -44,6 +49,8 @@ class Profile:
         waterfall: from the peak to MFU; sums to the step time.
         programs: each program on its own, longest first.
         last_step: number of the last step that the loop marked; 0 if it marked none.
+        beyond: what the hardware runs per step in addition to the program's executed FLOPs, as in
+            the ledger, with the tiles that names of cuBLAS kernels state.
         notes: what is missing or assumed.
         advice: what would make a step faster, largest gain first.
     """
@@ -57,6 +64,7 @@ class Profile:
     programs: tuple[ProgramTime, ...]
     last_step: int
     notes: tuple[str, ...]
+    beyond: tuple[LedgerLine, ...] = ()
     advice: tuple[Advice, ...] = ()
 
     @property
@@ -143,7 +151,7 @@ class Profile:
         step = seconds_text(self.measured.step_seconds)
         title = f"Where the peak went: step {step}, MFU {percent(self.mfu)}"
         rows = [(b.name, seconds_text(b.seconds), f"{b.mfu_points:.2f}") for b in self.waterfall]
-        return fragment(title, ("bar", "time", "points of MFU"), rows, notes=self.notes)
+        return fragment(title, ("bar", "time", "pts of MFU"), rows, notes=self.notes)
 
     def to_json(self, *, depth: int = 0, sort: str = "time") -> dict[str, Any]:
         """The whole profile as plain JSON values; `depth` and `sort` as in `table`."""
@@ -172,6 +180,7 @@ class Profile:
             "convention": ledger.convention,
             "model_flops": ledger.model,
             "executed_flops": ledger.executed,
+            "beyond_executed": {line.label: line.flops for line in self.beyond},
             "waterfall": [_bar_json(bar) for bar in self.waterfall],
             "programs": [_program_json(program) for program in self.programs],
             "advice": [asdict(advice) for advice in self.advice],
@@ -247,7 +256,29 @@ def read_profile(
             int(host.marking.step_numbers[-1]) if host.marking else 0 for _, host in devices
         ),
         notes=tuple(_notes(stats, bars, library)),
+        beyond=_beyond(measured, main),
         advice=advice_for(stats),
+    )
+
+
+def _beyond(measured: MeasuredStep, main: KnownProgram) -> tuple[LedgerLine, ...]:
+    """The ledger's rows below executed, with the tiles that kernels' names state."""
+    named = 0
+    for op in measured.ops:
+        record = op.op.record
+        if record is None or op.op.source is not main or any(record.beyond):
+            continue
+        kernels = [k for k in measured.kernels.get(op.op.name, ()) if library_tile(k)]
+        shape = record.shape
+        if shape.matmul and len(kernels) == 1 and shape.target.startswith(_CUBLAS):
+            rest = beyond_library_tile(kernels[0], shape.matmul, shape.is_transposed)
+            named += record.runs * rest
+    return tuple(
+        replace(line, flops=line.flops + named, note=f"{line.note}; {_OF_CUBLAS}")
+        if named and line.label == TILES_STATED
+        else line
+        for line in main.ledger.beyond
+        if line.flops or (named and line.label == TILES_STATED)
     )
 
 

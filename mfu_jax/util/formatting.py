@@ -49,15 +49,16 @@ def percent(fraction: float | None) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds, milliseconds or microseconds.
+    """Seconds, milliseconds, microseconds or nanoseconds.
 
-    >>> [seconds_text(s) for s in (1.5, 0.0123, 0.0000456, -0.25, 0)]
-    ['1.500 s', '12.300 ms', '45.600 µs', '-250.000 ms', '0 s']
+    >>> [seconds_text(s) for s in (1.5, 0.0123, 0.0000456, -0.25, 3.27e-10, 0)]
+    ['1.500 s', '12.300 ms', '45.600 µs', '-250.000 ms', '0.327 ns', '0 s']
     """
     size = abs(seconds)
     if not size:
         return "0 s"
-    factor, unit = (1, "s") if size >= 1 else (1e3, "ms") if size >= 1e-3 else (1e6, "µs")
+    units = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns"))
+    factor, unit = next((unit for unit in units if size * unit[0] >= 1), units[-1])
     return f"{seconds * factor:.3f} {unit}"
 
 

@@ -25,7 +25,8 @@ def require(module: str, user: str, *, install: str) -> Any:
     >>> require("no_such_part", "the example", install=TRAIN)
     Traceback (most recent call last):
     mfu_jax.errors.UserError: the example needs the package 'no_such_part' (No module named \
-'no_such_part'), which the default install leaves out; run pip install 'mfu-jax[train]'
+'no_such_part'), which the default install leaves out
+    hint: run pip install 'mfu-jax[train]'
     """
     try:
         return importlib.import_module(module)

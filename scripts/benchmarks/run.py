@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class BenchmarkResult:
 
 
 def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
-    """Trainer settings to try in turn, largest batch first.
+    """Trainer settings to try in turn, largest batch first; on GPUs, the tuned ones.
 
     Weights, gradients and moments are split over all devices, in float32 if they fit, otherwise in
     bfloat16.
@@ -80,6 +81,8 @@ def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
         "tensorboard_dir": "",
         **benchmark.settings,
     }
+    if device.platform == "gpu" and benchmark.tuned:
+        return [{**common, **keys} for keys in benchmark.tuned]
     # a larger batch does not make a CPU faster, and its memory is unknown here
     batches = benchmark.batches[-1:] if device.platform == "cpu" else benchmark.batches
     if benchmark.split_sequences:
@@ -111,8 +114,8 @@ def run_benchmark(
     except UserError as reason:
         return BenchmarkResult(name=name, status=str(reason))
     log = folder / f"{name}.log"
-    for settings in attempts:
-        run_name = f"{name}-b{settings['per_device_batch_size']}"
+    for number, settings in enumerate(attempts):
+        run_name = f"{name}-b{settings['per_device_batch_size']}" + f"-{number}" * bool(number)
         metrics_file = folder / f"{run_name}.jsonl"
         keys = {
             **settings,
@@ -201,15 +204,29 @@ _COLUMNS: Mapping[str, Callable[[BenchmarkResult], str]] = {
     "planned s": lambda r: _number(r.plan.values, "step_time_seconds", ".4f"),
     "planned GiB": lambda r: _number(r.plan.values, "memory_peak_bytes", ".1f", 1 / GIB),
     "PyTorch s": lambda r: _number(r.pytorch.values, "median_seconds", ".4f"),
-    "PyTorch MFU": lambda r: _pytorch_mfu(r),
+    "its tokens/s": lambda r: _number(r.pytorch.values, "tokens_per_sec", ".1f"),
+    "its MFU": lambda r: _pytorch_mfu(r),
+    "its GiB": lambda r: _number(r.pytorch.values, "peak_memory_bytes", ".1f", 1 / GIB),
 }
 
 
 def _pytorch_mfu(result: BenchmarkResult) -> str:
-    """MFU in PyTorch's time, with the same model FLOPs and the same peak."""
-    seconds = result.pytorch.values.get("median_seconds")
-    ours = result.metrics.get("median_seconds")
-    return format(result.metrics["mfu"] * ours / seconds, ".2%") if seconds and ours else "-"
+    """MFU at PyTorch's tokens per second, with the same model FLOPs and the same peak."""
+    theirs = result.pytorch.values.get("tokens_per_sec")
+    ours = result.metrics.get("tokens_per_sec_per_device")
+    return format(result.metrics["mfu"] * theirs / ours, ".2%") if theirs and ours else "-"
+
+
+def _variants(result: BenchmarkResult) -> str:
+    """PyTorch's variants in words: which was the fastest, what the others reached."""
+    told = {
+        name: f"{one['tokens_per_sec']:.0f} tokens/s, batch {one['batch']}"
+        if isinstance(one, Mapping)
+        else one
+        for name, one in result.pytorch.values["variants"].items()
+    }
+    words = "; ".join(f"{name}: {said}" for name, said in told.items())
+    return f"{result.name}: PyTorch's best is {result.pytorch.values['variant']} ({words})"
 
 
 def _number(values: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
@@ -231,6 +248,7 @@ def render(results: Sequence[BenchmarkResult]) -> str:
     ]
     lines += [f"{r.name}: no prediction: {r.plan.why}" for r in done if r.plan.why]
     lines += [f"{r.name}: no PyTorch: {r.pytorch.why}" for r in done if r.pytorch.why]
+    lines += [_variants(r) for r in done if "variants" in r.pytorch.values]
     return "\n".join(lines)
 
 
@@ -241,12 +259,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 if a config failed or none gave numbers; 2 for wrong input.
     """
     parser = argparse.ArgumentParser(prog="scripts.benchmarks.run", description=__doc__)
-    parser.add_argument("--platform", choices=("gpu", "tpu", "cpu"), required=True)
+    parser.add_argument("--platform", choices=("gpu", "tpu", "cpu"), default="cpu")
     parser.add_argument("--configs", default=",".join(STANDARD), help=", ".join(BENCHMARKS))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for one run")
+    parser.add_argument("--budget", type=float, default=86400, help="seconds for all runs")
+    parser.add_argument("--tiny", action="store_true", help="a trial of everything on a CPU")
     parser.add_argument("--output", type=Path, help="folder; default: output/benchmark-…")
     options = parser.parse_args(argv)
+    if options.tiny:
+        options.platform, options.configs, options.steps = "cpu", "tiny", 6
     try:
         return _main(options)
     except UserError as error:
@@ -277,17 +299,26 @@ def _main(options: argparse.Namespace) -> int:
             f"--output={str(folder)!r} cannot be created ({error.strerror}); pass another"
         ) from None
     print(f"{device.count} × {device.kind}, jax {device.jax_version}", flush=True)
+    deadline = time.monotonic() + options.budget
     results = []
     for name in names:
+        left = min(options.timeout, deadline - time.monotonic())
+        if left <= 0:
+            results.append(BenchmarkResult(name=name, status="not started: no time left"))
+            continue
         print(f"{name} …", flush=True)
-        result = run_benchmark(name, device, folder, steps=options.steps, timeout=options.timeout)
+        result = run_benchmark(name, device, folder, steps=options.steps, timeout=left)
         if result.status == "ok":
-            result = dataclasses.replace(
-                result,
-                plan=predicted(result.settings, device, timeout=options.timeout),
-                pytorch=beside_pytorch(result.settings, device, timeout=options.timeout),
-            )
+            left = min(options.timeout, deadline - time.monotonic())
+            with ThreadPoolExecutor(1) as beside:  # a plan takes no device
+                plan = beside.submit(predicted, result.settings, device, timeout=left)
+                pytorch = beside_pytorch(
+                    result.settings, device, timeout=left, is_trial=options.tiny
+                )
+                result = dataclasses.replace(result, plan=plan.result(), pytorch=pytorch)
         results.append(result)
+        if len(names) > 1:
+            print(render([result]), flush=True)
     report = {
         "device": dataclasses.asdict(device),
         "environment": performance_flags(device.platform, device.kind, device.count),

@@ -24,6 +24,18 @@ def test_the_parts_of_this_machine_are_found(
     assert found["devices"] == f"{jax.device_count()} × cpu"
     assert found["cache"] == str(tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+    assert found["run folder"] == str(Path.cwd())
+    assert {"flax", "grain", "orbax-checkpoint", "tensorboardX", "wandb", "libtpu"} <= found.keys()
+
+
+def test_a_run_folder_that_cannot_be_written_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(tmp_path / "runs" / "a")]) == 0
+    capsys.readouterr()
+    (tmp_path / "runs").touch()
+    assert main(["doctor", str(tmp_path / "runs" / "a")]) == 1
+    assert "runs/a cannot be written (Not a directory): pass another" in capsys.readouterr().out
 
 
 def test_what_is_missing_has_its_use_and_its_remedy(

@@ -139,7 +139,7 @@ def test_the_verdict_is_first_and_in_the_json(capsys, dump):
     parts = sum(loss["fraction"] for loss in verdict["losses"])
     assert parts + verdict["mfu"] == pytest.approx(1.0), "every second of the step"
     assert "on TPU v5p" in verdict["like_runs"]["like"]
-    assert verdict["sentence"].startswith("v5p:1x1x1 (1 chip): fits; ")
+    assert verdict["sentence"].startswith("v5p:1x1x1 (1 chip): the program of step.mfu fits; ")
     first, *_ = _plan(capsys, *words)[1].out.splitlines()
     assert verdict["sentence"].startswith(first)
 

@@ -123,6 +123,9 @@ def test_what_a_sink_never_takes_is_counted(
     run(tmp_path, steps=4)
     assert main(["replay", str(tmp_path), "--sink=refusing"]) == 1
     assert "refusing: 1 records could not be written" in capsys.readouterr().out
+    assert main(["replay", str(tmp_path), "--sink=refusing", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"sink": "refusing", "first_step": 0, "last_step": 3, "lost": 1}
 
 
 @pytest.mark.parametrize(

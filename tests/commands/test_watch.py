@@ -73,8 +73,40 @@ def test_the_chip_the_total_and_a_fall_of_the_mfu_are_shown(
     lines = shown(capsys, tmp_path, "--once")
     assert lines[0].partition(",")[0].endswith(": step 47 of 108")
     assert lines[1].endswith("2.000 s a step, 2 min to go")
-    assert lines[2] == "8 × H100"
+    assert lines[2] == "8 × H100"  # without a peak in the log
     assert lines[3] == "MFU has fallen from 13.7% to 2.1% in the last 8 steps"
+
+
+def test_a_fall_that_lasts_stays_an_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, range(40), **{"perf/mfu": 0.137})
+    write(tmp_path, range(40, 150), **{"perf/mfu": 0.021})
+    assert "MFU has fallen from 13.7% to 2.1%" in "\n".join(shown(capsys, tmp_path, "--once"))
+
+
+def test_the_frame_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, range(40), **{"perf/mfu": 0.137})
+    write(tmp_path, range(40, 48), **{"perf/mfu": 0.021})
+    log = WrittenLog(tmp_path)
+    log.start(0.0, 1.0)
+    values = {"devices": "8 × H100", "peak of one device": "989 TFLOP/s/device in bf16 (table: x)"}
+    log.line("setup", 1.0, values=values, texts={"config": "steps=108 a=1"})
+    found = json.loads("\n".join(shown(capsys, tmp_path, "--once", "--json")))
+    assert (found["state"], found["step"], found["steps"]) == ("running", 47, 108)
+    assert found["seconds_left"] == 60 * 2.0
+    assert found["median"] == {"steps": 48, "mfu": 0.137, "hfu": None, "step_time_seconds": 2.0}
+    assert (found["devices"], found["peak"]) == ("8 × H100", "989 TFLOP/s/device in bf16")
+    assert found["seconds_by_use"] == {"train": 96.0, "data_wait": 24.0}
+    assert [alarm["text"] for alarm in found["alarms"]] == [
+        "MFU has fallen from 13.7% to 2.1% in the last 8 steps",
+        "loss 9.9 is a spike\x1b[2J",
+    ]
+    assert found["verdict"]["mfu"] == pytest.approx((40 * 0.137 + 8 * 0.021) / 48)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "metrics.jsonl").touch()
+    found = json.loads("\n".join(shown(capsys, tmp_path / "new", "--json")))
+    assert (found["state"], found["step"]) == ("waiting", None)
 
 
 def test_impossible_steps_are_named_by_watch_and_report_and_are_no_fall(

@@ -264,3 +264,15 @@ def test_equal_products_are_duplicates_only_beyond_those_of_the_model() -> None:
         flops = {line.label: line.flops for line in ledger.lines}
         assert (ledger.model, flops["duplicated by XLA"]) == (wanted, duplicated)
         assert (ledger.residual, ledger.removed) == (0, 0)
+
+
+def test_an_equal_product_in_another_layout_is_removed_for_a_reason() -> None:
+    def twice(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.einsum("ab,bc->ca", x, w) + (x @ w).T
+
+    args = jax.ShapeDtypeStruct((10, 20), jnp.float32), jax.ShapeDtypeStruct((20, 12), jnp.float32)
+    model = count_model_flops(twice, *args)
+    executed = executed_flops(jax.jit(twice).lower(*args).compile())
+    ledger = compare_flops(model=model, executed=executed)
+    assert (ledger.model, ledger.executed) == (2 * 4800, 4800)
+    assert (ledger.removed, ledger.residual) == (4800, 0)

@@ -72,6 +72,18 @@ def test_the_kernels_of_command_buffers_have_their_instructions(profile: Profile
     )
 
 
+def test_tiles_in_the_names_of_cublas_kernels_are_beyond_executed(profile: Profile) -> None:
+    """Nine matmuls with 32,768 rows in tiles of 160: 205 of them, 32 rows too many."""
+    executed = profile.program.costs.executed
+    rows = {line.label: line.flops for line in profile.beyond}
+    width, hidden = 768, 3072
+    columns = 2 * hidden + 2 * width + 6 * width  # two to or from the hidden layer, and QKV's parts
+    of_cublas = LAYERS * 2 * (205 * 160 - 32_768) * columns * width
+    assert rows["tiles, stated"] == executed.beyond["tiles, stated"] + of_cublas
+    assert rows["tiles, assumed"] == executed.beyond["tiles, assumed"]
+    assert profile.overview()["beyond_executed"] == rows
+
+
 def test_every_instruction_runs_as_often_as_its_loop_says(profile: Profile) -> None:
     runs = {op.op.record.name: op.runs for op in profile.measured.ops if op.op.record}
     for record in profile.program.costs.records.values():

@@ -79,6 +79,7 @@ class Injector:
         self._holders: dict[types.CodeType, list[types.FunctionType]] = {}
         self._caches: list[Any] = []
         self._tables: list[Any] = []
+        gc.unfreeze()  # objects that are frozen would not be found
         for thing in gc.get_objects():
             if isinstance(thing, types.FunctionType):
                 if thing.__code__.co_filename.startswith(_ROOT):

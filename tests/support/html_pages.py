@@ -78,11 +78,11 @@ def values(page: str, attribute: str) -> list[float]:
     ]
 
 
-def in_browser(file: Path, folder: Path) -> str:
-    """The page after a headless browser has run its script, as HTML."""
+def in_browser(file: Path, folder: Path, *more: str) -> str:
+    """The page after a headless browser has run its script, as HTML; `more` are its options."""
     assert CHROMIUM
     words = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync --dump-dom".split()
-    words += ["--disable-background-networking", "--disable-component-update"]
+    words += [*more, "--disable-background-networking", "--disable-component-update"]
     command = [CHROMIUM, *words, f"--user-data-dir={folder}", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout

@@ -7,9 +7,11 @@ padding.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -140,13 +142,105 @@ def on_tpu(grid: Grid, chance: random.Random) -> Grid:
     )
 
 
-def tpu_program(grid: Grid) -> str:
-    """The kernel's program for a TPU, with its body, from a machine without one."""
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A matmul [rows, inner] · [inner, columns] by `emit_pipeline`: it copies blocks itself.
+
+    Attributes:
+        sizes: rows, columns and inner elements.
+        blocks: the same of a block.
+        order: the pipeline's axes, outermost first.
+        repeat: how often each block of columns is visited.
+        cores: of a mesh that shares the rows; 0 for no mesh.
+    """
+
+    sizes: tuple[int, int, int]
+    blocks: tuple[int, int, int]
+    order: tuple[int, int, int] = (0, 1, 2)
+    repeat: int = 1
+    cores: int = 0
+
+    @property
+    def needed(self) -> int:
+        """FLOPs on elements inside the arrays."""
+        return 2 * math.prod(self.sizes) * self.repeat
+
+    @property
+    def in_blocks(self) -> int:
+        """FLOPs of whole blocks."""
+        return 2 * math.prod(map(_rounded_up, self.sizes, self.blocks)) * self.repeat
+
+
+def _rounded_up(size: int, block: int) -> int:
+    return -(-size // block) * block
+
+
+def random_pipeline(chance: random.Random) -> Pipeline:
+    """A pipeline of which most blocks overhang their arrays."""
+    blocks = tuple(chance.choice((1, 2)) * n for n in (8, 128, 128))
+    sizes = tuple(chance.randint(1, 4 * block) for block in blocks)
+    order = tuple(chance.sample(range(3), 3))
+    cores = chance.choice((0, 0, 1, 2))
+    return Pipeline(
+        sizes=sizes, blocks=blocks, order=order, repeat=chance.choice((1, 2)), cores=cores
+    )
+
+
+def pipeline_function(
+    pipeline: Pipeline,
+) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+    """The kernel's call and its arguments."""
+    (m, n, k), (bm, bn, bk) = pipeline.sizes, pipeline.blocks
+    steps = [-(-size // b) for size, b in zip(pipeline.sizes, pipeline.blocks, strict=True)]
+    steps[1] *= pipeline.repeat
+
+    def at(*axes: int) -> Callable[..., tuple[Any, ...]]:
+        def of_grid(*places: Any) -> tuple[Any, ...]:
+            found = [places[pipeline.order.index(axis)] for axis in axes]
+            return tuple(
+                place // pipeline.repeat if axis == 1 else place
+                for axis, place in zip(axes, found, strict=True)
+            )
+
+        return of_grid
+
+    def product(a_ref: Any, b_ref: Any, out_ref: Any) -> None:
+        out_ref[...] += jnp.dot(a_ref[...], b_ref[...])
+
+    def run(*refs: Any) -> None:
+        pltpu.emit_pipeline(
+            product,
+            grid=tuple(steps[axis] for axis in pipeline.order),
+            in_specs=[pl.BlockSpec((bm, bk), at(0, 2)), pl.BlockSpec((bk, bn), at(2, 1))],
+            out_specs=[pl.BlockSpec((bm, bn), at(0, 1))],
+            core_axis_name="core" if pipeline.cores else None,
+            dimension_semantics=tuple(
+                pltpu.PARALLEL if axis == 0 else pltpu.ARBITRARY for axis in pipeline.order
+            ),
+        )(*refs)
+
+    out = jax.ShapeDtypeStruct((m, n), jnp.float32)
+    shapes = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((m, k), (k, n)))
+    if pipeline.cores:
+        cores = pltpu.create_tensorcore_mesh("core", num_cores=pipeline.cores)
+        return pl.kernel(run, out_type=out, mesh=cores), shapes
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(run, out_shape=out, in_specs=[whole] * 2, out_specs=whole), shapes
+
+
+@contextlib.contextmanager
+def pretended_tpu() -> Iterator[None]:
+    """Pallas traces and lowers for a TPU that this machine does not have."""
     from jax._src.pallas.mosaic import tpu_info
 
-    call, arguments = function(grid)
     device = {"get_device_kind": lambda: "TPU v5e", "get_num_device_cores": lambda: 1}
     with mock.patch.multiple(tpu_info, **device):
+        yield
+
+
+def tpu_program(call: Callable[..., Any], arguments: Sequence[Any]) -> str:
+    """A kernel's program for a TPU, with its body."""
+    with pretended_tpu():
         lowered = jax.jit(call).trace(*arguments).lower(lowering_platforms=("tpu",))
     return str(lowered.as_text("hlo"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from mfu_jax.flops.executed.costs.types import MatmulCost
@@ -46,6 +47,7 @@ def shape_of(
         operands=tuple(_source(computation, name) for name in instruction.operands),
         operand_arrays=tuple(arrays),
         matmul=_matmul_shape(computation, inside, largest) if largest else None,
+        is_transposed=largest is not None and _is_transposed(result_shape(largest.instruction)),
         passes=int(largest.passes.rpartition("_x")[2]) if largest and largest.passes else 1,
         is_full_float32=largest is not None and is_full_float32(largest.instruction),
         is_elementwise=_is_elementwise(instruction, inside),
@@ -99,6 +101,12 @@ def _is_elementwise(instruction: HloInstruction, inside: Sequence[HloInstruction
         body = [i for i in inside if i is not instruction]
         return all(i.opcode in _ELEMENTWISE or i.opcode in _BESIDE for i in body)
     return instruction.opcode in _ELEMENTWISE
+
+
+def _is_transposed(result: Shape) -> bool:
+    """Whether the last dimension of a layout such as ``0,1`` is not its minor one."""
+    minor = re.match(r"\{?(\d+)", result.layout)
+    return minor is not None and int(minor[1]) != len(result.dims) - 1
 
 
 def _matmul_shape(

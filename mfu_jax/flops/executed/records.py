@@ -42,6 +42,7 @@ class InstructionShape:
         operands: names of the instructions that it reads, looking through bitcasts and barriers.
         operand_arrays: their arrays.
         matmul: its largest one; None if it has none, or the shape is unknown.
+        is_transposed: whether its result's minor dimension is m, not n.
         passes: number of lower-precision passes that the hardware runs it in; 6 for ``bf16_x6``.
         is_full_float32: whether its precision rules out TF32.
         is_elementwise: whether every result element comes from one element of each operand.
@@ -53,6 +54,7 @@ class InstructionShape:
     operands: tuple[str, ...] = ()
     operand_arrays: tuple[ArrayShape, ...] = ()
     matmul: MatmulShape | None = None
+    is_transposed: bool = False
     passes: int = 1
     is_full_float32: bool = False
     is_elementwise: bool = False

@@ -1,11 +1,11 @@
 """Matmuls of a jaxpr that a compiler may avoid.
 
 Two equations have one value if primitive, parameters and operands are equal (common
-subexpressions). What depends on nothing that a loop changes is equal in all of its iterations. Of
-rows that a broadcast made alike, one product is needed. A product without a sum, one of whose
-operands has no dimension of its own, only scales the other one: it is a multiplication. In what is
-not followed (branches, `while` loops, shards, kernels, groups that depend on data), nothing is
-avoidable.
+subexpressions); two products are one if only the order of operands or dimensions differs. What
+depends on nothing that a loop changes is equal in all of its iterations. Of rows that a broadcast
+made alike, one product is needed. A product without a sum, one of whose operands has no dimension
+of its own, only scales the other one: it is a multiplication. In what is not followed (branches,
+`while` loops, shards, kernels, groups that depend on data), nothing is avoidable.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ class _Numbering:
         self.repeated: Counter[str] = Counter()
         self.lengths: list[int] = []  # of the enclosing loops, the outermost first
         self._values: dict[Hashable, _Value] = {}
+        self._products: set[Hashable] = set()
+        # Of a transposed value: what it transposes, and the dimension there of each of its own.
+        self._transposed: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._numbers = itertools.count()
 
     def new(self) -> _Value:
@@ -110,11 +113,43 @@ class _Numbering:
         if name in RULES:
             self._matmul(eqn, key, given, stack)
         alike = _alike(eqn, given)
+        if name == "transpose":
+            whole, dims = self._origin(given[0], len(eqn.params["permutation"]))
+            value = self._of((key, 0), given, alike)
+            self._transposed[value.number] = (
+                whole,
+                tuple(dims[d] for d in eqn.params["permutation"]),
+            )
+            return [value]
         return [self._of((key, index), given, alike) for index in range(len(eqn.outvars))]
+
+    def _origin(self, value: _Value, rank: int) -> tuple[int, tuple[int, ...]]:
+        return self._transposed.get(value.number, (value.number, tuple(range(rank))))
+
+    def _product(self, eqn: Any, given: Sequence[_Value]) -> Hashable:
+        """A key of a product that is the same for all orders of operands and dimensions."""
+        params = dict(eqn.params)
+        summed, batch = params.pop("dimension_numbers")
+        sides = [self._origin(v, len(o.aval.shape)) for v, o in zip(given, eqn.invars, strict=True)]
+        (left, dims), (right, dims_of_right) = sides
+        pairs = [
+            [(dims[i], dims_of_right[j]) for i, j in zip(*both, strict=True)]
+            for both in (summed, batch)
+        ]
+        swapped = [[(j, i) for i, j in both] for both in pairs]
+        forms = [
+            (*ends, *(tuple(sorted(both)) for both in found))
+            for ends, found in (((left, right), pairs), ((right, left), swapped))
+        ]
+        return min(forms), _hashable(params)
 
     def _matmul(self, eqn: Any, key: Hashable, given: Sequence[_Value], stack: str) -> None:
         needed = Fraction(0)
-        if (key, 0) not in self._values and not _only_scales(eqn):
+        is_dot = eqn.primitive.name == "dot_general"
+        product = self._product(eqn, given) if is_dot else key
+        is_new = product not in self._products
+        self._products.add(product)
+        if is_new and not _only_scales(eqn):
             needed = Fraction(math.prod(self.lengths[: max(value.depth for value in given)]))
             needed /= math.prod(eqn.outvars[0].aval.shape[d] for d in _alike(eqn, given))
         if again := math.prod(self.lengths) - needed:

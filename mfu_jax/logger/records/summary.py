@@ -150,7 +150,7 @@ class Summary:
         left_out = {"compile": self.compile_steps, "warm-up": self.warmup_steps}
         kinds = " and ".join(f"{count} {kind}" for kind, count in left_out.items() if count)
         steps = "step" if sum(left_out.values()) == 1 else "steps"
-        aside = f" ({kinds} {steps} kept out)" if kinds else ""
+        aside = f" ({kinds} {steps} excluded)" if kinds else ""
         return f"summary: {self.steps} measured steps{aside}"
 
     def _rows(self) -> Iterator[tuple[str, str]]:

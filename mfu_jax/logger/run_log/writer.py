@@ -232,12 +232,13 @@ def start_values(now: float, *, is_real: bool) -> dict[str, Any]:
         now: seconds since boot.
         is_real: false: another clock stands in for the real one.
     """
+    python, *words = sys.orig_argv or [""]
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "boot": _boot_id() if is_real else "",
         "began_m": round(_began(now) if is_real else now, 6),
-        "command": shlex.join(sys.argv)[:_LONGEST_COMMAND],
+        "command": shlex.join([Path(python).name, *words])[:_LONGEST_COMMAND],
         "versions": {name: _version(name) for name in ("mfu-jax", "jax", "jaxlib")},
         "commit": commit_of(Path.cwd()),
     }

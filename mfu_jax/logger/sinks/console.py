@@ -142,8 +142,8 @@ def _short_lines(record: StepRecord, paper: _Paper) -> Iterator[str]:
     yield format_short(record, paper)
     evals = _spans_and_evals(*record.scalars)[1]
     if evals:
-        results = (f"{name.removeprefix('eval/')} {record.scalars[name]:.4g}" for name in evals)
-        yield paper.wrap(f"  eval: {', '.join(results)}")
+        results = ", ".join(f"{name[5:]} {record.scalars[name]:.4g}" for name in evals)
+        yield paper.wrap(f"  eval: {results.replace('total_weights', 'target tokens')}")
     if "rolling/steps" in record.scalars:
         yield paper.wrap(format_window(record.scalars))
     for note in record.notes:

@@ -121,12 +121,12 @@ def _transfers(rows: Sequence[Mapping[str, Any]]) -> Markup:
     """Seconds of a step in each kind of transfer: in all, behind other work, and waited for."""
 
     def seconds(title: str, key: str) -> Column[Mapping[str, Any]]:
-        return Column(title, lambda row: float(row[key]), lambda row: f"{row[key]:.4g}")
+        return Column(title, lambda row: float(row[key]), lambda row: seconds_text(row[key]))
 
     columns = [
-        seconds("total, s", "seconds"),
-        seconds("hidden, s", "hidden_seconds"),
-        seconds("exposed, s", "exposed_seconds"),
+        seconds("total", "seconds"),
+        seconds("hidden", "hidden_seconds"),
+        seconds("exposed", "exposed_seconds"),
     ]
     return table("transfer", rows, lambda row: str(row["kind"]), columns, kind="rows shares")
 

@@ -50,6 +50,7 @@ class Plan:
 
     Attributes:
         target: the chips, as text.
+        model: what is planned, in words; empty if not known.
         chips: number of chips.
         hardware: the chip's name.
         devices: number of JAX devices: two per chip on some TPUs.
@@ -93,6 +94,7 @@ class Plan:
     """
 
     target: str
+    model: str = ""
     chips: int
     hardware: str = ""
     devices: int = 0

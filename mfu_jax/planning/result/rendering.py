@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from mfu_jax.planning.result.plan import Plan, another_program
-from mfu_jax.util.formatting import columns, percent
+from mfu_jax.util.formatting import columns, percent, seconds_text
 
 _MOST_SCOPES = 4
 _COLUMNS = 72
@@ -54,18 +54,19 @@ def _times(plan: Plan) -> list[str]:
     mfu = f", MFU {percent(plan.mfu)}" if plan.mfu is not None else ""
     ceiling = f", MFU {percent(plan.mfu_ceiling)}" if plan.mfu_ceiling is not None else ""
     low_high = plan.step_time_range
-    between = f" ({low_high[0]:.4g} to {low_high[1]:.4g})" if low_high else ""
+    between = f" ({' to '.join(map(seconds_text, low_high))})" if low_high else ""
     tokens = plan.tokens_per_sec_per_chip
     rate = f", {tokens:,.0f} tokens/s/chip" if tokens else ""
-    rows = [("  seconds of a step", "s", "share")]
+    rows = [("  of a step", "time", "share")]
     rows += [
-        (f"  {cause}", f"{seconds:.4g}", percent(seconds / plan.step_time_seconds))
+        (f"  {cause}", seconds_text(seconds), percent(seconds / plan.step_time_seconds))
         for cause, seconds in plan.time_by_cause.items()
         if seconds >= 1e-3 * plan.step_time_seconds
     ]
     return [
-        f"bound        {plan.step_time_bound_seconds:.4g} s by {limit[0]}{ceiling}",
-        f"predicted    {plan.step_time_seconds:.4g} s{between}{mfu}, HFU {percent(plan.hfu)}{rate}",
+        f"bound        {seconds_text(plan.step_time_bound_seconds)} by {limit[0]}{ceiling}",
+        f"predicted    {seconds_text(plan.step_time_seconds)}{between}{mfu}, "
+        f"HFU {percent(plan.hfu)}{rate}",
         *columns(rows, "<>>"),
         *_transfers(plan, plan.step_time_seconds),
     ]
@@ -76,14 +77,12 @@ def _transfers(plan: Plan, step_seconds: float) -> list[str]:
     rows = [
         (
             f"  {row['kind']}",
-            *(f"{row[f'{part}seconds']:.4g}" for part in ("", "hidden_", "exposed_")),
+            *(seconds_text(row[f"{part}seconds"]) for part in ("", "hidden_", "exposed_")),
         )
         for row in plan.collectives
         if row["seconds"] >= 1e-3 * step_seconds
     ]
-    return (
-        columns([("  transfers, s", "total", "hidden", "exposed"), *rows], "<>>>") if rows else []
-    )
+    return columns([("  transfers", "total", "hidden", "exposed"), *rows], "<>>>") if rows else []
 
 
 def _layer(plan: Plan) -> list[str]:
@@ -92,7 +91,7 @@ def _layer(plan: Plan) -> list[str]:
     if layer is None:
         return []
     width = max(map(len, layer.lanes))
-    lines = [f"one of {layer.runs} iterations, {layer.seconds:.4g} s:"]
+    lines = [f"one of {layer.runs} iterations, {seconds_text(layer.seconds)}:"]
     for lane in layer.lanes:
         cells = [" "] * _COLUMNS
         for span in layer.spans:
@@ -116,7 +115,9 @@ def _resharding(plan: Plan) -> list[str]:
 def _changes(plan: Plan) -> list[str]:
     if not plan.changes:
         return []
-    lines = [f"  −{c.saves_seconds:.3g} s (+{percent(c.gain)}): {c.change}" for c in plan.changes]
+    lines = [
+        f"  −{seconds_text(c.saves_seconds)} (+{percent(c.gain)}): {c.change}" for c in plan.changes
+    ]
     return ["would help most, each at most:", *lines]
 
 

@@ -19,6 +19,7 @@ def plan_verdict(plan: Plan, like_runs: LikeRuns | None = None) -> Verdict:
         plan: the plan.
         like_runs: published runs of such a model on these chips.
     """
+    model = f"{plan.model} " if plan.model else ""
     fits = "fits" if plan.fits else "does NOT fit"
     used, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
     size = f", {used / _GIB:,.2f} of {limit / _GIB:,.2f} GiB" if used and limit else ""
@@ -39,7 +40,7 @@ def plan_verdict(plan: Plan, like_runs: LikeRuns | None = None) -> Verdict:
         helpful = [NextStep(text=_SMALLER)]
     return Verdict(
         kind="plan",
-        finding=f"{another_program(plan)}{plan.target}: {fits}{size}",
+        finding=f"{another_program(plan)}{plan.target}: {model}{fits}{size}",
         passed=plan.fits,
         mfu=plan.mfu,
         hfu=plan.hfu,

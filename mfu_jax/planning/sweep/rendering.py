@@ -89,7 +89,7 @@ def plot(rows: Sequence[SweepRow], *, sure: str, others: str) -> list[str]:
     lines[-1] = f"  {min(ys):8.4g} │{''.join(grid[-1]).rstrip()}"
     axis = f"{min(xs):.2f} GiB"
     return [
-        f"  µs of a chip for a token, against memory (# {sure}, o {others}, * none is better)",
+        f"  µs of a chip for a token, against memory (# {sure}, o {others}, * Pareto front)",
         *lines,
         f"  {'':9}└{'─' * (_WIDTH + 1)}",
         f"  {'':10}{axis}{f'{max(xs):.2f} GiB':>{_WIDTH + 1 - len(axis)}}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from mfu_jax.storage.files import AppendOnlyFile, local_path
 
 _SCHEMA = 1
 _WHAT = "the evidence"
+OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|MemoryError|bad_alloc")
 
 
 @dataclass(frozen=True, kw_only=True)

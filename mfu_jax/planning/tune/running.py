@@ -10,39 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError
+from mfu_jax.planning.compilation.compiling import NoCompilerError
 from mfu_jax.planning.sweep.outcomes import speed
 from mfu_jax.planning.sweep.running import with_pareto
 from mfu_jax.planning.tune.evidence import Evidence, Trial
+from mfu_jax.planning.tune.result import Change, TuneResult, texts
 from mfu_jax.planning.tune.search import Search
 from mfu_jax.planning.tune.space import Point, Space, moved
 
 _MOST_PLANS = 60
 _PLANNING_SHARE = 0.5  # of the budget, if runs follow
+_CUT_OFF_SECONDS = 1.0  # before the end of the budget: a failure is the limit's
+_NOTHING = 0.0005  # of the speed: a change that brings less is left out of the winner
 _SMALL = 3  # trials, if a third of the points are fewer
 
 _TRIED: Mapping[str, Literal["planned", "measured"]] = {"plan": "planned", "run": "measured"}
 
 Try = Callable[[Point, float], Trial]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One step on the way from the start to the winner: another choice on one axis.
-
-    Attributes:
-        axis: its name.
-        before: the start's choice.
-        after: the winner's.
-        gain_fraction: by how much it raises the speed, after the changes before it; None: not
-            known, as it does not fit without the next ones.
-        source: ``measured``, ``planned``, or ``estimated`` from other points.
-    """
-
-    axis: str
-    before: str
-    after: str
-    gain_fraction: float | None
-    source: Literal["measured", "planned", "estimated", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +44,7 @@ class Tuning:
         limit_bytes: memory of a device; 0: not known.
         budget_seconds: no trial starts that would end later.
         most_plans: None: a third of the points, at most 60.
-        most_runs: None: a third of the points.
+        most_runs: None: any number.
         seed: of ties.
         monotonic: the clock.
     """
@@ -78,50 +62,6 @@ class Tuning:
     most_runs: int | None = None
     seed: int = 0
     monotonic: Callable[[], float] = field(default=time.monotonic)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneResult:
-    """The result of a search.
-
-    Attributes:
-        target: the devices, as text.
-        unit: what a speed counts.
-        points: size of the whole grid.
-        rows: every trial; of a point that was planned and measured, the measured one.
-        start: where the search began; None if it was not tried.
-        winner: the fastest that fits, of the measured ones if there are any.
-        settings: the winner's, key → value.
-        changed: those of them that the start has not.
-        flags: the winner as command-line words, ready to use.
-        gain_fraction: the winner's speed over the start's, minus 1; None: the start has none.
-        changes: from the start to the winner, one at a time.
-        planned_over_measured: of each point with both: its times' ratio, by name.
-        plans: trials by plans, those of earlier commands included.
-        runs: the same by runs.
-        notes: what was left undone.
-    """
-
-    target: str
-    unit: str
-    points: int
-    rows: tuple[Trial, ...]
-    start: Trial | None
-    winner: Trial | None
-    settings: Mapping[str, Any]
-    changed: Mapping[str, Any]
-    flags: str
-    gain_fraction: float | None
-    changes: tuple[Change, ...]
-    planned_over_measured: Mapping[str, float]
-    plans: int
-    runs: int
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
-        texts = {name: _texts(getattr(self, name)) for name in ("settings", "changed")}
-        return {**dataclasses.asdict(self), **texts}
 
 
 def tune(
@@ -151,17 +91,13 @@ class _Run:
         self.tuning, self.evidence, self.progress = tuning, evidence, progress
         self.notes: list[str] = [*evidence.notes]
         self._ends = tuning.monotonic() + tuning.budget_seconds
-        self._known: dict[tuple[str, str], Trial] = {
-            (trial.by, _key(trial.settings)): trial for trial in evidence.trials
-        }
         self._valid: dict[Point, bool] = {}
 
     def result(self) -> TuneResult:
         """Searches, and sums up."""
         searches = [*self._phases()]
         last = next((s for s in reversed(searches) if s.best() is not None), searches[-1])
-        best = last.best()
-        changes = tuple(self._changes(last, best)) if best is not None else ()
+        best, changes = self._explained(last, last.best())
         rows: dict[str, Trial] = {}
         for search in searches:
             rows |= {_key(trial.settings): trial for trial in search.trials.values()}
@@ -201,13 +137,19 @@ class _Run:
             ends = tuning.monotonic() + share * tuning.budget_seconds
             search = self._search(None)
             most_plans = tuning.most_plans or min(most, _MOST_PLANS)
-            self._fill(search, "plan", tuning.plan, most_plans, ends)
+            try:
+                self._fill(search, "plan", tuning.plan, most_plans, ends)
+            except NoCompilerError as error:
+                if tuning.run is None:
+                    raise
+                self.notes.append(f"no plans: {error.what}")
             yield search
             ok = {p: speed(t) for p, t in search.trials.items() if t.is_ok}
             planned = ok or None  # without a plan that fits, runs are on their own
         if tuning.run:
             search = self._search(planned)
-            self._fill(search, "run", tuning.run, tuning.most_runs or most, self._ends)
+            most_runs = tuning.most_runs or tuning.space.size  # it ends by itself, or by the budget
+            self._fill(search, "run", tuning.run, most_runs, self._ends)
             yield search
 
     def _search(self, planned: Mapping[Point, float] | None) -> Search:
@@ -228,50 +170,76 @@ class _Run:
         self, search: Search, by: Literal["plan", "run"], attempt: Try, most: int, ends: float
     ) -> None:
         """Tries what the search asks for."""
-        longest = 0.0
-        point: Point | None = self.tuning.space.start
-        while point is not None:
-            trial = self._recall(by, point)
-            if trial is None:
-                began = self.tuning.monotonic()
-                if len(search.trials) >= most:
-                    self.notes.append(
-                        f"{most} {by}s of {self.tuning.space.size} points, the most that was "
-                        f"allowed; {by}s=N allows more"
-                    )
-                    return
-                if ends - began <= longest:
-                    self.notes.append(
-                        f"the budget for {by}s is spent; the same command goes on from here"
-                    )
-                    return
-                trial = self._attempt(by, point, attempt, ends, len(search.trials) + 1)
-                longest = max(longest, self.tuning.monotonic() - began)
-            search.record(point, trial)
-            point = search.next()
+        for trial in self.evidence.trials:
+            known = self.tuning.space.point_of(trial.values)
+            if trial.by == by and known and self._settings(known) == trial.settings:
+                search.record(known, trial)
+        longest, start = 0.0, self.tuning.space.start
+        while (point := search.next() if start in search.trials else start) is not None:
+            began = self.tuning.monotonic()
+            if len(search.trials) >= most:
+                self.notes.append(
+                    f"{most} {by}s of {self.tuning.space.size:,} combinations, the most that was "
+                    f"allowed; {by}s=N allows more"
+                )
+                return
+            if ends - began <= longest or not self._attempt(search, by, point, attempt, ends):
+                self.notes.append(
+                    f"the budget for {by}s is spent; the same command goes on from here"
+                )
+                return
+            longest = max(longest, self.tuning.monotonic() - began)
 
-    def _recall(self, by: str, point: Point) -> Trial | None:
-        return self._known.get((by, _key(_texts(self.tuning.space.settings(point)))))
+    def _settings(self, point: Point) -> dict[str, str]:
+        return texts(self.tuning.space.settings(point))
 
-    def _attempt(self, by: str, point: Point, attempt: Try, ends: float, number: int) -> Trial:
-        self.progress(f"{by} {number}: {self.tuning.space.changes(point)}")
+    def _attempt(self, search: Search, by: str, point: Point, attempt: Try, ends: float) -> bool:
+        """Tries a point; False if the budget cut it off, which says nothing of the point."""
+        self.progress(f"{by} {len(search.trials) + 1}: {self.tuning.space.changes(point)}")
         began = self.tuning.monotonic()
         trial = attempt(point, max(0.0, ends - began))
         trial = dataclasses.replace(
             trial,
             values=self.tuning.space.labels(point),
-            settings=_texts(self.tuning.space.settings(point)),
+            settings=self._settings(point),
             wall_seconds=self.tuning.monotonic() - began,
         )
-        self._known[by, _key(trial.settings)] = trial
+        if trial.source == "failed" and self.tuning.monotonic() > ends - _CUT_OFF_SECONDS:
+            return False
         self.evidence.add(trial)
-        return trial
+        search.record(point, trial)
+        return True
+
+    def _explained(
+        self, search: Search, best: Point | None
+    ) -> tuple[Point | None, tuple[Change, ...]]:
+        """The winner without changes that brought nothing, and what the others brought."""
+        if best is None:
+            return None, ()
+        changes = tuple(self._changes(search, best))
+        space, plain = self.tuning.space, best
+        for change in changes:
+            if change.gain_fraction is not None and abs(change.gain_fraction) < _NOTHING:
+                axis = next(i for i, axis in enumerate(space.axes) if axis.name == change.axis)
+                plain = moved(plain, axis, space.start[axis])
+        if plain == best or not self._try(search, plain, search.trials[best].by):
+            return best, changes
+        if speed(search.trials[plain]) < (1 - _NOTHING) * speed(search.trials[best]):
+            return best, changes
+        return plain, tuple(self._changes(search, plain))
+
+    def _try(self, search: Search, point: Point, by: Literal["plan", "run"]) -> bool:
+        """Tries a point beyond the search's own, if the limits allow; whether it fits."""
+        attempt = self.tuning.plan if by == "plan" else self.tuning.run
+        may_try = point not in search.trials and self._has_time(search, by)
+        if attempt is not None and may_try and self._is_valid(point):
+            self._attempt(search, by, point, attempt, self._ends)
+        return point in search.trials and search.trials[point].is_ok
 
     def _changes(self, search: Search, winner: Point) -> Iterator[Change]:
         """From the start to the winner, always the change that then brings most."""
         space, point = self.tuning.space, self.tuning.space.start
         by: Literal["plan", "run"] = search.trials[winner].by
-        attempt = self.tuning.plan if by == "plan" else self.tuning.run
         begun = search.trials.get(point)
         reached = speed(begun) if begun and begun.is_ok else None
         left = [axis for axis, choice in enumerate(winner) if choice != point[axis]]
@@ -279,13 +247,8 @@ class _Run:
             ways = [(axis, moved(point, axis, winner[axis])) for axis in left]
             ways.sort(key=lambda way: -self._guess(search, way[1]))
             axis, point = ways[0]
+            self._try(search, point, by)
             trial = search.trials.get(point)
-            may_try = trial is None and self._has_time(search, by) and self._is_valid(point)
-            if attempt is not None and may_try:
-                trial = self._recall(by, point) or self._attempt(
-                    by, point, attempt, self._ends, len(search.trials) + 1
-                )
-                search.record(point, trial)
             left.remove(axis)
             found = self._speed_at(search, point, trial)
             kind: Literal["measured", "planned", "estimated", "unknown"] = "unknown"
@@ -312,6 +275,9 @@ class _Run:
         return search.predicted(point) or 0.0
 
     def _has_time(self, search: Search, by: str) -> bool:
+        most = self.tuning.most_plans if by == "plan" else self.tuning.most_runs
+        if most is not None and len(search.trials) >= most:
+            return False
         took = [trial.wall_seconds for trial in search.trials.values()]
         return self.tuning.monotonic() + max(took, default=0.0) < self._ends
 
@@ -325,10 +291,6 @@ def _ratios(searches: Sequence[Search]) -> dict[str, float]:
         for point, plan in plans.trials.items()
         if plan.is_ok and point in runs.trials and runs.trials[point].is_ok
     }
-
-
-def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in settings.items()}
 
 
 def _key(settings: Mapping[str, str]) -> str:

@@ -71,6 +71,16 @@ class Space:
             for axis, labels, i in zip(self.axes, self._labels, point, strict=True)
         }
 
+    def point_of(self, labels: Mapping[str, str]) -> Point | None:
+        """The point with these labels; None if there is none."""
+        try:
+            return tuple(
+                known.index(labels[axis.name])
+                for axis, known in zip(self.axes, self._labels, strict=True)
+            )
+        except (KeyError, ValueError):
+            return None
+
     def settings(self, point: Point) -> dict[str, Any]:
         """Key → value of all choices."""
         return {

@@ -37,9 +37,10 @@ def chain(stats: ProfileStats) -> tuple[float, str] | None:
     chains = _joined(links)
     saved = sum(_saved(stats, one, links, ops, users) for one in chains)
     members = [ops[name] for one in chains for name in one]
+    times = sum(len(set(found)) for found in links.values())  # an op may read one array twice
     return saved, (
         f"{len(members)} elementwise ops pass arrays on through memory, "
-        f"{sum(map(len, links.values()))} times, and take {milliseconds(seconds_of(members))}: "
+        f"{times} times, and take {milliseconds(seconds_of(members))}: "
         f"{largest_names(members)}"
     )
 

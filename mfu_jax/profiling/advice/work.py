@@ -91,8 +91,7 @@ def callback(stats: ProfileStats) -> tuple[float, str] | None:
     waiting, late = seconds_of(ops), stats.measured.late_calls if stats.is_cpu else 0.0
     beside, threads = sum(op.self_seconds for op in ops) - waiting, stats.measured.threads
     if stats.measured.platform == "gpu":
-        programs = {op.op.name.program for op in ops}
-        waiting += sum(stats.measured.idle_within.get(program, 0.0) for program in programs)
+        waiting += stats.measured.after_callbacks
     slowed = beside / threads if stats.is_cpu and threads else 0.0
     runs = sum(op.runs for op in ops)
     then = f", and {milliseconds(late)} more until the next call" if late else ""

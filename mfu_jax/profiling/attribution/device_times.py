@@ -90,6 +90,7 @@ class OneDevice:
         steps_with: number of measured steps in which each program ran.
         late_after: idle time because of a late call that follows an execution of a program.
         idle_within: idle time during an execution of a program.
+        after_callbacks: the part of it after the execution's first callback.
         host: what the thread that calls the steps did.
     """
 
@@ -102,6 +103,7 @@ class OneDevice:
     steps_with: Counter[Program]
     late_after: Sequence[tuple[Program, float]]
     idle_within: Sequence[tuple[Program, float]]
+    after_callbacks: float
     host: HostSums
 
 
@@ -147,6 +149,8 @@ def on_one_device(
         until = np.append(executions.starts[1:], executions.ends[-1:])
         late_after = _by_program(executions, gaps.idle_within(executions.ends, until) * scale)
     until = np.minimum(executions.ends, np.append(executions.starts[1:], executions.ends[-1:]))
+    called = np.sort(timeline.starts[classes == DeviceWork.HOST])
+    first = np.append(called, np.iinfo(np.int64).max)[np.searchsorted(called, executions.starts)]
     ran, ran_in_step = _executions(executions, window)
     return OneDevice(
         device=DeviceTime(
@@ -165,6 +169,7 @@ def on_one_device(
         steps_with=ran_in_step,
         late_after=late_after,
         idle_within=_by_program(executions, time.idle_within(executions.starts, until) * scale),
+        after_callbacks=time.idle_within(np.minimum(first, until), until).sum() * scale,
         host=host,
     )
 

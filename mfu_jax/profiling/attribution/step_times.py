@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from mfu_jax.host_work import HostWork
 from mfu_jax.profiling.attribution.device_times import DeviceTime, OneDevice, OpTime, on_one_device
@@ -20,7 +20,7 @@ from mfu_jax.profiling.attribution.step_windows import (
 from mfu_jax.profiling.join.callbacks import with_callbacks
 from mfu_jax.profiling.join.ops import Join, JoinedOp
 from mfu_jax.profiling.join.unnamed_kernels import with_instructions
-from mfu_jax.profiling.timeline.devices import DeviceTimeline, Program
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, OpName, Program
 from mfu_jax.profiling.timeline.host import HostThreads
 from mfu_jax.profiling.timeline.time_attribution import summed
 
@@ -50,8 +50,10 @@ class MeasuredStep:
         steps_with: number of measured steps in which each program ran.
         late_after: the part of `late_calls` that follows each program.
         idle_within: seconds in which nothing ran during executions of each program.
+        after_callbacks: seconds of these after the first callback of an execution.
         devices: each device on its own.
         threads: threads that compute, on CPUs.
+        kernels: the kernels that ran as each op, on GPUs.
     """
 
     platform: str
@@ -71,8 +73,10 @@ class MeasuredStep:
     steps_with: Mapping[Program, int]
     late_after: Mapping[Program, float]
     idle_within: Mapping[Program, float]
+    after_callbacks: float
     devices: tuple[DeviceTime, ...]
     threads: int = 0
+    kernels: Mapping[OpName, Set[str]] = field(default_factory=dict)
 
     @property
     def busy_seconds(self) -> float:
@@ -102,6 +106,7 @@ def measure(devices: Sequence[tuple[DeviceTimeline, HostThreads]], join: Join) -
     versions = versions_of(main, timeline, host.thread(main.module))
     classified: dict[int, ClassifiedEvents] = {}  # by `id`: devices of a host share its thread
     found = []
+    kernels: dict[OpName, Set[str]] = {}
     for timeline, host in devices:
         thread = host.thread(main.module)
         window = window_of(timeline.executions.of(versions), thread)
@@ -111,10 +116,12 @@ def measure(devices: Sequence[tuple[DeviceTimeline, HostThreads]], join: Join) -
             classified[id(thread)] = ClassifiedEvents.of(thread, timeline.executions)
         events = classified.get(id(thread))
         named = with_callbacks(with_instructions(timeline, join), host, join)
+        for name, names in named.kernels_of.items():
+            kernels[name] = kernels.get(name, set()) | names
         found.append(on_one_device(named, thread, events, window, versions, join, host.transfers))
     if not found:
         raise no_steps()
-    return _mean(found, devices[0][0], main, versions)
+    return replace(_mean(found, devices[0][0], main, versions), kernels=kernels)
 
 
 def _mean(
@@ -149,6 +156,7 @@ def _mean(
         steps_with=functools.reduce(operator.or_, (one.steps_with for one in found)),
         late_after=summed((pair for one in found for pair in one.late_after), count),
         idle_within=summed((pair for one in found for pair in one.idle_within), count),
+        after_callbacks=sum(one.after_callbacks for one in found) / count,
         devices=tuple(one.device for one in found),
         threads=timeline.threads,
     )

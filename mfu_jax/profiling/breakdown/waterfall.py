@@ -117,10 +117,16 @@ def _merge_short_kinds(bars: dict[str, dict[str, float]]) -> None:
 
 _TRANSFER = f"{names.EXPOSED_COPIES} to and from "
 _HOST = "waiting for callbacks on the host"
-_CONTROL = f"{names.LOOPS} beside their bodies"
 _NOT_JOINED = f"{names.NO_INSTRUCTION}: "
-_OF_WORK = {DeviceWork.HOST: _HOST, DeviceWork.CONTROL: _CONTROL}
-_ORDER = (names.EXPOSED_COMMUNICATION, _HOST, _NOT_JOINED, _CONTROL, _TRANSFER, names.VECTOR_WORK)
+_OF_WORK = {DeviceWork.HOST: _HOST, DeviceWork.CONTROL: names.LOOPS}
+_ORDER = (
+    names.EXPOSED_COMMUNICATION,
+    _HOST,
+    _NOT_JOINED,
+    names.LOOPS,
+    _TRANSFER,
+    names.VECTOR_WORK,
+)
 
 
 def _order(name: str) -> int:
@@ -192,7 +198,7 @@ def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Itera
     for line in lines:
         scopes = _flops_by_scope(ops, phases.get(line.label, ()))
         yield line.label, line.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
-    yield "not explained by the ledger", ledger.residual * per_flop, {}
+    yield "unexplained by the ledger", ledger.residual * per_flop, {}
     scopes = _flops_by_scope(ops, main.model_phases)
     yield names.MFU, model.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
 

@@ -7,6 +7,7 @@ and the rest, which is a change of speed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -232,10 +233,23 @@ def _reasons(work: str, unit: str) -> tuple[str, ...]:
 
 
 def divided(
-    was: OpSums, now: OpSums, work_of: Callable[[OpSums], float], reasons: Sequence[str]
+    was: OpSums,
+    now: OpSums,
+    work_of: Callable[[OpSums], float],
+    reasons: Sequence[str],
+    most: float = math.inf,
 ) -> dict[str, float]:
-    """Splits extra seconds into growth of the work at the old speed, and change of speed."""
+    """Splits extra seconds into growth of the work at the old speed, and change of speed.
+
+    Args:
+        was: the first sums.
+        now: the second ones.
+        work_of: their work.
+        reasons: for more and less work, for slower and faster work.
+        most: seconds that more work may take.
+    """
     more = was.seconds * (work_of(now) / work_of(was) - 1) if work_of(was) else 0.0
+    more = min(more, most)
     rest = now.seconds - was.seconds - more
     work, speed = reasons[0 if more > 0 else 1], reasons[2 if rest > 0 else 3]
     return {**whole(work, more), **whole(speed, rest)}

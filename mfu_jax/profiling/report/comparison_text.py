@@ -36,7 +36,7 @@ def _head(comparison: Comparison) -> list[str]:
 
 
 def _points(difference: float) -> str:
-    return f"{100 * difference:+z.2f} points"
+    return f"{100 * difference:+z.2f} pts"
 
 
 def signed(seconds: float) -> str:

@@ -8,6 +8,7 @@ neither side explains is a row of its own, so that the rows sum to the differenc
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from mfu_jax.profiling.report.comparison import (
 )
 from mfu_jax.profiling.report.comparison_text import changes_table, sums
 from mfu_jax.profiling.timeline.devices import ON_DEVICE
-from mfu_jax.util.formatting import columns, percent
+from mfu_jax.util.formatting import columns, percent, printable
 from mfu_jax.verdict import NOTABLE, gap_sentence, largest_first
 
 if TYPE_CHECKING:
@@ -157,20 +158,21 @@ def plan_gap(
     """
     planned, measured = _planned(plan, path), _measured(profile.measured)
     ops = _with_unknown(_rows(planned, measured))
-    rows = [*_with_clock(ops, clock_share), *_idle(profile.measured)]
+    other = _other_hardware(profile, plan)
+    rows = [*_with_clock(ops, 1.0 if other else clock_share), *_idle(profile.measured)]
     whole_plan, whole_step = float(plan["step_time_seconds"]), profile.measured.step_seconds
     before = whole_plan - sum(row.before for row in rows)
     after = whole_step - sum(row.after for row in rows)
     rows.append(_row(_REST, OpSums(seconds=before), OpSums(seconds=after)))
-    notes = tuple(_notes(profile, plan, rows, clock_share))
+    notes = other, *_notes(profile, rows, clock_share)
     rows = [row for row in rows if row.why]
     return PlanGap(
         path=path,
-        target=str(plan.get("target", "")),
+        target=printable(str(plan.get("target", ""))),
         planned_seconds=whole_plan,
         measured_seconds=whole_step,
         changes=tuple(sorted(rows, key=lambda row: -abs(row.seconds))),
-        notes=notes,
+        notes=tuple(filter(None, notes)),
     )
 
 
@@ -257,11 +259,11 @@ def _why(key: GroupKey, was: OpSums, now: OpSums) -> dict[str, float]:
     if not was.runs or not now.runs:
         return whole(MISSING if was.runs else EXTRA, more)
     reasons = (EXTRA if now.runs > was.runs else _MORE, _LESS, SLOWER, FASTER)
-    if was.flops and now.flops:
-        return divided(was, now, lambda group: group.flops, reasons)
-    if was.hbm_bytes and now.hbm_bytes:
-        return divided(was, now, lambda group: group.hbm_bytes, reasons)
-    return divided(was, now, lambda group: group.runs, reasons)
+    work_of = "flops" if was.flops and now.flops else "hbm_bytes"
+    if not (getattr(was, work_of) and getattr(now, work_of)):
+        work_of = "runs"
+    # A launch's share in a short op makes its planned speed too low for more work.
+    return divided(was, now, operator.attrgetter(work_of), reasons, most=now.seconds)
 
 
 def _idle(measured: MeasuredStep) -> Iterator[TimeChange]:
@@ -334,13 +336,18 @@ def _common(rows: Iterable[TimeChange]) -> float:
     return float(median) if few >= _SLOW else 1.0
 
 
+def _other_hardware(profile: Profile, plan: Mapping[str, Any]) -> str:
+    """A note if the plan is for other chips: that is then what all ops differ by, no clock."""
+    kind, chip = profile.program.device_kind or profile.measured.kind, plan.get("hardware")
+    if not (chip and kind) or chip in [found.name for found in find(kind)]:
+        return ""
+    return f"the plan is for {chip}, the profile of {kind}: other hardware"
+
+
 def _notes(
-    profile: Profile, plan: Mapping[str, Any], rows: Sequence[TimeChange], clock_share: float | None
+    profile: Profile, rows: Sequence[TimeChange], clock_share: float | None
 ) -> Iterator[str]:
     """How sure the causes are."""
-    kind, chip = profile.program.device_kind or profile.measured.kind, plan.get("hardware")
-    if chip and kind and chip not in [found.name for found in find(kind)]:
-        yield f"the plan is for {chip}, the profile of {kind}: other hardware"
     busy = profile.measured.busy_seconds
     by_op = sum(row.after for row in rows if row.op)
     if by_op < (1 - NOTABLE) * busy:

@@ -60,11 +60,15 @@ def _head(profile: Profile) -> str:
         ("MFU", f"{percent(profile.mfu)} of {profile.peaks.main}"),
         ("coverage", f"{percent(profile.coverage)} of device time has its instruction"),
     ]
+    executed = max(profile.program.ledger.executed, 1)
+    for line in profile.beyond:
+        share = f"{line.flops / executed:.2%} of executed"
+        lines.append(("beyond executed", f"{line.label}: {line.flops:,} FLOPs a step, {share}"))
     return "\n".join(columns(lines, "<"))
 
 
 def _waterfall(bars: Sequence[Bar]) -> list[str]:
-    rows = [("where the peak went", "time", "points", "most of it")]
+    rows = [("where the peak went", "time", "pts", "most of it")]
     left = 100.0
     rows.append(("peak", "", f"{left:.2f}", ""))
     names = [*(f"- {printable(bar.name)}" for bar in bars[:-1]), f"= {bars[-1].name}"]
@@ -75,7 +79,7 @@ def _waterfall(bars: Sequence[Bar]) -> list[str]:
 
 def _program(program: ProgramTime) -> list[str]:
     """The waterfall of one program."""
-    return [f"{program}; points are of this time", *_waterfall(program.waterfall)]
+    return [f"{program}; pts are of this time", *_waterfall(program.waterfall)]
 
 
 def _advice(profile: Profile) -> list[str]:

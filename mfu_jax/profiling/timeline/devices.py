@@ -94,6 +94,8 @@ class DeviceTimeline:
         ends: the same.
         executions: program executions.
         beside: lanes of work in flight beside the others; their events take no time from those.
+        kernels: each event's index in `kernel_names`, on GPUs, whatever instruction it runs.
+        kernel_names: names of the kernels.
         threads: threads of the pool that computes, on CPUs; all devices of a host share it.
     """
 
@@ -107,7 +109,19 @@ class DeviceTimeline:
     ends: IntArray
     executions: Executions
     beside: frozenset[int] = frozenset()
+    kernels: IntArray | None = None
+    kernel_names: tuple[str, ...] = ()
     threads: int = 0
+
+    @property
+    def kernels_of(self) -> dict[OpName, set[str]]:
+        """The kernels that ran as each op."""
+        found: dict[OpName, set[str]] = {}
+        if self.kernels is not None:
+            rows = np.stack([self.ops[: len(self.kernels)], self.kernels])
+            for op, kernel in np.unique(rows, axis=1).T.tolist():
+                found.setdefault(self.names[op], set()).add(self.kernel_names[kernel])
+        return found
 
     def of_program(self, program: Program) -> DeviceTimeline:
         """The timeline with all its ops and executions assigned to the only program that may have

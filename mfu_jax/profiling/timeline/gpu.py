@@ -27,7 +27,7 @@ from mfu_jax.profiling.timeline.devices import (
     spans,
 )
 from mfu_jax.profiling.trace.wire import IntArray
-from mfu_jax.profiling.trace.xspace import ABSENT, EventColumns, Trace, XLine, XPlane
+from mfu_jax.profiling.trace.xspace import ABSENT, EventColumns, Trace, XPlane
 
 PLANE = "/device:GPU:"
 _STREAM = "Stream #"
@@ -45,7 +45,10 @@ def timelines(trace: Trace, plane: XPlane) -> Iterator[DeviceTimeline]:
     if not lines:
         return
     table = OpTable()
-    events = LaneEvents.of(list(_lanes(trace, plane, lines, table)))
+    found = [line.events(_NUMBERS, _TEXTS) for line in lines]
+    events = LaneEvents.of(list(_lanes(trace, plane, found, table)))
+    metadata = np.concatenate([columns.metadata for columns in found])
+    kinds, kernels = np.unique(metadata, return_inverse=True)
     yield DeviceTimeline(
         device=plane.name.removeprefix("/device:"),
         platform="gpu",
@@ -53,11 +56,14 @@ def timelines(trace: Trace, plane: XPlane) -> Iterator[DeviceTimeline]:
         names=table.names,
         **events._asdict(),
         executions=_executions(table.names, events),
+        kernels=kernels,
+        kernel_names=tuple(plane.about(kind).name for kind in kinds.tolist()),
     )
 
 
-def _lanes(trace: Trace, plane: XPlane, lines: Sequence[XLine], table: OpTable) -> Iterator[Lane]:
-    found = [line.events(_NUMBERS, _TEXTS) for line in lines]
+def _lanes(
+    trace: Trace, plane: XPlane, found: Sequence[EventColumns], table: OpTable
+) -> Iterator[Lane]:
     positions = _positions(found)
     for events, position in zip(found, positions, strict=True):
         columns = [events.metadata, events.texts["hlo_op"], events.texts["hlo_module"]]

@@ -6,11 +6,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mfu_jax.logger.records.summary import StepStatistics, Summary
 from mfu_jax.runs.live.following import LiveStep, MetricsTail
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
+from mfu_jax.runs.report.setup import Setup
 from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.util.formatting import loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
@@ -101,10 +102,10 @@ def _headline(follower: MetricsTail, steps: Sequence[LiveStep], now: float) -> A
     if not steps:
         text.append(": no step yet; waiting for its first", style="dim")
         return text
-    total = follower.setup.config.get("steps", "")
+    total = _total(follower)
     text.append(f": step {steps[-1].number}{f' of {total}' if total else ''}, ")
-    state, style = _state(follower.heartbeat(), steps, now)
-    text.append(state, style=style)
+    state = _state(follower.heartbeat(), steps, now)
+    text.append(state.text, style=state.style)
     if follower.restarts:
         text.append(f", restarts seen: {follower.restarts}", style="yellow")
     measured = [step for step in steps if step.kind == "step"]
@@ -116,15 +117,65 @@ def _headline(follower: MetricsTail, steps: Sequence[LiveStep], now: float) -> A
     if times := _finite(measured, STEP_SECONDS):
         median = statistics.median(times)
         medians.append(f"{readable(median)} s a step")
-        if total.isdecimal() and (left := int(total) - 1 - steps[-1].number) > 0:
+        if total and (left := total - 1 - steps[-1].number) > 0:
             medians.append(f"{_age(left * median)} to go")
     if medians:
         text.append(f"\nmedian of {len(measured)} steps: {', '.join(medians)}")
-    if devices := follower.setup.values.get("devices"):
-        text.append(f"\n{_plain(str(devices))}", style="dim")
+    if chip := ", peak ".join(filter(None, _chip(follower.setup))):
+        text.append(f"\n{_plain(chip)}", style="dim")
     if fall := _fall(measured):
         text.append(f"\n{fall}", style="bold red")
     return text
+
+
+def snapshot(follower: MetricsTail, now: float) -> dict[str, Any]:
+    """What the frame shows, as plain JSON values; None is what the run's files do not say.
+
+    Args:
+        follower: the run.
+        now: wall clock, in seconds since 1970.
+    """
+    steps = list(follower.steps)
+    if not steps:
+        return {"run": str(follower.path), "state": "waiting", "step": None}
+    measured = [step for step in steps if step.kind == "step"]
+    mfu, hfu, seconds = (
+        statistics.median(values) if (values := _finite(measured, name)) else None
+        for name in ("perf/mfu", "perf/hfu", STEP_SECONDS)
+    )
+    total, devices_peak, last = _total(follower), _chip(follower.setup), steps[-1]
+    left = None if not total or seconds is None else max(0, total - 1 - last.number) * seconds
+    return {
+        "run": str(follower.path),
+        "state": _state(follower.heartbeat(), steps, now).word,
+        "step": last.number,
+        "steps": total,
+        "seconds_since_last_step": None if last.unix_seconds is None else now - last.unix_seconds,
+        "seconds_left": left,
+        "restarts": follower.restarts,
+        "devices": devices_peak[0] or None,
+        "peak": devices_peak[1] or None,
+        "median": {"steps": len(measured), "mfu": mfu, "hfu": hfu, "step_time_seconds": seconds},
+        "last_step": dict(last.scalars),
+        "seconds_by_use": time_split(steps),
+        "hosts": dict(follower.hosts),
+        "alarms": [
+            *([{"step": last.number, "text": fall}] if (fall := _fall(measured)) else []),
+            *({"step": number, "text": note} for number, note in follower.notes),
+        ],
+        "verdict": _verdict(follower, steps).to_json(),
+    }
+
+
+def _total(follower: MetricsTail) -> int | None:
+    """The steps of the whole run, if its config says."""
+    text = follower.setup.config.get("steps", "")
+    return int(text) if text.isdecimal() and int(text) else None
+
+
+def _chip(setup: Setup) -> tuple[str, str]:
+    """The devices and the peak of one; empty where the run did not log it."""
+    return str(setup.values.get("devices", "")), (setup.peak or "").partition(" (")[0]
 
 
 def _fall(measured: Sequence[LiveStep]) -> str:
@@ -133,7 +184,7 @@ def _fall(measured: Sequence[LiveStep]) -> str:
     before, last = known[:-_LAST_STEPS], known[-_LAST_STEPS:]
     if not before or not last:
         return ""
-    usual, now = statistics.median(before), statistics.median(last)
+    usual, now = sorted(before)[3 * len(before) // 4], statistics.median(last)  # also if it lasts
     if now >= _FALLEN * usual:
         return ""
     return f"MFU has fallen from {percent(usual)} to {percent(now)} in the last {len(last)} steps"
@@ -158,23 +209,30 @@ def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
     )
 
 
-def _state(heartbeat: Mapping[str, Any], steps: Sequence[LiveStep], now: float) -> tuple[str, str]:
-    """The run's state, and its style."""
-    beat = heartbeat.get("state")
+class _State(NamedTuple):
+    word: str
+    text: str
+    style: str
+
+
+def _state(heartbeat: Mapping[str, Any], steps: Sequence[LiveStep], now: float) -> _State:
+    beat = str(heartbeat.get("state") or "running")
     if beat == "ended":
-        return "ended", "dim"
+        return _State(beat, beat, "dim")
     last = steps[-1].unix_seconds
     if last is None:
-        return str(beat or "running"), ""
+        return _State(beat, beat, "")
     age = max(0.0, now - last)
     times = _finite(steps, STEP_SECONDS)
     limit = max(_LATE_SECONDS, _LATE_STEPS * statistics.median(times)) if times else _LATE_SECONDS
     text = f"{_age(age)} ago"
     if beat == "hung":
-        return f"HANGS, last step {text}", "bold red"
+        return _State(beat, f"HANGS, last step {text}", "bold red")
     if beat == "paused":
-        return f"in a pause, last step {text}", "cyan"
-    return (f"last step {text}", "bold red") if age > limit else (f"{text}", "green")
+        return _State(beat, f"in a pause, last step {text}", "cyan")
+    if age > limit:
+        return _State("late", f"last step {text}", "bold red")
+    return _State(beat, text, "green")
 
 
 def _table(steps: Sequence[LiveStep]) -> Any:
@@ -258,11 +316,11 @@ def _hosts(view: Mapping[str, Any], steps: Sequence[LiveStep]) -> Any:
 def _alarms(follower: MetricsTail) -> Any:
     if not follower.notes:
         return None
-    text = _rich("text").Text("alarms", style="")
+    parts = [_rich("text").Text("alarms")]
     for number, note in list(follower.notes)[-_LAST_ALARMS:]:
-        text.append(f"\n  step {number}: ", style="dim")
-        text.append(_plain(note), style="yellow")
-    return text
+        text = _rich("text").Text(f"step {number}: ", style="dim")
+        parts.append(_rich("padding").Padding(text.append(_plain(note), "yellow"), (0, 0, 0, 2)))
+    return _rich("console").Group(*parts)
 
 
 def _finite(steps: Iterable[LiveStep], name: str) -> list[float]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mfu_jax.pages.charts import Curve, broken, curves, thinned
+from mfu_jax.pages.charts import MOST_POINTS, Curve, broken, curves, thinned
 from mfu_jax.pages.document import color, section
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
@@ -28,6 +28,7 @@ class _CurveMetric(NamedTuple):
     has_zero: bool = False
     measured_only: bool = True
     is_unknown_at_zero: bool = True  # no curve where every value is 0
+    unit: float = 1.0  # that the text is of
 
 
 _MFU = _CurveMetric("perf/mfu", "MFU", percent, has_zero=True)
@@ -46,9 +47,10 @@ _METRICS = (
     (_CurveMetric("learning/grad_norm", "gradient norm", "{:.4g}".format, **_LEARNED),),
     (_CurveMetric("learning/current_learning_rate", "learning rate", "{:.4g}".format, **_LEARNED),),
     (_CurveMetric("goodput/data_wait_seconds", "wait for data", seconds_text, has_zero=True),),
-    (_CurveMetric("memory/peak_bytes_in_use", "peak memory", lambda v: f"{v / 2**30:.4g} GiB"),),
+    (_CurveMetric("memory/peak_bytes_in_use", "peak memory", "{:.4g} GiB".format, unit=2.0**30),),
 )
 _BY_WORK = ("perf/hfu", STEP_SECONDS, "perf/per_device_tokens_per_sec")
+_FEWEST_POINTS = 60
 _SAME = 1e-3  # relative
 
 
@@ -101,7 +103,9 @@ def _over_steps(metric: _CurveMetric, runs: Mapping[str, RunData]) -> Markup | N
         places, values = _values(metric, run)
         if any(values) or (values and not metric.is_unknown_at_zero):
             numbers = run.columns.numbers
-            points = thinned([numbers[i] for i in places], values)
+            ys = [value / metric.unit for value in values]
+            most = max(MOST_POINTS // len(runs), _FEWEST_POINTS)  # of all runs as large as of one
+            points = thinned([numbers[i] for i in places], ys, most=most)
             found.append(Curve(name=name, points=points, kind=color(i)))
     if not found:
         return None

@@ -234,15 +234,18 @@ def clock_share(reading: Mapping[str, float], plan: Mapping[str, Any]) -> float 
     return min(1.0, clock / 1000 / peak) if clock and peak else None
 
 
-def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanComparison:
+def compare_with_plan(
+    plan: Mapping[str, Any], path: str, run: RunData, scalars: Mapping[str, float] | None = None
+) -> PlanComparison:
     """Compares a plan with a run.
 
     Args:
         plan: as `read_plan` returns it.
         path: of its file.
         run: the run of the planned step.
+        scalars: of its profile; by default those that it logged.
     """
-    summary, profile = run.summary, run.metrics.profile
+    summary, profile = run.summary, scalars or run.metrics.profile
     peak = max(run.columns.measured("memory/peak_bytes_in_use")[1], default=None)
     step = _number(plan, "step_time_seconds")
     rows = (

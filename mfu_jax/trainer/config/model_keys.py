@@ -185,6 +185,7 @@ class RematKeys:
         "minimal_offloaded",
         "names",
         "custom",
+        "auto",
     ]
     remat_save_names: tuple[str, ...]
     decoder_layer_input: RematPlace

@@ -27,7 +27,7 @@ from mfu_jax.planning.compilation.absent_devices import absent_devices
 from mfu_jax.planning.compilation.child_process import obey_parent
 from mfu_jax.planning.compilation.gpu_autotuning import autotuned
 from mfu_jax.planning.result.plan import StepWork
-from mfu_jax.planning.step_sources import executed_flops_of, pipeline_ticks, work_of
+from mfu_jax.planning.step_sources import DEVICE_BATCH, executed_flops_of, pipeline_ticks, work_of
 from mfu_jax.planning.sweep.search import Analytic
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.config.mesh_axes import (
@@ -78,6 +78,16 @@ class TrainerStep:
     def run_words(self, values: Mapping[str, str]) -> list[str]:
         """The same words: the trainer runs exactly what was planned."""
         return self.words(values)
+
+    def named(self, values: Mapping[str, str]) -> str:
+        """The model and the batch; one without a name by its sizes and the file that has them."""
+        config = load(self.words(values))
+        given = dataclasses.asdict(config)
+        given["per_device_batch_size"] = f"{config.per_device_batch_size:g}"
+        sizes = f"({config.num_decoder_layers} layers, emb_dim={config.emb_dim})"
+        where = Path(self.files[-1]).name if self.files else "base.yml"
+        name = f"{config.model_name or f'the model of {where}'} {sizes}"
+        return DEVICE_BATCH.format_map({**given, "model_name": name})
 
     def work(self, values: Mapping[str, str]) -> StepWork:
         """What the step is for."""

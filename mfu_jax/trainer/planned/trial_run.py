@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.planning.tune.evidence import Trial
+from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial
 from mfu_jax.util.child_process import child_environment
 
 # What a trial leaves out: it writes only what is read back, and waits for nothing.
@@ -25,7 +24,6 @@ _QUIET = {
     **{"gpu_period_seconds": "0", "host_log_period": "0", "fsync_seconds": "-1"},
 }
 _WARMUP_STEPS = 2
-_OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|MemoryError|bad_alloc")
 _PROBE = (
     "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
     "print(json.dumps([d[0].platform, d[0].device_kind, len(d), s.get('bytes_limit')]))"
@@ -116,7 +114,7 @@ def trial_run(
         metrics = Path(folder, "trial", "metrics.jsonl")
         if code == 0:
             return _measured(metrics, devices_per_chip)
-    if code == -signal.SIGKILL or _OUT_OF_MEMORY.search(said):
+    if code == -signal.SIGKILL or OUT_OF_MEMORY.search(said):
         return Trial(values={}, by="run", source="measured", fits=False, note="ran out of memory")
     last = [line for line in said.splitlines() if line.strip()][-1:]
     why = f"not finished after {seconds:.0f} s" if code is None else f"exit code {code}"

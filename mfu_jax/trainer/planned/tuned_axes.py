@@ -108,7 +108,7 @@ def axes_of(
         config, platform, devices, chip, runs, TOKENS in keep, precisions
     ):
         keys = {key for settings in choices.values() for key in settings}
-        if keys & {*keep, *swept}:
+        if not choices or keys & {*keep, *swept}:
             continue
         mine = {key: fixed.pop(key) for key in sorted(keys & set(fixed))}
         if axis := _axis(name, choices, _start(config, name, choices, mine, devices)):

@@ -53,7 +53,7 @@ def objective(
     """
     model = nnx.merge(graph, trained, frozen)
     text = (batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
-    inputs = (*text, _images(batch))
+    inputs = (*text, images_of(batch))
     outputs = model.outputs(*inputs)
     shown: dict[str, jax.Array] = {}
     if config.use_dpo:
@@ -86,7 +86,8 @@ def _further(
     return {name: value * count for name, value in found.items()}
 
 
-def _images(batch: Batch) -> Images | None:
+def images_of(batch: Batch) -> Images | None:
+    """The images of a batch, if it has some."""
     return Images(batch["images"], batch["inputs_image"]) if "images" in batch else None
 
 

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.hardware.chips import lookup
 from mfu_jax.layers.attention.ops import SPLIT, choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
@@ -25,10 +26,13 @@ from mfu_jax.layers.stack.remat import computes_again
 from mfu_jax.trainer.config.mesh_axes import weight_shards
 from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.step.mesh import state_shardings
+from mfu_jax.trainer.step.remat_choice import chosen_policy
 from mfu_jax.trainer.step.trainable import trained_and_frozen
 from mfu_jax.util.optional_deps import QUANTIZE, require
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Of the memory, if `remat_policy=auto` fills it; the rest is for buffers and fragmentation.
+_FILLED = 0.85
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -76,12 +80,12 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
-    Also resolves `grouped_matmul`, `weight_gathers`, `norm_gradients` and `logits_columns` of
-    ``auto``.
+    Also resolves `grouped_matmul`, `weight_gathers`, `norm_gradients`, `logits_columns` and
+    `remat_policy` of ``auto``.
 
     Raises:
-        UserError: a kernel does not support this platform or dtype, or the layers cannot be split
-            as the mesh requires.
+        UserError: a kernel does not support this platform or dtype, the layers cannot be split as
+            the mesh requires, or ``remat_policy=auto`` meets a device of unknown memory.
     """
     platform = mesh.devices.flat[0].platform
     spec = model_spec(config)
@@ -96,14 +100,37 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         schedule_of(config, spec.layers)
     except ValueError as error:
         raise UserError(str(error)) from None
-    return dataclasses.replace(
+    config = dataclasses.replace(
         config,
         attention=attention,
         grouped_matmul=_grouped_matmul(config, platform),
-        weight_gathers=_weight_gathers(config, platform),
         norm_gradients=_norm_gradients(config, mesh.devices.flat[0]),
         logits_columns=_logits_columns(config, platform),
     )
+    if config.remat_policy == "auto":
+        free = _FILLED * _memory_bytes(mesh) - state_bytes_per_device(config)
+        policy = chosen_policy(config, mesh, free, _split_model)
+        config = dataclasses.replace(config, remat_policy=policy)
+    return dataclasses.replace(config, weight_gathers=_weight_gathers(config, platform))
+
+
+def _memory_bytes(mesh: Mesh) -> float:
+    """Memory of one device: what its runtime grants, or else, if it is absent, what its chip has.
+
+    Raises:
+        UserError: it is not known.
+    """
+    device = mesh.devices.flat[0]
+    granted = None
+    with contextlib.suppress(NotImplementedError, jax.errors.JaxRuntimeError):
+        granted = _limit_bytes([d for d in mesh.devices.flat if d.process_index == 0])
+    return granted or lookup(device.device_kind).usable_memory_bytes
+
+
+def _split_model(config: Config) -> tuple[Any, Any]:
+    """The model's structure, and the shapes of its weights."""
+    model = nnx.eval_shape(lambda: make_model(config, 0))
+    return nnx.graphdef(model), nnx.state(model, nnx.Param)
 
 
 def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:

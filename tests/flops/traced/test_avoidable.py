@@ -85,6 +85,18 @@ def _transposed(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.einsum("ab,bc->ca", 2 * jnp.broadcast_to(x[:1], (ROWS, WIDTH)), w)
 
 
+def _in_another_layout(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.einsum("ab,bc->ca", x, w) + (x @ w).T
+
+
+def _of_transposed_operands(x: jax.Array, w: jax.Array) -> jax.Array:
+    return (w.T @ x.T).T + x @ w
+
+
+def _by_the_other_side_of_a_square(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x @ w + x @ w.T
+
+
 def _sums_over_equal_rows(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.broadcast_to(x[:1, :ROWS], (WIDTH, ROWS)).T @ w
 
@@ -104,6 +116,9 @@ def _sums_over_equal_rows(x: jax.Array, w: jax.Array) -> jax.Array:
         (_carried, 0),
         (_of_equal_rows, ONE * (ROWS - 1) // ROWS),
         (_transposed, ONE * (ROWS - 1) // ROWS),
+        (_in_another_layout, ONE),
+        (_of_transposed_operands, ONE),
+        (_by_the_other_side_of_a_square, 0),
         (_sums_over_equal_rows, 0),
     ],
 )

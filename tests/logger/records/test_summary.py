@@ -141,7 +141,7 @@ def test_the_text_tells_what_was_measured_and_what_was_left_out() -> None:
         seconds_by_use={"train": 6.0, "compile": 2.0},
         flags={"mfu_over_1": 1},
     ).render()
-    assert "2 measured steps (2 compile and 1 warm-up steps kept out)" in text
+    assert "2 measured steps (2 compile and 1 warm-up steps excluded)" in text
     assert "mean 0.500 s, median 0.500 s, p90 0.500 s, p99 0.500 s" in text
     assert "mean 6.000 TFLOP/s/device, 200.0 tokens/s/device" in text
     assert "mean MFU 40.0%, HFU 50.0%" in text
@@ -159,7 +159,7 @@ def test_printing_a_summary_shows_the_text_with_a_readable_loss() -> None:
 
 def test_a_run_without_a_measured_step_has_a_summary_too() -> None:
     summary = Summary(steps=0, warmup_steps=2)
-    assert summary.render() == "summary: 0 measured steps (2 warm-up steps kept out)"
+    assert summary.render() == "summary: 0 measured steps (2 warm-up steps excluded)"
     assert summary.shares == {}
     assert summary.train_fraction is None
 
@@ -183,9 +183,9 @@ def test_json_has_every_field_and_is_valid_with_a_nan_loss() -> None:
 @pytest.mark.parametrize(
     ("compiled", "warm", "text"),
     [
-        (1, 0, " (1 compile step kept out)"),
-        (0, 2, " (2 warm-up steps kept out)"),
-        (1, 1, " (1 compile and 1 warm-up steps kept out)"),
+        (1, 0, " (1 compile step excluded)"),
+        (0, 2, " (2 warm-up steps excluded)"),
+        (1, 1, " (1 compile and 1 warm-up steps excluded)"),
         (0, 0, ""),
     ],
 )

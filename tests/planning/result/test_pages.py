@@ -9,6 +9,7 @@ from mfu_jax.planning.result.page import plan_page
 from mfu_jax.planning.result.plan import StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.targets import parse_target
+from mfu_jax.util.formatting import seconds_text
 from tests.support.html_pages import headlines
 from tests.support.paths import RECORDED
 
@@ -40,7 +41,7 @@ def test_transfers_are_those_of_the_json(plan):
     for row in plan.to_json()["collectives"]:
         assert row["kind"] in table
         for part in ("seconds", "hidden_seconds", "exposed_seconds"):
-            assert f">{row[part]:.4g}<" in table
+            assert f">{seconds_text(row[part])}<" in table
 
 
 def test_every_span_of_the_layer_is_drawn(plan):

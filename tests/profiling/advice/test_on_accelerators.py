@@ -65,17 +65,20 @@ def test_odd_vocabulary(tmp_path: Path) -> None:
     first(written_profile(tmp_path, lines, seconds), "padding of odd shapes", brought)
 
 
-def test_an_elementwise_chain(tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", ["negate({0})", "multiply({0}, {0})"])
+def test_an_elementwise_chain(tmp_path: Path, op: str) -> None:
     shape, size = f"bf16[{M},{N}]", 2 * M * N
     names = [f"mul.{i}" for i in range(6)]
     operands = ["up.result", *names[:-1]]
     lines = [*HEALTHY, f"  %up.result = {shape} bitcast(%up)"]
     for name, operand in zip(names, operands, strict=True):
         lines.append(f"  %{name}.in = {shape} opt-barrier(%{operand})")
-        lines.append(f"  %{name} = {shape} negate(%{name}.in)")
+        lines.append(f"  %{name} = {shape} {op.format(f'%{name}.in')}")
     one = 2 * size / (0.8 * BANDWIDTH)  # reads one array, writes one
     seconds = {**HEALTHY_SECONDS, **dict.fromkeys(names, one)}
-    first(written_profile(tmp_path, lines, seconds), "unfused elementwise chain", 5 * one)
+    profile = written_profile(tmp_path, lines, seconds)
+    first(profile, "unfused elementwise chain", 5 * one)
+    assert "6 elementwise ops pass arrays on through memory, 5 times" in profile.advice[0].evidence
 
 
 def test_logits_in_float32(tmp_path: Path) -> None:
@@ -267,6 +270,34 @@ def test_a_callback_that_only_the_host_records(tmp_path: Path) -> None:
     bars = {bar.name: bar.seconds for bar in profile.waterfall}
     waiting = 4 * MATMUL - launching
     assert bars["waiting for callbacks on the host"] == pytest.approx(waiting, rel=0.01)
+
+
+def test_gaps_before_a_callback_are_not_its_own(tmp_path: Path) -> None:
+    """A short callback late in a step with slow launches, which stay without it."""
+    call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
+    write_program(tmp_path, [*HEALTHY, call, dot("last", M, K, N)])
+    step, asking = 5 * MATMUL, 0.2 * MATMUL
+    plane = Plane("/device:GPU:0", gpu_device_name=KIND)
+    of = {"hlo_module": "jit_step", "program_id": 7}
+    at = {"up": 0.0, "down": 2 * MATMUL, "last": 3.5 * MATMUL}
+    plane.line(
+        "Stream #7(Compute)",
+        [
+            (name, round((turn * step + start) * PS), round(MATMUL * PS), {**of, "hlo_op": name})
+            for turn in range(4)
+            for name, start in at.items()
+        ],
+    )
+    host = Plane("/host:CPU")
+    events = []
+    for begin in (turn * step for turn in range(4)):
+        events.append(("train", round(begin * PS), round(0.99 * step * PS), {"step_num": 1}))
+        events.append(("ask", round((begin + 3.1 * MATMUL) * PS), round(asking * PS), {}))
+    host.line("python", events)
+    write_trace(tmp_path, host, plane)
+    found = {one.cause: one.gain_seconds for one in read_profile(tmp_path).advice}
+    brought = 0.4 * MATMUL  # the callback, and the launch after it
+    assert found["host callback in the step"] == pytest.approx(brought, rel=WITHIN)
 
 
 def test_of_several_waits_in_a_step_the_long_one_is_named(tmp_path: Path) -> None:

@@ -169,6 +169,25 @@ def test_the_clock_is_not_blamed_beyond_its_reading(traces: Path) -> None:
     assert "lower clock" not in full.by_reason()
 
 
+def test_more_work_takes_no_more_than_was_measured(traces: Path) -> None:
+    profile, plan = planned(traces / "healthy")
+    ops = [{**row, "hbm_bytes": row["hbm_bytes"] / 10**6, "flops": 0} for row in plan["ops"]]
+    gap = gap_of(profile, {**plan, "ops": ops})
+    assert {why for row in gap.changes for why in row.why} >= {"more work", "faster kernel"}
+    for row in gap.changes:
+        assert abs(sum(row.why.values()) - row.seconds) < 1e-9
+        assert max(row.why.values()) <= row.after
+
+
+def test_other_hardware_is_no_clock(traces: Path) -> None:
+    profile, plan = planned(traces / "gpt2")
+    gap = plan_gap(planted(profile, lambda op: 2.0), {**plan, "hardware": "B200"}, "plan.json")
+    assert gap.notes[0] == "the plan is for B200, the profile of NVIDIA H100 80GB HBM3: " + (
+        "other hardware"
+    )
+    assert "lower clock" not in gap.by_reason()
+
+
 def test_ops_that_may_be_the_missing_ones_are_unexplained(traces: Path) -> None:
     profile, plan = planned(traces / "healthy")
     measured = profile.measured

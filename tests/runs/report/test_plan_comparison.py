@@ -198,7 +198,7 @@ def test_without_a_profile_the_log_divides_the_gap(
 
 
 def test_with_a_trace_the_gap_is_by_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = write(tmp_path)
+    words = write(tmp_path, is_profiled=False)
     with tarfile.open(Path(__file__).parents[2] / "data" / "h100_loops.tar.xz") as tar:
         tar.extractall(tmp_path, filter="data")
     (tmp_path / "sync_host").rename(tmp_path / "profile")
@@ -206,7 +206,11 @@ def test_with_a_trace_the_gap_is_by_op(tmp_path: Path, capsys: pytest.CaptureFix
     plan = make_plan(program, parse_target(hardware="h100", devices=1)).to_json()
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     assert main([*words, "--json"]) == 0
-    gap = json.loads(capsys.readouterr().out)["plan"]["gap"]
+    found = json.loads(capsys.readouterr().out)["plan"]
+    assert found["notes"][-1] == "measured causes are of profiled steps of 14.305 ms"
+    causes = {row["name"]: row["measured"] for row in found["time_by_cause"]}
+    assert sum(causes.values()) == pytest.approx(14.305e-3, abs=1e-6)
+    gap = found["gap"]
     assert next(iter(gap["by_reason"])) == "waiting host"
     assert gap["measured_seconds"] == pytest.approx(14.305e-3, abs=1e-6)
     assert {row["op"] for row in gap["changes"]} > {"custom-call.0", "custom-call.1"}

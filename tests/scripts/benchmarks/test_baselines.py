@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,19 +60,53 @@ def test_what_is_missing_is_said() -> None:
     two = dataclasses.replace(H100, count=2)
     assert beside_pytorch({}, two, timeout=1).why == "PyTorch runs on one GPU; here are 2"
     slow = beside_pytorch({}, H100, timeout=0.2, program=_stand_in("import time; time.sleep(60)"))
-    assert slow.why == "not finished after 0 s"
+    assert slow.why == "not finished after 0 s; not started: no time left"
+
+
+# Stands in for PyTorch: without recomputation Hugging Face's model needs half of the batch.
+PYTORCH = """
+import json, sys
+keys = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+again, is_hf = keys["remat_policy"] == "full", "--hf" in sys.argv
+assert keys["num_vocab_tiling"] == "1"
+batch = 8 if again or not is_hf else 4
+print(json.dumps({"batch": batch, "median_seconds": 1.0, "peak_memory_bytes": 1,
+                  "tokens_per_sec": 100 * batch + 50 * is_hf - 10 * again}))
+"""
+
+
+@pytest.mark.full
+def test_the_fastest_pytorch_is_shown_and_recomputes_only_where_the_batch_was_too_large() -> None:
+    settings = {"per_device_batch_size": 8, "num_vocab_tiling": 8, "remat_policy": "none"}
+    program = _stand_in(PYTORCH)
+    best = beside_pytorch(settings, H100, timeout=HANG_SECONDS, program=program)
+    assert (best.values["variant"], best.values["tokens_per_sec"]) == ("hf, remat full", 840)
+    assert set(best.values["variants"]) == {"dense, remat none", "hf, remat none", "hf, remat full"}
+    result = benchmarking.BenchmarkResult(name="gpt2-124m", status="ok", pytorch=best)
+    assert (
+        "gpt2-124m: PyTorch's best is hf, remat full (dense, remat none: 800 tokens/s, batch 8; "
+        "hf, remat none: 450 tokens/s, batch 4; hf, remat full: 840 tokens/s, batch 8)"
+    ) in benchmarking.render([result])
+
+
+def test_a_run_starts_nothing_once_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(benchmarking, "probe", lambda platform: H100)
+    assert benchmarking.main(["--platform=gpu", "--budget=0", f"--output={tmp_path}"]) == 1
+    assert "gpt2-124m: not started: no time left" in capsys.readouterr().out
 
 
 def test_the_table_has_the_plan_and_pytorchs_mfu_in_the_same_flops() -> None:
     result = benchmarking.BenchmarkResult(
         name="llama3-8b",
         status="ok",
-        metrics={"median_seconds": 0.6, "mfu": 0.5},
+        metrics={"median_seconds": 0.6, "mfu": 0.5, "tokens_per_sec_per_device": 1000.0},
         plan=Baseline(values={"step_time_seconds": 0.55, "memory_peak_bytes": 3 * 2**30}),
-        pytorch=Baseline(values={"median_seconds": 0.75}),
+        pytorch=Baseline(values={"median_seconds": 0.75, "tokens_per_sec": 800.0}),
     )
     table = benchmarking.render([result]).splitlines()
-    for cell in ("0.5500", "3.0", "0.7500", "40.00%"):  # 0.5 · 0.6 / 0.75
+    for cell in ("0.5500", "3.0", "0.7500", "800.0", "40.00%"):  # 0.5 · 800 / 1000
         assert cell in table[1].split()
     missing = dataclasses.replace(result, plan=Baseline(why="no compiler"), pytorch=Baseline())
     assert "llama3-8b: no prediction: no compiler" in benchmarking.render([missing])

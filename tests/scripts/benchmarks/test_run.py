@@ -46,7 +46,7 @@ def _trainer(script: str) -> tuple[str, ...]:
     return (sys.executable, "-c", script)
 
 
-def _run(script: str, folder: Path, name: str = "llama3-8b") -> benchmarking.BenchmarkResult:
+def _run(script: str, folder: Path, name: str = "llama3.2-1b") -> benchmarking.BenchmarkResult:
     return benchmarking.run_benchmark(
         name, H100, folder, steps=4, timeout=HANG_SECONDS, trainer=_trainer(script)
     )
@@ -54,7 +54,7 @@ def _run(script: str, folder: Path, name: str = "llama3-8b") -> benchmarking.Ben
 
 @pytest.mark.full
 def test_a_batch_that_does_not_fit_is_followed_by_a_smaller_one(tmp_path: Path):
-    result = _run(FAKE_TRAINER, tmp_path)  # its batches are 4, 2, 1
+    result = _run(FAKE_TRAINER, tmp_path)  # its batches are 8, 8, 4, 2, 1
     assert result.status == "ok"
     assert result.settings["per_device_batch_size"] == 2
     assert result.metrics["median_seconds"] == 2.0  # the compile step is left out
@@ -74,7 +74,7 @@ def test_a_failure_names_its_last_line_and_its_log(tmp_path: Path):
     result = _run("import sys; print('so far'); sys.exit('it broke')", tmp_path)
     assert result.status == "failed with exit code 1: it broke"
     assert "so far" in Path(result.log).read_text()
-    assert f"llama3-8b: {result.status} (log: {result.log})" in benchmarking.render([result])
+    assert f"llama3.2-1b: {result.status} (log: {result.log})" in benchmarking.render([result])
 
 
 def test_a_model_that_cannot_fit_is_skipped_with_the_numbers():
@@ -121,6 +121,13 @@ def test_the_trainer_knows_every_setting(name: str):
     config = pyconfig.load(["configs/base.yml", *(f"{k}={v}" for k, v in settings.items())])
     assert config.dataset_type == "synthetic"
     assert config.dtype == "bfloat16"
+
+
+def test_gpus_get_tuned_settings_and_others_the_plain_ones():
+    tuned = benchmarking.plan("gpt2-124m", H100, steps=5)[0]
+    plain = benchmarking.plan("gpt2-124m", V5E, steps=5)[0]
+    assert (tuned["remat_policy"], tuned["scan_layers"]) == ("none", "false")
+    assert (plain["remat_policy"], plain.get("scan_layers")) == ("minimal", None)
 
 
 def test_a_cpu_takes_the_smallest_batch():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mfu_jax.planning.step_sources import MaxTextStep
 from mfu_jax.planning.targets import parse_target
 from mfu_jax.trainer.planned.planned_step import TrainerStep
 from tests.support.paths import DATA
@@ -100,6 +101,16 @@ def test_the_turns_of_a_pipeline(keys, turns):
 
 def test_a_right_step_says_nothing():
     assert TrainerStep(V6E).invalid(MODEL) is None
+
+
+def test_a_plan_names_its_model_and_batch():
+    named = TrainerStep(V6E).named({**MODEL, "per_device_batch_size": "3"})
+    assert named == "llama3-8b (32 layers, emb_dim=4096), 3 × 128 tokens a device,"
+    assert TrainerStep(V6E).named({"max_target_length": "64"}) == (
+        "the model of base.yml (4 layers, emb_dim=256), 8 × 64 tokens a device,"
+    )
+    maxtext = MaxTextStep().named({"model_name": "gemma2-9b"})
+    assert maxtext == "gemma2-9b, 12 × 2048 tokens a device,"
 
 
 def test_every_setting_is_in_the_identity():

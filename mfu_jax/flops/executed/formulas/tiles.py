@@ -207,6 +207,22 @@ def _classes(window: WindowDimension, size: int) -> list[tuple[int, int]]:
     return classes
 
 
+def beyond_library_tile(kernel: str, matmul: tuple[int, int, int, int], is_transposed: bool) -> int:
+    """FLOPs that a library's matmul runs on the rest of its tiles; 0 if its name states none.
+
+    Args:
+        kernel: the kernel's name.
+        matmul: batch, m, n and k.
+        is_transposed: whether m, not n, is the result's minor dimension.
+    """
+    tile = library_tile(kernel)
+    batch, m, n, k = matmul
+    if tile is None or ("splitK" in kernel and k % tile[2]):  # how k is split is not stated
+        return 0
+    sizes = (m, n, k) if is_transposed else (n, m, k)
+    return 2 * batch * (whole_tiles(sizes, tile) - m * n * k)
+
+
 def library_tile(kernel: str) -> tuple[int, int, int] | None:
     """The tile that the name of a cuBLAS or cutlass kernel states.
 

@@ -47,6 +47,7 @@ _DESCRIPTOR = 3
 _MULTIPLIES = re.compile(r"\bw?g?mma(_async)?\b(?!\.(commit|wait|fence))|tcgen05\.mma")
 _ARGUMENT = "mosaic_gpu.from_kernel_arg_idx"
 _TEXTS = ("asm_string", "intrin")
+_WITH_TEXT = ("llvm.inline_asm", "llvm.call_intrinsic")
 
 
 @register_kernel(MOSAIC_GPU)
@@ -82,10 +83,6 @@ def _read_module(module: Any) -> KernelBody:
     segments = integers(launch.attributes["operandSegmentSizes"])
     count = sum(segments[:10])  # for a token, the grid, the threads, and a cluster's blocks
     sizes = [_constant(v) for v in list(launch.operands)[segments[0] : count]]
-    # The module's constants are outside the launch.
-    for operation in launch.parent.regions[0].blocks[0].operations:
-        if operation.operation.name == "arith.constant":
-            reader.op(operation.operation)
     tables = tuple(reader.number(argument) for argument in _arguments(launch.parent))
     block = reader.block(launch.regions[0].blocks[0])
     blocks, (x, y, z), cluster = sizes[:3], sizes[3:6], sizes[6:]
@@ -134,7 +131,7 @@ def _constant(value: Any) -> int:
 def _matmul(operation: Any) -> tuple[int, str] | None:
     """One warp's share of a tensor-core instruction's 2·m·n·k."""
     text = str(operation.name)
-    if text.startswith("llvm."):  # reading attributes takes time
+    if text in _WITH_TEXT:  # reading attributes takes time
         attributes = operation.attributes
         text = next((str(attributes[key]) for key in _TEXTS if key in attributes), text)
     if "mma" not in text or not _MULTIPLIES.search(text):

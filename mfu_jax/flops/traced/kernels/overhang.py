@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known
+from mfu_jax.flops.traced.jaxprs import inner_jaxprs
 from mfu_jax.util.jax_internals import array_of_block
 
 Extent = Any  # elements of a dimension, an int or one per program; None: all of them
@@ -38,19 +39,54 @@ FILL = InArrays(())
 """A value that no array went into: zeros, positions, masks."""
 
 
+Slot = tuple[int, ...] | None
+"""Positions along the first dimensions of a kernel's memory, as of a double buffer; None: any."""
+
+
 @dataclass(eq=False)
 class Scratch:
-    """Memory of a kernel, whose contents are what was last stored; `FILL` at first."""
+    """Memory of a kernel, whose contents are what was last stored; `FILL` at first.
 
+    Attributes:
+        is_private: whether each program of the grid has its own, as in `run_scoped`.
+        stored: what it holds, but for `slots`.
+        slots: what copies left in its slots.
+    """
+
+    is_private: bool = False
     stored: Known = FILL
+    slots: dict[Slot, Known] = field(default_factory=dict)
 
-    def store(self, value: Known, is_full: bool, runs: np.ndarray) -> None:
-        """Stores a value into all of it or a part, in the programs that run it."""
+    def store(self, value: Known, rank: int | None, runs: np.ndarray) -> None:
+        """Stores a value into all of it, or a part if `rank` is given, in programs that run it."""
         if is_fill(value):
             return
         if isinstance(value, InArrays):
-            value = _bound(len(value.dims)) if not is_full else _seen_later(value, runs)
+            value = _seen_later(value, runs) if rank is None else _bound(rank)
         self.stored = union([self.stored, value])
+
+    def copy(self, slot: Slot, value: Known, runs: np.ndarray) -> None:
+        """Overwrites a slot with a part of an array, in the programs that run it."""
+        if not runs.any():
+            return
+        if isinstance(value, InArrays) and not self.is_private and any(map(_differs, value.dims)):
+            value = _bound(len(value.dims))  # another program may read it
+        if slot is None or not runs.all():
+            value = union([*self.slots.values(), value])
+        if slot is None:
+            self.slots = dict.fromkeys(self.slots, value)
+        self.slots[slot] = value
+
+    def content(self, slot: Slot) -> Known:
+        """What a slot holds."""
+        if slot in self.slots:
+            return self.slots[slot]
+        return union([*self.slots.values(), self.stored])
+
+
+def _differs(extent: Extent) -> bool:
+    """Whether it differs between the programs of the grid."""
+    return extent is not None and bool(np.ptp(extent))
 
 
 def bare(known: Sequence[Known]) -> list[Known]:
@@ -197,25 +233,112 @@ def reads(eqn: Any, known: Sequence[Known]) -> InArrays | None:
         ref, transforms = known[0], jax.tree.unflatten(eqn.params["tree"], bare(known[1:]))
     else:
         ref, transforms, _, _ = eqn.params["args_tree"].unflatten([known[0], *bare(known[1:])])
+    rank, shape = len(eqn.outvars[0].aval.shape), eqn.invars[0].aval.shape
+    if isinstance(ref, Scratch) and ref.slots:
+        return _read_slot(ref, transforms, shape, rank)
     if isinstance(ref, Scratch):
         ref = ref.stored
     if ref is FILL:
         return FILL
-    rank = len(eqn.outvars[0].aval.shape)
     if not transforms:
         return ref if isinstance(ref, InArrays) else None
     is_indexed = len(transforms) == 1 and hasattr(transforms[0], "indices")
-    part = _read(ref, transforms[0].indices, eqn.invars[0].aval.shape) if is_indexed else None
+    part = _read(ref, transforms[0].indices, shape) if is_indexed else None
     if not is_indexed and isinstance(ref, InArrays):
         return _bound(rank)
     return part if part is None or len(part.dims) == rank else _bound(rank)
+
+
+def _read_slot(ref: Scratch, transforms: Sequence[Any], shape: Sequence[int], rank: int) -> Known:
+    """What is read of memory that copies have written to."""
+    is_indexed = len(transforms) == 1 and hasattr(transforms[0], "indices")
+    slot, slices = _slot(transforms[0].indices) if is_indexed else ((), ())
+    value = ref.content(slot if is_indexed or not transforms else None)
+    if not _is_part(value):
+        return value
+    part: InArrays | None = _bound(rank)
+    if is_indexed and len(value.dims) == len(slices):
+        part = _read(value, slices, shape[len(shape) - len(slices) :])
+    elif not transforms:
+        part = value
+    return part if part is None or len(part.dims) == rank else _bound(rank)
+
+
+def _slot(indices: Sequence[Any]) -> tuple[Slot, Sequence[Any]]:
+    """The positions that come first, if they are known and equal in all programs, and the rest."""
+    first = next((d for d, index in enumerate(indices) if _is_slice(index)), len(indices))
+    positions = indices[:first]
+    if any(position is None or np.ptp(position) for position in positions):
+        return None, indices[first:]
+    return tuple(int(np.max(position)) for position in positions), indices[first:]
+
+
+def _is_slice(index: Any) -> bool:
+    return hasattr(index, "size") and hasattr(index, "stride")
+
+
+def copies_parts(jaxpr: Any) -> bool:
+    """Whether a body copies parts of arrays whose length depends on where they are."""
+    return any(
+        (eqn.primitive.name == "dma_start" and not all(_has_fixed_lengths(eqn)))
+        or any(copies_parts(j) for js in inner_jaxprs(eqn.params).values() for j in js)
+        for eqn in jaxpr.eqns
+    )
+
+
+def _has_fixed_lengths(eqn: Any) -> Iterator[bool]:
+    """Of each dimension of an array of which a copy reads a slice."""
+    source = jax.tree.unflatten(eqn.params["tree"], eqn.invars)[0]
+    for transform in getattr(source, "transforms", ()):
+        for index in filter(_is_slice, getattr(transform, "indices", ())):
+            yield isinstance(index.size, int)
+
+
+def _indices(end: Any) -> Sequence[Any] | None:
+    """The indices of an end of a copy: none for a whole array, None if there are several."""
+    transforms = getattr(end, "transforms", ())
+    if not transforms:
+        return ()
+    return getattr(transforms[0], "indices", None) if len(transforms) == 1 else None
+
+
+def copies(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> None:
+    """Follows a copy (DMA) of an array's part into a kernel's memory, as of `emit_pipeline`.
+
+    At an array's end it copies fewer elements, in whole tiles, and the kernel multiplies all.
+    """
+    pairs = zip(known, bare(known), strict=True)
+    leaves = [value if isinstance(value, Scratch) else number for value, number in pairs]
+    source, target, *_ = jax.tree.unflatten(eqn.params["tree"], leaves)
+    memory = getattr(target, "ref", target)
+    if not isinstance(memory, Scratch):
+        return
+    ends = jax.tree.unflatten(eqn.params["tree"], eqn.invars)[:2]
+    of_array, of_memory = (getattr(end, "ref", end).aval.shape for end in ends)
+    fixed, read, written = list(_has_fixed_lengths(eqn)), _indices(source), _indices(target)
+    slot, places = (None, ()) if written is None else _slot(written)
+    slices = [(i, n) for i, n in zip(read or (), of_array, strict=False) if _is_slice(i)]
+    sizes = of_memory[len(of_memory) - len(places) :]
+    if all(fixed) or len(slices) != len(places) or not all(map(_is_slice, places)):
+        memory.copy(slot, None if all(fixed) else _bound(0), runs)
+        return
+    dims: list[Extent] = []
+    is_bound = False
+    for (index, whole), is_fixed, place, size in zip(slices, fixed, places, sizes, strict=True):
+        is_known = not (index.size is None or index.start is None)
+        is_bound |= not is_fixed and not (is_known and place.start == 0)
+        inside = None
+        if not is_fixed and is_known:
+            inside = _count(np.minimum(index.size, whole - np.asarray(index.start)), size)
+        dims.append(inside)
+    memory.copy(slot, _made(dims, is_bound), runs)
 
 
 def _read(ref: Known, indices: Sequence[Any], shape: Sequence[int]) -> InArrays | None:
     dims: list[Extent] = []
     is_bound = isinstance(ref, InArrays) and ref.is_bound
     for index, extent, size in zip(indices, _dims(ref, len(shape)), shape, strict=True):
-        if not hasattr(index, "size") or not hasattr(index, "stride"):
+        if not _is_slice(index):
             is_bound |= extent is not None  # one element, which may be beyond the array
             continue
         length, start = index.size, index.start
@@ -239,7 +362,8 @@ def stores(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> None:
     else:
         (ref, value, *_), stored = known, eqn.invars[1]
     if isinstance(ref, Scratch):
-        ref.store(value, stored.aval.shape == eqn.invars[0].aval.shape, runs)
+        shape = eqn.invars[0].aval.shape
+        ref.store(value, None if stored.aval.shape == shape else len(shape), runs)
 
 
 # Values ---------------------------------------------------------------------------------------

@@ -30,8 +30,11 @@ from mfu_jax.flops.traced.kernels.overhang import (
     FILL,
     InArrays,
     Scratch,
+    Slot,
     bare,
     block_inside,
+    copies,
+    copies_parts,
     follow,
     is_fill,
     is_same,
@@ -174,27 +177,34 @@ def mesh_kernel_cost(
         trip_count: iterations of a while loop, given its operands.
         attention: which attention kernel it is; None if it is not one.
     """
+    ran: Counter[str] = Counter()
     exact: Counter[str] = Counter()
     unskipped: Counter[str] = Counter()
     unknown: set[str] = set()
+    bounds: set[str] = set()
     bodies = [jaxpr for jaxprs in inner_jaxprs(eqn.params).values() for jaxpr in jaxprs]
     for jaxpr, mesh in zip(bodies, meshes(eqn.params), strict=True):
         grid = tuple(mesh.values())
         for skips, total in ((True, exact), (False, unskipped)):
             run = _KernelPrograms(grid, tuple(range(len(grid))), trip_count, skips=skips)
             run.named = {name: run.position(axis) for axis, name in enumerate(mesh)}
+            run.overhangs = copies_parts(jaxpr)
             run.scoped(jaxpr, operands, np.ones(grid, np.int64))
-            total.update(run.flops)
-            unknown |= run.unknown if skips else set()
+            total.update(run.needed)
+            if skips:
+                ran.update(run.flops)
+                unknown |= run.unknown
+                bounds |= run.bounds
     name = str(eqn.params.get("name") or "kernel")
     if unknown and (grouped := grouped_on_gpu(eqn, lengths)):
         return _of_rows(name, exact, *grouped)
     return PallasCost(
         name=name,
-        flops=exact,
+        flops=ran,
         needed=exact,
         unskipped=_all_pairs(eqn, attention, unskipped) if attention else unskipped,
         unknown=tuple(sorted(unknown)),
+        bounds=tuple(sorted(bounds)),
     )
 
 
@@ -236,7 +246,7 @@ class _KernelPrograms:
             for number, block in enumerate(mapping.block_mappings)
             if may_overhang(block)
         }
-        self.overhangs = bool(blocks) and 0 not in self.grid
+        self.overhangs = 0 not in self.grid and (bool(blocks) or copies_parts(eqn.params["jaxpr"]))
         if not self.overhangs:
             return refs
         positions = [self.position(axis) for axis in range(len(self.grid))]
@@ -248,15 +258,15 @@ class _KernelPrograms:
         inputs = len(refs) - mapping.num_scratch_operands
         return [*refs[:inputs], *self._allocate(variables[inputs:])]
 
-    def _allocate(self, variables: Sequence[Any]) -> list[Scratch]:
+    def _allocate(self, variables: Sequence[Any], is_private: bool = False) -> list[Scratch]:
         """Memory of the kernel, one for each variable that refers to it."""
-        allocated = [Scratch() for _ in variables]
+        allocated = [Scratch(is_private) for _ in variables]
         self.memory += allocated
         return allocated
 
-    def _stored(self) -> list[tuple[Scratch, Known]]:
+    def _stored(self) -> list[tuple[Scratch, Known, dict[Slot, Known]]]:
         """The kernel's memory and what is stored there."""
-        return [(scratch, scratch.stored) for scratch in self.memory]
+        return [(scratch, scratch.stored, dict(scratch.slots)) for scratch in self.memory]
 
     def position(self, axis: int) -> np.ndarray:
         """Each program's position along an axis of the grid."""
@@ -314,6 +324,9 @@ class _KernelPrograms:
         if name in ("swap", "masked_swap", "addupdate"):
             stores(eqn, known, times)
             return nothing
+        if name == "dma_start" and self.overhangs:
+            copies(eqn, known, times)
+            return nothing
         if name == "cond":
             return self._cond(eqn, known, times)
         if name == "scan":
@@ -331,7 +344,8 @@ class _KernelPrograms:
         for jaxpr in inner:
             if name == "run_scoped" and self.overhangs:
                 inside = dict(zip(jaxpr.constvars, known, strict=True))
-                inside |= dict(zip(jaxpr.invars, self._allocate(jaxpr.invars), strict=True))
+                own = self._allocate(jaxpr.invars, is_private=True)
+                inside |= dict(zip(jaxpr.invars, own, strict=True))
                 results = self._walk(jaxpr, inside, times)
                 continue
             results = self.scoped(jaxpr, known, times)
@@ -493,10 +507,10 @@ class _KernelPrograms:
         return None
 
 
-def _restore(before: Sequence[tuple[Scratch, Known]]) -> None:
+def _restore(before: Sequence[tuple[Scratch, Known, dict[Slot, Known]]]) -> None:
     """Undoes the stores of an attempt that is not accepted."""
-    for scratch, stored in before:
-        scratch.stored = stored
+    for scratch, stored, slots in before:
+        scratch.stored, scratch.slots = stored, slots
 
 
 def _after(runs: Any, new: Known, old: Known) -> Known:

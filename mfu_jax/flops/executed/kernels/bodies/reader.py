@@ -44,12 +44,16 @@ _ATTRIBUTES = {
 }
 _QUERY = "clusterlaunchcontrol.query_cancel"
 _NOT_ASCII = re.compile(rb"\\[89A-F][0-9A-F]")
+_WITHOUT_REGIONS = ("arith.", "llvm.", "math.", "nvvm.", "vector.extract", "vector.insert")
 _BYTECODE = b"ML\xefR"
 _THREADS = {"gpu.thread_id": POSITION, "gpu.block_dim": EXTENT}
 
 
 class BodyReader:
-    """Copies operations, numbering their values.
+    """Copies what decides how often matmuls run, numbering values.
+
+    A kernel has ten thousand operations on data, which take time to read: only matmuls, operations
+    with regions, the ends of blocks, and what integers in these are computed from are copied.
 
     Args:
         matmul: FLOPs and operand dtype of an operation.
@@ -64,6 +68,7 @@ class BodyReader:
         self.makers: dict[int, BodyOp] = {}
         self.matmuls = 0
         self.dtype = ""
+        self._wanted: list[Any] = []  # values whose operations are still to be copied
 
     def number(self, value: Any) -> int:
         """The number of a value."""
@@ -72,10 +77,35 @@ class BodyReader:
     def block(self, block: Any) -> BodyBlock:
         """A block and all that is nested in it."""
         arguments = tuple(self.number(argument) for argument in block.arguments)
-        return BodyBlock(arguments, [self.op(op.operation) for op in block.operations])
+        operations = [op.operation for op in block.operations]
+        ops = [op for operation in operations[:-1] if (op := self._structure(operation))]
+        for last in operations[-1:]:
+            ops.append(self._structure(last) or self._copied(last))
+            self._wanted += filter(_is_integer, last.operands)
+        return BodyBlock(arguments, ops)
 
-    def op(self, operation: Any) -> BodyOp:
-        """One operation and all that is nested in it."""
+    def _structure(self, operation: Any) -> BodyOp | None:
+        """A matmul, or an operation with regions and all that is nested in it; else None."""
+        name = str(operation.name)
+        if found := self.matmul(operation):
+            flops, dtype = found
+            self.matmuls += 1
+            self.dtype = self.dtype or dtype
+            op = BodyOp(name, flops=flops, has_matmul=True)
+        elif name.startswith(_WITHOUT_REGIONS) or not len(operation.regions):
+            return None
+        else:
+            op = self._copied(operation)
+            self._wanted += filter(_is_integer, operation.operands)
+        if name == "scf.index_switch":
+            op.cases = integers(operation.attributes["cases"])
+        regions = () if name.startswith(_WITHOUT_REGIONS) else operation.regions
+        op.regions = tuple(self.block(block) for region in regions for block in region)
+        op.has_matmul = op.has_matmul or any(o.has_matmul for r in op.regions for o in r.ops)
+        return op
+
+    def _copied(self, operation: Any) -> BodyOp:
+        """An operation without its regions."""
         name, attribute = _name_and_attribute(operation)
         op = BodyOp(
             name,
@@ -83,22 +113,17 @@ class BodyReader:
             tuple(map(self.number, operation.results)),
             attribute,
         )
-        if found := self.matmul(operation):
-            op.flops, dtype = found
-            op.has_matmul = True
-            self.matmuls += 1
-            self.dtype = self.dtype or dtype
-        if name == "scf.index_switch":
-            op.cases = integers(operation.attributes["cases"])
-        if regions := operation.regions:
-            op.regions = tuple(self.block(block) for region in regions for block in region)
-            op.has_matmul = op.has_matmul or any(o.has_matmul for r in op.regions for o in r.ops)
         for number in op.results:
             self.makers[number] = op
         return op
 
     def body(self, block: BodyBlock, **facts: Any) -> KernelBody:
         """The kernel whose operations were read; `facts` are the other fields of a body."""
+        while self._wanted:
+            value = self._wanted.pop()
+            if self.number(value) not in self.makers and hasattr(value.owner, "operands"):
+                self._copied(value.owner)
+                self._wanted += value.owner.operands
         return KernelBody(
             block=block, matmuls=self.matmuls, dtype=self.dtype, makers=self.makers, **facts
         )
@@ -133,10 +158,13 @@ def read_body(
             # The stable form has its own names; anything else is in the upstream dialects.
             is_stable = raw.startswith(_BYTECODE) and dialect == "tpu"
             register(context, not is_stable)
+            if raw.startswith(_BYTECODE):
+                strings_of(raw).decode()
             module = ir.Module.parse(raw)
             if passes and raw.startswith(_BYTECODE):
                 PassManager.parse(f"builtin.module({passes})").run(module.operation)
-            _check_names(module)
+            if not raw.startswith(_BYTECODE):
+                _check_names(module)
             return read(module)
     except (KeyError, ValueError, RuntimeError, ir.MLIRError) as error:
         first = str(error).strip().splitlines()[:1]
@@ -144,6 +172,10 @@ def read_body(
             f"its body is damaged, or of a newer JAX than jaxlib {jaxlib_version()} can read "
             f"({' '.join(first)[:80]})"
         ) from None
+
+
+def _is_integer(value: Any) -> bool:
+    return re.fullmatch(r"index|i\d+", str(value.type)) is not None
 
 
 def _name_and_attribute(operation: Any) -> tuple[str, int]:
@@ -164,6 +196,47 @@ def _axis(operation: Any) -> int:
     if not match:
         raise UnknownBodyError(f"{operation.name} of an unknown dimension")
     return "xyz".index(match[1])
+
+
+def strings_of(raw: bytes) -> bytes:
+    """All names and texts of a module in bytecode, where printing it would take half the time.
+
+    It is ``MLïR``, a version, the producer, and sections: a number, a length, an alignment if the
+    number's highest bit is set, and the content. Section 0 has the strings: how many, their
+    lengths, their bytes.
+
+    Raises:
+        ValueError: it ends too early.
+    """
+    position = len(_BYTECODE)
+
+    def varint() -> int:
+        """An integer of as many bytes as its lowest bits say."""
+        nonlocal position
+        first = raw[position]
+        size = 9 if first == 0 else (first & -first).bit_length()
+        found = int.from_bytes(raw[position : position + size], "little") >> min(size, 8)
+        position += size
+        return found
+
+    try:
+        varint()
+        position = raw.index(b"\0", position) + 1
+        while True:
+            section = raw[position]
+            position += 1
+            length = varint()
+            if section & 0x80:
+                alignment = varint()
+                position += -position % alignment
+            if section & 0x7F == 0:
+                end = position + length
+                for _ in range(varint()):
+                    varint()
+                return raw[position:end]
+            position += length
+    except (IndexError, ZeroDivisionError):
+        raise ValueError("bytecode without its strings") from None
 
 
 def _check_names(module: Any) -> None:

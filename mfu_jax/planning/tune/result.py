@@ -1,16 +1,84 @@
-"""A search as text: trials, memory against time, what each change brought, the winner's flags."""
+"""The result of a search, and its text: trials, what each change brought, the winner's flags."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from mfu_jax.planning.sweep.outcomes import speed
 from mfu_jax.planning.sweep.rendering import plot, table
 from mfu_jax.planning.tune.evidence import Trial
-from mfu_jax.planning.tune.running import TuneResult
 from mfu_jax.util.formatting import columns, percent
 from mfu_jax.verdict import NextStep, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One step on the way from the start to the winner: another choice on one axis.
+
+    Attributes:
+        axis: its name.
+        before: the start's choice.
+        after: the winner's.
+        gain_fraction: by how much it raises the speed, after the changes before it; None: not
+            known, as it does not fit without the next ones.
+        source: ``measured``, ``planned``, or ``estimated`` from other points.
+    """
+
+    axis: str
+    before: str
+    after: str
+    gain_fraction: float | None
+    source: Literal["measured", "planned", "estimated", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult:
+    """The result of a search.
+
+    Attributes:
+        target: the devices, as text.
+        unit: what a speed counts.
+        points: size of the whole grid.
+        rows: every trial; of a point that was planned and measured, the measured one.
+        start: where the search began; None if it was not tried.
+        winner: the fastest that fits, of the measured ones if there are any.
+        settings: the winner's, key → value.
+        changed: those of them that the start has not.
+        flags: the winner as command-line words, ready to use.
+        gain_fraction: the winner's speed over the start's, minus 1; None: the start has none.
+        changes: from the start to the winner, one at a time.
+        planned_over_measured: of each point with both: its times' ratio, by name.
+        plans: trials by plans, those of earlier commands included.
+        runs: the same by runs.
+        notes: what was left undone.
+    """
+
+    target: str
+    unit: str
+    points: int
+    rows: tuple[Trial, ...]
+    start: Trial | None
+    winner: Trial | None
+    settings: Mapping[str, Any]
+    changed: Mapping[str, Any]
+    flags: str
+    gain_fraction: float | None
+    changes: tuple[Change, ...]
+    planned_over_measured: Mapping[str, float]
+    plans: int
+    runs: int
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{tune_verdict(self).render()}\n{render_tune(self)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        settings = {name: texts(getattr(self, name)) for name in ("settings", "changed")}
+        return {**dataclasses.asdict(self), **settings}
 
 
 def tune_verdict(result: TuneResult) -> Verdict:
@@ -102,3 +170,8 @@ def _residuals(result: TuneResult) -> list[str]:
 def _number(trial: Trial) -> str:
     number = speed(trial)
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Values as text: what identifies a point, whatever their types."""
+    return {key: str(value) for key, value in settings.items()}

@@ -1,0 +1,266 @@
+"""`mfu_jax.tune`: the fastest settings of any step, each tried in a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import multiprocessing
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.planning.sweep.space import seconds_of
+from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Evidence, Trial
+from mfu_jax.planning.tune.result import TuneResult
+from mfu_jax.planning.tune.running import Tuning
+from mfu_jax.planning.tune.running import tune as search
+from mfu_jax.planning.tune.space import Axis, Point, Space
+
+_ROUNDS = 3
+
+MakeStep = Callable[..., tuple[Any, ...]]
+
+
+def tune(
+    make_step: MakeStep,
+    settings: Mapping[str, Sequence[Any]],
+    *,
+    start: Mapping[str, Any] | None = None,
+    items: Callable[..., float] | None = None,
+    budget: str | float = "10min",
+    steps: int = 6,
+    runs: int | None = None,
+    in_process: bool = False,
+    evidence: str | Path | None = None,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda line: None,
+) -> TuneResult:
+    """Finds the fastest settings of your own step, with fewer runs than there are combinations.
+
+    Args:
+        make_step: called with one value of each setting by name; returns the step and its
+            arguments: ``(step, state, batch)``. The step is called with them; if its result, or
+            the first of its results, is shaped like the first argument, it replaces it, as a
+            donated state has to be.
+        settings: name → the values to choose from.
+        start: where to begin, name → value; default: the first value of each.
+        items: called as `make_step`; what a step processes, such as tokens, if that depends on the
+            settings. The speed is items, else steps, per second.
+        budget: no run starts that would end later: ``10min``, ``2h``, or seconds.
+        steps: measured steps of a run, after two for compiling and warming up. They run in three
+            rounds without waiting in between; the median round counts.
+        runs: at most so many; None: until none is expected to be faster.
+        in_process: runs in this process, for functions that a child process cannot import (of a
+            notebook, or nested ones). Memory of earlier runs may then remain, and a crash is yours.
+        evidence: file that keeps the runs: the same call goes on from there. None: none is kept.
+        seed: of ties.
+        progress: called with a line for each run.
+
+    Returns:
+        The result: `settings` is the fastest combination, `rows` has every run, with
+        ``step_time_seconds`` and ``memory_peak_bytes`` of a device. ``print`` shows all of it.
+
+    Raises:
+        UserError: there is nothing to choose, or a child process cannot import `make_step`.
+
+    Running out of memory and crashes are results, too: the search avoids such settings. Child
+    processes are spawned, so a script needs ``if __name__ == "__main__":`` around the call.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def make_step(size, unroll):
+    ...     return jax.jit(lambda x: x @ x), jnp.ones((size, size))
+    >>> result = tune(make_step, {"size": [8, 512], "unroll": [1, 2]}, in_process=True)
+    >>> result.settings["size"]
+    8
+    """
+    space = Space([_axis(name, values, start or {}) for name, values in settings.items()])
+    if steps < 1:
+        raise UserError(f"steps={steps}; expected 1 or more")
+    if not in_process:
+        _check_importable(make_step)
+    import jax
+
+    def run(point: Point, seconds: float) -> Trial:
+        chosen = space.settings(point)
+        attempt = _run_here if in_process else _run_in_child
+        trial = attempt(make_step, chosen, steps, seconds)
+        if trial.step_time_seconds and items is not None:
+            return _with_items(trial, items(**chosen))
+        return trial
+
+    kept = Evidence(
+        None if evidence is None else Path(evidence),
+        {"step": f"{make_step.__module__}.{make_step.__qualname__}", "jax": jax.__version__},
+    )
+    try:
+        return search(
+            Tuning(
+                target=_source_of(make_step),
+                space=space,
+                flags=lambda point: [f"{k}={v!r}" for k, v in space.settings(point).items()],
+                unit="items/s" if items else "steps/s",
+                run=run,
+                budget_seconds=seconds_of(budget) if isinstance(budget, str) else budget,
+                most_runs=runs,
+                seed=seed,
+            ),
+            kept,
+            progress,
+        )
+    finally:
+        kept.close()
+
+
+def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> Axis:
+    values = list(values)
+    if not values or (name in start and start[name] not in values):
+        raise UserError(
+            f"settings[{name!r}] = {values}: expected values, with start[{name!r}] among them"
+        )
+    return Axis(
+        name=name,
+        choices={str(value): {name: value} for value in values},
+        start=values.index(start[name]) if name in start else 0,
+    )
+
+
+def _source_of(make_step: MakeStep) -> str:
+    return getattr(make_step, "__name__", "step")
+
+
+def _check_importable(make_step: MakeStep) -> None:
+    if "<locals>" in make_step.__qualname__ or "<lambda>" in make_step.__qualname__:
+        raise UserError(
+            f"{make_step.__qualname__} cannot be imported by a child process; expected a function "
+            "of a module",
+            hint="move it to the top of a file, or pass in_process=True",
+        )
+
+
+def _with_items(trial: Trial, items: float) -> Trial:
+    return dataclasses.replace(
+        trial, tokens_per_sec_per_chip=items / (trial.step_time_seconds or math.inf)
+    )
+
+
+def _run_here(make_step: MakeStep, settings: Mapping[str, Any], steps: int, _: float) -> Trial:
+    try:
+        seconds, peak = _measure(make_step, settings, steps)
+    except Exception as error:  # whatever the step raises is an answer
+        return _refused(f"{type(error).__name__}: {first_line(error)}")
+    return _measured(seconds, peak)
+
+
+def _run_in_child(
+    make_step: MakeStep, settings: Mapping[str, Any], steps: int, seconds: float
+) -> Trial:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe(duplex=False)
+    with tempfile.NamedTemporaryFile(prefix="mfu-jax-tune-") as log:
+        child = context.Process(
+            target=_child, args=(theirs, log.name, make_step, dict(settings), steps), daemon=True
+        )
+        child.start()
+        theirs.close()
+        has_answer = mine.poll(min(seconds, 1e6))
+        answer: tuple[float, int] | str | None = None
+        if has_answer:
+            with contextlib.suppress(EOFError):
+                answer = mine.recv()
+        elif child.is_alive():
+            child.kill()
+            answer = f"not finished after {seconds:.0f} s"
+        child.join()
+        said = Path(log.name).read_text(encoding="utf-8", errors="replace")
+    if isinstance(answer, tuple):
+        return _measured(*answer)
+    lines = [line for line in said.splitlines() if line.strip()]
+    last = lines[-1:] if answer is None else []
+    if answer is None and child.exitcode == -signal.SIGKILL:
+        return _refused("out of memory: killed")
+    return _refused(": ".join([answer or f"exit code {child.exitcode}", *last]))
+
+
+def _child(
+    answer: Connection, log: str, make_step: MakeStep, settings: dict[str, Any], steps: int
+) -> None:
+    """Runs in the child process; a crash's last line is in `log`."""
+    descriptor = os.open(log, os.O_WRONLY)
+    os.dup2(descriptor, 2)
+    try:
+        answer.send(_measure(make_step, settings, steps))
+    except Exception as error:  # whatever the step raises is an answer
+        answer.send(f"{type(error).__name__}: {first_line(error)}")
+
+
+def _measure(make_step: MakeStep, settings: Mapping[str, Any], steps: int) -> tuple[float, int]:
+    """Median seconds of a step, and peak bytes of a device (0: not known)."""
+    import jax
+
+    step, *args = make_step(**settings)
+    peak = 0
+    if hasattr(step, "lower"):
+        with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
+            memory = step.lower(*args).compile().memory_analysis()
+            peak = int(getattr(memory, "peak_memory_in_bytes", 0))
+
+    def repeat(count: int) -> None:
+        result = None
+        for _ in range(count):
+            result = step(*args)
+            _feed_back(args, result)
+        jax.block_until_ready(result)
+
+    repeat(2)
+    rounds = []
+    each = math.ceil(steps / _ROUNDS)
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        repeat(each)
+        rounds.append((time.perf_counter() - began) / each)
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return statistics.median(rounds), stats.get("peak_bytes_in_use", peak)
+
+
+def _feed_back(args: list[Any], result: Any) -> None:
+    """Puts the new state in the place of the old one, which may have been donated."""
+    import jax
+
+    if not args:
+        return
+    shapes = [_shapes(jax, args[0])]
+    for found in (result, result[0] if isinstance(result, tuple) and result else None):
+        if _shapes(jax, found) in shapes:
+            args[0] = found
+            return
+
+
+def _shapes(jax: Any, tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves]
+
+
+def _measured(seconds: float, peak: int) -> Trial:
+    return Trial(
+        values={},
+        by="run",
+        source="measured",
+        fits=True,
+        memory_peak_bytes=peak or None,
+        step_time_seconds=seconds,
+    )
+
+
+def _refused(why: str) -> Trial:
+    """Memory ran out, which is an answer about memory; or the settings failed."""
+    if OUT_OF_MEMORY.search(why):
+        return Trial(values={}, by="run", source="measured", fits=False, note=why[:500])
+    return Trial(values={}, by="run", source="failed", note=why[:500])

@@ -1,0 +1,123 @@
+"""`mfu-jax tune` as its user runs it: by plans with a compiler that counts, by runs on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mfu_jax import cli
+from mfu_jax.trainer.config.pyconfig import load
+from mfu_jax.trainer.planned.tuned_axes import axes_of
+
+MAIN = """
+import sys
+from mfu_jax.cli import main
+from mfu_jax.trainer.planned.planned_step import TrainerStep
+TrainerStep.module = "tests.support.fake_compiler"
+sys.exit(main(["tune", *sys.argv[1:]]))
+"""
+PLANS = (
+    *("topology=v6e-8", "model_name=llama2-7b", "max_target_length=128"),
+    *("remat_policy=none,minimal,full", "per_device_batch_size=1..8", "budget=5min"),
+    "keep=num_vocab_tiling,attention,weight_gathers,fsdp",
+)
+
+
+def tune(*words, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.full
+def test_plans_find_the_fastest_point_that_fits_and_go_on(tmp_path):
+    log = tmp_path / "log"
+    words = (*PLANS, "xla_flags=--xla_a=1", f"cache={tmp_path}/plans")
+    there = {"XDG_CACHE_HOME": str(tmp_path), "FAKE_COMPILER_LOG": str(log)}
+    answer = json.loads(tune(*words, "--json", **there))
+    assert answer["winner"]["values"]["remat_policy"] == "minimal"
+    assert answer["winner"]["values"]["per_device_batch_size"] == "4"
+    assert answer["plans"] <= answer["points"] // 3
+    assert "remat_policy=minimal" in answer["flags"].split()
+    assert answer["flags"].startswith("LIBTPU_INIT_ARGS=")
+    assert answer["verdict"]["kind"] == "tune"
+    compiled = log.read_text()
+    text = tune(*words, **there)
+    assert log.read_text() == compiled  # nothing anew
+    assert text.splitlines()[-1] == f"evidence: {answer['evidence']}"
+
+
+@pytest.mark.full
+def test_runs_on_the_cpu_measure_and_explain(tmp_path):
+    words = (
+        *("configs/base.yml", "num_decoder_layers=1", "max_target_length=16", "trial_steps=2"),
+        *("per_device_batch_size=1,4", "keep=remat_policy,attention,num_vocab_tiling,scan_layers"),
+        f"evidence={tmp_path}/evidence.jsonl",
+    )
+    answer = json.loads(tune(*words, "--json", XLA_FLAGS=""))
+    assert answer["plans"] == 0
+    assert answer["runs"] == 2
+    assert {row["source"] for row in answer["rows"]} == {"measured"}
+    assert answer["winner"]["mfu"] > 0
+    assert "mfu-jax train configs/base.yml" in answer["flags"]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("remat_polcy=full",), "unknown key 'remat_polcy'"),
+        (("remat_policy=none,fulll",), "remat_policy='fulll'"),
+        (("keep=fsdpp",), "unknown key 'fsdpp'"),
+        (("budget=soon",), "expected a time"),
+        (("plans=0",), "plans=0; expected a whole number"),
+        (("precisions=fp4",), "precisions=fp4: expected some of"),
+        (("tensor=3", "fsdp=2"), "does not fill the 8 devices"),
+    ],
+)
+def test_wrong_input_is_said(words, part, capsys):
+    assert cli.main(["tune", "topology=v6e-8", "model_name=llama2-7b", "cache=", *words]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_axes_are_those_of_the_model_and_the_devices():
+    given = {"remat_policy": "full", "dtype": "bfloat16", "num_vocab_tiling": "1,8"}
+    words = [f"{key}={text}" for key, text in given.items() if "," not in text]
+    config = load(["model_name=mixtral-8x7b", *words])
+    axes, fixed = axes_of(
+        config, given, platform="gpu", devices=8, chip=None, runs=False, keep=["data"]
+    )
+    found = {axis.name: axis for axis in axes}
+    assert fixed == {"dtype": "bfloat16"}
+    assert [*found["num_vocab_tiling"].choices] == ["1", "8"]
+    remat = found["remat"]
+    assert [*remat.choices.values()][remat.start] == {"remat_policy": "full"}
+    assert "mesh" not in found  # data is one of its keys
+    assert "sa_block" not in found
+    assert "precision" not in found
+    assert {"scheduler", "collectives"} <= set(found)
+
+
+def test_a_kept_number_of_tokens_makes_accumulation_an_axis():
+    config = load(["model_name=llama2-7b"])
+    axes, _ = axes_of(
+        config,
+        {},
+        platform="tpu",
+        devices=8,
+        chip=None,
+        runs=True,
+        keep=["tokens_per_step"],
+        precisions=["bfloat16", "fp8"],
+    )
+    found = {axis.name: axis for axis in axes}
+    assert "gradient_accumulation_steps" in found
+    assert found["precision"].choices["fp8"] == {"dtype": "bfloat16", "quantization": "fp8"}
+    assert {"expert"}.isdisjoint(" ".join(found["mesh"].choices).split("="))

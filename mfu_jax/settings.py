@@ -43,6 +43,7 @@ _PATHS = (
     "profile_dir",
     "dump_program",
     "prometheus_textfile",
+    "webhook_url",
 )
 # Until 0.2, 0 means "unset" for these, too.
 _ZERO_WAS_UNSET = ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step")
@@ -56,6 +57,10 @@ class MetricsKeys(LoggerKeys):
     tensorboard_dir: str = setting("", "folder for TensorBoard events; empty: none")
     prometheus_textfile: str = setting(
         "", "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
+    )
+    webhook_url: str = setting(
+        "",
+        "of a chat, as Slack's; told of a hang, a NaN loss, an MFU down by 20%, the end",
     )
     console_line: Literal["auto", "maxtext", "short"] = setting(
         "auto", "line of a step: short, or MaxText's (maxtext); auto: short in a terminal"

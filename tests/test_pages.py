@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pydoc
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 import mfu_jax
+from mfu_jax.logger.sinks.base import OURS, find_sink
 from scripts import make_pages, results
 from tests.support.paths import DOCS, ROOT
 
@@ -132,3 +134,14 @@ def test_every_test_and_decorator_that_contributors_are_sent_to_exists() -> None
         source = "\n".join(path.read_text() for path in files)
         assert names
         assert [name for name in names if f"def {name}(" not in source] == []
+
+
+def test_the_page_of_sinks_has_every_sink_with_its_arguments() -> None:
+    text = (DOCS / "sinks.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
+    assert rows.keys() == OURS.keys()
+    for name, said in rows.items():
+        sink = find_sink(name)
+        assert sink is not None
+        for parameter in inspect.signature(sink).parameters.values():
+            assert parameter.kind is parameter.VAR_KEYWORD or f"`{parameter.name}`" in said

@@ -1,7 +1,7 @@
 """Fails if a run is slower than its baseline: for CI.
 
 usage: mfu-jax gate RUN --baseline RUN2 [--baseline RUN3 …] [--threshold 1%] [--junit FILE]
-                    [--github] [--json]
+                    [--github] [--json | --markdown]
 
 RUN and RUN2 are run folders, metrics files or logs, as for mfu-jax report. The gate compares
 means without outliers, not single steps. A slowdown fails if its 99% interval excludes chance and
@@ -11,6 +11,7 @@ between runs, which is no regression. Four or more make a good model of the nois
   --threshold X    smallest slowdown that fails: 1%, or 0.01 (default 1%)
   --junit FILE     writes the result as JUnit XML
   --github         prints an annotation for GitHub Actions
+  --markdown       a pull request's comment, for gh pr comment --body-file -
   --json           one JSON object on stdout
   warmup_steps=3   steps excluded after each start, if the files do not mark them
 Exit code: 0 no regression, also where noise hides one (could not tell), 1 a regression, 2 wrong
@@ -41,12 +42,14 @@ _THRESHOLD = "1%"
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    arguments = parse(argv, keys=_KEYS, flags=("--json", "--github"))
+    arguments = parse(argv, keys=_KEYS, flags=("--json", "--github", "--markdown"))
     gate, verdict = _gate(arguments)
     if "junit" in arguments.values:
         gate.write_junit(arguments.values["junit"])
     if "--json" in arguments.flags:
         print(json_text({"verdict": verdict.to_json(), **gate.to_json()}))
+    elif "--markdown" in arguments.flags:
+        print(gate.markdown(dataclasses.replace(verdict, finding="").sentence))
     else:
         print(f"{verdict.render()}\n{gate.comparison.render()}")
     if "--github" in arguments.flags:

@@ -18,6 +18,8 @@ Two folders are compared: what got slower, in seconds per step, and why.
   plan=FILE        also prints where the time differs from the plan's, op by op, with the cause in
                    seconds; FILE is what mfu-jax plan … --json prints
   tensorboard=LOGS writes the numbers as scalars, profile/…, in run "profile" of this log directory
+  perfetto=FILE    writes the timeline with each op's FLOPs, MFU and scope to FILE.json.gz, which
+                   ui.perfetto.dev opens
   --json           one JSON object on stdout
   --html           one page that needs no network, in OUT.html (default DIR/profile.html)
 
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -42,7 +45,9 @@ if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
     from mfu_jax.profiling.report.plan_gap import PlanGap
 
-_KEYS = ("by", "depth", "sort", "top", MODEL_FLOPS, "hardware", PEAK, "plan", "tensorboard")
+_TABLES = ("by", "depth", "sort")
+_OUTPUTS = ("perfetto", "plan", "tensorboard")
+_KEYS = (*_TABLES, "top", MODEL_FLOPS, "hardware", PEAK, *_OUTPUTS)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,6 +73,10 @@ def main(argv: Sequence[str]) -> int:
         from mfu_jax.logger.sinks.tensorboard import write_scalars
 
         write_scalars(values["tensorboard"], "profile", profile.last_step, profile.scalars())
+    if "perfetto" in values:
+        from mfu_jax.profiling.report.perfetto import write_perfetto
+
+        print(write_perfetto(profile, values["perfetto"]), file=sys.stderr)
     if "--json" in arguments.flags:
         beside = {} if gap is None else {"plan": gap.to_json()}
         print(json_text({**profile.to_json(depth=depth, sort=sort), **beside}))
@@ -145,7 +154,7 @@ def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
             "--html and two profiles: expected one folder",
             hint="leave --html out, or pass --json",
         )
-    for key in ("by", "depth", "plan", "sort", "tensorboard"):
+    for key in (*_TABLES, *_OUTPUTS):
         if key in values:
             raise UserError(
                 f"{key}= and two profiles: expected one folder",

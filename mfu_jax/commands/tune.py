@@ -98,7 +98,7 @@ class _Command:
         self.budget = seconds_of(values.get("budget", _BUDGET))
         keep = _words(values.get("keep", ""))
         for key in keep:
-            check_key(key, (*kinds, TOKENS), usually=" in keep=")
+            check_key(key, (*kinds, TOKENS), usually="keep= names keys of the trainer")
         self.has_runs = not (values.get("topology") or values.get("hardware"))
         self.devices = attached() if self.has_runs else None
         self.target = self._target()

@@ -47,6 +47,12 @@ class Chip:
     arithmetic: str = ""
     others_print: str = ""
 
+    def __repr__(self) -> str:
+        """What a human compares; the whole row: ``dataclasses.asdict(chip)``."""
+        peaks = ", ".join(f"{dtype} {peak:g}" for dtype, peak in self.peak_tflops.items())
+        memory = f"{self.memory_gib:g} GiB at {self.memory_bandwidth_gbps:g} GB/s"
+        return f"<Chip {self.name}: TFLOP/s {peaks}; {memory}>"
+
     @property
     def memory_bytes(self) -> int:
         """Nominal device memory in bytes; the runtime's `bytes_limit` is a little less."""

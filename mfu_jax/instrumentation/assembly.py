@@ -7,6 +7,8 @@ once; `logger_of`, once the cost is known; `setup_table` makes the logger's firs
 from __future__ import annotations
 
 import functools
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -32,7 +34,7 @@ _ONE = Fraction(1)
 def sinks_of(
     settings: Settings, *, total_steps: int | None = None, progress: bool | None = False
 ) -> list[Sink]:
-    """A console, plus JSONL, TensorBoard, Prometheus if the settings name a path; process 0 only.
+    """A console, plus JSONL, TensorBoard, … if the settings name a place; process 0 only.
 
     Args:
         settings: provide the paths, and the step from which to resume.
@@ -57,6 +59,10 @@ def sinks_of(
         sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **files))
     if settings.prometheus_textfile:
         sinks.append(make_sink("prometheus", port=None, textfile=settings.prometheus_textfile))
+    if settings.webhook_url:
+        run = settings.run_dir or os.path.dirname(settings.metrics_file)
+        name = f"{os.path.basename(run)} on {platform.node()}".removeprefix(" ")
+        sinks.append(make_sink("webhook", settings.webhook_url, run=name))
     return sinks
 
 

@@ -213,6 +213,12 @@ class InstrumentedStep(WrappedStep):
         """The `MetricLogger`, for ``pause("eval")``, ``waiting("data")``, ``record_eval`` …."""
         return self._observer.logger  # type: ignore[return-value]  # or one that does nothing
 
+    def __repr__(self) -> str:
+        """The step, what it does now, and where its records go; nothing is waited for."""
+        state = "closed" if self._closed else "logging" if self._was_called else "not called yet"
+        place = self.settings.run_dir or self.settings.metrics_file
+        return f"<{self.__name__}, instrumented: {state}{f', in {place}' if place else ''}>"
+
     @property
     def flops(self) -> StepFlops:
         """All counts of the last program run; waits for them.

@@ -21,13 +21,14 @@ from mfu_jax.settings import LOGGER_KEYS, Settings
 from mfu_jax.storage.addresses import path_of
 
 _log = logging.getLogger("mfu_jax")
-_OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile")
+_OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile", "webhook_url")
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
 OF_LOGGER = (
     "run_dir",
     "metrics_file",
     "tensorboard_dir",
     "prometheus_textfile",
+    "webhook_url",
     "console_line",
     "fsync_seconds",
     *LOGGER_KEYS,
@@ -151,7 +152,7 @@ def warn_of_unwritten(settings: Settings, sinks: Sequence[Sink] | None) -> None:
         _log.warning(
             "%s: not written, because sinks=… names all sinks\n"
             "hint: add make_sink(…) of each to them",
-            ", ".join(f"{name}={paths[name]!r}" for name in names),
+            ", ".join(n if n == "webhook_url" else f"{n}={paths[n]!r}" for n in names),  # a secret
         )
 
 

@@ -34,6 +34,9 @@ class WrappedStep:
         self.__name__ = name_of(step_fn)
         self.__doc__ = getattr(step_fn, "__doc__", None)
 
+    def __repr__(self) -> str:
+        return f"<{self.__name__}, {type(self).__name__}>"
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -13,7 +13,7 @@ from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.strict_json import printable
 from mfu_jax.logger.records.values import plain_seconds
-from mfu_jax.logger.run_log.events import HOSTS
+from mfu_jax.logger.run_log.events import ALARM, HOSTS
 from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, make_sink
@@ -98,6 +98,7 @@ def monitors_of(
     from mfu_jax.logger.health.hardware import HardwareWatch
     from mfu_jax.logger.health.outliers import LossSpikeWatch, OutlierWatch
 
+    watchdog.tell = lambda step, text: log.event(ALARM, step=step, text=text)
     monitors: list[Monitor] = [LossSpikeWatch(), OutlierWatch(), DriftWatch()]
     if config.gpu_period_seconds > 0:
         monitors.append(HardwareWatch(config.gpu_period_seconds, boundary))

@@ -67,6 +67,7 @@ class Watchdog(Monitor):
         is_paused: an eval, a checkpoint or similar is in progress.
         who_is_silent: a function that names the job's processes that are behind, for hang reports;
             it returns an empty text if none is known.
+        tell: a function that is told of a hang: its step, and a text.
         flush: a function that writes the metrics in bounded time before the process is ended.
     """
 
@@ -79,6 +80,7 @@ class Watchdog(Monitor):
         self._config, self._boundary, self._monotonic = config, boundary, monotonic
         self.period_seconds = max(0.05, min(config.hang_seconds / 4, 5.0))
         self.who_is_silent: Callable[[], str] = str
+        self.tell: Callable[[int, str], object] = lambda step, text: None
         self.flush: Callable[[], object] = str
         # The loop may change the working folder.
         self._folder = Path(config.hang_folder or tempfile.gettempdir()).absolute()
@@ -213,6 +215,7 @@ class Watchdog(Monitor):
         if silent := self.who_is_silent():
             cause += f" ({silent})"
         _log.warning("%s: %s; %s", head, cause, where)
+        self.tell(self._step, f"{head}: {cause}")
 
     def _dump(self, head: str) -> Path:
         """Writes a report and removes the oldest: every eval without a pause adds one."""

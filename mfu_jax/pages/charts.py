@@ -22,6 +22,7 @@ _ZEROS = re.compile(r"(?<=\d)(?:\.0+|(\.\d*?[1-9])0+)(?!\d)")
 MOST_POINTS = 360
 _AXIS_QUANTILE = 0.99  # values beyond are drawn at the edge: one spike must not flatten a curve
 _HEADROOM = 0.35
+_CONSTANT = 1e-4  # relative: ticks of a narrower axis would read the same
 _GAP = 8.0  # times the usual distance
 
 
@@ -163,7 +164,7 @@ def _range(points: Sequence[ChartPoint], has_zero: bool) -> tuple[float, float]:
         low, high = lowest, highest
     if has_zero:
         low = min(0.0, low)
-    if low == high:
+    if high - low <= _CONSTANT * max(abs(low), abs(high)):
         low, high = low - 0.5 * abs(low), high + 0.5 * (abs(high) or 1.0)
     return low, high
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
@@ -10,12 +11,14 @@ from mfu_jax.pages.markup import Markup, raw, tag
 _MOST_ROWS = 200
 _STYLE = """
 .mfu-jax { overflow-x: auto; font-size: 13px }
-.mfu-jax table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+.mfu-jax table { margin: 0; border-collapse: collapse; font-variant-numeric: tabular-nums }
 .mfu-jax caption { text-align: left; font-weight: 600; padding: 4px 0 }
 .mfu-jax th, .mfu-jax td { padding: 2px 10px 2px 0; text-align: right; background: none }
 .mfu-jax th { font-weight: 400; border-bottom: 1px solid currentColor }
 .mfu-jax tbody th { border: 0 }
 .mfu-jax .word, .mfu-jax tbody th { text-align: left }
+.mfu-jax td[style] { background: linear-gradient(90deg,
+  color-mix(in srgb, currentColor 18%, transparent) var(--share), transparent 0) }
 .mfu-jax p { opacity: .75; margin: 2px 0 }
 """
 
@@ -51,5 +54,11 @@ def fragment(
 
 
 def _row(names: Sequence[str], cells: Sequence[str], kinds: Sequence[str | None]) -> Markup:
+    """Cells; behind a share of the whole is a bar of that length."""
     triples = zip(names, cells, kinds, strict=False)
-    return tag("tr", *(tag(name, cell, class_=kind) for name, cell, kind in triples))
+    return tag("tr", *(tag(n, c, class_=kind, style=_bar(n, c)) for n, c, kind in triples))
+
+
+def _bar(name: str, cell: str) -> str | None:
+    found = re.fullmatch(r"\d+(\.\d+)?%", cell)
+    return f"--share:{cell}" if found and name == "td" else None

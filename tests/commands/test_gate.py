@@ -159,6 +159,22 @@ def test_the_annotation_is_one_line_that_github_takes(
     assert "\n::notice title=mfu-jax gate::no regression" in capsys.readouterr().out
 
 
+def test_a_pull_requests_comment_has_the_answer_first_and_a_row_for_each_check(
+    runs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gate", runs["slower"], "--baseline", runs["base"], "--markdown"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("**mfu-jax gate: FAILED** regression of at least 1.0%: step time ")
+    assert "FAILED" not in lines[2]
+    assert "largest loss: slower step time" in lines[2]
+    assert lines[4:6] == ["| check | run against baseline |", "|---|---|"]
+    assert lines[6].startswith("| step time | 1.0")
+    assert lines[6].count("|") == 3
+    assert lines[-3:][1:] == ["```", "</details>"]
+    assert main(["gate", runs["again"], "--baseline", runs["base"], "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("**mfu-jax gate: passed** no regression of 1.0% or")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

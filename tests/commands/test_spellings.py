@@ -30,6 +30,7 @@ KEYS = {
     "project": [(("chips=1",), "tokens", "x")],
     "report": [(("a",), "warmup_steps", "x"), ((METRICS,), "plan", "nowhere")],
     "train": [((), "steps", "x")],
+    "tune": [(("topology=v6e-8",), "budget", "soon")],
     "watch": [(("a",), "interval", "0")],
 }
 WITHOUT_KEYS = {"doctor", "published", "replay"}

@@ -64,6 +64,13 @@ def test_a_constant_has_a_chart() -> None:
     assert ticks(3.0, 3.0) == [3.0]
 
 
+def test_what_is_constant_but_for_rounding_has_ticks_that_differ() -> None:
+    curve = Curve(name="a", points=thinned(range(5), [1.0, 1.0, 1.0 - 1e-7, 1.0, 1.0]))
+    text = curves("y", [curve], x_title="x", x_text=str, y_text="y={:.4g}".format)
+    labels = re.findall(r">y=(.*?)<", text)
+    assert len(set(labels)) == len(labels) > 1
+
+
 def test_a_histogram_has_a_bar_for_each_bin() -> None:
     bins = [Bin(low=float(n), high=n + 1.0, count=10**n) for n in range(4)]
     text = histogram("steps", bins, x_title="s", x_text=str)

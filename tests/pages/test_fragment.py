@@ -48,6 +48,8 @@ def test_a_ledger() -> None:
         *("model", "1,000", "50.00%", ""),
     ]
     assert "+ <masked>" in shown
+    assert '<td style="--share:50.00%">50.00%</td>' in text  # a bar behind it
+    assert "margin: 0" in text  # Jupyter centres tables
     assert shown[shown.index("+ unexplained") :][:3] == ["+ unexplained", "500", "25.00%"]
     assert "<p>a &amp; b</p>" in text
 

@@ -61,6 +61,17 @@ class TracedCount(FlopCount):
     overhang: Mapping[str, int] = field(default_factory=dict)
     unknown_masks: int = 0
 
+    def __repr__(self) -> str:
+        """The numbers that are not 0, without the splits."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        parts = [
+            f"{name}={value:_}"
+            for name, value in own.items()
+            if value and value is not True and isinstance(value, int)
+        ]
+        unknown = f", unaccounted={len(self.unaccounted)}" if self.unaccounted else ""
+        return f"TracedCount(total={self.total:_}, {', '.join(parts)}{unknown})"
+
     @property
     def total(self) -> int:
         """Model FLOPs: forward + backward, all attention pairs."""

@@ -38,6 +38,25 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
+def fall_of(values: Sequence[float], last: int) -> tuple[float, float]:
+    """What the last values fell from, and to what: a quartile, so that a fall that lasts stays one.
+
+    Args:
+        values: in the order of the steps.
+        last: how many of them are compared with those before, which are as many or more.
+
+    Returns:
+        The upper quartile of those before, and the median of the last; NaN with too few.
+
+    >>> fall_of([4.0] * 9 + [1.0, 1.0, 2.0], 3)
+    (4.0, 1.0)
+    """
+    before, now = [*values][:-last], [*values][-last:]
+    if len(before) < last:
+        return math.nan, math.nan
+    return percentile(sorted(before), 0.75), percentile(sorted(now), 0.5)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """Totals over measured steps; compile and warm-up steps count only in the time shares.

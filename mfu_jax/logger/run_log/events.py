@@ -25,6 +25,7 @@ and ``…_us`` are whole microseconds.
 ``logger``   log_period: a logger begins to record steps
 ``setup``    values, texts
 ``text``     step (the last before it), tag, text
+``alarm``    step, text: what somebody should look at, as a hang
 ``failure``  step, reason: the exception that ended the loop
 ``summary``  the totals of the run
 ``hosts``    the result of an exchange of the job's processes
@@ -45,7 +46,7 @@ VERSION = 2
 START, STEPS, SPAN, RESTORED, BACK = "start", "steps", "span", "restored", "back"
 COMPILE, ALIVE, STOP = "compile", "alive", "stop"
 LOGGER, SETUP, TEXT = "logger", "setup", "text"
-FAILURE, SUMMARY = "failure", "summary"
+ALARM, FAILURE, SUMMARY = "alarm", "failure", "summary"
 HOSTS, BEHIND, CAUGHT_UP = "hosts", "behind", "caught_up"
 
 DATA_WAIT = "data_wait"

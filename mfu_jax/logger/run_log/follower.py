@@ -51,6 +51,7 @@ POISON_ATTEMPTS = 5
 _TEXTS = {
     events.SETUP: ("write_setup", "values", "texts"),
     events.TEXT: ("write_text", "tag", "text"),
+    events.ALARM: ("write_alarm", "text"),
     events.FAILURE: ("write_failure", "reason"),
 }
 

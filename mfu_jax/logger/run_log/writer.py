@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import socket
 import sys
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_PROCESSES = 1000
 _LONGEST_COMMAND = 2000
+_SECRET = re.compile(r"(webhook_url[= ])\S+")  # part of a command that no file may have
 # A run that cannot write at all says so itself after importing JAX, and ends.
 _PATIENCE_SECONDS = 20.0
 
@@ -233,12 +235,13 @@ def start_values(now: float, *, is_real: bool) -> dict[str, Any]:
         is_real: false: another clock stands in for the real one.
     """
     python, *words = sys.orig_argv or [""]
+    command = shlex.join([Path(python).name, *words])
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "boot": _boot_id() if is_real else "",
         "began_m": round(_began(now) if is_real else now, 6),
-        "command": shlex.join([Path(python).name, *words])[:_LONGEST_COMMAND],
+        "command": _SECRET.sub(r"\1***", command)[:_LONGEST_COMMAND],
         "versions": {name: _version(name) for name in ("mfu-jax", "jax", "jaxlib")},
         "commit": commit_of(Path.cwd()),
     }

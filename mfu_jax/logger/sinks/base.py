@@ -68,6 +68,9 @@ class Sink:
         """Writes the totals of the whole run, after the last step; by default as a text."""
         self.write_text("summary", summary.render())
 
+    def write_alarm(self, text: str) -> None:
+        """Called at once when somebody should look, as at a hang; by default nothing."""
+
     def write_failure(self, reason: str) -> None:
         """Called before `close` if the loop ended with an exception; `reason` is its text."""
 
@@ -89,6 +92,7 @@ OURS = {
         "jsonl": ("jsonl",),
         "services": ("wandb", "mlflow", "prometheus"),
         "tensorboard": ("tensorboard",),
+        "webhook": ("webhook",),
     }.items()
     for name in names
 }

@@ -121,7 +121,7 @@ def table(
 def _row(name: str, ops: list[OpTime], measured: MeasuredStep, peaks: Peaks) -> TableRow:
     seconds = sum(op.seconds for op in ops)
     least = sum(peaks.shortest(op) for op in ops)
-    model = sum(peaks.shortest(op) * _model_share(op) for op in ops)
+    model = sum(peaks.shortest(op) * model_share(op) for op in ops)
     hbm_bytes = sum(_times(op.op.record.hbm_bytes, op.runs) for op in ops if op.op.record)
     overlapping = measured.platform != "gpu"  # there, a copy is a kernel like any other
     moved = _moving(ops) if overlapping else hbm_bytes
@@ -151,7 +151,7 @@ def _times(number: int, runs: float) -> int:
     return number * int(runs) if runs == int(runs) else round(number * runs)
 
 
-def _model_share(op: OpTime) -> float:
+def model_share(op: OpTime) -> float:
     """The share of an op's FLOPs that are in the model's phases."""
     record, source = op.op.record, op.op.source
     if record is None or source is None or not record.flops:

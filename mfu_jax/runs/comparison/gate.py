@@ -134,6 +134,31 @@ class Gate:
         text = one_line(self.message).replace("%", "%25")
         return f"::{kind} title=mfu-jax gate::{text}"
 
+    def markdown(self, verdict: str) -> str:
+        """A pull request's comment: the answer, the verdict, a row for each check, all metrics.
+
+        Args:
+            verdict: of the run, as one sentence, without the answer.
+        """
+        answer, _, numbers = one_line(self.finding).partition(": ")
+        names = (c.row.metric.title for c in self.checks)
+        cells = ((n, c.text.removeprefix(f"{n} ")) for n, c in zip(names, self.checks, strict=True))
+        rows = [
+            f"| {' | '.join(one_line(t).replace('|', chr(92) + '|') for t in c)} |" for c in cells
+        ]
+        return "\n".join(
+            [
+                f"**mfu-jax gate: {answer}** {numbers}",
+                "",
+                one_line(verdict),
+                "",
+                *("| check | run against baseline |", "|---|---|", *rows),
+                "",
+                f"<details><summary>{self.comparison.b} against {self.comparison.a}</summary>",
+                *("", "```text", self.comparison.render(), "```", "</details>"),
+            ]
+        )
+
     def write_junit(self, name: str) -> None:
         """Writes the checks as one JUnit test suite.
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mfu_jax.logger.records.summary import StepStatistics, Summary
+from mfu_jax.logger.records.summary import StepStatistics, Summary, fall_of
 from mfu_jax.runs.live.following import LiveStep, MetricsTail
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.runs.report.setup import Setup
@@ -181,13 +181,10 @@ def _chip(setup: Setup) -> tuple[str, str]:
 def _fall(measured: Sequence[LiveStep]) -> str:
     """What the last possible steps' MFU fell from; empty if it did not."""
     known = _finite([step for step in measured if not step.flags], "perf/mfu")
-    before, last = known[:-_LAST_STEPS], known[-_LAST_STEPS:]
-    if not before or not last:
+    usual, now = fall_of(known, _LAST_STEPS)
+    if not now < _FALLEN * usual:
         return ""
-    usual, now = sorted(before)[3 * len(before) // 4], statistics.median(last)  # also if it lasts
-    if now >= _FALLEN * usual:
-        return ""
-    return f"MFU has fallen from {percent(usual)} to {percent(now)} in the last {len(last)} steps"
+    return f"MFU has fallen from {percent(usual)} to {percent(now)} in the last {_LAST_STEPS} steps"
 
 
 def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:

@@ -73,7 +73,7 @@ def outlier_numbers(run: RunData) -> dict[str, tuple[float | None, str]]:
     if values:
         found = outliers(run, places, values, statistics.median(values))
         beyond = seconds_text(sum(outlier.over for outlier in found))
-        text = f"{len(found):,} ({beyond} beyond the median)" if found else "none"
+        text = f"{len(found):,} (+{beyond})" if found else "none"
         numbers["outliers"] = (len(found), text)
     return numbers
 

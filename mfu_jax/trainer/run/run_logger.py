@@ -162,9 +162,14 @@ def _chosen(config: Config) -> str:
     defaults = from_mapping({})
     return " ".join(
         f"{key}={as_argument(value)}"
-        for key, value in dataclasses.asdict(config).items()
+        for key, value in _without_secrets(config).items()
         if value != getattr(defaults, key)
     )
+
+
+def _without_secrets(config: Config) -> dict[str, Any]:
+    """The config's values for logs, which others may read."""
+    return dataclasses.asdict(config) | ({"webhook_url": "***"} if config.webhook_url else {})
 
 
 def _setup(
@@ -183,7 +188,7 @@ def _setup(
         flops_by_dtype=flops.executed.by_dtype,
         parameters=f"{parameter_count(state):,}",
     )
-    arguments = " ".join(f"{k}={as_argument(v)}" for k, v in dataclasses.asdict(config).items())
+    arguments = " ".join(f"{k}={as_argument(v)}" for k, v in _without_secrets(config).items())
     texts = {"config": textwrap.fill(arguments, 100), "ledger": flops.ledger.render()}
     run = {"run": str(config.run_directory), "settings": textwrap.fill(_chosen(config), 100)}
     if schedule := pipeline_schedule(config):

@@ -1,0 +1,103 @@
+"""A trace with each op's FLOPs, in Chrome's trace-event format: ui.perfetto.dev opens it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.profiling.attribution.device_times import OpTime
+from mfu_jax.profiling.breakdown.tables import model_share
+from mfu_jax.profiling.join.callbacks import with_callbacks
+from mfu_jax.profiling.join.ops import Join, JoinedOp
+from mfu_jax.profiling.join.programs import ProgramLibrary
+from mfu_jax.profiling.join.unnamed_kernels import with_instructions
+from mfu_jax.profiling.profile import Profile
+from mfu_jax.profiling.timeline.devices import DeviceTimeline
+from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.trace.xspace import Trace
+from mfu_jax.storage.targets import write_whole
+from mfu_jax.storage.trace_folders import dump_files, trace_files
+
+_MICROSECOND = 1e6  # picoseconds
+_PROGRAMS = 10_000  # the lane of whole programs
+
+
+def write_perfetto(profile: Profile, path: str) -> str:
+    """Writes the timeline that a profile was made of; returns `path`.
+
+    Args:
+        profile: the profile.
+        path: a name in ``.gz`` is compressed.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    files = trace_files(Path(profile.source))
+    traces = [Trace(file) for file in files]
+    devices = read_devices(traces)
+    names = [name for timeline, _ in devices for name in timeline.names]
+    join = Join(ProgramLibrary(traces, dump_files(files[0]), names))
+    began = min(int(timeline.starts.min()) for timeline, _ in devices)
+    events: list[Mapping[str, Any]] = []
+    for number, (timeline, host) in enumerate(devices):
+        named = with_callbacks(with_instructions(timeline, join), host, join)
+        events += _device(named, number, began, join, profile)
+    content = json.dumps({"traceEvents": events}, separators=(",", ":")).encode()
+    write_whole(path, "--perfetto", gzip.compress(content) if path.endswith(".gz") else content)
+    return path
+
+
+def _device(
+    timeline: DeviceTimeline, process: int, began: int, join: Join, profile: Profile
+) -> Iterator[Mapping[str, Any]]:
+    """A process of the trace: a track for each lane, and one for whole programs."""
+    yield _name("process_name", process, 0, timeline.device)
+    yield _name("thread_name", process, _PROGRAMS, "programs")
+    for lane in sorted({*map(int, timeline.lanes)}):
+        yield _name("thread_name", process, lane, f"lane {lane}")
+    runs = timeline.executions
+    for program, *span in zip(runs.programs, runs.starts, runs.ends, strict=True):
+        yield _event(program.module, process, _PROGRAMS, span, began, {})
+    joined = join.ops(timeline.names)
+    costs = [_cost(op, profile) for op in joined]
+    for op, lane, *span in zip(
+        timeline.ops, timeline.lanes, timeline.starts, timeline.ends, strict=True
+    ):
+        name, (args, flops, least, share) = joined[op].name.name, costs[op]
+        if seconds := (int(span[1]) - int(span[0])) / _MICROSECOND**2:
+            # A library's call is several kernels on GPUs: a faster one than the peak allows is not
+            # the one that multiplies.
+            rates: dict[str, Any] = {}
+            if 0 < least <= seconds:
+                rates = {"mfu": least * share / seconds, "hfu": least / seconds, "flops": flops}
+            yield _event(name, process, int(lane), span, began, {**args, **rates})
+
+
+def _cost(op: JoinedOp, profile: Profile) -> tuple[dict[str, Any], int, float, float]:
+    """An op's scope and kind; of one run its FLOPs, shortest seconds, and the model's share."""
+    args = {"work": op.work.name.lower(), "kind": op.kind}
+    if op.record is None:
+        return args, 0, 0.0, 0.0
+    once = OpTime(op=op, seconds=0.0, self_seconds=0.0, runs=1.0)
+    cost = {
+        "scope": op.record.scope,
+        "phase": op.record.phase,
+        "hbm_bytes": op.record.hbm_bytes,
+    }
+    known = {name: value for name, value in cost.items() if value}
+    return args | known, op.record.flops, profile.peaks.shortest(once), model_share(once)
+
+
+def _event(
+    name: str, process: int, lane: int, span: Any, began: int, args: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    start, end = map(int, span)
+    times = {"ts": (start - began) / _MICROSECOND, "dur": (end - start) / _MICROSECOND}
+    return {"ph": "X", "name": name, "pid": process, "tid": lane, **times, "args": args}
+
+
+def _name(what: str, process: int, lane: int, name: str) -> Mapping[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}

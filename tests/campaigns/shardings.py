@@ -102,7 +102,7 @@ class Step:
     Attributes:
         run: the function; of a plant, with `MARK` on the line where a tensor is resharded.
         args: its arguments.
-        tensor: what the finding's tensor contains.
+        tensor: a pattern that the finding's tensor matches.
         kinds: what may be said of it.
         options: for `jax.jit`.
     """
@@ -158,7 +158,7 @@ def accumulated_gradients(s: Setting) -> Step:
         return jax.tree.map(lambda p, g: p - 0.1 * g, w, total)
 
     return Step(
-        run=run, args=(s.weights(), s.batch()), tensor="dynamic_slice", kinds=("lost batch",)
+        run=run, args=(s.weights(), s.batch()), tensor="dynamic_slice|^x$", kinds=("lost batch",)
     )
 
 
@@ -169,7 +169,7 @@ def merged_batch(s: Setting) -> Step:
         h = x.transpose(1, 0, 2).reshape(s.length * s.rows, s.width)  # resharded
         return jnp.mean(feed_forward(w, h) ** 2)
 
-    tensor = "args[0]|reshape"
+    tensor = r"args\[0\]|reshape"
     return Step(
         run=trained(loss), args=(s.weights(), s.batch()), tensor=tensor, kinds=("lost batch",)
     )
@@ -264,7 +264,7 @@ def replicated_batch(s: Setting) -> Step:
     return Step(
         run=trained(loss),
         args=(s.weights(), batch),
-        tensor="args[0]",
+        tensor=r"args\[0\]",
         kinds=("replicated batch",),
     )
 
@@ -290,7 +290,7 @@ def replicated_moments(s: Setting) -> Step:
     return Step(
         run=run,
         args=(train_state, s.batch()),
-        tensor="['mu']",
+        tensor=r"\['mu'\]",
         kinds=("replicated state",),
         options={"out_shardings": kept},
     )
@@ -305,7 +305,7 @@ def other_device_order(s: Setting) -> Step:
         spec = NamedSharding(other, P("data", None, "model"))
         return jnp.mean((jax.lax.with_sharding_constraint(h, spec) @ w["down"]) ** 2)
 
-    tensor = "dot_general|args[0]"
+    tensor = r"dot_general|args\[0\]"
     return Step(
         run=trained(loss), args=(s.weights(), s.batch()), tensor=tensor, kinds=("device order",)
     )
@@ -319,7 +319,7 @@ def split_layers(s: Setting) -> Step:
         return jnp.mean(h**2)
 
     w = s.array((8, s.width, s.width), "model")
-    return Step(run=trained(loss), args=(w, s.batch()), tensor="w", kinds=("gathered stack",))
+    return Step(run=trained(loss), args=(w, s.batch()), tensor="^w$", kinds=("gathered stack",))
 
 
 def sum_along_split_axis(s: Setting) -> Step:
@@ -346,7 +346,7 @@ def whole_output(s: Setting) -> Step:
     return Step(
         run=run,
         args=(s.array((s.width, s.vocabulary), None, "model"), s.batch()),
-        tensor="x|w|dot_general",
+        tensor="^[xw]$|dot_general",
         kinds=("replicated work",),
     )
 
@@ -547,8 +547,8 @@ def is_found(name: str, step: Step, found: Sequence[ReshardedTensor]) -> bool:
         return False
     first = found[0]
     is_there = not lines or (first.file.endswith("shardings.py") and first.line in lines)
-    named = any(part in first.tensor for part in step.tensor.split("|"))
-    return is_there and named and first.kind in step.kinds
+    named = re.search(step.tensor, first.tensor)
+    return bool(is_there and named and first.kind in step.kinds)
 
 
 def trainer_program(kind: str, axes: str, devices: Sequence[Any]) -> Any:

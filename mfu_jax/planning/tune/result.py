@@ -13,6 +13,8 @@ from mfu_jax.planning.tune.evidence import Trial
 from mfu_jax.util.formatting import columns, percent
 from mfu_jax.verdict import NextStep, Verdict
 
+TOKENS = "tokens/s/chip"  # what the speed of the trainer's steps counts
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -121,14 +123,25 @@ def render_tune(result: TuneResult) -> str:
     """The search for the console."""
     return "\n".join(
         [
-            *table(_by_changes(result.rows)),
-            *plot(result.rows, sure="measured", others="planned"),
+            *_in_unit(table(_by_changes(result.rows)), result.unit),
+            *_in_unit(plot(result.rows, sure="measured", others="planned"), result.unit),
             *_changes(result),
             *_residuals(result),
             *(["winner:", f"  {result.flags}"] if result.winner else ["no point fits"]),
             *(f"note: {note}" for note in result.notes),
         ]
     )
+
+
+def _in_unit(lines: Sequence[str], unit: str) -> list[str]:
+    """The head of a table or plot with what a user's own step counts in the place of tokens."""
+    if not lines or unit == TOKENS:
+        return list(lines)
+    head = lines[0].replace(TOKENS, f"{unit:>{len(TOKENS)}}")
+    return [
+        head.replace("of a chip for a token", f"for one of the {unit.partition('/')[0]}"),
+        *lines[1:],
+    ]
 
 
 def _by_changes(rows: Sequence[Trial]) -> list[Trial]:

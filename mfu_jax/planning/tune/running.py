@@ -14,7 +14,7 @@ from mfu_jax.planning.compilation.compiling import NoCompilerError
 from mfu_jax.planning.sweep.outcomes import speed
 from mfu_jax.planning.sweep.running import with_pareto
 from mfu_jax.planning.tune.evidence import Evidence, Trial
-from mfu_jax.planning.tune.result import Change, TuneResult, texts
+from mfu_jax.planning.tune.result import TOKENS, Change, TuneResult, texts
 from mfu_jax.planning.tune.search import Search
 from mfu_jax.planning.tune.space import Point, Space, moved
 
@@ -52,7 +52,7 @@ class Tuning:
     target: str
     space: Space
     flags: Callable[[Point], Sequence[str]]
-    unit: str = "tokens/s/chip"
+    unit: str = TOKENS
     plan: Try | None = None
     run: Try | None = None
     invalid: Callable[[Point], UserError | None] = lambda point: None

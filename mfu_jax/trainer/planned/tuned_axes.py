@@ -52,7 +52,7 @@ _ATTENTION = {
 }
 _TILINGS = (1, 4, 16)
 _MESH = "mesh"
-_FEW_LAYERS = 16  # that a compiler unrolls in seconds
+_FEW_LAYERS = {"tpu": 16, "gpu": 48, "cpu": 16}  # that its compiler unrolls in a minute
 _LONG = 16_384  # tokens of a sequence from which on splitting it is tried
 _FUSION = "--xla_tpu_enable_async_collective_fusion"
 _TPU_COLLECTIVES = {
@@ -154,7 +154,7 @@ def _standard(
         )
     tilings = [n for n in _TILINGS if config.max_target_length % n == 0]
     yield "num_vocab_tiling", _single("num_vocab_tiling", map(str, tilings))
-    if runs or config.num_decoder_layers <= _FEW_LAYERS:
+    if runs or config.num_decoder_layers <= _FEW_LAYERS[platform]:
         yield "scan_layers", _single("scan_layers", ("true", "false"))
     if devices > 1:
         yield _MESH, dict(_meshes(config, devices))

@@ -42,6 +42,8 @@ def test_the_speed_is_items_per_second():
     assert result.gain_fraction > 1
     assert result.rows[0].memory_peak_bytes > 0
     assert "size=700" in str(result)
+    assert "items/s" in str(result).splitlines()[2]
+    assert "tokens" not in str(result)
 
 
 def test_a_donated_state_is_replaced_by_the_new_one():

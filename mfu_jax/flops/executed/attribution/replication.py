@@ -93,17 +93,22 @@ def placed(sharding: str, devices: int) -> ReplicaGroups:
     """Which devices hold the same shard of a parameter."""
     if sharding == "{replicated}" or sharding.startswith("{maximal"):
         return (0,) * devices
+    tiles = tile_numbers(sharding, devices)
+    return tuple(range(devices)) if tiles is None else _canonical(list(map(tuple, tiles.tolist())))
+
+
+def tile_numbers(sharding: str, devices: int) -> np.ndarray | None:
+    """Which tile of each dimension a device holds, [devices, dimensions]; None if not known."""
     match = _TILES.search(sharding)
-    if match is None or sharding.startswith("{{"):
-        return tuple(range(devices))
+    if match is None or sharding.startswith("{{") or "last_tile_dims" in sharding:
+        return None
     dims, source, order, listed = match.groups()
     ids = iota(dims, source, order) if source else np.reshape(numbers(listed), numbers(dims))
-    if ids.size != devices or "last_tile_dims" in sharding:
-        return tuple(range(devices))
-    copies = ids.shape[-1] if "last_tile_dim_replicate" in sharding else 1
-    tiles = np.empty(devices, int)
-    tiles[ids.reshape(-1)] = np.arange(devices) // copies
-    return _canonical(tiles.tolist())
+    if ids.size != devices:
+        return None
+    tiles = np.empty((devices, ids.ndim), int)
+    tiles[ids.reshape(-1)] = np.indices(ids.shape).reshape(ids.ndim, -1).T
+    return tiles[:, :-1] if "last_tile_dim_replicate" in sharding else tiles
 
 
 def tile_dims(sharding: str) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ from mfu_jax.flops.executed.hlo.shapes import Shape
 from mfu_jax.flops.executed.mesh_axes import axes_between
 from mfu_jax.flops.executed.resharding.resharded_tensor import Kind, ReshardedTensor
 from mfu_jax.flops.executed.resharding.source_lines import SourceLines
+from mfu_jax.flops.executed.resharding.specs import Axes, Merged, Spec, Specs, words
 from mfu_jax.flops.executed.resharding.uses import (
     RESULT,
     Use,
@@ -53,6 +54,7 @@ from mfu_jax.flops.executed.resharding.uses import (
 from mfu_jax.flops.scopes import Scope, read_scope
 
 _LEAST_SHARE = 0.05  # of the bytes that all collectives of a step move
+_LEAST_PART = 0.005  # of them, for one of several collectives of a line
 _LEAST_REPEATED = 0.2  # of the FLOPs of the forward and backward matmuls
 _LAYOUT = frozenset(
     "bitcast copy reshape transpose convert concatenate slice opt-barrier optimization-barrier "
@@ -64,6 +66,7 @@ _ELEMENTWISE = ELEMENTWISE | TRANSCENDENTAL
 _SHARD_MAP = "shard_map"
 _SUMS = re.compile(r"/(dot_general|conv_general_dilated|reduce\w*|add_any|psum\w*)$")
 
+_Dims = tuple[int, ...]
 _Groups = Sequence[Sequence[int]]
 
 
@@ -103,6 +106,7 @@ class _Doctor:
         self.mesh = mesh
         self.devices = devices
         self.total = 0  # bytes that all collectives move
+        self._slices: dict[str, Use] = {}  # by the name of what gathers before it
         self.exchanges = list(self._exchanges())
         self.ids = {
             id(instruction)
@@ -116,12 +120,17 @@ class _Doctor:
         for exchange in self.exchanges:
             if exchange.instruction.name in lost:
                 continue
-            if exchange.bytes_moved < _LEAST_SHARE * self.total:
+            if exchange.bytes_moved < _LEAST_PART * self.total:
                 continue
             if kind := self._cause(exchange):
                 found.append(self._finding(exchange, kind))
-        found += self._state()
-        return tuple(sorted(_merged(found or self._repeated()), key=lambda f: -f.bytes_moved))
+        merged = [
+            finding
+            for finding in _merged(found)
+            if finding.kind == "lost batch" or finding.bytes_moved >= _LEAST_SHARE * self.total
+        ]
+        merged += self._state()
+        return tuple(sorted(merged or self._repeated(), key=lambda f: -f.bytes_moved))
 
     # Collectives
 
@@ -161,6 +170,8 @@ class _Doctor:
             end = self._end(use, exchange)
             if end:
                 ends.add(end)
+            if end == "slice":
+                self._slices.setdefault(exchange.instruction.name, use)
             return not end
 
         for use in followed(self.module, value, passes):
@@ -185,7 +196,9 @@ class _Doctor:
             if differing:
                 varies = any(self._varies(use.computation, o, exchange.groups) for o in differing)
                 return "slice" if varies else "mixed"
-            return "stack" if use.in_loop and _slices_gathered(use, exchange) else ""
+            # In the loop itself, a stack that the loop changes must be gathered again each time.
+            in_loop = use.in_loop or self._maker(exchange).opcode == "parameter"
+            return "stack" if in_loop and _slices_gathered(use, exchange) else ""
         if opcode == "conditional":
             return "mixed"
         return "" if _is_same(self._held(user), exchange.groups) else "mixed"
@@ -228,8 +241,8 @@ class _Doctor:
         def stops(value: Value) -> bool:
             return value.instruction.opcode not in _LAYOUT | _PLACES
 
-        made = (v for v in (value, *sources(self.module, value, stops)) if stops(v))
-        return any(v.instruction.opcode in ("broadcast", "constant", "iota") for v in made)
+        found = [value] if stops(value) else filter(stops, sources(self.module, value, stops))
+        return any(v.instruction.opcode in ("broadcast", "constant", "iota") for v in found)
 
     def _of_permuted(self, exchange: _Exchange) -> Kind | Literal[""]:
         pairs = exchange.groups
@@ -317,8 +330,11 @@ class _Doctor:
             number = int(parameter.operand_text)
             if number in self._state_numbers or len(set(self._placed(number))) > 1:
                 continue
-            copies = self.devices // len(set(self._held(instruction)))
-            yield self._described(parameter, instruction, "replicated batch", detail=str(copies))
+            held = self._held(instruction)
+            alike = [[d for d, h in enumerate(held) if h == one] for one in sorted(set(held))]
+            yield self._described(
+                parameter, instruction, "replicated batch", groups=alike, detail=f"{len(alike[0])}"
+            )
             return
 
     # State
@@ -417,6 +433,57 @@ class _Doctor:
         return len(set(self._placed(number)))
 
     @functools.cached_property
+    def _specs(self) -> Specs:
+        return Specs(self.module, self._shardings, self.mesh, self.devices)
+
+    def _before(self, exchange: _Exchange) -> tuple[_Dims, Spec | None]:
+        """Dimensions on one device, and the split, of the value that is moved."""
+        start = Value(exchange.computation, exchange.instruction)
+        if exchange.kind not in ("all-gather", "all-to-all"):
+            return (), None
+
+        def stops(value: Value) -> bool:
+            opcode = value.instruction.opcode
+            is_argument = opcode == "parameter" and value.computation is self.module.entry
+            passes = _LAYOUT | _PLACES | {"all-gather", "all-gather-start", "all-gather-done"}
+            return is_argument or opcode not in passes
+
+        value = next(filter(stops, sources(self.module, start, stops)), start)
+        dims, spec = next(value.instruction.shape.leaves()).dims, self._specs.of(value)
+        moved = exchange.computation.operand(exchange.instruction, 0).shape.dims
+        if exchange.kind == "all-gather" and self.mesh and moved == dims:
+            found = list(spec or (None,) * len(dims))
+            for dim in exchange.instruction.integers("dimensions"):
+                found[dim] = found[dim] or tuple(
+                    axes_between(exchange.groups, self.mesh).split("+")
+                )
+            spec = tuple(found)
+        return dims, spec
+
+    def _after(self, exchange: _Exchange) -> Spec | None:
+        """How the value is split that comes of an exchange, and of the slice behind a gather."""
+        if use := self._slices.get(exchange.instruction.name):
+            return self._specs.of(Value(use.computation, use.user))
+        value = Value(exchange.computation, exchange.instruction)
+        if exchange.kind != "all-to-all":
+            return None if exchange.kind == "collective-permute" else self._specs.of(value)
+        uses = followed(self.module, value, lambda u: u.user.opcode in _LAYOUT)
+        use = next((u for u in uses if u.user.opcode not in _LAYOUT and u.operand >= 0), None)
+        before, spec = self._before(exchange)
+        after = use.computation.operand(use.user, use.operand).shape.dims if use else ()
+        if spec is None or len(after) != len(before):
+            return None
+        moved = tuple(axes_between(exchange.groups, self.mesh).split("+"))
+        found: list[Axes | Merged | None] = []
+        for axes, n, m in zip(spec, before, after, strict=True):
+            if axes is None or isinstance(axes, Merged):
+                found.append(axes if n <= m else None)
+                continue
+            kept = tuple(axis for axis in axes if axis not in moved)
+            found.append((*kept, *moved) if n > m else kept)
+        return tuple(found)
+
+    @functools.cached_property
     def _lines(self) -> SourceLines:
         program = self.counter.program
         return SourceLines(program if isinstance(program, str) else program.as_text() or "")
@@ -427,12 +494,16 @@ class _Doctor:
     def _maker(self, exchange: _Exchange) -> HloInstruction:
         """The program's argument that an exchange moves; itself if it moves something else."""
         start = Value(exchange.computation, exchange.instruction)
-        for value in sources(self.module, start, lambda v: v.instruction.opcode not in _LAYOUT):
-            opcode = value.instruction.opcode
-            if opcode == "parameter" and value.computation is self.module.entry:
-                return value.instruction
-            if opcode not in _LAYOUT | _PLACES:
-                break
+        entry, passes = self.module.entry, _LAYOUT | _PLACES
+
+        def stops(value: Value) -> bool:
+            is_argument = value.instruction.opcode == "parameter" and value.computation is entry
+            return is_argument or value.instruction.opcode not in passes
+
+        made = list(filter(stops, sources(self.module, start, stops)))
+        is_one = len(made) == 1 and made[0].computation is entry
+        if is_one and made[0].instruction.opcode == "parameter":
+            return made[0].instruction
         return exchange.instruction
 
     def _described(
@@ -441,16 +512,22 @@ class _Doctor:
         instruction: HloInstruction,
         kind: Kind,
         exchange: _Exchange | None = None,
+        groups: _Groups = (),
         detail: str = "",
     ) -> ReshardedTensor:
         file, line = self._lines.of(instruction)
         is_argument = tensor.opcode == "parameter"
+        before = self._before(exchange)[1] if exchange else None
+        if is_argument:
+            before = self._specs.of(Value(self.module.entry, tensor))
         return ReshardedTensor(
             kind=kind,
             tensor=tensor.op_name if is_argument else _operation(instruction.op_name),
             file=file,
             line=line,
-            axes=axes_between(exchange.groups, self.mesh) if exchange else "",
+            axes=axes_between(exchange.groups if exchange else groups, self.mesh),
+            before=words(before),
+            after=words(self._after(exchange)) if exchange else "",
             shape=str(next(tensor.shape.leaves())),
             bytes_moved=exchange.bytes_moved if exchange else 0,
             instructions=(instruction.name,) if exchange else (),
@@ -491,7 +568,7 @@ def _merged(found: Iterable[ReshardedTensor]) -> list[ReshardedTensor]:
     """One finding for each line, described by its first: the others are of the same operation."""
     merged: dict[tuple[str, int, str], ReshardedTensor] = {}
     for finding in sorted(found, key=lambda f: -f.bytes_moved):
-        key = (finding.file, finding.line, "" if finding.instructions else finding.tensor)
+        key = (finding.file, finding.line, "" if finding.line else finding.tensor)
         first = merged.get(key)
         merged[key] = (
             finding

@@ -79,6 +79,9 @@ class ReshardedTensor:
         file: source file of the operation; empty if the program does not say, like `line`.
         line: its line.
         axes: mesh axes that it is moved along; sizes and strides of groups if not known.
+        before: how it is split, as a PartitionSpec, with ``U`` for what is not known; empty if
+            nothing is, as without the mesh.
+        after: how it is split where it is used.
         shape: dtype and dimensions of the array on one device.
         bytes_moved: bytes of the collectives' buffers in one step, on one device.
         instructions: names of the instructions that move it.
@@ -91,6 +94,8 @@ class ReshardedTensor:
     file: str
     line: int
     axes: str
+    before: str = ""
+    after: str = ""
     shape: str
     bytes_moved: int
     instructions: tuple[str, ...] = ()
@@ -103,13 +108,22 @@ class ReshardedTensor:
         moved = f"; {self.bytes_moved / 2**20:,.3g} MiB a step" if self.bytes_moved else ""
         along = f" over {self.axes}" if self.bytes_moved and self.axes else ""
         words = _WORDS[self.kind][0].format(detail=self.detail)
-        return f"{self.tensor} {self.shape}{place}: {words}{moved}{along}"
+        split = " → ".join(spec for spec in (self.before, self.after) if spec)
+        split = f" ({split})" if split else ""
+        return f"{self.tensor} {self.shape}{place}: {words}{split}{moved}{along}"
 
     @property
     def advice(self) -> str:
         """What avoids it."""
         axes = ", ".join(map(repr, self.axes.split("+"))) if self.axes.isidentifier() else "…"
-        return _WORDS[self.kind][1].format(detail=self.detail, axes=axes, spec="P(…)")
+        spec = self._wanted or "P(…)"
+        return _WORDS[self.kind][1].format(detail=self.detail, axes=axes, spec=spec)
+
+    @property
+    def _wanted(self) -> str:
+        """The sharding that needs no move; empty if not known."""
+        is_of_use = self.kind in ("moved for one operation", "full rematerialization")
+        return self.after if is_of_use else self.before
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""

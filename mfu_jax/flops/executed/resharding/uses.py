@@ -105,10 +105,11 @@ def sources(module: HloModule, value: Value, stops: Callable[[Value], bool]) -> 
             yield current
             if stops(current):
                 continue
-        queue += _operands(module, current)
+        queue += made_of(module, current)
 
 
-def _operands(module: HloModule, value: Value) -> Iterator[Value]:
+def made_of(module: HloModule, value: Value) -> Iterator[Value]:
+    """The operands of a value; where it only changed its place, the value at its other place."""
     computation, instruction, path, in_loop = value
     opcode = instruction.opcode
     if opcode == "get-tuple-element":
@@ -155,7 +156,7 @@ def _by_device(module: HloModule, value: Value, devices: int, depth: int) -> np.
         return np.array([numbers] if len(numbers) > 1 else numbers) if numbers else None
     made = [
         _by_device(module, operand, devices, depth + 1) if depth < _MOST_DEPTH else None
-        for operand in _operands(module, value)
+        for operand in made_of(module, value)
     ]
     if any(one is None for one in made) or not made:
         return None

@@ -44,13 +44,13 @@ from mfu_jax.planning.compilation.compiling import Limits, NoCompilerError, comp
 from mfu_jax.planning.step_sources import compiled_plan
 from mfu_jax.planning.sweep.space import BATCH, is_swept, listed, seconds_of
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
-from mfu_jax.planning.tune.evidence import Evidence, Trial
+from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.result import tune_verdict
 from mfu_jax.planning.tune.running import Tuning, tune
 from mfu_jax.planning.tune.space import Point, Space
 from mfu_jax.trainer.config.pyconfig import Config, load
 from mfu_jax.trainer.planned.planned_step import TrainerStep
-from mfu_jax.trainer.planned.trial_run import Devices, attached, flags_variable, trial_run
+from mfu_jax.trainer.planned.trial_run import AttachedDevices, attached, flags_variable, trial_run
 from mfu_jax.trainer.planned.tuned_axes import ACCUMULATION, TOKENS, axes_of
 from mfu_jax.util.arguments import Arguments, check_key, own_key, parse
 from mfu_jax.util.formatting import json_text
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if nothing fits."""
     arguments = parse(argv, flags=("--json",))
     search = _Command(arguments)
-    evidence = Evidence(search.evidence_path(), search.about())
+    evidence = TrialLog(search.evidence_path(), search.about())
     try:
         result = tune(search.tuning(), evidence, _progress)
     finally:
@@ -272,7 +272,7 @@ class _Command:
         )
 
 
-def _target_of(devices: Devices) -> Target | None:
+def _target_of(devices: AttachedDevices) -> Target | None:
     """The attached devices as chips to plan for; None for those that the table does not know."""
     chips = find(devices.kind)
     if devices.platform == "cpu" or len(chips) != 1:
@@ -287,7 +287,7 @@ def _target_of(devices: Devices) -> Target | None:
         return None
 
 
-def _named(devices: Devices | None) -> str:
+def _named(devices: AttachedDevices | None) -> str:
     return f"{devices.count} × {devices.kind}" if devices else ""
 
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.sweep.space import seconds_of
-from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Evidence, Trial
+from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial, TrialLog
 from mfu_jax.planning.tune.result import TuneResult
 from mfu_jax.planning.tune.running import Tuning
 from mfu_jax.planning.tune.running import tune as search
-from mfu_jax.planning.tune.space import Axis, Point, Space
+from mfu_jax.planning.tune.space import Point, SearchAxis, Space
 
 _ROUNDS = 3
 _EXIT_SECONDS = 30.0  # for a child to end that has answered, whatever threads it has
@@ -101,7 +101,7 @@ def tune(
             return _with_items(trial, items(**chosen))
         return trial
 
-    kept = Evidence(
+    kept = TrialLog(
         None if evidence is None else Path(evidence),
         {"step": _named(make_step), "jax": jax.__version__},
     )
@@ -124,7 +124,7 @@ def tune(
         kept.close()
 
 
-def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> Axis:
+def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> SearchAxis:
     values = list(values)
     if not values or (name in start and start[name] not in values):
         raise UserError(
@@ -132,7 +132,7 @@ def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> Axis:
         )
     if len({*map(str, values)}) < len(values):
         raise UserError(f"settings[{name!r}] = {values}: expected values that differ as text")
-    return Axis(
+    return SearchAxis(
         name=name,
         choices={str(value): {name: value} for value in values},
         start=values.index(start[name]) if name in start else 0,

@@ -22,7 +22,7 @@ _FAILURES = 2  # of a choice, and no success: it is given up
 _BEST = 3  # points whose neighbours are candidates in a large space
 
 
-class Search:
+class TuningSearch:
     """Trials of one kind, plans or runs, and where to look next.
 
     Args:

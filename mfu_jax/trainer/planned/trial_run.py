@@ -37,7 +37,7 @@ _PROBE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices:
+class AttachedDevices:
     """The attached devices.
 
     Attributes:
@@ -53,7 +53,7 @@ class Devices:
     memory_bytes: int
 
 
-def attached() -> Devices:
+def attached() -> AttachedDevices:
     """Finds the devices in a child process: a TPU belongs to one process at a time.
 
     Raises:
@@ -77,7 +77,7 @@ def attached() -> Devices:
             hint="usually a driver or an extra of jax is missing: run mfu-jax doctor, or pass "
             "topology=… to search by plans alone",
         ) from None
-    return Devices(platform=platform, kind=kind, count=count, memory_bytes=limit or 0)
+    return AttachedDevices(platform=platform, kind=kind, count=count, memory_bytes=limit or 0)
 
 
 def trial_run(

@@ -100,6 +100,12 @@ class _Command:
         for key in keep:
             check_key(key, (*kinds, TOKENS), usually="keep= names keys of the trainer")
         self.has_runs = not (values.get("topology") or values.get("hardware"))
+        if self.has_runs and (without := [key for key in ("devices", "slices") if key in values]):
+            raise UserError(
+                f"{without[0]}={values[without[0]]} without chips to plan for: the search would "
+                "run on the attached devices",
+                hint="pass topology=… or hardware=…, too, or leave it out",
+            )
         self.devices = attached() if self.has_runs else None
         self.target = self._target()
         platform, count = self._platform()
@@ -145,8 +151,10 @@ class _Command:
         """What all trials have in common."""
         devices = None if self.devices is None else dataclasses.asdict(self.devices)
         config = load([*self.files, *(f"{key}={text}" for key, text in self.fixed.items())])
+        fixed = dataclasses.asdict(config)
+        del fixed["webhook_url"]  # a secret, which no trial uses
         return {
-            "fixed": {k: str(v) for k, v in sorted(dataclasses.asdict(config).items())},
+            "fixed": {k: str(v) for k, v in sorted(fixed.items())},
             "target": str(self.target),
             "devices": devices,
             "flags": list(self.flags),

@@ -58,7 +58,7 @@ def sinks_of(
         sinks.append(make_sink("prometheus", port=None, textfile=settings.prometheus_textfile))
     if settings.webhook_url:
         run = settings.run_dir or os.path.dirname(settings.metrics_file)
-        name = f"{os.path.basename(run)} on {platform.node()}".removeprefix(" ")
+        name = f"{os.path.basename(run.rstrip('/'))} on {platform.node()}".removeprefix(" ")
         sinks.append(make_sink("webhook", settings.webhook_url, run=name))
     return sinks
 

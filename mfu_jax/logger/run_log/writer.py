@@ -243,7 +243,7 @@ def start_values(now: float, *, is_real: bool) -> dict[str, Any]:
         "began_m": round(_began(now) if is_real else now, 6),
         "command": _SECRET.sub(r"\1***", command)[:_LONGEST_COMMAND],
         "versions": {name: _version(name) for name in ("mfu-jax", "jax", "jaxlib")},
-        "commit": commit_of(Path.cwd()),
+        "commit": commit_of(Path()),
     }
 
 
@@ -257,6 +257,7 @@ def _version(package: str) -> str:
 def commit_of(folder: Path) -> str:
     """The commit that is checked out in a folder's git repository; empty if there is none."""
     try:
+        folder = folder.absolute()
         git = next(p / ".git" for p in (folder, *folder.parents) if (p / ".git").exists())
         if git.is_file():  # of a worktree
             git = git.parent / git.read_text().removeprefix("gitdir: ").strip()

@@ -104,7 +104,11 @@ class TuningSearch:
         return math.exp(-float(self._expected([point])[0][0]))
 
     def _learn(self) -> None:
-        timed = {p: t for p, t in self.trials.items() if t.step_time_seconds}  # as if it had fitted
+        timed = {  # as if it had fitted; what no plan fits has nothing to compare with
+            point: trial
+            for point, trial in self.trials.items()
+            if trial.step_time_seconds and (not self._planned or point in self._planned)
+        }
         self._times.fit(
             list(timed), [-math.log(speed(t)) - self._prior(p) for p, t in timed.items()]
         )

@@ -23,6 +23,11 @@ _QUIET = {
     **{"tensorboard_dir": "", "heartbeat_file": "", "progress_bar": "false", "log_period": "1"},
     **{"gpu_period_seconds": "0", "host_log_period": "0", "fsync_seconds": "-1"},
 }
+# Outputs of the user's run, which no trial may write, whatever the user's config says.
+_NOT_OF_A_TRIAL = {
+    **{"metrics_file": "auto", "webhook_url": "", "prometheus_textfile": ""},
+    **{"profile_steps": "", "dump_program": ""},
+}
 _WARMUP_STEPS = 2
 _PROBE = (
     "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
@@ -100,6 +105,7 @@ def trial_run(
     """
     with tempfile.TemporaryDirectory(prefix="mfu-jax-tune-") as folder:
         own = {
+            **_NOT_OF_A_TRIAL,
             "run_name": "trial",
             "base_output_directory": folder,
             "steps": str(steps + _WARMUP_STEPS),

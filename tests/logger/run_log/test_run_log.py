@@ -119,6 +119,18 @@ def test_an_instrumented_step_keeps_a_log_too(tmp_path: Path) -> None:
     assert run.time["compile"] > 0
 
 
+def test_a_working_folder_that_is_gone_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with logger_in(tmp_path) as logger:
+        logger.record(0, {"loss": 1.0}, step_time_seconds=0.25)
+    assert lines(tmp_path)[0]["commit"] == ""
+
+
 def test_no_metrics_file_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with MetricLogger(sinks=[]) as logger:

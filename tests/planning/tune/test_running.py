@@ -108,6 +108,35 @@ def test_only_points_whose_plan_fits_are_run():
     assert set(result.planned_over_measured.values()) == {1.0}
 
 
+def test_runs_of_points_without_a_plan_that_fits_are_measured_all_the_same():
+    """The start, although its plan does not fit, and what explains the winner."""
+    space = Space(
+        [SearchAxis(name=n, choices={str(i): {n: str(i)} for i in range(4)}) for n in "abc"]
+    )
+
+    def trial(by, point, seconds):
+        return Trial(
+            values={},
+            by=by,
+            source="planned" if by == "plan" else "measured",
+            fits=by == "run" or point != space.start,
+            step_time_seconds=seconds,
+        )
+
+    tuning = Tuning(
+        target="x",
+        space=space,
+        flags=lambda point: [],
+        plan=lambda point, _: trial("plan", point, 1 - 0.05 * sum(point)),
+        run=lambda point, _: trial("run", point, 1 - 0.06 * sum(point)),
+        most_plans=8,
+    )
+    result = tune(tuning, TrialLog(None, {}))
+    assert result.start.source == result.winner.source == "measured"
+    assert result.gain_fraction > 0.5
+    assert len(result.changes) > 1
+
+
 def test_changes_multiply_to_the_gain():
     machine = Machine(0)
     result = tune(machine.tuning(), TrialLog(None, {}))

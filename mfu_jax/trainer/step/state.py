@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
@@ -117,14 +118,21 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
 def _memory_bytes(mesh: Mesh) -> float:
     """Memory of one device: what its runtime grants, or else, if it is absent, what its chip has.
 
+    The least of all processes, each of which knows its own devices' only: they must agree.
+
     Raises:
         UserError: it is not known.
     """
     device = mesh.devices.flat[0]
-    granted = None
+    granted, own = None, jax.process_index()
     with contextlib.suppress(NotImplementedError, jax.errors.JaxRuntimeError):
-        granted = _limit_bytes([d for d in mesh.devices.flat if d.process_index == 0])
-    return granted or lookup(device.device_kind).usable_memory_bytes
+        granted = _limit_bytes([d for d in mesh.devices.flat if d.process_index == own])
+    size = granted or lookup(device.device_kind).usable_memory_bytes
+    if jax.process_count() == 1:
+        return size
+    from jax.experimental import multihost_utils
+
+    return float(multihost_utils.process_allgather(np.float32(size)).min())
 
 
 def _split_model(config: Config) -> tuple[Any, Any]:

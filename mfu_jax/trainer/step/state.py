@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
@@ -29,6 +28,7 @@ from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.step.mesh import state_shardings
 from mfu_jax.trainer.step.remat_choice import chosen_policy
 from mfu_jax.trainer.step.trainable import trained_and_frozen
+from mfu_jax.util.jax_internals import least_of_processes
 from mfu_jax.util.optional_deps import QUANTIZE, require
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -128,11 +128,7 @@ def _memory_bytes(mesh: Mesh) -> float:
     with contextlib.suppress(NotImplementedError, jax.errors.JaxRuntimeError):
         granted = _limit_bytes([d for d in mesh.devices.flat if d.process_index == own])
     size = granted or lookup(device.device_kind).usable_memory_bytes
-    if jax.process_count() == 1:
-        return size
-    from jax.experimental import multihost_utils
-
-    return float(multihost_utils.process_allgather(np.float32(size)).min())
+    return size if jax.process_count() == 1 else least_of_processes(size)
 
 
 def _split_model(config: Config) -> tuple[Any, Any]:

@@ -88,13 +88,19 @@ def tune_verdict(result: TuneResult) -> Verdict:
     best = result.winner
     tried = f"{result.plans} plans" * bool(result.plans)
     tried = " and ".join(filter(None, (tried, f"{result.runs} runs" * bool(result.runs))))
-    finding = f"{result.target}: {tried} of {result.points:,} combinations, none fits"
+    failed = all(trial.source == "failed" for trial in result.rows)
+    none = "all failed" if failed else "none fits"
+    finding = f"{result.target}: {tried} of {result.points:,} combinations, {none}"
     if best is not None:
         finding = (
             f"{result.target}: {_number(best)} {result.unit} {best.source}, "
             f"{_gain(result)}, by {tried} of {result.points:,} combinations"
         )
-    another = "a smaller per_device_batch_size=, or a remat_policy= that keeps less"
+    another = "settings that keep less memory"
+    if result.unit == TOKENS:
+        another = "a smaller per_device_batch_size=, or a remat_policy= that keeps less"
+    if failed:
+        another = f"the first failure: {result.rows[0].note}"
     return Verdict(
         kind="tune",
         finding=finding,
@@ -113,7 +119,7 @@ def _advice(result: TuneResult) -> str:
 
 def _gain(result: TuneResult) -> str:
     if result.gain_fraction is None:
-        return "where the start does not fit"
+        return "where the start does not run"
     if not result.changes:
         return "the start itself"
     return f"{percent(result.gain_fraction)} faster than the start"

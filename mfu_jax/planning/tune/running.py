@@ -101,6 +101,11 @@ class _Run:
         rows: dict[str, Trial] = {}
         for search in searches:
             rows |= {_key(trial.settings): trial for trial in search.trials.values()}
+        if not rows:
+            raise UserError(
+                f"no trial was done within {self.tuning.budget_seconds:g} s, the budget",
+                hint="usually the first compilation takes longer; pass a larger budget=…",
+            )
         begun = last.trials.get(self.tuning.space.start)
         start = begun if begun and begun.is_ok else None
         winner = None if best is None else last.trials[best]

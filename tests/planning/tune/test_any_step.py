@@ -67,6 +67,25 @@ def test_memory_and_errors_are_answers():
     assert "no point fits" in str(result)
 
 
+def test_what_fails_is_not_said_to_need_less_memory():
+    def fails(size):
+        raise ValueError("bad")
+
+    result = mfu_jax.tune(fails, {"size": [4, 8]}, in_process=True)
+    text = " ".join(str(result).split())
+    assert "2 runs of 2 combinations, all failed" in text
+    assert "next: the first failure: ValueError: bad" in text
+    assert "remat_policy" not in text
+
+
+def test_a_budget_that_ends_before_the_first_trial_is_said():
+    def fails(size):
+        raise ValueError("cut off")
+
+    with pytest.raises(UserError, match=r"no trial was done within 0\.5 s"):
+        mfu_jax.tune(fails, {"size": [4, 8]}, in_process=True, budget=0.5)
+
+
 def test_what_a_child_cannot_import_is_refused():
     with pytest.raises(UserError, match="cannot be imported by a child process") as caught:
         mfu_jax.tune(lambda size: None, {"size": [1, 2]})

@@ -114,6 +114,14 @@ def test_axes_are_those_of_the_model_and_the_devices():
     assert {"scheduler", "collectives"} <= set(found)
 
 
+def test_a_mesh_that_was_given_is_named_by_its_axes():
+    config = load(["model_name=llama2-7b", "fsdp=2"])
+    axes, fixed = axes_of(config, {"fsdp": "2"}, platform="gpu", devices=6, chip=None, runs=True)
+    mesh = next(axis for axis in axes if axis.name == "mesh")
+    assert [*mesh.choices][mesh.start] == "data=3 fsdp=2"
+    assert fixed == {}
+
+
 def test_a_kept_number_of_tokens_makes_accumulation_an_axis():
     config = load(["model_name=llama2-7b"])
     axes, _ = axes_of(

@@ -205,8 +205,8 @@ def _meshes(config: Config, devices: int) -> Iterator[tuple[str, Mapping[str, st
         for size in given.values():
             left //= size
         all_sizes = {**dict.fromkeys(inner, 1), **given, "fsdp": left}
-        label = " ".join(f"{key}={size}" for key, size in all_sizes.items() if size > 1)
-        return label, {key: str(size) for key, size in all_sizes.items()}
+        settings = {key: str(size) for key, size in all_sizes.items()}
+        return _split(settings), settings
 
     others = ["tensor", "data"]
     others += ["context_parallelism"] * (config.max_target_length >= _LONG)
@@ -241,5 +241,11 @@ def _axis(name: str, choices: Choices, start: Mapping[str, str]) -> SearchAxis |
     for i, settings in enumerate(choices.values()):
         if dict(settings) == dict(start):
             return SearchAxis(name=name, choices=choices, start=i) if len(choices) > 1 else None
-    label = " ".join(filter(None, start.values())) or "as given"
+    label = _split(start) if name == _MESH else " ".join(filter(None, start.values()))
+    label = label or "as given"
     return SearchAxis(name=name, choices={label: start, **choices})
+
+
+def _split(sizes: Mapping[str, str]) -> str:
+    """The axes of a mesh that have several devices."""
+    return " ".join(f"{key}={size}" for key, size in sizes.items() if size != "1")

@@ -13,7 +13,9 @@ from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.sweep.space import BATCH, is_swept, listed
 from mfu_jax.planning.tune.space import SearchAxis
 from mfu_jax.trainer.config.mesh_axes import axis_keys, mesh_shape
+from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.util.values import field_types
 
 TOKENS = "tokens_per_step"  # of keep=: the batch and accumulation change, their product does not
 ACCUMULATION = "gradient_accumulation_steps"
@@ -51,7 +53,7 @@ _ATTENTION = {
     "cpu": ("dot_product", "jax"),
 }
 _TILINGS = (1, 4, 16)
-_MESH = "mesh"
+_MESH, _REMATERIALIZATION = "mesh", "remat"
 _FEW_LAYERS = {"tpu": 16, "gpu": 48, "cpu": 16}  # that its compiler unrolls in a minute
 _LONG = 16_384  # tokens of a sequence from which on splitting it is tried
 _FUSION = "--xla_tpu_enable_async_collective_fusion"
@@ -108,6 +110,8 @@ def axes_of(
         config, platform, devices, chip, runs, TOKENS in keep, precisions
     ):
         keys = {key for settings in choices.values() for key in settings}
+        if name == _REMATERIALIZATION:
+            keys |= {*field_types(RematKeys)}  # of a policy that was given: no other takes them
         if not choices or keys & {*keep, *swept}:
             continue
         mine = {key: fixed.pop(key) for key in sorted(keys & set(fixed))}
@@ -137,7 +141,7 @@ def _standard(
     yield BATCH, _single(BATCH, [f"{size:g}" for size in sizes or [batch]])
     if keeps_tokens:
         yield ACCUMULATION, _single(ACCUMULATION, ("1", "2", "4", "8"))
-    yield "remat", {**_REMAT, **(_OFFLOADED if platform == "tpu" else {})}
+    yield _REMATERIALIZATION, {**_REMAT, **(_OFFLOADED if platform == "tpu" else {})}
     yield "attention", _single("attention", _ATTENTION[platform])
     if platform == "tpu" and runs:
         yield (

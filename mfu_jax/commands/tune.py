@@ -100,6 +100,11 @@ class _Command:
         for key in keep:
             check_key(key, (*kinds, TOKENS), usually="keep= names keys of the trainer")
         self.has_runs = not (values.get("topology") or values.get("hardware"))
+        if self.has_runs and (odd := next((key for key in _CHIPS if values.get(key)), "")):
+            raise UserError(
+                f"{odd}={values[odd]} without topology= or hardware=; runs use the attached devices",
+                hint="for plans of absent GPUs pass hardware=h100 devices=8; else leave it out",
+            )
         self.devices = attached() if self.has_runs else None
         self.target = self._target()
         platform, count = self._platform()

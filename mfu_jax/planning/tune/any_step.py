@@ -11,7 +11,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,11 @@ def tune(
 
 
 def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> Axis:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise UserError(
+            f"settings[{name!r}] = {values!r}: expected a list of values",
+            hint=f"usually a single value without brackets; pass [{values!r}]",
+        )
     values = list(values)
     if not values or (name in start and start[name] not in values):
         raise UserError(

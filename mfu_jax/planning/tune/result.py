@@ -86,15 +86,18 @@ class TuneResult:
 def tune_verdict(result: TuneResult) -> Verdict:
     """The winner in a sentence."""
     best = result.winner
-    tried = f"{result.plans} plans" * bool(result.plans)
-    tried = " and ".join(filter(None, (tried, f"{result.runs} runs" * bool(result.runs))))
-    finding = f"{result.target}: {tried} of {result.points:,} combinations, none fits"
+    kinds = ((result.plans, "plan"), (result.runs, "run"))
+    tried = " and ".join(f"{n} {kind}{'s' * (n > 1)}" for n, kind in kinds if n)
+    none = "none fits" if _is_too_large(result) else "none succeeded"
+    finding = f"{result.target}: {tried} of {result.points:,} combinations, {none}"
     if best is not None:
         finding = (
             f"{result.target}: {_number(best)} {result.unit} {best.source}, "
             f"{_gain(result)}, by {tried} of {result.points:,} combinations"
         )
-    another = "a smaller per_device_batch_size=, or a remat_policy= that keeps less"
+    another = "what the first failure below says, or a larger budget="
+    if _is_too_large(result):
+        another = "a smaller per_device_batch_size=, or a remat_policy= that keeps less"
     return Verdict(
         kind="tune",
         finding=finding,
@@ -103,6 +106,17 @@ def tune_verdict(result: TuneResult) -> Verdict:
         step_time_seconds=None if best is None else best.step_time_seconds,
         next_steps=(NextStep(text=_advice(result) if best else another),),
     )
+
+
+def _is_too_large(result: TuneResult) -> bool:
+    """Whether memory, not only other failures, kept trials from success."""
+    return any(row.fits is False for row in result.rows)
+
+
+def _winner(result: TuneResult) -> list[str]:
+    if result.winner:
+        return ["winner:", f"  {result.flags}"]
+    return ["no point fits" if _is_too_large(result) else "no trial succeeded"]
 
 
 def _advice(result: TuneResult) -> str:
@@ -121,13 +135,14 @@ def _gain(result: TuneResult) -> str:
 
 def render_tune(result: TuneResult) -> str:
     """The search for the console."""
+    trials = [line.replace("  changes=", "  ", 1) for line in table(_by_changes(result.rows))]
     return "\n".join(
         [
-            *_in_unit(table(_by_changes(result.rows)), result.unit),
+            *_in_unit(trials, result.unit),
             *_in_unit(plot(result.rows, sure="measured", others="planned"), result.unit),
             *_changes(result),
             *_residuals(result),
-            *(["winner:", f"  {result.flags}"] if result.winner else ["no point fits"]),
+            *_winner(result),
             *(f"note: {note}" for note in result.notes),
         ]
     )

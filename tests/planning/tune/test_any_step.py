@@ -64,6 +64,12 @@ def test_memory_and_errors_are_answers():
     assert "no point fits" in str(result)
 
 
+def test_a_value_without_brackets_is_refused():
+    with pytest.raises(UserError, match="expected a list of values") as caught:
+        mfu_jax.tune(lambda size: None, {"size": 4}, in_process=True)
+    assert "[4]" in caught.value.hint
+
+
 def test_what_a_child_cannot_import_is_refused():
     with pytest.raises(UserError, match="cannot be imported by a child process") as caught:
         mfu_jax.tune(lambda size: None, {"size": [1, 2]})

@@ -102,7 +102,7 @@ class _Command:
         self.has_runs = not (values.get("topology") or values.get("hardware"))
         if self.has_runs and (odd := next((key for key in _CHIPS if values.get(key)), "")):
             raise UserError(
-                f"{odd}={values[odd]} without topology= or hardware=; runs use the attached devices",
+                f"{odd}={values[odd]} without topology= or hardware=: runs use attached devices",
                 hint="for plans of absent GPUs pass hardware=h100 devices=8; else leave it out",
             )
         self.devices = attached() if self.has_runs else None

@@ -22,7 +22,15 @@ from typing import Any, Literal
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.chips import named
 from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
-from mfu_jax.logger.config import LoggerConfig, LoggerKeys, described, setting
+from mfu_jax.logger.config import (
+    FSYNC_SECONDS,
+    IN_RUN_DIR,
+    LoggerConfig,
+    LoggerKeys,
+    check_text,
+    described,
+    setting,
+)
 from mfu_jax.storage.addresses import Address, check_path, path_of
 from mfu_jax.storage.dump_names import check_name
 from mfu_jax.util.arguments import parse
@@ -30,11 +38,6 @@ from mfu_jax.util.values import field_types, typed
 
 _log = logging.getLogger("mfu_jax")
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
-_IN_RUN_DIR = {
-    "metrics_file": "metrics.jsonl",
-    "tensorboard_dir": "tensorboard",
-    "profile_dir": "profile",
-}
 _PATHS = (
     "run_dir",
     "metrics_file",
@@ -66,7 +69,7 @@ class MetricsKeys(LoggerKeys):
         "auto", "line of a step: short, or MaxText's (maxtext); auto: short in a terminal"
     )
     fsync_seconds: float = setting(
-        30.0, "seconds between fsyncs (0: every write; -1: only at checkpoints)"
+        FSYNC_SECONDS, "seconds between fsyncs (0: every write; -1: only at checkpoints)"
     )
     profile_steps: str = setting("", "steps to trace on the device, such as 10-12; empty: none")
     profile_dir: str = setting("", "folder for device traces; empty: tensorboard_dir")
@@ -137,19 +140,15 @@ class Settings(MetricsKeys):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             kind, given = field_types(Settings)[field.name], getattr(self, field.name)
-            if field.name in _PATHS and isinstance(given, int | float):
-                raise UserError(
-                    f"{field.name}={given!r}: expected text",
-                    hint="usually 0 or false was meant to switch it off; leave it out, or pass "
-                    "an empty text",
-                )
+            if field.name in _PATHS:
+                check_text(field.name, given)
             hint = f"usually a misspelling; {field.name} is: {field.metadata['help']}"
             value = typed(field.name, given, kind, hint=hint)
             if field.name in _ZERO_WAS_UNSET and not value:
                 value = None
             object.__setattr__(self, field.name, value)
         if self.run_dir:
-            for name, place in _IN_RUN_DIR.items():
+            for name, place in IN_RUN_DIR.items():
                 object.__setattr__(self, name, getattr(self, name) or f"{self.run_dir}/{place}")
         self.check()
         _check_not_negative(self)
@@ -178,7 +177,7 @@ class Settings(MetricsKeys):
 
     def outside_run_dir(self) -> dict[str, Any]:
         """The values without those that follow from `run_dir`, which another one may replace."""
-        folder, places = self.run_dir, _IN_RUN_DIR.items()
+        folder, places = self.run_dir, IN_RUN_DIR.items()
         inside = {name: f"{folder}/{place}" for name, place in places} if folder else {}
         return {name: value for name, value in vars(self).items() if inside.get(name, ...) != value}
 

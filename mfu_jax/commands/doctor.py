@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.formatting import columns, json_text
 
@@ -111,7 +112,11 @@ def _folders(run: str) -> Iterator[_Check]:
     from mfu_jax.hardware.calibration import cache_directory
     from mfu_jax.planning.compilation.cache import default_folder
 
-    yield _writable("run folder", Path(run), "pass another run_dir=", is_needed=True)
+    place = path_of(run)
+    if isinstance(place, Address):
+        yield _Check("run folder", f"{place} (an object store: not tried)", is_needed=True)
+    else:
+        yield _writable("run folder", place, "pass another run_dir=", is_needed=True)
     yield _writable("cache", cache_directory(), "set MFU_JAX_CACHE_DIR=FOLDER")
     yield _writable("plans", default_folder(), "pass cache=FOLDER")
     compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
@@ -125,8 +130,8 @@ def _folders(run: str) -> Iterator[_Check]:
 def _writable(name: str, folder: Path, hint: str, *, is_needed: bool = False) -> _Check:
     """A folder, which need not be there yet; empty if it cannot be made or written."""
     folder = folder.absolute()
-    above = next(path for path in (folder, *folder.parents) if path.exists())
     try:
+        above = next(path for path in (folder, *folder.parents) if path.exists())
         with tempfile.TemporaryFile(dir=above):
             return _Check(name, str(folder), is_needed=is_needed)
     except OSError as error:

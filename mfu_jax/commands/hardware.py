@@ -82,7 +82,7 @@ _OF_PEAK = ("tflops_per_sec", "dtype", "kind", "source")
 _OF_CHIP = (
     *("name", "device_kinds", "peak_tflops", "memory_bytes", "usable_memory_bytes"),
     *("memory_bandwidth_bytes_per_sec", "devices_per_chip", "confidence", "unverified"),
-    *("note", "sources"),
+    *("note", "sources", "number_sources"),
 )
 
 
@@ -109,9 +109,9 @@ def _describe(chip: Chip) -> str:
         "others print": chip.others_print,
     }
     lines = [chip.name, *(f"  {name:<17} {text}" for name, text in rows.items() if text)]
-    lines += [
-        f"  {'sources' if i == 0 else '':<17} {source}" for i, source in enumerate(chip.sources)
-    ]
+    own = [f"of {k}: {'; '.join(found)}" for k, found in chip.number_sources.items()]
+    sources = enumerate([*chip.sources, *own])
+    lines += [f"  {'sources' if i == 0 else '':<17} {source}" for i, source in sources]
     return "\n".join(lines)
 
 
@@ -159,8 +159,8 @@ _ABOUT = (
     "TFLOP/s of one JAX device. dense_tflops: by unit, without sparsity; matmul_tflops: what a "
     "matmul of that dtype runs at, by JAX's default precision; sparse_tflops: the vendor's number "
     "with 2:4 sparsity, boost_tflops: at boost clock: neither is a peak to divide by; clock_state: "
-    "what sets the clock at which the peaks hold, if it is not the default; sources: of the "
-    "chip's numbers but those in unverified"
+    "what sets the clock at which the peaks hold, if it is not the default; number_sources: of a "
+    "dtype's peak or of a field; sources: of the numbers that it lacks, but those in unverified"
 )
 
 

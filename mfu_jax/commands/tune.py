@@ -44,13 +44,13 @@ from mfu_jax.planning.compilation.compiling import Limits, NoCompilerError, comp
 from mfu_jax.planning.step_sources import compiled_plan
 from mfu_jax.planning.sweep.space import BATCH, is_swept, listed, seconds_of
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
-from mfu_jax.planning.tune.evidence import Evidence, Trial
+from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.result import tune_verdict
 from mfu_jax.planning.tune.running import Tuning, tune
 from mfu_jax.planning.tune.space import Point, Space
 from mfu_jax.trainer.config.pyconfig import Config, load
 from mfu_jax.trainer.planned.planned_step import TrainerStep
-from mfu_jax.trainer.planned.trial_run import Devices, attached, flags_variable, trial_run
+from mfu_jax.trainer.planned.trial_run import AttachedDevices, attached, flags_variable, trial_run
 from mfu_jax.trainer.planned.tuned_axes import ACCUMULATION, TOKENS, axes_of
 from mfu_jax.util.arguments import Arguments, check_key, own_key, parse
 from mfu_jax.util.formatting import json_text
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if nothing fits."""
     arguments = parse(argv, flags=("--json",))
     search = _Command(arguments)
-    evidence = Evidence(search.evidence_path(), search.about())
+    evidence = TrialLog(search.evidence_path(), search.about())
     try:
         result = tune(search.tuning(), evidence, _progress)
     finally:
@@ -100,10 +100,11 @@ class _Command:
         for key in keep:
             check_key(key, (*kinds, TOKENS), usually="keep= names keys of the trainer")
         self.has_runs = not (values.get("topology") or values.get("hardware"))
-        if self.has_runs and (odd := next((key for key in _CHIPS if values.get(key)), "")):
+        if self.has_runs and (without := [key for key in ("devices", "slices") if key in values]):
             raise UserError(
-                f"{odd}={values[odd]} without topology= or hardware=: runs use attached devices",
-                hint="for plans of absent GPUs pass hardware=h100 devices=8; else leave it out",
+                f"{without[0]}={values[without[0]]} without chips to plan for: the search would "
+                "run on the attached devices",
+                hint="pass topology=… or hardware=…, too, or leave it out",
             )
         self.devices = attached() if self.has_runs else None
         self.target = self._target()
@@ -150,8 +151,10 @@ class _Command:
         """What all trials have in common."""
         devices = None if self.devices is None else dataclasses.asdict(self.devices)
         config = load([*self.files, *(f"{key}={text}" for key, text in self.fixed.items())])
+        fixed = dataclasses.asdict(config)
+        del fixed["webhook_url"]  # a secret, which no trial uses
         return {
-            "fixed": {k: str(v) for k, v in sorted(dataclasses.asdict(config).items())},
+            "fixed": {k: str(v) for k, v in sorted(fixed.items())},
             "target": str(self.target),
             "devices": devices,
             "flags": list(self.flags),
@@ -269,7 +272,7 @@ class _Command:
         )
 
 
-def _target_of(devices: Devices) -> Target | None:
+def _target_of(devices: AttachedDevices) -> Target | None:
     """The attached devices as chips to plan for; None for those that the table does not know."""
     chips = find(devices.kind)
     if devices.platform == "cpu" or len(chips) != 1:
@@ -284,7 +287,7 @@ def _target_of(devices: Devices) -> Target | None:
         return None
 
 
-def _named(devices: Devices | None) -> str:
+def _named(devices: AttachedDevices | None) -> str:
     return f"{devices.count} × {devices.kind}" if devices else ""
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ _TABLE = Path(__file__).with_name("hardware.yml")
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One row of hardware.yml. Every number is for one JAX device, not for a package or board."""
+    """One row of hardware.yml. Every number is for one JAX device, not for a package or board.
+
+    `number_sources` has the sources of single peaks and fields; `sources`, those of all others.
+    """
 
     name: str
     vendor: str
@@ -30,6 +33,7 @@ class Chip:
     memory_gib: float
     memory_bandwidth_gbps: float
     sources: tuple[str, ...]
+    number_sources: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     confidence: str
     usable_memory_gib: float | None = None
     devices_per_chip: int = 1
@@ -137,13 +141,28 @@ class Chip:
 def table() -> tuple[Chip, ...]:
     """All rows of hardware.yml, in its order."""
     data = read_mapping(_TABLE)
-    return tuple(_chip(row, data["sources"]) for row in data["devices"])
+    return tuple(_chip(row, data["sources"], data["narrow_sources"]) for row in data["devices"])
 
 
-def _chip(row: Mapping[str, Any], sources: Mapping[str, str]) -> Chip:
-    """A row as a `Chip`, with its sources spelled out."""
+def _chip(
+    row: Mapping[str, Any], sources: Mapping[str, str], narrow: Mapping[str, Sequence[str]]
+) -> Chip:
+    """A row as a `Chip`, with its sources spelled out.
+
+    Args:
+        row: of hardware.yml.
+        sources: short name → source.
+        narrow: field → the short names of sources that speak of no more.
+    """
     lists = {key: tuple(row.get(key, ())) for key in ("aliases", "device_kinds", "unverified")}
-    return Chip(**{**row, **lists, "sources": tuple(sources[key] for key in row["sources"])})
+    named = row["sources"]
+    own = {k: found for k, of in narrow.items() if (found := [n for n in named if n in of])}
+    used = {name for names in own.values() for name in names}
+    of_all = [name for name in named if name not in used] or named
+    own |= row.get("number_sources", {})
+    spelled = {key: tuple(sources[name] for name in names) for key, names in own.items()}
+    of_row = {"sources": tuple(sources[name] for name in of_all), "number_sources": spelled}
+    return Chip(**{**row, **lists, **of_row})
 
 
 def find(device_kind: str, compute_capability: str | None = None) -> tuple[Chip, ...]:

@@ -17,7 +17,7 @@ import jax
 
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.counts import ModelCount
-from mfu_jax.logger.assembly import open_run_log
+from mfu_jax.logger.assembly import file_sinks, open_run_log
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.summary import Summary
@@ -53,15 +53,12 @@ def sinks_of(
     sinks = [
         make_sink("console", total_steps=total_steps, progress=progress, line=settings.console_line)
     ]
-    if settings.metrics_file:
-        sinks.append(make_sink("jsonl", settings.metrics_file, **files))
-    if settings.tensorboard_dir:
-        sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **files))
+    sinks += file_sinks(vars(settings), **files)
     if settings.prometheus_textfile:
         sinks.append(make_sink("prometheus", port=None, textfile=settings.prometheus_textfile))
     if settings.webhook_url:
         run = settings.run_dir or os.path.dirname(settings.metrics_file)
-        name = f"{os.path.basename(run)} on {platform.node()}".removeprefix(" ")
+        name = f"{os.path.basename(run.rstrip('/'))} on {platform.node()}".removeprefix(" ")
         sinks.append(make_sink("webhook", settings.webhook_url, run=name))
     return sinks
 

@@ -18,7 +18,7 @@ from mfu_jax.instrumentation.options import (
     checked_trip_counts,
     refuse_logger_settings,
     resolve,
-    warn_of_unwritten,
+    warn_of_outputs,
 )
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
 from mfu_jax.instrumentation.step_observer import COUNT_SECONDS, StepObserver
@@ -122,7 +122,7 @@ def instrument(
             refuse_logger_settings(resolved, sinks, logger)
         if not resolved.enable_mfu:
             return DisabledStep(step_fn, resolved)
-        warn_of_unwritten(resolved, sinks)
+        warn_of_outputs(resolved, sinks)
         chosen = StepOptions(
             settings=resolved,
             config=config,

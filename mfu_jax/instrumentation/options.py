@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
@@ -13,14 +10,12 @@ from mfu_jax.flops.lengths import Lengths
 from mfu_jax.instrumentation.counts import analytic_model
 from mfu_jax.instrumentation.outputs import Select
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
-from mfu_jax.logger.assembly import checked_sinks
+from mfu_jax.logger.assembly import checked_sinks, warn_of_unwritten
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
-from mfu_jax.storage.addresses import path_of
 
-_log = logging.getLogger("mfu_jax")
 _OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile", "webhook_url")
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
 OF_LOGGER = (
@@ -140,25 +135,10 @@ def checked_trip_counts(trip_counts: Mapping[str, int] | None) -> Mapping[str, i
     return trip_counts
 
 
-def warn_of_unwritten(settings: Settings, sinks: Sequence[Sink] | None) -> None:
+def warn_of_outputs(settings: Settings, sinks: Sequence[Sink] | None) -> None:
     """Says which outputs of the settings are not written, because sinks are given."""
-    if sinks is None:
-        return
-    places = (getattr(sink, "place", None) for sink in sinks)  # a user's may be any object
-    written = {_absolute(place) for place in places if isinstance(place, str | os.PathLike)}
-    paths = {name: getattr(settings, name) for name in _OUTPUTS if getattr(settings, name)}
-    names = [name for name, path in paths.items() if _absolute(path) not in written]
-    if names:
-        _log.warning(
-            "%s: not written, because sinks=… names all sinks\n"
-            "hint: add make_sink(…) of each to them",
-            ", ".join(n if n == "webhook_url" else f"{n}={paths[n]!r}" for n in names),  # a secret
-        )
-
-
-def _absolute(path: str | os.PathLike[str]) -> str:
-    found = path_of(path)
-    return str(found.absolute() if isinstance(found, Path) else found).rstrip("/")
+    if sinks is not None:
+        warn_of_unwritten({name: getattr(settings, name) for name in _OUTPUTS}, sinks)
 
 
 def refuse_logger_settings(

@@ -39,7 +39,7 @@ class Signature:
         named = _by_name(fn, args, kwargs)
         found = [
             (name + jax.tree_util.keystr(path), leaf_key(leaf))
-            for name, value in named.items()
+            for name, value in named
             for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
         ]
         paths, keys = zip(*found, strict=True) if found else ((), ())
@@ -162,11 +162,13 @@ def _placed(sharding: Any) -> str:
 
 def _by_name(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> list[tuple[str, Any]]:
+    """Name and value of each argument, in the order in which JAX flattens (args, kwargs)."""
     try:
-        return dict(inspect.signature(fn).bind(*args, **kwargs).arguments)
+        by_position = dict(inspect.signature(fn).bind_partial(*args).arguments)
     except (TypeError, ValueError):  # some C functions have no signature
-        return {f"argument {i}": arg for i, arg in enumerate(args)} | dict(kwargs)
+        by_position = {f"argument {i}": arg for i, arg in enumerate(args)}
+    return [*by_position.items(), *sorted(kwargs.items())]
 
 
 class SignatureTable(Generic[_Entry]):

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 from unittest import mock
 
+import jax
 from levanter.checkpoint import Checkpointer
 
 from mfu_jax.integrations.built_steps import add_step, closing, paused, resuming
@@ -37,7 +38,7 @@ def instrument_trainer(trainer: Any, **options: Any) -> Any:
             stack.enter_context(closing(steps))
             for name in _STEPS:
                 add_step(steps, getattr(trainer, name), chosen)
-                stack.enter_context(mock.patch.object(trainer, name, steps[-1]))
+                stack.enter_context(mock.patch.object(trainer, name, _Loggable(steps[-1])))
             before[:] = steps[:1]
             for hook in trainer.hooks.hooks:
                 _pause_in(hook.fn, steps[0], stack)
@@ -45,6 +46,23 @@ def instrument_trainer(trainer: Any, **options: Any) -> Any:
 
     trainer.train = measured_train
     return trainer
+
+
+class _Loggable:
+    """A step that levanter's ``log_jaxprs`` may trace first: a trace calls the bare step.
+
+    So it gets no warning, which is meant for steps inside a program that the loop calls.
+    """
+
+    def __init__(self, step: Any) -> None:
+        self._step = step
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
+        return (self._step.__wrapped__ if traced else self._step)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
 
 
 def _pause_in(callback: Any, step: Any, stack: contextlib.ExitStack) -> None:

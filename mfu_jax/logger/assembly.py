@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.config import FSYNC_SECONDS, IN_RUN_DIR, LoggerConfig, check_text
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.strict_json import printable
 from mfu_jax.logger.records.values import plain_seconds
@@ -18,10 +21,16 @@ from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, make_sink
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.storage.addresses import path_of
 from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.values import typed
 
 if TYPE_CHECKING:
     from mfu_jax.logger.watchdog import Watchdog
+
+_log = logging.getLogger("mfu_jax")
+_FILES = {"metrics_file": "jsonl", "tensorboard_dir": "tensorboard"}
+"""Settings of files → the kinds of their sinks."""
 
 
 def with_fields(
@@ -33,8 +42,8 @@ def with_fields(
     known = [*names[0], *names[1]]
     if unknown := [name for name in fields if name not in known]:
         raise UserError(
-            f"MetricLogger has no argument {unknown[0]!r}; expected cost, config, sinks, or a "
-            "field of StepCost or LoggerConfig",
+            f"MetricLogger has no argument {unknown[0]!r}; expected cost, config, sinks, run_dir, "
+            "or a field of StepCost or LoggerConfig",
             hint=f"{nearest(unknown[0], known)}usually a misspelling, or a setting of "
             "instrument(): a = instrument(f, run_dir=…) has a logger to share, b = "
             "instrument(g, logger=a.logger), and sinks=[make_sink('console'), "
@@ -52,11 +61,53 @@ def is_main_process(config: LoggerConfig) -> bool:
     return jax.process_index() == 0 if config.is_main_process is None else config.is_main_process
 
 
-def sinks_of_process(sinks: Sequence[Sink] | None, config: LoggerConfig) -> Sequence[Sink]:
-    """The given sinks, or a console, in the process that writes; none in the others."""
+def sinks_of_process(
+    sinks: Sequence[Sink] | None, config: LoggerConfig, places: Mapping[str, str]
+) -> Sequence[Sink]:
+    """The given sinks, or a console and `places`, in the process that writes; none in others."""
     if not is_main_process(config):
         return []
-    return [make_sink("console")] if sinks is None else checked_sinks(sinks)
+    if sinks is None:
+        files = {"resume_from_step": config.start_step, "fsync_seconds": FSYNC_SECONDS}
+        return [make_sink("console"), *(file_sinks(places, **files) if places else [])]
+    warn_of_unwritten(places, checked_sinks(sinks))
+    return sinks
+
+
+def run_places(run_dir: Any) -> dict[str, str]:
+    """What a logger writes in a run's folder: setting → place; nothing without a folder.
+
+    Raises:
+        UserError: the folder is not text.
+    """
+    check_text("run_dir", run_dir)
+    folder = typed("run_dir", run_dir, str, hint="usually another object; pass its path")
+    return {name: f"{folder}/{IN_RUN_DIR[name]}" for name in _FILES if folder}
+
+
+def file_sinks(places: Mapping[str, Any], **options: Any) -> list[Sink]:
+    """The sinks that write `places`, setting → path; an empty path has none."""
+    return [make_sink(kind, places[k], **options) for k, kind in _FILES.items() if places[k]]
+
+
+def warn_of_unwritten(outputs: Mapping[str, str], sinks: Sequence[Sink]) -> None:
+    """Says which outputs, setting → place, are not written, because sinks are given."""
+    places = (getattr(sink, "place", None) for sink in sinks)  # a user's may be any object
+    written = {_absolute(place) for place in places if isinstance(place, str | os.PathLike)}
+    names = [name for name, path in outputs.items() if path and _absolute(path) not in written]
+    if names:
+        _log.warning(
+            "%s: not written, because sinks=… names all sinks\n"
+            "hint: add make_sink(…) of each to them",
+            ", ".join(
+                n if n == "webhook_url" else f"{n}={outputs[n]!r}" for n in names
+            ),  # a secret
+        )
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    found = path_of(path)
+    return str(found.absolute() if isinstance(found, Path) else found).rstrip("/")
 
 
 def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
@@ -77,10 +128,13 @@ def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
 
 
 def run_log_of(
-    sinks: Sequence[Sink], clock: Callable[[], float], monotonic: Callable[[], float]
+    sinks: Sequence[Sink],
+    metrics_file: str | None,
+    clock: Callable[[], float],
+    monotonic: Callable[[], float],
 ) -> RunLog:
-    """A log beside the metrics file that one of the sinks writes; else one in memory."""
-    found = (getattr(sink, "metrics_file", None) for sink in sinks)
+    """A log beside the run's metrics file, or that which a sink writes; else one in memory."""
+    found = [metrics_file, *(getattr(sink, "metrics_file", None) for sink in sinks)]
     return open_run_log(next(filter(None, found), None), clock=clock, monotonic=monotonic)
 
 
@@ -114,11 +168,13 @@ def monitors_of(
 
 
 def watchdog_of(
-    config: LoggerConfig, boundary: Boundary, monotonic: Callable[[], float]
+    config: LoggerConfig, run_dir: str, boundary: Boundary, monotonic: Callable[[], float]
 ) -> Watchdog:
     """The watchdog; only the process that writes metrics has a heartbeat."""
     from mfu_jax.logger.watchdog import Watchdog
 
+    if run_dir and not config.hang_folder and isinstance(path_of(run_dir), Path):
+        config = dataclasses.replace(config, hang_folder=run_dir)
     if config.heartbeat_file and not is_main_process(config):
         config = dataclasses.replace(config, heartbeat_file="")
     return Watchdog(config, boundary, monotonic=monotonic)

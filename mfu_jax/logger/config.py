@@ -15,6 +15,14 @@ from typing import Any, TypeVar
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import Address, check_path
 
+IN_RUN_DIR = {
+    "metrics_file": "metrics.jsonl",
+    "tensorboard_dir": "tensorboard",
+    "profile_dir": "profile",
+}
+"""Settings that `run_dir` stands for, and their places in it."""
+FSYNC_SECONDS = 30.0
+"""Seconds of data that a power cut may take from a run's files."""
 # A flush wakes the threads whatever the period; a longer one only means losing more in a kill.
 _LONGEST_PERIOD_SECONDS = 60.0
 _PERIOD_SECONDS = 0.5
@@ -38,6 +46,16 @@ _Class = TypeVar("_Class", bound=type)
 def setting(default: Any, text: str) -> Any:
     """A field of a class of settings: its default, and what ``--help`` and `help()` say of it."""
     return dataclasses.field(default=default, metadata={"help": text})
+
+
+def check_text(name: str, given: Any) -> None:
+    """Raises a `UserError` if a path is a number."""
+    if isinstance(given, int | float):
+        raise UserError(
+            f"{name}={given!r}: expected text",
+            hint="usually 0 or false was meant to switch it off; leave it out, or pass "
+            "an empty text",
+        )
 
 
 def described(cls: _Class) -> _Class:

@@ -78,12 +78,14 @@ class MetricLogger:
             each step, as instrumented functions do.
         config: step numbers, warm-up, log period, and when to abort.
         sinks: where records go; the console by default. Closing the logger closes them.
+        run_dir: folder of the run, with the metrics file and TensorBoard's folder, as
+            `mfu_jax.instrument` takes it; unless `sinks` are given, they are written.
         compile_log: a log opened before the step was compiled; loggers may share one.
         clock: wall clock in seconds, used to measure step time.
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: replaces the thread that detects a step's end while the loop waits for data.
         boundary: where failures are reported; by default that of `compile_log`.
-        run_log: of this process; by default one beside the metrics file, if a sink writes one.
+        run_log: of this process; by default one beside the metrics file, if there is one.
         **fields: fields of `StepCost` (``peak_flops_per_sec=…``) or `LoggerConfig`
             (``warmup_steps=…``) that replace those of `cost` and `config`.
 
@@ -93,7 +95,7 @@ class MetricLogger:
             ``texts``) and the ``profile/…`` numbers; None: it has none.
 
     Raises:
-        UserError: an unknown field, or an impossible number.
+        UserError: an unknown field, an impossible number, or a folder that cannot be written.
 
     >>> logger = MetricLogger(peak_flops_per_sec=1e12, warmup_steps=0, sinks=[])
     >>> logger.close().steps
@@ -106,6 +108,7 @@ class MetricLogger:
         cost: StepCost | None = None,
         config: LoggerConfig | None = None,
         sinks: Sequence[Sink] | None = None,
+        run_dir: str = "",
         compile_log: CompileLog | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -114,6 +117,7 @@ class MetricLogger:
         run_log: RunLog | None = None,
         **fields: Any,
     ) -> None:
+        places = assembly.run_places(run_dir)
         self.cost, config = assembly.with_fields(cost, config, fields)
         self.judge: Judge | None = None
         self._setup: Mapping[str, Any] = {}
@@ -129,9 +133,10 @@ class MetricLogger:
         self._summary: Summary | None = None
         self._failure_was_raised = self._is_at_exit = False
         self._process_id, self._closing = os.getpid(), RLock()
-        watchdog = self._watchdog = assembly.watchdog_of(config, boundary, monotonic)
-        used = assembly.sinks_of_process(sinks, config)
-        self._log = run_log or assembly.run_log_of(used, clock, monotonic)
+        watchdog = self._watchdog = assembly.watchdog_of(config, run_dir, boundary, monotonic)
+        used = assembly.sinks_of_process(sinks, config, places)
+        metrics_file = places.get("metrics_file")
+        self._log = run_log or assembly.run_log_of(used, metrics_file, clock, monotonic)
         monitors = assembly.monitors_of(config, boundary, watchdog, self._log)
         self._pipeline = Recorder(self._builder, self._log, used, config, monitors)
         self._filter = MetricFilter(self._pipeline.flush_soon)

@@ -267,6 +267,13 @@ def reached_preemption_sync_point(step: int) -> bool:
     return bool(multihost_utils.reached_preemption_sync_point(step))
 
 
+def least_of_processes(number: float) -> float:
+    """The least of the numbers that all processes pass; float32. All of them have to call it."""
+    from jax.experimental import multihost_utils
+
+    return float(multihost_utils.process_allgather(np.float32(number)).min())
+
+
 _COMPILING = frozenset(
     f"jax._src.{name}" for name in ("interpreters.partial_eval", "interpreters.mlir", "compiler")
 )

@@ -17,9 +17,9 @@ import random
 import time
 from pathlib import Path
 
-from mfu_jax.planning.tune.evidence import Evidence, Trial
+from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.running import Tuning, tune
-from mfu_jax.planning.tune.space import Axis, Space
+from mfu_jax.planning.tune.space import SearchAxis, Space
 from scripts import results
 from tests.campaigns.promises import Promise, seeded, verdict
 
@@ -44,7 +44,7 @@ def space(start=(0, 0, 0, 0)):
     """The grid, searched from `start`."""
     return Space(
         [
-            Axis(name=name, choices={text: {name: text} for text in texts}, start=begin)
+            SearchAxis(name=name, choices={text: {name: text} for text in texts}, start=begin)
             for (name, texts), begin in zip(GRID.items(), start, strict=True)
         ]
     )
@@ -139,7 +139,7 @@ def searched(best, costs, seed):
             seed=seed,
             monotonic=lambda: spent[0],
         ),
-        Evidence(None, {}),
+        TrialLog(None, {}),
     )
     return result.winner.step_time_seconds / min(best.values()), spent[0] / whole, result.runs
 

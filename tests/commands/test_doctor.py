@@ -38,6 +38,26 @@ def test_a_run_folder_that_cannot_be_written_fails(
     assert "runs/a cannot be written (Not a directory): pass another" in capsys.readouterr().out
 
 
+def test_an_object_store_is_no_folder_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "gs://bucket/a"]) == 0
+    assert "gs://bucket/a (an object store: not tried)" in capsys.readouterr().out
+
+
+def test_a_folder_that_may_not_be_looked_at_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exists = Path.exists
+
+    def guarded(path: Path) -> bool:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", guarded)
+    assert main(["doctor", "/tmp/closed"]) == 1
+    assert "/tmp/closed cannot be written (Permission denied)" in capsys.readouterr().out
+
+
 def test_what_is_missing_has_its_use_and_its_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,8 +30,15 @@ def test_the_json_has_every_row_with_its_sources(folder: Path) -> None:
         row = chips[chip.name]
         assert row["dense_tflops"] == dict(chip.peak_tflops)
         assert row["sources"] == list(chip.sources)
+        assert row["number_sources"] == {k: list(v) for k, v in chip.number_sources.items()}
+        assert set(row["number_sources"]) <= {*row, *row["dense_tflops"]}
         for wrong in ("sparse_tflops", "boost_tflops"):
             assert all(row[wrong][d] > row["dense_tflops"][d] for d in row[wrong]), chip.name
+    press = chips["TPU8t"]["number_sources"]["fp4"]
+    assert [source.partition(" ")[0] for source in press] == [
+        "sipoch.com/en/article/300330021435853"
+    ]
+    assert not any(source.startswith("vllm") for source in chips["H100 SXM"]["sources"])
     assert chips["TPU7x (Ironwood)"]["clock_state"] == "--xla_tpu_dvfs_p_state=7"
 
 

@@ -61,8 +61,11 @@ def test_runs_on_the_cpu_measure_and_explain(tmp_path):
         *("configs/base.yml", "num_decoder_layers=1", "max_target_length=16", "trial_steps=2"),
         *("per_device_batch_size=1,4", "keep=remat_policy,attention,num_vocab_tiling,scan_layers"),
         f"evidence={tmp_path}/evidence.jsonl",
+        *(f"metrics_file={tmp_path}/own.jsonl", "webhook_url=http://127.0.0.1:1/SECRET"),
     )
     answer = json.loads(tune(*words, "--json", XLA_FLAGS=""))
+    assert [path.name for path in tmp_path.iterdir()] == ["evidence.jsonl"]
+    assert "SECRET" not in (tmp_path / "evidence.jsonl").read_text()
     assert answer["plans"] == 0
     assert answer["runs"] == 2
     assert {row["source"] for row in answer["rows"]} == {"measured"}
@@ -85,6 +88,12 @@ def test_runs_on_the_cpu_measure_and_explain(tmp_path):
 def test_wrong_input_is_said(words, part, capsys):
     assert cli.main(["tune", "topology=v6e-8", "model_name=llama2-7b", "cache=", *words]) == 2
     assert part in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["devices=4", "slices=2"])
+def test_a_number_of_chips_without_chips_is_refused(word, capsys):
+    assert cli.main(["tune", "model_name=llama2-7b", word]) == 2
+    assert f"{word} without chips to plan for" in capsys.readouterr().err
 
 
 def test_axes_are_those_of_the_model_and_the_devices():

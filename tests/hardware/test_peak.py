@@ -40,6 +40,16 @@ def test_every_row_has_a_source_known_keys_and_positive_numbers():
         assert chip.memory_bandwidth_gbps > 50
 
 
+def test_a_number_with_sources_of_its_own_is_in_its_row():
+    for chip in hardware.table():
+        fields = {name for name, value in vars(chip).items() if value not in (None, "", ())}
+        assert chip.number_sources.keys() <= {*fields, *chip.peak_tflops}, chip.name
+        assert all(chip.number_sources.values()), chip.name
+    assert len(hardware.named("tpu8t").number_sources["fp4"]) == 1
+    # What only says how a device is called is the source of no number.
+    assert not [s for s in hardware.named("h100").sources if "get_device_name" in s]
+
+
 def test_a_clock_is_that_of_the_rows_arithmetic():
     """Such as 132 SM*4096*1.83 GHz = 989.4."""
     for chip in hardware.table():

@@ -235,8 +235,8 @@ def test_errors_say_what_to_do() -> None:
         raises(r"b = instrument\(g, logger=a.logger\)", r"sinks=.*make_sink\('jsonl', path\)"),
     ):
         mfu_jax.instrument(train_step, logger=logger, run_dir="runs/a")
-    with raises("no argument 'run_dir'", r"b = instrument\(g, logger=a.logger\)", "make_sink"):
-        mfu_jax.MetricLogger(calls_per_step=5, run_dir="runs/a")
+    with raises("no argument 'tokens'", r"b = instrument\(g, logger=a.logger\)", "make_sink"):
+        mfu_jax.MetricLogger(calls_per_step=5, tokens=3)
 
 
 @pytest.mark.parametrize("option", [{"prometheus_textfile": "a.prom"}, {"fsync_seconds": 1.0}])

@@ -97,3 +97,18 @@ def test_a_leaf_that_differs_inside_an_object_is_found_without_rebuilding_the_ob
         table.add(Signature.of(step, args, kwargs), number)
     assert [table.find(args, kwargs) for args, kwargs in calls] == [1, 2]
     assert table.find((Strict(0, np.zeros(4)), X), {"n": 1}) is None
+
+
+def test_arguments_by_name_in_any_order_are_not_taken_for_each_other() -> None:
+    """JAX flattens them by name; `aux` keeps the shape that `x` has in the first program."""
+
+    def loss(w: jax.Array, *, x: jax.Array, aux: jax.Array) -> jax.Array:
+        return jnp.sum(x @ w) + jnp.sum(aux)
+
+    memory, w, aux = ListSink(), jnp.ones((4, 2)), jnp.ones((8, 4))
+    with instrument(jax.jit(loss), peak_tflops_per_device=1, sinks=[memory]) as instrumented:
+        for rows in (8, 6, 8, 6):
+            instrumented(w, x=jnp.ones((rows, 4)), aux=aux)
+    counted = [round(r.scalars["perf/per_device_tflops"] * 1e12) for r in memory.records]
+    assert counted == [2 * rows * 4 * 2 for rows in (8, 6, 8, 6)]
+    assert len([text for text in memory.texts if text[0].startswith("recompiled/")]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +80,18 @@ def train(folder: Path, adapt: Any, times: int = 1) -> list[float]:
     return losses
 
 
-def test_levanters_trainer_is_measured_and_unchanged(tmp_path: Path) -> None:
+def artifacts(folder: Path) -> dict[str, bytes]:
+    """The programs that levanter wrote down, by file."""
+    saved = {file.name: file for file in (folder / "run" / "artifacts").iterdir()}
+    assert len(saved) == 4
+    return {
+        n: gzip.open(f).read() if n.endswith(".gz") else f.read_bytes() for n, f in saved.items()
+    }
+
+
+def test_levanters_trainer_is_measured_and_unchanged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bare = train(tmp_path / "bare", lambda trainer: trainer)
     memory, steps = ListSink(), []
 
@@ -92,6 +104,9 @@ def test_levanters_trainer_is_measured_and_unchanged(tmp_path: Path) -> None:
     assert [record.scalars["learning/loss"] for record in memory.records] == bare[:STEPS]
     evaluated = [r.step for r in memory.records if "goodput/eval_seconds" in r.scalars]
     assert evaluated == [0, 2, 4]
+    # levanter's log_jaxprs and log_xla_hlo, on by default, look at the same programs, silently.
+    assert "while JAX traces" not in caplog.text
+    assert artifacts(tmp_path / "ours") == artifacts(tmp_path / "bare")
     flops = steps[0].flops
     rows, hidden = BATCH.size, HIDDEN.size
     # Nothing needs a gradient of the first layer's input.

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from mfu_jax.cli import main
+from mfu_jax.errors import UserError
 from mfu_jax.instrumentation.instrumented_step import instrument
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.sinks import ConsoleSink, CsvSink, JsonlSink, Sink, TensorBoardSink
@@ -203,3 +206,41 @@ def test_a_loop_that_dies_without_closing_the_logger_loses_no_step(tmp_path: Pat
     assert done.stderr == "a defect of the loop\n"
     assert [line["step"] for line in records(tmp_path)] == [0, 1, 2, 3, 4]
     assert json.loads((tmp_path / "metrics.jsonl.summary.json").read_text())["steps"] > 0
+
+
+def record_steps(steps: range, **options: Any) -> None:
+    with MetricLogger(peak_flops_per_sec=1e12, start_step=steps.start, **options) as logger:
+        for step in steps:
+            logger.record(step, {"loss": 1.0}, step_time_seconds=0.1)
+
+
+def test_a_run_dir_has_what_every_command_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a"
+    record_steps(range(5), run_dir=str(folder))
+    record_steps(range(4, 8), run_dir=str(folder))
+    assert "completed step: 7" in capsys.readouterr().out
+    assert [line["step"] for line in records(folder)] == list(range(8))
+    events = event_accumulator.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("learning/loss")] == list(range(8))
+    assert main(["report", str(folder)]) == 0
+    assert "steps 0 to 7" in capsys.readouterr().out
+
+
+def test_a_run_dir_beside_sinks_is_said_to_lack_what_they_do_not_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record_steps(range(2), run_dir=str(tmp_path), sinks=[JsonlSink(tmp_path / "metrics.jsonl")])
+    assert f"tensorboard_dir='{tmp_path}/tensorboard': not written" in caplog.text
+    assert "metrics_file" not in caplog.text
+
+
+@pytest.mark.parametrize("run_dir", [True, 0, ["a"]])
+def test_a_run_dir_that_is_no_text_is_refused_as_instrument_does(run_dir: Any) -> None:
+    with pytest.raises(UserError) as of_logger:
+        MetricLogger(run_dir=run_dir)
+    with pytest.raises(UserError) as of_instrument:
+        instrument(train_step, run_dir=run_dir)
+    assert str(of_logger.value).splitlines()[0] == str(of_instrument.value).splitlines()[0]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_PROCESSES = 1000
 _LONGEST_COMMAND = 2000
-_SECRET = re.compile(r"(webhook_url[= ])\S+")  # part of a command that no file may have
+# Part of a command that no file may have: Slack's, Discord's and Mattermost's have "hook" in them.
+_SECRET = re.compile(r"(webhook[_-]url[= ])\S+|https?://\S*hook\S*")
 # A run that cannot write at all says so itself after importing JAX, and ends.
 _PATIENCE_SECONDS = 20.0
 
@@ -243,7 +244,7 @@ def start_values(now: float, *, is_real: bool) -> dict[str, Any]:
         "began_m": round(_began(now) if is_real else now, 6),
         "command": _SECRET.sub(r"\1***", command)[:_LONGEST_COMMAND],
         "versions": {name: _version(name) for name in ("mfu-jax", "jax", "jaxlib")},
-        "commit": commit_of(Path.cwd()),
+        "commit": commit_of(Path()),
     }
 
 
@@ -257,6 +258,7 @@ def _version(package: str) -> str:
 def commit_of(folder: Path) -> str:
     """The commit that is checked out in a folder's git repository; empty if there is none."""
     try:
+        folder = folder.absolute()
         git = next(p / ".git" for p in (folder, *folder.parents) if (p / ".git").exists())
         if git.is_file():  # of a worktree
             git = git.parent / git.read_text().removeprefix("gitdir: ").strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import math
@@ -10,7 +11,7 @@ import urllib.parse
 import urllib.request
 from collections import deque
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, one_line
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import Summary, fall_of
 from mfu_jax.logger.sinks.base import Sink, register_sink
@@ -41,7 +42,11 @@ class WebhookSink(Sink):
     keeps_every_step = True
 
     def __init__(self, url: str, *, run: str = "") -> None:
-        self._host = urllib.parse.urlsplit(url).hostname
+        try:
+            parts = urllib.parse.urlsplit(url)
+            self._host = parts.hostname if parts.port != 0 else None
+        except ValueError:  # brackets, or a port that is no number
+            self._host = None
         if not self._host or not url.startswith(("https://", "http://")):
             raise UserError(
                 "webhook_url is no address of the web; expected https://HOST/PATH",
@@ -90,8 +95,9 @@ class WebhookSink(Sink):
         seconds = _AGAIN_SECONDS if self._has_warned else _TIMEOUT_SECONDS
         try:
             urllib.request.urlopen(request, timeout=seconds).close()
-        except (OSError, ValueError) as error:  # http.client's too; a message is no reason to stop
+        # An HTTPException, as of a server that is none of the web, is no OSError.
+        except (OSError, ValueError, http.client.HTTPException) as error:
             if not self._has_warned:
                 self._has_warned = True
-                why = getattr(error, "reason", None) or error
+                why = one_line(str(getattr(error, "reason", None) or error))
                 _log.warning("the webhook at %s is not told: %s; said once", self._host, why)

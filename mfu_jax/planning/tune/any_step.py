@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import multiprocessing
 import os
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,13 +20,14 @@ from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.sweep.space import seconds_of
-from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Evidence, Trial
+from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial, TrialLog
 from mfu_jax.planning.tune.result import TuneResult
 from mfu_jax.planning.tune.running import Tuning
 from mfu_jax.planning.tune.running import tune as search
-from mfu_jax.planning.tune.space import Axis, Point, Space
+from mfu_jax.planning.tune.space import Point, SearchAxis, Space
 
 _ROUNDS = 3
+_EXIT_SECONDS = 30.0  # for a child to end that has answered, whatever threads it has
 
 MakeStep = Callable[..., tuple[Any, ...]]
 
@@ -81,6 +84,8 @@ def tune(
     >>> result.settings["size"]
     8
     """
+    if unknown := sorted({*(start or {})} - {*settings}):
+        raise UserError(f"start={start!r}: {unknown[0]!r} is none of the settings")
     space = Space([_axis(name, values, start or {}) for name, values in settings.items()])
     if steps < 1:
         raise UserError(f"steps={steps}; expected 1 or more")
@@ -96,9 +101,9 @@ def tune(
             return _with_items(trial, items(**chosen))
         return trial
 
-    kept = Evidence(
+    kept = TrialLog(
         None if evidence is None else Path(evidence),
-        {"step": f"{make_step.__module__}.{make_step.__qualname__}", "jax": jax.__version__},
+        {"step": _named(make_step), "jax": jax.__version__},
     )
     try:
         return search(
@@ -119,7 +124,7 @@ def tune(
         kept.close()
 
 
-def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> Axis:
+def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> SearchAxis:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise UserError(
             f"settings[{name!r}] = {values!r}: expected a list of values",
@@ -130,7 +135,9 @@ def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> Axis:
         raise UserError(
             f"settings[{name!r}] = {values}: expected values, with start[{name!r}] among them"
         )
-    return Axis(
+    if len({*map(str, values)}) < len(values):
+        raise UserError(f"settings[{name!r}] = {values}: expected values that differ as text")
+    return SearchAxis(
         name=name,
         choices={str(value): {name: value} for value in values},
         start=values.index(start[name]) if name in start else 0,
@@ -141,11 +148,20 @@ def _source_of(make_step: MakeStep) -> str:
     return getattr(make_step, "__name__", "step")
 
 
+def _named(make_step: MakeStep) -> str:
+    """Where it is defined; of a partial, with its arguments."""
+    if isinstance(make_step, functools.partial):
+        return f"{_named(make_step.func)} of {make_step.args} {make_step.keywords}"
+    named = make_step if hasattr(make_step, "__qualname__") else type(make_step)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 def _check_importable(make_step: MakeStep) -> None:
-    if "<locals>" in make_step.__qualname__ or "<lambda>" in make_step.__qualname__:
+    name = _named(make_step)
+    is_typed_in = name.startswith("__main__.") and not hasattr(sys.modules["__main__"], "__file__")
+    if "<locals>" in name or "<lambda>" in name or is_typed_in:
         raise UserError(
-            f"{make_step.__qualname__} cannot be imported by a child process; expected a function "
-            "of a module",
+            f"{name} cannot be imported by a child process; expected a function of a module",
             hint="move it to the top of a file, or pass in_process=True",
         )
 
@@ -183,7 +199,11 @@ def _run_in_child(
         elif child.is_alive():
             child.kill()
             answer = f"not finished after {seconds:.0f} s"
-        child.join()
+        child.join(_EXIT_SECONDS)
+        if child.is_alive():
+            child.kill()
+            child.join()
+        mine.close()
         said = Path(log.name).read_text(encoding="utf-8", errors="replace")
     if isinstance(answer, tuple):
         return _measured(*answer)

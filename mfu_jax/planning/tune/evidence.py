@@ -39,7 +39,7 @@ class Trial(SweepRow):
         return bool(self.fits and self.step_time_seconds)
 
 
-class Evidence:
+class TrialLog:
     """An append-only file of trials of one search.
 
     Args:

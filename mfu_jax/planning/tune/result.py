@@ -88,16 +88,19 @@ def tune_verdict(result: TuneResult) -> Verdict:
     best = result.winner
     kinds = ((result.plans, "plan"), (result.runs, "run"))
     tried = " and ".join(f"{n} {kind}{'s' * (n > 1)}" for n, kind in kinds if n)
-    none = "none fits" if _is_too_large(result) else "none succeeded"
+    failed = all(trial.source == "failed" for trial in result.rows)
+    none = "all failed" if failed else "none fits"
     finding = f"{result.target}: {tried} of {result.points:,} combinations, {none}"
     if best is not None:
         finding = (
             f"{result.target}: {_number(best)} {result.unit} {best.source}, "
             f"{_gain(result)}, by {tried} of {result.points:,} combinations"
         )
-    another = "what the first failure below says, or a larger budget="
-    if _is_too_large(result):
+    another = "settings that keep less memory"
+    if result.unit == TOKENS:
         another = "a smaller per_device_batch_size=, or a remat_policy= that keeps less"
+    if failed:
+        another = f"the first failure: {result.rows[0].note}"
     return Verdict(
         kind="tune",
         finding=finding,
@@ -108,15 +111,11 @@ def tune_verdict(result: TuneResult) -> Verdict:
     )
 
 
-def _is_too_large(result: TuneResult) -> bool:
-    """Whether memory, not only other failures, kept trials from success."""
-    return any(row.fits is False for row in result.rows)
-
-
 def _winner(result: TuneResult) -> list[str]:
     if result.winner:
         return ["winner:", f"  {result.flags}"]
-    return ["no point fits" if _is_too_large(result) else "no trial succeeded"]
+    is_memory = any(trial.fits is False for trial in result.rows)
+    return ["no point fits" if is_memory else "no trial succeeded"]
 
 
 def _advice(result: TuneResult) -> str:
@@ -127,7 +126,7 @@ def _advice(result: TuneResult) -> str:
 
 def _gain(result: TuneResult) -> str:
     if result.gain_fraction is None:
-        return "where the start does not fit"
+        return "where the start does not run"
     if not result.changes:
         return "the start itself"
     return f"{percent(result.gain_fraction)} faster than the start"

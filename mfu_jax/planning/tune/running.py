@@ -13,9 +13,9 @@ from mfu_jax.errors import UserError
 from mfu_jax.planning.compilation.compiling import NoCompilerError
 from mfu_jax.planning.sweep.outcomes import speed
 from mfu_jax.planning.sweep.running import with_pareto
-from mfu_jax.planning.tune.evidence import Evidence, Trial
+from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.result import TOKENS, Change, TuneResult, texts
-from mfu_jax.planning.tune.search import Search
+from mfu_jax.planning.tune.search import TuningSearch
 from mfu_jax.planning.tune.space import Point, Space, moved
 
 _MOST_PLANS = 60
@@ -66,7 +66,7 @@ class Tuning:
 
 
 def tune(
-    tuning: Tuning, evidence: Evidence, progress: Callable[[str], None] = lambda line: None
+    tuning: Tuning, evidence: TrialLog, progress: Callable[[str], None] = lambda line: None
 ) -> TuneResult:
     """Searches until nothing else is expected to be worth a trial, or a limit is reached.
 
@@ -88,7 +88,7 @@ def tune(
 class _Run:
     """One search."""
 
-    def __init__(self, tuning: Tuning, evidence: Evidence, progress: Callable[[str], None]) -> None:
+    def __init__(self, tuning: Tuning, evidence: TrialLog, progress: Callable[[str], None]) -> None:
         self.tuning, self.evidence, self.progress = tuning, evidence, progress
         self.notes: list[str] = [*evidence.notes]
         self._ends = tuning.monotonic() + tuning.budget_seconds
@@ -102,6 +102,11 @@ class _Run:
         rows: dict[str, Trial] = {}
         for search in searches:
             rows |= {_key(trial.settings): trial for trial in search.trials.values()}
+        if all(trial.note.startswith(_CUT_OFF) for trial in rows.values()):
+            raise UserError(
+                f"no trial was done within {self.tuning.budget_seconds:g} s, the budget",
+                hint="usually the first compilation takes longer; pass a larger budget=…",
+            )
         begun = last.trials.get(self.tuning.space.start)
         start = begun if begun and begun.is_ok else None
         winner = None if best is None else last.trials[best]
@@ -130,7 +135,7 @@ class _Run:
         after = self.tuning.space.settings(best)
         return {key: value for key, value in after.items() if before.get(key) != value}
 
-    def _phases(self) -> Iterator[Search]:
+    def _phases(self) -> Iterator[TuningSearch]:
         tuning, planned = self.tuning, None
         most = max(tuning.space.size // 3, min(tuning.space.size, _SMALL))
         if tuning.plan:
@@ -153,8 +158,8 @@ class _Run:
             self._fill(search, "run", tuning.run, most_runs, self._ends)
             yield search
 
-    def _search(self, planned: Mapping[Point, float] | None) -> Search:
-        return Search(
+    def _search(self, planned: Mapping[Point, float] | None) -> TuningSearch:
+        return TuningSearch(
             self.tuning.space,
             limit_bytes=self.tuning.limit_bytes,
             planned=planned,
@@ -168,7 +173,7 @@ class _Run:
         return self._valid[point]
 
     def _fill(
-        self, search: Search, by: Literal["plan", "run"], attempt: Try, most: int, ends: float
+        self, search: TuningSearch, by: Literal["plan", "run"], attempt: Try, most: int, ends: float
     ) -> None:
         """Tries what the search asks for."""
         left = ends - self.tuning.monotonic()
@@ -197,7 +202,9 @@ class _Run:
     def _settings(self, point: Point) -> dict[str, str]:
         return texts(self.tuning.space.settings(point))
 
-    def _attempt(self, search: Search, by: str, point: Point, attempt: Try, ends: float) -> bool:
+    def _attempt(
+        self, search: TuningSearch, by: str, point: Point, attempt: Try, ends: float
+    ) -> bool:
         """Tries a point; False if the budget cut it off."""
         self.progress(f"{by} {len(search.trials) + 1}: {self.tuning.space.changes(point)}")
         began = self.tuning.monotonic()
@@ -217,7 +224,7 @@ class _Run:
         return not is_cut
 
     def _explained(
-        self, search: Search, best: Point | None
+        self, search: TuningSearch, best: Point | None
     ) -> tuple[Point | None, tuple[Change, ...]]:
         """The winner without changes that brought nothing, and what the others brought."""
         if best is None:
@@ -234,7 +241,7 @@ class _Run:
             return best, changes
         return plain, tuple(self._changes(search, plain))
 
-    def _try(self, search: Search, point: Point, by: Literal["plan", "run"]) -> bool:
+    def _try(self, search: TuningSearch, point: Point, by: Literal["plan", "run"]) -> bool:
         """Tries a point beyond the search's own, if the limits allow; whether it fits."""
         attempt = self.tuning.plan if by == "plan" else self.tuning.run
         may_try = point not in search.trials and self._has_time(search, by)
@@ -242,7 +249,7 @@ class _Run:
             self._attempt(search, by, point, attempt, self._ends)
         return point in search.trials and search.trials[point].is_ok
 
-    def _changes(self, search: Search, winner: Point) -> Iterator[Change]:
+    def _changes(self, search: TuningSearch, winner: Point) -> Iterator[Change]:
         """From the start to the winner, always the change that then brings most."""
         space, point = self.tuning.space, self.tuning.space.start
         by: Literal["plan", "run"] = search.trials[winner].by
@@ -269,18 +276,18 @@ class _Run:
             )
             reached = found or reached
 
-    def _speed_at(self, search: Search, point: Point, trial: Trial | None) -> float | None:
+    def _speed_at(self, search: TuningSearch, point: Point, trial: Trial | None) -> float | None:
         if trial is None:
             return search.predicted(point)
         return speed(trial) if trial.is_ok else None
 
-    def _guess(self, search: Search, point: Point) -> float:
+    def _guess(self, search: TuningSearch, point: Point) -> float:
         trial = search.trials.get(point)
         if trial is not None:
             return speed(trial) if trial.is_ok else 0.0
         return search.predicted(point) or 0.0
 
-    def _has_time(self, search: Search, by: str) -> bool:
+    def _has_time(self, search: TuningSearch, by: str) -> bool:
         most = self.tuning.most_plans if by == "plan" else self.tuning.most_runs
         if most is not None and len(search.trials) >= most:
             return False
@@ -288,7 +295,7 @@ class _Run:
         return self.tuning.monotonic() + max(took, default=0.0) < self._ends
 
 
-def _ratios(searches: Sequence[Search]) -> dict[str, float]:
+def _ratios(searches: Sequence[TuningSearch]) -> dict[str, float]:
     if len(searches) < 2:
         return {}
     plans, runs = searches

@@ -22,7 +22,7 @@ _FAILURES = 2  # of a choice, and no success: it is given up
 _BEST = 3  # points whose neighbours are candidates in a large space
 
 
-class Search:
+class TuningSearch:
     """Trials of one kind, plans or runs, and where to look next.
 
     Args:
@@ -104,7 +104,11 @@ class Search:
         return math.exp(-float(self._expected([point])[0][0]))
 
     def _learn(self) -> None:
-        timed = {p: t for p, t in self.trials.items() if t.step_time_seconds}  # as if it had fitted
+        timed = {  # as if it had fitted; what no plan fits has nothing to compare with
+            point: trial
+            for point, trial in self.trials.items()
+            if trial.step_time_seconds and (not self._planned or point in self._planned)
+        }
         self._times.fit(
             list(timed), [-math.log(speed(t)) - self._prior(p) for p, t in timed.items()]
         )

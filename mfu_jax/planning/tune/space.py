@@ -16,7 +16,7 @@ _MOST_LISTED = 1024  # points; of a larger space only the neighbours of the best
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axis:
+class SearchAxis:
     """One thing to choose.
 
     Attributes:
@@ -51,7 +51,7 @@ class Space:
         UserError: no axis has two choices.
     """
 
-    def __init__(self, axes: Sequence[Axis]) -> None:
+    def __init__(self, axes: Sequence[SearchAxis]) -> None:
         self.axes = tuple(axes)
         self.start: Point = tuple(axis.start for axis in axes)
         self.sizes = tuple(len(axis.choices) for axis in axes)

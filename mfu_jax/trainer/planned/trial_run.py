@@ -23,6 +23,11 @@ _QUIET = {
     **{"tensorboard_dir": "", "heartbeat_file": "", "progress_bar": "false", "log_period": "1"},
     **{"gpu_period_seconds": "0", "host_log_period": "0", "fsync_seconds": "-1"},
 }
+# Outputs of the user's run, which no trial may write, whatever the user's config says.
+_NOT_OF_A_TRIAL = {
+    **{"metrics_file": "auto", "webhook_url": "", "prometheus_textfile": ""},
+    **{"profile_steps": "", "dump_program": ""},
+}
 _WARMUP_STEPS = 2
 _PROBE = (
     "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
@@ -32,7 +37,7 @@ _PROBE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices:
+class AttachedDevices:
     """The attached devices.
 
     Attributes:
@@ -48,7 +53,7 @@ class Devices:
     memory_bytes: int
 
 
-def attached() -> Devices:
+def attached() -> AttachedDevices:
     """Finds the devices in a child process: a TPU belongs to one process at a time.
 
     Raises:
@@ -72,7 +77,7 @@ def attached() -> Devices:
             hint="usually a driver or an extra of jax is missing: run mfu-jax doctor, or pass "
             "topology=… to search by plans alone",
         ) from None
-    return Devices(platform=platform, kind=kind, count=count, memory_bytes=limit or 0)
+    return AttachedDevices(platform=platform, kind=kind, count=count, memory_bytes=limit or 0)
 
 
 def trial_run(
@@ -100,6 +105,7 @@ def trial_run(
     """
     with tempfile.TemporaryDirectory(prefix="mfu-jax-tune-") as folder:
         own = {
+            **_NOT_OF_A_TRIAL,
             "run_name": "trial",
             "base_output_directory": folder,
             "steps": str(steps + _WARMUP_STEPS),

@@ -11,7 +11,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.sweep.space import BATCH, is_swept, listed
-from mfu_jax.planning.tune.space import Axis
+from mfu_jax.planning.tune.space import SearchAxis
 from mfu_jax.trainer.config.mesh_axes import axis_keys, mesh_shape
 from mfu_jax.trainer.config.pyconfig import Config
 
@@ -85,7 +85,7 @@ def axes_of(
     runs: bool,
     keep: Collection[str] = (),
     precisions: Sequence[str] = (),
-) -> tuple[list[Axis], dict[str, str]]:
+) -> tuple[list[SearchAxis], dict[str, str]]:
     """The axes, and the keys that stay as they were given.
 
     Args:
@@ -116,7 +116,7 @@ def axes_of(
         else:
             fixed |= mine
     axes += [
-        Axis(name=key, choices={text: {key: text} for text in texts})
+        SearchAxis(name=key, choices={text: {key: text} for text in texts})
         for key, texts in swept.items()
     ]
     return axes, fixed
@@ -236,10 +236,10 @@ def _own(config: Config, key: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _axis(name: str, choices: Choices, start: Mapping[str, str]) -> Axis | None:
+def _axis(name: str, choices: Choices, start: Mapping[str, str]) -> SearchAxis | None:
     """The axis with the start among its choices; None if there is nothing to choose."""
     for i, settings in enumerate(choices.values()):
         if dict(settings) == dict(start):
-            return Axis(name=name, choices=choices, start=i) if len(choices) > 1 else None
+            return SearchAxis(name=name, choices=choices, start=i) if len(choices) > 1 else None
     label = " ".join(filter(None, start.values())) or "as given"
-    return Axis(name=name, choices={label: start, **choices})
+    return SearchAxis(name=name, choices={label: start, **choices})

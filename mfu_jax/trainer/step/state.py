@@ -28,6 +28,7 @@ from mfu_jax.trainer.config.pyconfig import Config
 from mfu_jax.trainer.step.mesh import state_shardings
 from mfu_jax.trainer.step.remat_choice import chosen_policy
 from mfu_jax.trainer.step.trainable import trained_and_frozen
+from mfu_jax.util.jax_internals import least_of_processes
 from mfu_jax.util.optional_deps import QUANTIZE, require
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -117,14 +118,17 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
 def _memory_bytes(mesh: Mesh) -> float:
     """Memory of one device: what its runtime grants, or else, if it is absent, what its chip has.
 
+    The least of all processes, each of which knows its own devices' only: they must agree.
+
     Raises:
         UserError: it is not known.
     """
     device = mesh.devices.flat[0]
-    granted = None
+    granted, own = None, jax.process_index()
     with contextlib.suppress(NotImplementedError, jax.errors.JaxRuntimeError):
-        granted = _limit_bytes([d for d in mesh.devices.flat if d.process_index == 0])
-    return granted or lookup(device.device_kind).usable_memory_bytes
+        granted = _limit_bytes([d for d in mesh.devices.flat if d.process_index == own])
+    size = granted or lookup(device.device_kind).usable_memory_bytes
+    return size if jax.process_count() == 1 else least_of_processes(size)
 
 
 def _split_model(config: Config) -> tuple[Any, Any]:

@@ -17,7 +17,9 @@ import pytest
 
 import mfu_jax
 from mfu_jax.errors import UserError
+from mfu_jax.instrumentation.assembly import sinks_of
 from mfu_jax.logger.records.summary import Summary
+from mfu_jax.settings import Settings
 from mfu_jax.sinks import StepRecord, make_sink
 
 
@@ -90,7 +92,13 @@ def test_the_end_is_told_as_done_or_with_its_exception(chat: Chat) -> None:
     assert chat.texts == ["done after 7 measured steps", "the loop ended with ValueError('no')"]
 
 
-@pytest.mark.parametrize("url", ["", "hooks.slack.com/x", "file:///etc/passwd", "https://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "hooks.slack.com/x", "file:///etc/passwd", "https://"),
+        *("http://[passwd", "http://h:passwd/"),
+    ],
+)
 def test_what_is_no_address_of_the_web_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(UserError, match="expected https://HOST/PATH") as error:
         make_sink("webhook", url)
@@ -122,6 +130,37 @@ def test_a_server_that_is_down_hangs_or_refuses_costs_one_warning_and_no_record(
             (line,) = caplog.messages
             assert line.startswith("the webhook at 127.0.0.1 is not told: ")
             assert "SECRET" not in line
+
+
+def test_a_server_that_is_none_of_the_web_costs_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in range(2):
+                with server.accept()[0] as connection:
+                    connection.recv(4096)
+                    connection.sendall(b"SSH-2.0-OpenSSH\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        sink = make_sink("webhook", f"http://127.0.0.1:{server.getsockname()[1]}/SECRET")
+        for _ in range(2):
+            sink.write_alarm("help")
+        thread.join()
+    (message,) = caplog.messages
+    assert message.startswith("the webhook at 127.0.0.1 is not told: SSH-2.0-OpenSSH")
+    assert "\n" not in message
+
+
+def test_a_run_folder_with_a_slash_at_its_end_has_its_name(chat: Chat, tmp_path: Path) -> None:
+    settings = Settings(run_dir=f"{tmp_path}/a/", webhook_url=chat.url)
+    for sink in sinks_of(settings):
+        sink.write_alarm("help")
+        sink.close()
+    (text,) = chat.texts
+    assert text.startswith("a on ")
 
 
 def test_a_run_tells_of_its_hang_and_its_end_and_never_waits_for_the_server(

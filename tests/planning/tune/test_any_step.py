@@ -1,7 +1,10 @@
 """`mfu_jax.tune`: a user's own step, in this process and in child processes."""
 
+import functools
 import os
 import sys
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +73,25 @@ def test_a_value_without_brackets_is_refused():
     assert "[4]" in caught.value.hint
 
 
+def test_what_fails_is_not_said_to_need_less_memory():
+    def fails(size):
+        raise ValueError("bad")
+
+    result = mfu_jax.tune(fails, {"size": [4, 8]}, in_process=True)
+    text = " ".join(str(result).split())
+    assert "2 runs of 2 combinations, all failed" in text
+    assert "next: the first failure: ValueError: bad" in text
+    assert "remat_policy" not in text
+
+
+def test_a_budget_that_ends_before_the_first_trial_is_said():
+    def fails(size):
+        raise ValueError("cut off")
+
+    with pytest.raises(UserError, match=r"no trial was done within 0\.5 s"):
+        mfu_jax.tune(fails, {"size": [4, 8]}, in_process=True, budget=0.5)
+
+
 def test_what_a_child_cannot_import_is_refused():
     with pytest.raises(UserError, match="cannot be imported by a child process") as caught:
         mfu_jax.tune(lambda size: None, {"size": [1, 2]})
@@ -79,6 +101,46 @@ def test_what_a_child_cannot_import_is_refused():
 def test_a_start_outside_the_values_is_refused():
     with pytest.raises(UserError, match="with start"):
         mfu_jax.tune(make_step, {"size": [1, 2]}, start={"size": 3}, in_process=True)
+
+
+def test_a_start_of_an_unknown_setting_is_refused():
+    with pytest.raises(UserError, match="'sise' is none of the settings"):
+        mfu_jax.tune(make_step, {"size": [1, 2]}, start={"sise": 2}, in_process=True)
+
+
+def test_values_that_look_alike_are_refused():
+    with pytest.raises(UserError, match="differ as text"):
+        mfu_jax.tune(make_step, {"size": [1, "1", 2]}, start={"size": 2}, in_process=True)
+
+
+def test_a_partial_is_a_step_like_any_other(tmp_path):
+    path = tmp_path / "evidence.jsonl"
+    plain = functools.partial(make_step, mode="plain")
+    result = mfu_jax.tune(plain, {"size": [4, 8]}, in_process=True, evidence=path)
+    assert {row.source for row in result.rows} == {"measured"}
+    with pytest.raises(UserError, match="not the evidence of this search"):
+        mfu_jax.tune(make_step, {"size": [4, 8]}, in_process=True, evidence=path)
+
+
+def test_a_function_that_was_typed_in_is_refused(monkeypatch):
+    monkeypatch.setattr(make_step, "__module__", "__main__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    with pytest.raises(UserError, match=r"__main__\.make_step cannot be imported"):
+        mfu_jax.tune(make_step, {"size": [1, 2]})
+
+
+def with_a_thread_that_never_ends(size):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    return make_step(size)
+
+
+@pytest.mark.full
+def test_a_child_that_answers_and_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr("mfu_jax.planning.tune.any_step._EXIT_SECONDS", 0.5)
+    began = time.monotonic()
+    result = mfu_jax.tune(with_a_thread_that_never_ends, {"size": [4, 8]})
+    assert {row.source for row in result.rows} == {"measured"}
+    assert time.monotonic() - began < 300
 
 
 @pytest.mark.full

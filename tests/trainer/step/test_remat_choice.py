@@ -6,7 +6,9 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.step import mesh, remat_choice, state
@@ -55,6 +57,23 @@ def test_absent_devices_have_the_memory_of_their_chip() -> None:
         state._memory_bytes(_Grid([_Absent("Unheard Of 9000")]))
 
 
+def test_processes_agree_on_the_least_memory_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each knows its own devices' memory only, and all must choose the same program."""
+    kind = "NVIDIA H100 80GB HBM3"
+    grid = _Grid([_Absent(kind), _Granted(kind, process_index=1)])
+    asked = []
+
+    def gathered(own: np.ndarray) -> np.ndarray:
+        asked.append(own)
+        return np.array([59 * 2**30, own])
+
+    monkeypatch.setattr(multihost_utils, "process_allgather", gathered)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert state._memory_bytes(grid) == 59 * 2**30
+    assert asked == [60 * 2**30]
+
+
 @dataclasses.dataclass
 class _Absent:
     device_kind: str
@@ -69,3 +88,8 @@ class _Grid:
     def __init__(self, devices: list[_Absent]) -> None:
         self.devices = self
         self.flat = devices
+
+
+class _Granted(_Absent):
+    def memory_stats(self) -> Any:
+        return {"bytes_limit": 60 * 2**30}

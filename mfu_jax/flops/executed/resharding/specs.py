@@ -202,7 +202,10 @@ def reshaped(spec: Spec, before: Sequence[int], after: Sequence[int]) -> Spec | 
     for size in after:
         taken: list[tuple[int, Axes | None]] = []
         while parts and (math.prod(n for n, _ in taken) < size or (size == 1 and not taken)):
-            left = size // math.prod(n for n, _ in taken)
+            done = math.prod(n for n, _ in taken)
+            if not size or size % done:
+                return None
+            left = size // done
             n, axes = parts.pop(0)
             if n > left:  # its major part has the axes
                 if n % left:

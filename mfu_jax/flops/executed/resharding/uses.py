@@ -164,12 +164,15 @@ def _by_device(module: HloModule, value: Value, devices: int, depth: int) -> np.
     return rule(*made) if rule else None
 
 
-def _looked_up(table: np.ndarray, place: np.ndarray) -> np.ndarray | None:
-    return table[0][np.clip(place, 0, table.size - 1)] if table.ndim == 2 else None
+def _looked_up(table: np.ndarray, *places: np.ndarray) -> np.ndarray | None:
+    if table.ndim != 2 or len(places) != 1:
+        return None
+    return table[0][np.clip(places[0], 0, table.size - 1)]
 
 
-def _same(value: np.ndarray) -> np.ndarray:
-    return value
+def _same(*values: np.ndarray) -> np.ndarray | None:
+    """The value; of several, as before a loop and after its body, none is sure."""
+    return values[0] if len(values) == 1 else None
 
 
 _ARITHMETIC: dict[str, Callable[..., np.ndarray | None]] = {

@@ -1,0 +1,54 @@
+"""Numbers that devices compute from their own: known, or not known, but never an error."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mfu_jax.flops.executed.hlo.parsing import parse_hlo
+from mfu_jax.flops.executed.resharding.uses import Value, numbers_by_device
+
+PROGRAM = """HloModule m, num_partitions=4
+
+%body (state: (s32[], s32[])) -> (s32[], s32[]) {
+  %state = (s32[], s32[]) parameter(0)
+  %flag = s32[] get-tuple-element(%state), index=0
+  %offset = s32[] add(%flag, %flag)
+  %one = s32[] constant(1)
+  ROOT %next = (s32[], s32[]) tuple(%one, %offset)
+}
+
+%condition (state: (s32[], s32[])) -> pred[] {
+  %state.1 = (s32[], s32[]) parameter(0)
+  ROOT %true = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[4]) -> (s32[], s32[]) {
+  %x = f32[4] parameter(0)
+  %me = u32[] partition-id()
+  %zero = s32[] constant(0)
+  %line = s32[4] constant({3, 2, 1, 0})
+  %own = s32[1] dynamic-slice(%line, %me), dynamic_slice_sizes={1}
+  %table = s32[2,2] constant({ { 3, 2 }, { 1, 0 } })
+  %cell = s32[1,1] dynamic-slice(%table, %me, %zero), dynamic_slice_sizes={1,1}
+  %first = (s32[], s32[]) tuple(%zero, %zero)
+  ROOT %loop = (s32[], s32[]) while(%first), condition=%condition, body=%body
+}
+"""
+
+
+def numbers(name: str, computation: str = "main") -> np.ndarray | None:
+    module = parse_hlo(PROGRAM)
+    inside = module[computation]
+    return numbers_by_device(module, Value(inside, inside[name]), 4)
+
+
+def test_a_table_is_looked_up_by_the_devices_number() -> None:
+    assert (numbers("own") == [3, 2, 1, 0]).all()
+
+
+def test_a_table_of_two_dimensions_is_not_known() -> None:
+    assert numbers("cell") is None
+
+
+def test_what_a_loop_sets_to_another_number_is_not_known() -> None:
+    assert numbers("offset", "body") is None

@@ -156,6 +156,8 @@ AttentionOp: TypeAlias = Callable[[AttentionInputs], jax.Array]
 ATTENTION_OPS: dict[str, AttentionOp] = {}
 CONTEXT = "context"
 """The name of an implementation's result for `remat`."""
+CUDNN_CONTEXT = "cudnn_context"
+"""The same of cuDNN's: `remat` saves it with the sums that its backward kernel reads."""
 _SUPPORTED: dict[str, frozenset[str]] = {}
 _PLATFORMS = {"cudnn_flash": "gpu", "flash": "tpu", "splash": "tpu"}
 _FASTEST = {"tpu": "splash", "gpu": "cudnn_flash"}
@@ -217,8 +219,9 @@ def _lacking(name: str, needs: Collection[str]) -> list[str]:
 def attended(name: str, x: AttentionInputs) -> jax.Array:
     """The implementation's result, which `remat` saves as `CONTEXT`."""
     context = ATTENTION_OPS[name](x)
-    # Splash names it itself, with the sums that its backward kernel reads.
-    return context if name == "splash" else checkpoint_name(context, CONTEXT)
+    if name == "splash":  # names it itself, with the sums that its backward kernel reads
+        return context
+    return checkpoint_name(context, CUDNN_CONTEXT if name == "cudnn_flash" else CONTEXT)
 
 
 def with_gathered_keys(x: AttentionInputs) -> AttentionInputs:

@@ -7,21 +7,23 @@ from typing import Any
 
 import jax
 
+from ..attention.ops import CONTEXT, CUDNN_CONTEXT
+
 # The tensors that layers name, under MaxText's names where it has them.
 _ATTENTION = ("query_proj", "key_proj", "value_proj", "qkv_proj")
 _LATENT = ("query_wa_proj", "kv_wa_proj")
 _MLP_IN = ("mlpwi_0", "mlpwi_1", "moe_mlpwi_0", "moe_mlpwi_1")
 _MLP_OUT = ("mlpwo", "moe_mlpwo")
 _PROJECTIONS = (*_ATTENTION, *_LATENT, "out_proj")
-TENSORS = ("decoder_layer_input", "context", *_PROJECTIONS, *_MLP_IN, *_MLP_OUT)
+TENSORS = ("decoder_layer_input", CONTEXT, *_PROJECTIONS, *_MLP_IN, *_MLP_OUT)
 
 # Policy → the tensors kept on the device; all others are recomputed.
 _SAVED = {
     "full": (),
     "minimal": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT),
-    "minimal_with_context": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT, "context"),
-    "minimal_flash": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT, "context"),
-    "save_dot_with_context_except_mlp": (*_PROJECTIONS, "context"),
+    "minimal_with_context": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT, CONTEXT),
+    "minimal_flash": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT, CONTEXT),
+    "save_dot_with_context_except_mlp": (*_PROJECTIONS, CONTEXT),
     "save_dot_except_mlpwi": (*_PROJECTIONS, *_MLP_OUT),
     "save_dot_except_mlp": _PROJECTIONS,
     "save_qkv_proj": (*_ATTENTION, *_LATENT),
@@ -39,7 +41,7 @@ def remat(config: Any) -> Callable[..., Callable[..., Any]]:
     """Wraps a layer's function in `jax.checkpoint` according to `config.remat_policy`."""
     if config.remat_policy == "none":
         return lambda layer, **options: layer
-    policy = _kept(*_places(config), fused=config.attention == "cudnn_flash")
+    policy = _kept(*_places(config))
     return lambda layer, **options: jax.checkpoint(layer, policy=policy, **options)
 
 
@@ -63,22 +65,22 @@ def _places(config: Any) -> tuple[Sequence[str], Sequence[str]]:
     return config.remat_save_names if name == "names" else _SAVED[name], ()
 
 
-def _kept(saved: Sequence[str], offloaded: Sequence[str], *, fused: bool) -> Callable[..., Any]:
-    """The policy; `fused`: whether attention is cuDNN's.
+def _kept(saved: Sequence[str], offloaded: Sequence[str]) -> Callable[..., Any]:
+    """The policy.
 
-    Its backward kernel also reads sums without a name: a saved context alone would not save the
-    forward kernel from running again.
+    cuDNN's backward kernel also reads sums without a name: a saved context alone would not save its
+    forward kernel from running again. Other blocks of such a model have contexts by name, too.
     """
-    to_host = list(offloaded)
-    if not to_host:
-        of_kernel = fused and "context" in saved
-        named = [name for name in saved if not (of_kernel and name == "context")]
-        names: Callable[..., Any] = jax.checkpoint_policies.save_only_these_names(*named)
-        if of_kernel:
+    if not offloaded:
+        names: Callable[..., Any] = jax.checkpoint_policies.save_only_these_names(*saved)
+        if CONTEXT in saved:
             names = jax.checkpoint_policies.save_from_both_policies(names, _of_cudnn)
         return names
+    on_device, to_host = (
+        [*names, *[CUDNN_CONTEXT] * (CONTEXT in names)] for names in (saved, offloaded)
+    )
     both: Callable[..., Any] = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=list(saved),
+        names_which_can_be_saved=on_device,
         names_which_can_be_offloaded=to_host,
         offload_src="device",
         offload_dst="pinned_host",

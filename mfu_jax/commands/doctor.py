@@ -97,7 +97,7 @@ def _devices() -> Iterator[_Check]:
         return
     yield _Check("devices", f"{jax.device_count()} × {device.device_kind}", is_needed=True)
     if device.platform == "cpu":
-        yield _Check("peak", "measured when first needed: mfu-jax hardware --calibrate")
+        yield _Check("peak", "measured once, by a run or mfu-jax hardware --calibrate")
         return
     try:
         chip = hardware.lookup(device.device_kind, getattr(device, "compute_capability", None))
@@ -117,10 +117,10 @@ def _folders(run: str) -> Iterator[_Check]:
         yield _Check("run folder", f"{place} (an object store: not tried)", is_needed=True)
     else:
         yield _writable("run folder", place, "pass another run_dir=", is_needed=True)
-    yield _writable("cache", cache_directory(), "pass MFU_JAX_CACHE_DIR=FOLDER")
+    yield _writable("cache", cache_directory(), "set MFU_JAX_CACHE_DIR=FOLDER")
     yield _writable("plans", default_folder(), "pass cache=FOLDER")
     compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
-    hint = "a restart compiles again: pass JAX_COMPILATION_CACHE_DIR=FOLDER"
+    hint = "a restart compiles again: set JAX_COMPILATION_CACHE_DIR=FOLDER"
     if compiled:
         yield _writable("compile cache", Path(compiled), hint)
     else:

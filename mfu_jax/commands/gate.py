@@ -108,8 +108,8 @@ def _fraction(text: str) -> float:
     number = float(typed("threshold", text.rstrip(" %"), float, hint="pass 1% or 0.01"))
     fraction = number / 100 if is_percent else number
     if not 0 <= fraction < 1:
-        raise UserError(
-            f"threshold={text}: expected 0 or more and below 100%",
-            hint=f"usually a percentage without its sign; pass {text}%",
-        )
+        hint = "leave it out for 1%"
+        if not is_percent and 1 <= number < 100:
+            hint = f"usually a percentage without its sign; pass {text}%"
+        raise UserError(f"threshold={text}: expected 0 or more and below 100%", hint=hint)
     return fraction

@@ -98,6 +98,11 @@ def parse_target(
             hint="pass topology=v5p:8x8x8, or hardware=h100 devices=8",
         )
     chip = named(hardware, instead=f"pass one of {_plannable_gpus()}")
+    if slices is not None:
+        raise UserError(
+            f"slices={slices} with hardware={hardware!r}: only TPUs have slices",
+            hint="pass devices=N, of all hosts",
+        )
     return _gpus(chip, 8 if devices is None else devices)
 
 

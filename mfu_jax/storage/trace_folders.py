@@ -40,11 +40,17 @@ def trace_files(path: Path) -> list[Path]:
         if not any(map(_OWN.fullmatch, file.relative_to(path).parts)):
             sessions.setdefault(file.parent, []).append(file)
     if not sessions:
-        seen = "an empty folder, or one without traces" if path.is_dir() else "no such folder"
+        seen, usual = "no such folder", "usually a typo"
+        if path.is_dir():
+            seen = "an empty folder, or one without traces"
+            usual = (
+                "usually a trace that was not ended, or a run without profile_steps=; for a "
+                'profile pass profile_steps="10-12" to the run'
+            )
         raise UserError(
             f"{str(path)!r}: {seen}; expected the folder given to jax.profiler.start_trace or "
             f"profile_dir=, with {_SUFFIX} files in it",
-            hint="usually a trace that was not ended",
+            hint=usual,
         )
     newest = max(sessions, key=lambda folder: (folder.name, folder))
     files: dict[str, Path] = {}

@@ -184,6 +184,7 @@ def test_a_pull_requests_comment_has_the_answer_first_and_a_row_for_each_check(
         (["{base}", "--baseline", "{base}/none.jsonl"], "No such file"),
         (["{empty}", "--baseline", "{base}"], "holds no metrics file"),
         (["{base}", "--baseline", "{base}", "--threshold", "5"], "usually a percentage without"),
+        (["{base}", "--baseline", "{base}", "--threshold=-1%"], "hint: leave it out for 1%"),
         (["{base}", "--baseline", "{base}", "--threshold", "x"], "threshold"),
         (["{base}", "--baseline", "{base}", "warmup_steps=-1"], "expected 0 or more"),
         (["{base}", "--baseline", "{base}", "--junit", "{short}/b.xml"], "--junit"),

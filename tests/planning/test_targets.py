@@ -77,6 +77,7 @@ def test_gpus_by_host(hardware, devices, topology):
         ({"topology": "2xv6e-256", "slices": 3}, "expected the same number"),
         ({"hardware": "trillium", "devices": 8}, "topology=v6e:SHAPE"),
         ({"hardware": "h100", "devices": 12}, "multiple of it"),
+        ({"hardware": "h100", "slices": 2}, "only TPUs have slices"),
         ({"hardware": "h100", "devices": 0}, "expected 1 to"),
         ({"hardware": "t4", "devices": 8}, "no interconnect"),
         ({}, "no chips to plan for"),

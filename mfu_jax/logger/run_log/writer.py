@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_PROCESSES = 1000
 _LONGEST_COMMAND = 2000
-_SECRET = re.compile(r"(webhook_url[= ])\S+")  # part of a command that no file may have
+# Part of a command that no file may have: Slack's, Discord's and Mattermost's have "hook" in them.
+_SECRET = re.compile(r"(webhook[_-]url[= ])\S+|https?://\S*hook\S*")
 # A run that cannot write at all says so itself after importing JAX, and ends.
 _PATIENCE_SECONDS = 20.0
 

@@ -161,11 +161,13 @@ class Durations:
         gbps = self.target.chip.interconnect
         if size < 2:
             return 0.0
+        hosts = links.parts(self.target, group, size)
+        network = gbps["dcn_gbps_per_device"] if hosts > 1 else 0.0  # not known of every chip
         return nccl.seconds(
             replace(collective, group_size=size),
-            hosts=links.parts(self.target, group, size),
+            hosts=hosts,
             nvlink_bytes_per_sec=gbps["nvlink_gbps"] * 1e9 * self.efficiencies.nvlink,
-            network_bytes_per_sec=gbps["dcn_gbps_per_device"] * 1e9 * self.efficiencies.link,
+            network_bytes_per_sec=network * 1e9 * self.efficiencies.link,
         )
 
     def _on_device(self, record: InstructionRecord) -> Iterator[Duration]:

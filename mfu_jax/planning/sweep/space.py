@@ -113,5 +113,8 @@ def seconds_of(text: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if not found or found[2] not in _SECONDS:
-        raise UserError(f"budget={text}: expected a time, such as 20min, 90s or 2h")
+        raise UserError(
+            f"budget={text}: expected a time, such as 20min, 90s or 2h",
+            hint="usually another unit: s, min and h are known; without one, it is seconds",
+        )
     return float(found[1]) * _SECONDS[found[2]]

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,11 @@ def tune(
 
 
 def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> SearchAxis:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise UserError(
+            f"settings[{name!r}] = {values!r}: expected a list of values",
+            hint=f"usually a single value without brackets; pass [{values!r}]",
+        )
     values = list(values)
     if not values or (name in start and start[name] not in values):
         raise UserError(

@@ -86,8 +86,8 @@ class TuneResult:
 def tune_verdict(result: TuneResult) -> Verdict:
     """The winner in a sentence."""
     best = result.winner
-    tried = f"{result.plans} plans" * bool(result.plans)
-    tried = " and ".join(filter(None, (tried, f"{result.runs} runs" * bool(result.runs))))
+    kinds = ((result.plans, "plan"), (result.runs, "run"))
+    tried = " and ".join(f"{n} {kind}{'s' * (n > 1)}" for n, kind in kinds if n)
     failed = all(trial.source == "failed" for trial in result.rows)
     none = "all failed" if failed else "none fits"
     finding = f"{result.target}: {tried} of {result.points:,} combinations, {none}"
@@ -111,6 +111,13 @@ def tune_verdict(result: TuneResult) -> Verdict:
     )
 
 
+def _winner(result: TuneResult) -> list[str]:
+    if result.winner:
+        return ["winner:", f"  {result.flags}"]
+    is_memory = any(trial.fits is False for trial in result.rows)
+    return ["no point fits" if is_memory else "no trial succeeded"]
+
+
 def _advice(result: TuneResult) -> str:
     """The changed settings, compiler flags as well."""
     words = [f"{key}={text}" for key, text in result.changed.items()]
@@ -127,13 +134,14 @@ def _gain(result: TuneResult) -> str:
 
 def render_tune(result: TuneResult) -> str:
     """The search for the console."""
+    trials = [line.replace("  changes=", "  ", 1) for line in table(_by_changes(result.rows))]
     return "\n".join(
         [
-            *_in_unit(table(_by_changes(result.rows)), result.unit),
+            *_in_unit(trials, result.unit),
             *_in_unit(plot(result.rows, sure="measured", others="planned"), result.unit),
             *_changes(result),
             *_residuals(result),
-            *(["winner:", f"  {result.flags}"] if result.winner else ["no point fits"]),
+            *_winner(result),
             *(f"note: {note}" for note in result.notes),
         ]
     )

@@ -21,6 +21,7 @@ from mfu_jax.planning.tune.space import Point, Space, moved
 _MOST_PLANS = 60
 _PLANNING_SHARE = 0.5  # of the budget, if runs follow
 _CUT_OFF_SECONDS = 1.0  # before the end of the budget: a failure is the limit's
+_CUT_OFF = "cut off by the budget"  # how such a trial's note begins
 _NOTHING = 0.0005  # of the speed: a change that brings less is left out of the winner
 _SMALL = 3  # trials, if a third of the points are fewer
 
@@ -101,7 +102,7 @@ class _Run:
         rows: dict[str, Trial] = {}
         for search in searches:
             rows |= {_key(trial.settings): trial for trial in search.trials.values()}
-        if not rows:
+        if all(trial.note.startswith(_CUT_OFF) for trial in rows.values()):
             raise UserError(
                 f"no trial was done within {self.tuning.budget_seconds:g} s, the budget",
                 hint="usually the first compilation takes longer; pass a larger budget=…",
@@ -175,8 +176,11 @@ class _Run:
         self, search: TuningSearch, by: Literal["plan", "run"], attempt: Try, most: int, ends: float
     ) -> None:
         """Tries what the search asks for."""
+        left = ends - self.tuning.monotonic()
         for trial in self.evidence.trials:
             known = self.tuning.space.point_of(trial.values)
+            if trial.note.startswith(_CUT_OFF) and trial.wall_seconds < left:
+                continue  # there is more time for it now
             if trial.by == by and known and self._settings(known) == trial.settings:
                 search.record(known, trial)
         longest, start = 0.0, self.tuning.space.start
@@ -201,7 +205,7 @@ class _Run:
     def _attempt(
         self, search: TuningSearch, by: str, point: Point, attempt: Try, ends: float
     ) -> bool:
-        """Tries a point; False if the budget cut it off, which says nothing of the point."""
+        """Tries a point; False if the budget cut it off."""
         self.progress(f"{by} {len(search.trials) + 1}: {self.tuning.space.changes(point)}")
         began = self.tuning.monotonic()
         trial = attempt(point, max(0.0, ends - began))
@@ -211,11 +215,13 @@ class _Run:
             settings=self._settings(point),
             wall_seconds=self.tuning.monotonic() - began,
         )
-        if trial.source == "failed" and self.tuning.monotonic() > ends - _CUT_OFF_SECONDS:
-            return False
+        is_cut = trial.source == "failed" and self.tuning.monotonic() > ends - _CUT_OFF_SECONDS
+        if is_cut:  # kept, so that a repeated command does not spend its budget on it again
+            note = f"{_CUT_OFF}, after {trial.wall_seconds:.0f} s"
+            trial = dataclasses.replace(trial, fits=None, note=note)
         self.evidence.add(trial)
         search.record(point, trial)
-        return True
+        return not is_cut
 
     def _explained(
         self, search: TuningSearch, best: Point | None

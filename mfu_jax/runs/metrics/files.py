@@ -36,8 +36,8 @@ WARMUP_STEPS = 3
 _MOST_NOTES = 10_000
 _OWN = f'"{STEP_SECONDS}"'  # in records of ours and MaxText's
 _EXPECTED = (
-    "a metrics file or a log; usually a wrong path or a folder; pass the file that metrics_file "
-    "named, or - and pipe it in"
+    "a metrics file or a log; usually a wrong path; pass the run's folder or its metrics file, "
+    "or - and pipe it in"
 )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.ad_checkpoint import checkpoint_name
 from mfu_jax.layers.attention import kernels  # noqa: F401  (registers them)
-from mfu_jax.layers.attention.ops import AttentionInputs, attended
-from mfu_jax.layers.stack.remat import remat
+from mfu_jax.layers.attention.ops import CONTEXT, AttentionInputs, attended
+from mfu_jax.layers.stack.remat import TENSORS, remat
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,33 @@ def test_with_a_context_its_softmax_sums_are_saved_so_that_no_kernel_runs_again(
     contexts = [leaf for leaf in kept if leaf.size == q.size]
     assert len(sums) == is_saved
     assert len(contexts) == 1 + is_saved  # the queries are the layer's input
+
+
+def kept_by(layer: Any, **keys: Any) -> list[Any]:
+    """What a layer's policy keeps of [2, 256, 4, 128] for the backward pass."""
+    q = jax.ShapeDtypeStruct((2, 256, 4, 128), jnp.bfloat16)
+    wrapped = remat(SimpleNamespace(attention="cudnn_flash", **keys))(layer)
+    return jax.tree.leaves(jax.eval_shape(lambda q: jax.vjp(wrapped, q)[1], q))
+
+
+def test_other_blocks_contexts_are_saved_beside_cudnns() -> None:
+    """Such as those of delta nets and images, in a model whose attention is cuDNN's."""
+
+    def layer(x: jax.Array) -> jax.Array:
+        return jnp.sin(checkpoint_name(jnp.exp(jnp.sin(x)), CONTEXT))
+
+    assert len(kept_by(layer, remat_policy="full")) == 1  # the input
+    assert len(kept_by(layer, remat_policy="minimal_with_context")) == 2
+
+
+def test_cudnns_context_is_offloaded_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 92000)
+    places = dict.fromkeys(TENSORS, "remat")
+    segments = jnp.ones((2, 256), jnp.int32)
+
+    def layer(q: jax.Array) -> jax.Array:
+        return jnp.sin(attended("cudnn_flash", AttentionInputs(q, q, q, segments, packed=False)))
+
+    none = kept_by(layer, remat_policy="custom", **{**places, "decoder_layer_input": "offload"})
+    context = kept_by(layer, remat_policy="custom", **{**places, "context": "offload"})
+    assert len(context) == len(none) + 1

@@ -16,6 +16,7 @@ import pytest
 import mfu_jax
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.run_log.run_log import RunLog
+from mfu_jax.logger.run_log.writer import start_values
 from mfu_jax.runs.goodput.attempts import read_attempts_of
 from mfu_jax.runs.goodput.wall_clock import read_run
 from mfu_jax.sinks import JsonlSink
@@ -129,6 +130,27 @@ def test_a_working_folder_that_is_gone_stops_nothing(
     with logger_in(tmp_path) as logger:
         logger.record(0, {"loss": 1.0}, step_time_seconds=0.25)
     assert lines(tmp_path)[0]["commit"] == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["webhook_url=https://a.b/SECRET"],
+        ["--mfu_webhook_url", "https://a.b/SECRET"],
+        ["--webhook-url=https://a.b/SECRET?c&d"],
+        ["--chat=https://hooks.slack.com/services/T0/SECRET"],
+        ["--chat", "https://discord.com/api/webhooks/SECRET/slack"],
+    ],
+)
+def test_the_command_in_the_log_has_no_webhook(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "train.py", *words, "steps=9"])
+    command = start_values(1.0, is_real=False)["command"]
+    assert command.startswith("python train.py ")
+    assert command.endswith(" steps=9")
+    assert "***" in command
+    assert "SECRET" not in command
 
 
 def test_no_metrics_file_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

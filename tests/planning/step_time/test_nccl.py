@@ -3,8 +3,11 @@
 import pytest
 
 from mfu_jax.flops.executed.costs.types import Collective
-from mfu_jax.planning.step_time import nccl
-from mfu_jax.planning.step_time.durations import Efficiencies
+from mfu_jax.flops.executed.records import InstructionRecord
+from mfu_jax.hardware.chips import table
+from mfu_jax.planning.step_time import links, nccl
+from mfu_jax.planning.step_time.durations import Durations, Efficiencies
+from mfu_jax.planning.targets import parse_target
 
 MIB, GIB = 2**20, 2**30
 SHARES = Efficiencies()
@@ -60,3 +63,21 @@ def test_what_goes_to_one_partner_or_to_all_crosses_the_slower_link_once():
 def test_one_device_of_each_host_has_one_card():
     ring = GIB * 7 / 8 / 45e9
     assert _seconds("all-gather", GIB, 8, 8) == pytest.approx(ring, rel=1e-2)
+
+
+@pytest.mark.parametrize("chip", [c.name for c in table() if "nvlink_gbps" in c.interconnect])
+@pytest.mark.parametrize("kind", ["all-gather", "all-reduce", "reduce-scatter", "all-to-all"])
+def test_on_any_gpus_of_one_host_no_algorithm_beats_the_links(chip, kind):
+    target = parse_target(hardware=chip, devices=2)
+    for nbytes in (0, 1, 10**5, 10**9):
+        exchange = Collective(kind=kind, bytes=nbytes, group_size=2)
+        record = InstructionRecord(
+            name="c",
+            module="m",
+            computation="main",
+            opcode=kind,
+            collective=exchange,
+            device_groups=((0, 1),),
+        )
+        (duration,) = Durations(target=target, efficiencies=Efficiencies()).of(record)
+        assert duration.seconds >= links.seconds(exchange, (0, 1), target)

@@ -67,6 +67,12 @@ def test_memory_and_errors_are_answers():
     assert "no point fits" in str(result)
 
 
+def test_a_value_without_brackets_is_refused():
+    with pytest.raises(UserError, match="expected a list of values") as caught:
+        mfu_jax.tune(lambda size: None, {"size": 4}, in_process=True)
+    assert "[4]" in caught.value.hint
+
+
 def test_what_fails_is_not_said_to_need_less_memory():
     def fails(size):
         raise ValueError("bad")

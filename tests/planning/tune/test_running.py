@@ -169,6 +169,44 @@ def test_a_spent_budget_goes_on_from_the_file(tmp_path):
         TrialLog(path, {"model": "b"})
 
 
+def test_a_trial_that_the_budget_cut_off_is_not_repeated_until_there_is_more_time(tmp_path):
+    machine = Machine(5)
+    slow = []
+
+    def run(point, seconds):
+        if len(slow) < 2 and point != machine.space.start and point not in slow:
+            machine.tried.append(("run", point))
+            slow.append(point)
+            machine.seconds += seconds
+            return Trial(values={}, by="run", source="failed", note="not finished")
+        return machine.trial(point, seconds)
+
+    def again(budget):
+        evidence = TrialLog(tmp_path / "evidence.jsonl", {})
+        machine.tried.clear()
+        try:
+            return tune(machine.tuning(run=run, budget_seconds=budget), evidence)
+        finally:
+            evidence.close()
+
+    assert "cut off by the budget, after 35 s" in render_tune(again(45))
+    again(30)
+    assert [point for _, point in machine.tried] == [slow[1]] != [slow[0]]
+    again(1000)
+    assert set(slow) & {point for _, point in machine.tried}
+
+
+def test_a_budget_that_ends_within_the_start_is_said():
+    machine = Machine(5)
+
+    def run(point, seconds):
+        machine.seconds += seconds
+        return Trial(values={}, by="run", source="failed", note="not finished")
+
+    with pytest.raises(UserError, match="no trial was done within 45 s"):
+        tune(machine.tuning(run=run, budget_seconds=45), TrialLog(None, {}))
+
+
 def test_evidence_does_not_cut_another_file(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("mine, without an end")

@@ -105,3 +105,12 @@ def test_the_newest_session_of_a_folder_with_all_its_hosts(tmp_path: Path) -> No
     for missing in (tmp_path / "nothing", tmp_path / "plugins" / "profile" / "2026_01_01" / "x"):
         with pytest.raises(UserError, match="expected the folder given to"):
             trace_files(missing)
+
+
+def test_a_missing_trace_says_why(tmp_path):
+    with pytest.raises(UserError, match="no such folder") as caught:
+        trace_files(tmp_path / "none")
+    assert caught.value.hint == "usually a typo"
+    with pytest.raises(UserError, match="without traces") as caught:
+        trace_files(tmp_path)
+    assert "profile_steps=" in caught.value.hint

@@ -29,10 +29,11 @@ def scalars_of(output: Any) -> dict[str, Any]:
     @functools.cache
     def values() -> dict[str, Any]:
         states = jax.tree.map(np.asarray, aux.loss_states)
-        return aux.replace(loss_states=states, metric_states={}, summary_states={}).compute()
+        reduced = aux.replace(loss_states=states, metric_states={}, summary_states={}).compute()
+        return dict(reduced.loss_values)
 
     def value(name: str) -> Any:
-        return values().loss_values[f"losses/{name}"]
+        return values()[f"losses/{name}"]
 
     names = {name: name for name in aux.loss_states or ()}
     totals = {"loss": "total"} if names else {}

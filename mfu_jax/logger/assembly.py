@@ -23,7 +23,6 @@ from mfu_jax.logger.sinks.base import Sink, make_sink
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.util.failsafe import Boundary
-from mfu_jax.util.values import typed
 
 if TYPE_CHECKING:
     from mfu_jax.logger.watchdog import Watchdog
@@ -81,7 +80,11 @@ def run_places(run_dir: Any) -> dict[str, str]:
         UserError: the folder is not text.
     """
     check_text("run_dir", run_dir)
-    folder = typed("run_dir", run_dir, str, hint="usually another object; pass its path")
+    if not isinstance(run_dir, str | os.PathLike):
+        raise UserError(
+            f"run_dir={run_dir!r}: expected text", hint="usually another object; pass its path"
+        )
+    folder = os.fspath(run_dir)
     return {name: f"{folder}/{IN_RUN_DIR[name]}" for name in _FILES if folder}
 
 
@@ -168,13 +171,13 @@ def monitors_of(
 
 
 def watchdog_of(
-    config: LoggerConfig, run_dir: str, boundary: Boundary, monotonic: Callable[[], float]
+    config: LoggerConfig, run_dir: Any, boundary: Boundary, monotonic: Callable[[], float]
 ) -> Watchdog:
     """The watchdog; only the process that writes metrics has a heartbeat."""
     from mfu_jax.logger.watchdog import Watchdog
 
     if run_dir and not config.hang_folder and isinstance(path_of(run_dir), Path):
-        config = dataclasses.replace(config, hang_folder=run_dir)
+        config = dataclasses.replace(config, hang_folder=os.fspath(run_dir))
     if config.heartbeat_file and not is_main_process(config):
         config = dataclasses.replace(config, heartbeat_file="")
     return Watchdog(config, boundary, monotonic=monotonic)

@@ -108,7 +108,7 @@ class MetricLogger:
         cost: StepCost | None = None,
         config: LoggerConfig | None = None,
         sinks: Sequence[Sink] | None = None,
-        run_dir: str = "",
+        run_dir: str | os.PathLike[str] = "",
         compile_log: CompileLog | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,

@@ -10,6 +10,7 @@ export JAX_PLATFORMS=cpu PIP_DISABLE_PIP_VERSION_CHECK=1 UV_SYSTEM_CERTS=1 UV_NA
 # name, oldest Python, its tests; then what pip installs. brax calls jax.device_put_replicated, which JAX 0.9 dropped.
 ROWS=(
     "actors  3.11 brax,keras,clu  brax==0.14.2 keras==3.15.1 clu==0.0.12 tensorflow-cpu tensorboard jax==0.8.3"
+    "kauldron 3.11 kauldron      kauldron==1.4.2"
     "tunix   3.11 tunix           google-tunix==0.1.7"
     "levanter 3.11 levanter      levanter==1.2.dev1644 gitpython chex"
     "maxtext 3.12 maxtext         maxtext[tpu]==0.2.5"

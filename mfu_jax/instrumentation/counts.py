@@ -23,11 +23,10 @@ from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
 from mfu_jax.logger.records.step_cost import StepCost
-from mfu_jax.util.failsafe import Boundary, failsafe
 
 if TYPE_CHECKING:
     from mfu_jax.flops.analytic.conventions import FlopsRow
-    from mfu_jax.flops.executed.counting import HasText, ProgramCounter
+    from mfu_jax.flops.executed.counting import HasText
     from mfu_jax.flops.executed.resharding.resharded_tensor import ReshardedTensor
     from mfu_jax.flops.executed.result import ExecutedCount
     from mfu_jax.flops.ledger import Ledger
@@ -327,6 +326,8 @@ def count_program(
     """
     # Imported by the thread that counts, during the first step: a third of the start-up's modules.
     from mfu_jax.flops.executed.counting import counter_of
+    from mfu_jax.flops.executed.mesh_axes import mesh_of
+    from mfu_jax.flops.executed.resharding.findings import resharded_tensors
     from mfu_jax.flops.ledger import compare_flops
 
     counter = counter_of(
@@ -355,18 +356,8 @@ def count_program(
         executed=executed,
         xla_reported=reported,
         ledger=ledger,
-        resharded=_resharded(counter, compiled),
+        resharded=resharded_tensors(counter, mesh_of(compiled)),
     )
-
-
-def _resharded(counter: ProgramCounter, compiled: HasText) -> tuple[ReshardedTensor, ...]:
-    """What the doctor finds; nothing, and a warning, if it fails."""
-    from mfu_jax.flops.executed.mesh_axes import mesh_of
-    from mfu_jax.flops.executed.resharding.findings import resharded_tensors
-
-    with failsafe("whether tensors are resharded is not known", Boundary()):
-        return resharded_tensors(counter, mesh_of(compiled))
-    return ()
 
 
 def warn_of_resharding(flops: StepFlops) -> None:

@@ -114,6 +114,24 @@ def test_axes_are_those_of_the_model_and_the_devices():
     assert {"scheduler", "collectives"} <= set(found)
 
 
+def test_a_mesh_that_was_given_is_named_by_its_axes():
+    config = load(["model_name=llama2-7b", "fsdp=2"])
+    axes, fixed = axes_of(config, {"fsdp": "2"}, platform="gpu", devices=6, chip=None, runs=True)
+    mesh = next(axis for axis in axes if axis.name == "mesh")
+    assert [*mesh.choices][mesh.start] == "data=3 fsdp=2"
+    assert fixed == {}
+
+
+def test_the_places_of_a_custom_policy_are_its_own():
+    words = ["remat_policy=custom", "context=offload"]
+    config = load(["model_name=llama2-7b", *words])
+    given = dict(word.split("=") for word in words)
+    axes, fixed = axes_of(config, given, platform="tpu", devices=8, chip=None, runs=True)
+    remat = next(axis for axis in axes if axis.name == "remat")
+    assert [*remat.choices.values()][remat.start] == given
+    assert fixed == {}  # context= would make every other policy invalid
+
+
 def test_a_kept_number_of_tokens_makes_accumulation_an_axis():
     config = load(["model_name=llama2-7b"])
     axes, _ = axes_of(

@@ -13,7 +13,9 @@ from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.sweep.space import BATCH, is_swept, listed
 from mfu_jax.planning.tune.space import SearchAxis
 from mfu_jax.trainer.config.mesh_axes import axis_keys, mesh_shape
+from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.trainer.config.pyconfig import Config
+from mfu_jax.util.values import field_types
 
 TOKENS = "tokens_per_step"  # of keep=: the batch and accumulation change, their product does not
 ACCUMULATION = "gradient_accumulation_steps"
@@ -51,7 +53,7 @@ _ATTENTION = {
     "cpu": ("dot_product", "jax"),
 }
 _TILINGS = (1, 4, 16)
-_MESH = "mesh"
+_MESH, _REMATERIALIZATION = "mesh", "remat"
 _FEW_LAYERS = {"tpu": 16, "gpu": 48, "cpu": 16}  # that its compiler unrolls in a minute
 _LONG = 16_384  # tokens of a sequence from which on splitting it is tried
 _FUSION = "--xla_tpu_enable_async_collective_fusion"
@@ -108,6 +110,8 @@ def axes_of(
         config, platform, devices, chip, runs, TOKENS in keep, precisions
     ):
         keys = {key for settings in choices.values() for key in settings}
+        if name == _REMATERIALIZATION:
+            keys |= {*field_types(RematKeys)}  # of a policy that was given: no other takes them
         if not choices or keys & {*keep, *swept}:
             continue
         mine = {key: fixed.pop(key) for key in sorted(keys & set(fixed))}
@@ -137,7 +141,7 @@ def _standard(
     yield BATCH, _single(BATCH, [f"{size:g}" for size in sizes or [batch]])
     if keeps_tokens:
         yield ACCUMULATION, _single(ACCUMULATION, ("1", "2", "4", "8"))
-    yield "remat", {**_REMAT, **(_OFFLOADED if platform == "tpu" else {})}
+    yield _REMATERIALIZATION, {**_REMAT, **(_OFFLOADED if platform == "tpu" else {})}
     yield "attention", _single("attention", _ATTENTION[platform])
     if platform == "tpu" and runs:
         yield (
@@ -205,8 +209,8 @@ def _meshes(config: Config, devices: int) -> Iterator[tuple[str, Mapping[str, st
         for size in given.values():
             left //= size
         all_sizes = {**dict.fromkeys(inner, 1), **given, "fsdp": left}
-        label = " ".join(f"{key}={size}" for key, size in all_sizes.items() if size > 1)
-        return label, {key: str(size) for key, size in all_sizes.items()}
+        settings = {key: str(size) for key, size in all_sizes.items()}
+        return _split(settings), settings
 
     others = ["tensor", "data"]
     others += ["context_parallelism"] * (config.max_target_length >= _LONG)
@@ -241,5 +245,11 @@ def _axis(name: str, choices: Choices, start: Mapping[str, str]) -> SearchAxis |
     for i, settings in enumerate(choices.values()):
         if dict(settings) == dict(start):
             return SearchAxis(name=name, choices=choices, start=i) if len(choices) > 1 else None
-    label = " ".join(filter(None, start.values())) or "as given"
+    label = _split(start) if name == _MESH else " ".join(filter(None, start.values()))
+    label = label or "as given"
     return SearchAxis(name=name, choices={label: start, **choices})
+
+
+def _split(sizes: Mapping[str, str]) -> str:
+    """The axes of a mesh that have several devices."""
+    return " ".join(f"{key}={size}" for key, size in sizes.items() if size != "1")

@@ -52,6 +52,7 @@ from mfu_jax.flops.executed.resharding.uses import (
     sources,
 )
 from mfu_jax.flops.scopes import Scope, read_scope
+from mfu_jax.util.failsafe import Boundary, failsafe
 
 _LEAST_SHARE = 0.05  # of the bytes that all collectives of a step move
 _LEAST_PART = 0.005  # of them, for one of several collectives of a line
@@ -86,6 +87,8 @@ def resharded_tensors(
 ) -> tuple[ReshardedTensor, ...]:
     """The tensors of a program that are resharded or replicated without need, largest first.
 
+    Nothing, and a warning, if they cannot be found: no count or plan waits for this advice.
+
     Args:
         counter: of the program.
         mesh: axis → size, in device order; empty if unknown.
@@ -93,8 +96,9 @@ def resharded_tensors(
     devices = counter.module.header_int("num_partitions")
     if devices < 2 or counter.module.header_int("replica_count") > 1:
         return ()
-    doctor = _Doctor(counter, mesh, devices)
-    return doctor.findings()
+    with failsafe("whether tensors are resharded is not known", Boundary()):
+        return _Doctor(counter, mesh, devices).findings()
+    return ()
 
 
 class _Doctor:

@@ -59,3 +59,14 @@ def test_a_text_names_axes_by_size_and_stride_and_says_how_many_more_there_are()
     assert len(warnings_of([one] * 5)) == 4
     assert warnings_of([one] * 5)[-1].startswith("and 2 more")
     assert warnings_of([]) == []
+
+
+def test_a_failure_of_ours_is_a_warning_and_no_finding(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("mfu_jax.flops.executed.resharding.findings._Doctor", fail)
+    assert found_in(PLANTS["forgotten_batch"](setting())) == ()
+    assert "whether tensors are resharded is not known" in caplog.text

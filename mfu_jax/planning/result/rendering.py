@@ -107,7 +107,7 @@ def _resharding(plan: Plan) -> list[str]:
     """What the partitioner moves or replicates without need: what, where, and the remedy."""
     lines = ["resharded without need:"] if plan.resharding else []
     for row in plan.resharding:
-        lost = f", {row['seconds']:.3g} s a step" if row["seconds"] else ""
+        lost = f", {seconds_text(row['seconds'])} a step" if row["seconds"] else ""
         lines += [f"  {row['text']}{lost}", f"    {row['advice']}"]
     return lines
 

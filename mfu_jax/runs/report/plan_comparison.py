@@ -261,6 +261,8 @@ def compare_with_plan(
         notes.append(f"measured causes are of profiled steps of {seconds_text(traced)}")
     causes = tuple(_causes(dict(_predicted(plan["time_by_cause"])), dict(_measured(profile))))
     mfu, bound = _number(plan, "mfu"), _number(plan, "step_time_bound_seconds")
+    if _is_for_another_chip(plan, run):
+        bound = None  # an MFU of another peak
     return PlanComparison(
         path=path,
         target=str(plan.get("target", "")),
@@ -305,10 +307,15 @@ def _logged(run: RunData, category: str, metric: str) -> float:
     return math.fsum(filter(math.isfinite, run.columns.values.get(metric, ())))
 
 
+def _is_for_another_chip(plan: Mapping[str, Any], run: RunData) -> bool:
+    chip, kind = plan.get("hardware"), run.setup.device_kind
+    return bool(chip and kind) and chip not in [found.name for found in find(kind)]
+
+
 def _differences(plan: Mapping[str, Any], run: RunData) -> Iterator[str]:
     """Where the run differs from the plan."""
-    chip, kind = plan.get("hardware"), run.setup.device_kind
-    if chip and kind and chip not in [found.name for found in find(kind)]:
+    if _is_for_another_chip(plan, run):
+        chip, kind = plan["hardware"], run.setup.device_kind
         yield f"the plan is for {chip}, the run was on {kind}: other hardware"
     devices, count = _number(plan, "devices"), run.setup.devices
     if devices and count and devices != count:

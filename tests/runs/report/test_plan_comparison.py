@@ -153,6 +153,19 @@ def test_where_the_run_is_not_what_was_planned(
     assert [found for found in notes if note in found] if note else notes == [about_causes]
 
 
+@pytest.mark.parametrize(("kind", "is_told_of"), [("TPU v5p", True), ("TPU v5 lite", False)])
+def test_the_bound_of_another_chip_is_no_bound(
+    kind: str, is_told_of: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = write(tmp_path)
+    WrittenLog(tmp_path).line("setup", 1.0, values={"devices": f"4 × {kind}"}, texts={})
+    plan = {**PLAN, **SAME, "hardware": "TPU v5p", "mfu": 0.4, "step_time_bound_seconds": 0.5}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert main([*words, "--json"]) == 0
+    bound = json.loads(capsys.readouterr().out)["verdict"]["bound_mfu"]
+    assert (bound is not None) == is_told_of
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"time_by_cause": {}}', "\x00"])
 def test_a_file_that_holds_no_plan_is_one_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -116,7 +117,7 @@ class ReshardedTensor:
     def advice(self) -> str:
         """What avoids it."""
         axes = ", ".join(map(repr, self.axes.split("+"))) if self.axes.isidentifier() else "…"
-        spec = self._wanted or "P(…)"
+        spec = re.sub(r"(?<!')\bU\b(?!')", "P.UNCONSTRAINED", self._wanted) or "P(…)"
         return _WORDS[self.kind][1].format(detail=self.detail, axes=axes, spec=spec)
 
     @property

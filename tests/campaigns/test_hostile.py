@@ -43,6 +43,8 @@ SOUND = {
         ({"code": 3}, ["exit code 3"]),
         ({"errors": ""}, ["a refusal in silence"]),
         ({"errors": "one\ntwo\n"}, ["2 lines on stderr"]),
+        ({"errors": "one\nhint: two\n"}, []),
+        ({"errors": "one\nhint: two\nthree\n"}, ["3 lines on stderr"]),
         ({"errors": "a" * 1501 + "\n"}, ["a long line on stderr"]),
         ({"errors": "\x1b[31m\n"}, ["control characters on stderr"]),
         ({"errors": "a bug of mfu_jax\n"}, ["a bug: a bug of mfu_jax\n"]),

@@ -117,11 +117,11 @@ def test_gpu_flags_that_are_unknown_are_all_left_out():
         ({"message": "ModuleNotFoundError: No module named 'maxtext'"}, "has no MaxText"),
         (
             {"message": "RuntimeError: JAX TPU support not installed; cannot generate"},
-            r"mfu_jax\[plan-tpu\]",
+            r"hint: run pip install .mfu-jax\[plan-tpu\]",
         ),
         (
             {"message": "NotImplementedError: topology not implemented for cuda"},
-            r"mfu_jax\[plan-gpu\]",
+            r"hint: run pip install .mfu-jax\[plan-gpu\]",
         ),
         ({"crash": signal.SIGKILL}, "killed, probably as it ran out of host memory"),
         ({"message": "terminate called after throwing std::bad_alloc"}, "out of host memory"),

@@ -155,6 +155,7 @@ class RecordBuilder:
             dropped_by_sink=dropped_by_sink,
             flags=dict(self._flags),
             phases=phases,
+            times=self._run.times,
         )
 
     def _kind(self, step: TimedStep) -> str:

@@ -76,7 +76,8 @@ def main(argv: Sequence[str]) -> int:
     if "perfetto" in values:
         from mfu_jax.profiling.report.perfetto import write_perfetto
 
-        print(write_perfetto(profile, values["perfetto"]), file=sys.stderr)
+        where = write_perfetto(profile, values["perfetto"])
+        print(f"mfu-jax profile: wrote {where}, for ui.perfetto.dev", file=sys.stderr)
     if "--json" in arguments.flags:
         beside = {} if gap is None else {"plan": gap.to_json()}
         print(json_text({**profile.to_json(depth=depth, sort=sort), **beside}))

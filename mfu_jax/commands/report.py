@@ -38,7 +38,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from mfu_jax import hardware
-from mfu_jax.errors import UserError, one_line
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.runs.comparison.runs import RunComparison, compare_with_runs
 from mfu_jax.runs.goodput import ml_goodput
 from mfu_jax.runs.goodput.wall_clock import read_attempts
@@ -194,7 +194,7 @@ def _with_own(run: RunData) -> RunData:
             return _noted(run, f"{size / 1e9:.1f} GB; --profile {folder} reads it")
         waits = _read(folder)
     except UserError as error:
-        return _noted(run, one_line(str(error)))
+        return _noted(run, first_line(error))
     return run if waits is None else _with(run, waits)
 
 
@@ -242,7 +242,7 @@ def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
         return dataclasses.replace(found, gap=gap)
     except UserError as error:
         found = compare_with_plan(plan, path, run)
-        notes = (*found.notes, f"no gap by op: {one_line(str(error))}")
+        notes = (*found.notes, f"no gap by op: {first_line(error)}")
         return dataclasses.replace(found, notes=notes)
 
 

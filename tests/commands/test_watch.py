@@ -126,7 +126,9 @@ def test_a_folder_of_runs_is_not_waited_for(
 ) -> None:
     write(tmp_path / "a", range(3))
     assert main(["watch", str(tmp_path)]) == 2
-    assert f"it is the folder of 1 run; pass one, such as {tmp_path / 'a'}" in capsys.readouterr().err
+    assert (
+        f"it is the folder of 1 run; pass one, such as {tmp_path / 'a'}" in capsys.readouterr().err
+    )
 
 
 def test_a_loss_that_is_not_finite_leads_the_verdict(

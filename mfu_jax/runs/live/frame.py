@@ -100,7 +100,7 @@ def _headline(follower: MetricsTail, steps: Sequence[LiveStep], now: float) -> A
     name = follower.path.parent.name or str(follower.path)
     text.append(_plain(name), style="bold")
     if not steps:
-        text.append(": no step yet; waiting for its first", style="dim")
+        text.append(f": no step yet; waiting for {_plain(str(follower.path))}", style="dim")
         return text
     total = _total(follower)
     text.append(f": step {steps[-1].number}{f' of {total}' if total else ''}, ")
@@ -198,6 +198,7 @@ def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
         str(follower.path),
         Summary(
             **statistics_of.fields(),
+            last_loss=steps[-1].scalars.get("learning/loss"),
             flags=Counter(flag for step in steps for flag in step.flags),
         ),
         follower.setup,

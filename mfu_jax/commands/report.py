@@ -173,12 +173,7 @@ def _with_waits(run: RunData, profile: str | None) -> RunData:
             hint="usually each host traced to a disk of its own; copy their plugins/profile "
             "together, or leave --profile out",
         )
-    return _with(run, waits)
-
-
-def _with(run: RunData, waits: CollectiveWaits) -> RunData:
-    answer = {**run.answer, "collective_waits": waits.to_json()}
-    return dataclasses.replace(run, waits=waits, answer=answer)
+    return dataclasses.replace(run, waits=waits)
 
 
 def _with_own(run: RunData) -> RunData:
@@ -195,13 +190,12 @@ def _with_own(run: RunData) -> RunData:
         waits = _read(folder)
     except UserError as error:
         return _noted(run, first_line(error))
-    return run if waits is None else _with(run, waits)
+    return dataclasses.replace(run, waits=waits)
 
 
 def _noted(run: RunData, why: str) -> RunData:
     notes = (*run.time.notes, f"the profile is left out: {why}")
-    time = dataclasses.replace(run.time, notes=notes)
-    return dataclasses.replace(run, time=time, answer={**run.answer, "notes": notes})
+    return dataclasses.replace(run, time=dataclasses.replace(run.time, notes=notes))
 
 
 def _folder_of(run: RunData) -> Path | None:
@@ -236,7 +230,7 @@ def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
     try:
         if not named and sum(file.stat().st_size for file in trace_files(folder)) > _MOST_BYTES:
             raise UserError(f"the trace is large; --profile {folder} reads it")
-        profile = read_profile(folder, peak_tflops_per_device=run.answer["peak_tflops_per_device"])
+        profile = read_profile(folder, peak_tflops_per_device=run.peak[1])
         gap = plan_gap(profile, plan, path, clock_share(run.metrics.gpu, plan))
         found = compare_with_plan(plan, path, run, profile.scalars())
         return dataclasses.replace(found, gap=gap)

@@ -190,7 +190,13 @@ class RunComparison:
 
     def _cells(self, row: MetricChange) -> tuple[str, ...]:
         found, text = row.difference, row.metric.text
-        return (row.metric.title, text(found.a), text(found.b), change_text(found), interval(found))
+        return (
+            row.metric.title,
+            text(found.a),
+            text(found.b),
+            signed(found.change),
+            interval(found),
+        )
 
 
 def unseen(speed: Difference) -> float:
@@ -269,11 +275,6 @@ def _why_not_called(speed: Difference, *steps: int) -> str:
 def signed(fraction: float) -> str:
     """A change in percent, with its sign."""
     return f"{'+' if fraction > 0 else ''}{percent(fraction)}"
-
-
-def change_text(difference: Difference) -> str:
-    """The change from A to B."""
-    return signed(difference.change)
 
 
 def interval(difference: Difference) -> str:

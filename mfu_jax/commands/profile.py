@@ -31,7 +31,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,13 +38,15 @@ from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware import CALIBRATE
 from mfu_jax.util.arguments import MODEL_FLOPS, PEAK, Arguments, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import number_of
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
     from mfu_jax.profiling.report.plan_gap import PlanGap
 
 _TABLES = ("by", "depth", "sort")
+_FLOPS = "pass those of one run of the program on one device"
+_TOP = 15
 _OUTPUTS = ("perfetto", "plan", "tensorboard")
 _KEYS = (*_TABLES, "top", MODEL_FLOPS, "hardware", PEAK, *_OUTPUTS)
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         return _two(folders, page, arguments)
     values = arguments.values
     by, sort = _tables(values.get("by", "scope,op")), _sort(values.get("sort", "time"))
-    depth, top = _count(values, "depth", 0), _top(values)
+    depth, top = number_of(values, "depth", int, 0), number_of(values, "top", int, _TOP)
     profile = _read(folders[0], values)
     gap = _gap(profile, folders[0], values.get("plan"))
     if "tensorboard" in values:
@@ -107,12 +108,11 @@ def _folders(arguments: Arguments) -> list[str]:
 def _read(folder: str, values: Mapping[str, str]) -> Profile:
     from mfu_jax.profiling.profile import read_profile
 
-    peak = values.get(PEAK)
     return read_profile(
         folder,
-        peak_tflops_per_device=None if peak is None else float(typed(PEAK, peak, float)),
+        peak_tflops_per_device=number_of(values, PEAK, float),
         hardware=values.get("hardware", ""),
-        model_flops=_model(values),
+        model_flops=number_of(values, MODEL_FLOPS, int, is_positive=True, hint=_FLOPS),
     )
 
 
@@ -132,20 +132,6 @@ def _gap(profile: Profile, folder: str, path: str | None) -> PlanGap | None:
     return plan_gap(profile, plan, path, share)
 
 
-def _model(values: Mapping[str, str]) -> int | None:
-    text = values.get(MODEL_FLOPS)
-    if text is None:
-        return None
-    flops = int(typed(MODEL_FLOPS, text, int | Fraction))
-    if flops <= 0:
-        raise UserError(
-            f"{MODEL_FLOPS}={text}: expected the FLOPs of one run of the program on one "
-            "device, above 0",
-            hint="leave it out for those stored with the trace",
-        )
-    return flops
-
-
 def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
     from mfu_jax.profiling.report.comparison import compare
 
@@ -161,7 +147,7 @@ def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
                 f"{key}= and two profiles: expected one folder",
                 hint=f"leave {key}= out",
             )
-    top = _top(values)
+    top = number_of(values, "top", int, _TOP)
     comparison = compare(*(_read(folder, values) for folder in folders))
     if "--json" in arguments.flags:
         print(json_text(comparison.to_json()))
@@ -200,14 +186,3 @@ def _sort(text: str) -> str:
             hint=nearest(text, SORTS),
         )
     return text
-
-
-def _top(values: Mapping[str, str]) -> int:
-    return _count(values, "top", 15)
-
-
-def _count(values: Mapping[str, str], key: str, default: int) -> int:
-    number = int(typed(key, values.get(key, str(default)), int))
-    if number < 0:
-        raise UserError(f"{key}={number}: expected 0 or more")
-    return number

@@ -56,7 +56,7 @@ from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.arguments import MODEL, PEAK, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import number_of
 
 _OF_HARDWARE = ("hardware", "dtype", PEAK)
 _KEYS = (
@@ -70,6 +70,7 @@ _KEYS = (
     "plan",
     "profile",
 )
+_WARMUP = f"it is how many steps to leave out; {WARMUP_STEPS} if not given"
 _PLACES = (".", "profile", "tensorboard")  # where a profile may be in a run's folder
 _EXPORTS = ("ml_goodput", "summary")
 # Larger traces take minutes: they are read only on request.
@@ -287,31 +288,13 @@ def _options(arguments: Arguments) -> Options:
         arguments.checked(known, usually=usually)
     return Options(
         peak=_peak(values),
-        warmup_steps=_warmup_steps(values),
+        warmup_steps=number_of(values, "warmup_steps", int, WARMUP_STEPS, hint=_WARMUP),
         model=values.get(MODEL, ""),
         fields={key: text for key, text in values.items() if key not in _KEYS},
         convention=values.get("convention", "maxtext"),
-        price=_positive(values, "price", float),
-        devices=_positive(values, "devices", int),
+        price=number_of(values, "price", float, is_positive=True),
+        devices=number_of(values, "devices", int, is_positive=True),
     )
-
-
-def _positive(values: Mapping[str, str], key: str, kind: type) -> Any:
-    """A number above 0; None if not given."""
-    if key not in values:
-        return None
-    number = typed(key, values[key], kind)
-    if not 0 < number < float("inf"):
-        raise UserError(f"{key}={values[key]}: expected a number above 0")
-    return number
-
-
-def _warmup_steps(options: Mapping[str, str]) -> int:
-    hint = f"it is how many steps to leave out; {WARMUP_STEPS} if not given"
-    steps: int = typed("warmup_steps", options.get("warmup_steps", WARMUP_STEPS), int, hint=hint)
-    if steps < 0:
-        raise UserError(f"warmup_steps={steps}: expected 0 or more", hint=hint)
-    return steps
 
 
 def _peak(options: Mapping[str, str]) -> hardware.Peak | None:

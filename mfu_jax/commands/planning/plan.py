@@ -39,6 +39,7 @@ example: mfu-jax plan model=llama3-8b topology=v5p:4x4x4"""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import math
@@ -63,7 +64,7 @@ from mfu_jax.storage.dump_names import SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.user_files import read_text
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import number_of, typed
 from mfu_jax.verdict import LikeRuns
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ _OWN_OF_DUMP = (MODEL_FLOPS, "tokens_per_step")
 _OWN_OF_SWEEP = ("budget", "compiles")
 _NO_MAXTEXT = "MaxText is not installed: the reference model's step is planned in its place"
 _FORMS = ("--run", "--maxtext", "--sweep")
+_number = functools.partial(number_of, kind=float, default=0.0)
 _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code_seconds")
 
 
@@ -270,7 +272,7 @@ def _compiled(
         limits=Limits(
             seconds=min(most, seconds),
             memory_bytes=round(_number(values, "compile_gib") * 2**30),
-            code_seconds=_number(values, "code_seconds") if "code_seconds" in values else code,
+            code_seconds=_number(values, "code_seconds", default=code),
         ),
         folder=cache.chosen_folder(values),
         flags=compiler_flags(values.get("xla_flags", "")),
@@ -324,10 +326,3 @@ def _sweep(arguments: Arguments, target: Target) -> int:
 
 def _progress(word: str) -> None:
     print(f"mfu-jax plan: {word} …", file=sys.stderr, flush=True)
-
-
-def _number(values: Mapping[str, str], key: str) -> float:
-    number = typed(key, values[key], float) if key in values else 0.0
-    if not 0 <= number < float("inf"):
-        raise UserError(f"{key}={number}; expected a number, 0 or more")
-    return number

@@ -53,22 +53,18 @@ def time_ledger(run: RunData) -> Iterator[Markup]:
 
 
 def _bars(time: Mapping[str, float]) -> Iterator[BarRow]:
-    """A bar for each category that took time; each begins where the last one ended."""
-    begin, wall = 0.0, sum(time.values())
+    """A bar for each category that took time."""
+    wall = sum(time.values())
     for category, seconds in sorted(time.items(), key=_order):
         if seconds:
-            share = 100 * seconds / wall
             yield BarRow(
                 name=wall_name(category),
                 kind=_KINDS.get(category, "idle"),
-                begin=begin,
-                points=share,
-                share=f"{share:.1f}%",
+                points=100 * seconds / wall,
                 seconds=seconds,
                 time=span(seconds),
                 meaning=MEANING[category],
             )
-            begin += share
 
 
 def _order(pair: tuple[str, float]) -> tuple[bool, float]:

@@ -50,19 +50,14 @@ def bars(rows: Sequence[BarRow], label: str, *, whole: BarRow | None = None) -> 
 def _bar(row: BarRow, begin: float) -> Markup:
     ends = sorted(max(0.0, min(100.0, at)) for at in (begin, begin + row.points))
     fill = f"left:{number(ends[0])}%;width:{number(ends[1] - ends[0])}%"
+    share = row.share or f"{row.points:.1f}%"
     mark = tag("i", class_=row.kind, style=fill) if row.points else None
     return tag(
         "div",
         tag("span", row.name, class_="name", role="rowheader", title=row.meaning),
         tag("span", mark, class_="track", aria_hidden="true"),
         tag("span", row.time, class_="n", role="cell", data_seconds=row.seconds),
-        tag(
-            "span",
-            row.share or f"{row.points:.1f}%",
-            class_="n",
-            role="cell",
-            data_points=row.points,
-        ),
+        tag("span", share, class_="n", role="cell", data_points=row.points),
         tag("small", row.note, role="cell", class_="most") if row.note else None,
         class_="bar",
         role="row",

@@ -99,7 +99,8 @@ def main(argv: Sequence[str]) -> int:
         print(json_text(found[0]) if "--json" in arguments.flags else found[1])
         return 0
     profile = arguments.values.get("profile")
-    runs = [_with_waits(runs[0], profile), *(_with_waits(run, None) for run in runs[1:])]
+    first = _with_waits(runs[0], profile) if profile else _with_own(runs[0])
+    runs = [first, *map(_with_own, runs[1:])]
     compared = [_compared(runs[0], run) for run in runs[1:]]
     plan = _plan(arguments, runs[0])
     if plan is not None:
@@ -155,18 +156,12 @@ def _compared(a: RunData, b: RunData) -> RunComparison:
     return dataclasses.replace(found, notes=(*found.notes, note))
 
 
-def _with_waits(run: RunData, profile: str | None) -> RunData:
-    """The run with its hosts' waits, read from its profile.
-
-    Args:
-        run: the run.
-        profile: the profile's folder; None: the one in the run's folder, if any.
+def _with_waits(run: RunData, profile: str) -> RunData:
+    """The run with its hosts' waits, read from a profile's folder.
 
     Raises:
-        UserError: there is no trace in `profile`, or only one host's, or one cannot be read.
+        UserError: there is no trace in it, or only one host's, or one cannot be read.
     """
-    if profile is None:
-        return _with_own(run)
     waits = _read(Path(profile))
     if waits is None:
         raise UserError(
@@ -270,13 +265,19 @@ def _export(arguments: Arguments) -> int:
     if form == "summary":
         totals = read_run_data(run, Options()).totals
         write_whole(file, "FILE", f"{json.dumps(totals, indent=2)}\n".encode())
-        print(f"{file}: {totals['steps']} measured steps")
+        _say(arguments, file, "measured steps", totals["steps"])
         return 0
     events = ml_goodput.events(path_of(run).name, read_attempts(run))
     lines = "".join(f"{json.dumps(event)}\n" for event in events)
     write_whole(file, "FILE", lines.encode())
-    print(f"{file}: {len(events)} events")
+    _say(arguments, file, "events", len(events))
     return 0
+
+
+def _say(arguments: Arguments, file: str, what: str, count: int) -> None:
+    as_json = "--json" in arguments.flags
+    answer = {"file": file, what.split()[-1]: count}
+    print(json_text(answer) if as_json else f"{file}: {count} {what}")
 
 
 def _options(arguments: Arguments) -> Options:

@@ -17,7 +17,6 @@ Two folders are compared: what got slower, in seconds per step, and why.
   peak_tflops_per_device=N  dense peak, instead of the table's; CPUs are calibrated
   plan=FILE        also prints where the time differs from the plan's, op by op, with the cause in
                    seconds; FILE is what mfu-jax plan … --json prints
-  tensorboard=LOGS writes the numbers as scalars, profile/…, in run "profile" of this log directory
   perfetto=FILE    writes the timeline with each op's FLOPs, MFU and scope to FILE.json.gz, which
                    ui.perfetto.dev opens
   --json           one JSON object on stdout
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 _TABLES = ("by", "depth", "sort")
 _FLOPS = "pass those of one run of the program on one device"
 _TOP = 15
-_OUTPUTS = ("perfetto", "plan", "tensorboard")
+_OUTPUTS = ("perfetto", "plan")
 _KEYS = (*_TABLES, "top", MODEL_FLOPS, "hardware", PEAK, *_OUTPUTS)
 
 
@@ -70,10 +69,6 @@ def main(argv: Sequence[str]) -> int:
     depth, top = number_of(values, "depth", int, 0), number_of(values, "top", int, _TOP)
     profile = _read(folders[0], values)
     gap = _gap(profile, folders[0], values.get("plan"))
-    if "tensorboard" in values:
-        from mfu_jax.logger.sinks.tensorboard import write_scalars
-
-        write_scalars(values["tensorboard"], "profile", profile.last_step, profile.scalars())
     if "perfetto" in values:
         from mfu_jax.profiling.report.perfetto import write_perfetto
 

@@ -12,7 +12,7 @@ from typing import Literal
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.chips import Chip, find, named, table
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import number_of
 from mfu_jax.util.yaml_files import read_mapping
 
 CHIPS = ("topology", "hardware", "devices", "slices")
@@ -110,9 +110,12 @@ def parse_target(
 
 def target_of(values: Mapping[str, str]) -> Target:
     """The same from the keys of a command, `CHIPS`."""
-    counts = {key: typed(key, values[key], int) for key in CHIPS[2:] if key in values}
-    chips = {key: values.get(key, "") for key in CHIPS[:2]}
-    return parse_target(**chips, **counts)
+    return parse_target(
+        topology=values.get("topology", ""),
+        hardware=values.get("hardware", ""),
+        devices=number_of(values, "devices", int),
+        slices=number_of(values, "slices", int),
+    )
 
 
 def generation_of(name: str) -> str:

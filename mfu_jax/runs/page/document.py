@@ -195,7 +195,9 @@ def _plan_section(found: PlanComparison) -> Markup:
 def _gap(gap: StepGap | None) -> Iterator[Markup]:
     """What a step takes beyond its plan, by cause."""
     if gap is not None:
-        columns = [of_value("seconds", lambda cause: cause[1], seconds_text)]
+        columns: list[Column[tuple[str, float]]] = [
+            of_value("seconds", lambda c: c[1], seconds_text)
+        ]
         yield tag("p", gap.sentence)
         yield table("gap", list(gap.by_reason().items()), lambda cause: cause[0], columns)
         yield notes(gap.notes)

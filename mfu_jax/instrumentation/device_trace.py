@@ -102,11 +102,11 @@ class StepProfile:
             is_last: whether it is the run's last step, which waits for the numbers.
         """
         if self._is_on and number >= self._last:
-            with self._failsafe("the device trace does not end"):
-                self._stop_in_pause()
+            with self._failsafe("the device trace does not end"), logger.own_pause("profile"):
+                self._stop()
         if self._reading is not None and (is_last or self._reading.is_done):
-            with self._failsafe("the profile is not in the metrics"):
-                self._log_numbers_in_pause()
+            with self._failsafe("the profile is not in the metrics"), logger.own_pause("profile"):
+                self._log_numbers()
 
     def close(self) -> None:
         """Ends the trace if the run ends before the range does; waits for its numbers.
@@ -143,10 +143,6 @@ class StepProfile:
             jax.profiler.start_trace(folder)
         self._is_on = True
 
-    def _stop_in_pause(self) -> None:
-        with self._logger.own_pause("profile"):
-            self._stop()
-
     def _stop(self) -> None:
         self._is_on = False
         jax.profiler.stop_trace()
@@ -162,10 +158,6 @@ class StepProfile:
                 hardware=self._hardware,
                 boundary=self._boundary,
             )
-
-    def _log_numbers_in_pause(self) -> None:
-        with self._logger.own_pause("profile"):
-            self._log_numbers()
 
     def _log_numbers(self) -> None:
         reading, self._reading = self._reading, None

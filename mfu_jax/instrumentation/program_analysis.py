@@ -118,8 +118,19 @@ class ProgramAnalysis:
                 self.model = self._count_model(step, args, kwargs, config)
             with failsafe(f"the FLOPs of the Pallas kernels of {name} are not known", boundary):
                 self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
-        with self._pause_for_peaks(pause), failsafe(f"MFU of {name} is not known", boundary):
-            self.peaks = self._find_peaks()
+        is_given = settings.peak_tflops_per_device is not None
+        is_measured = is_measured_peak(self.device.device_kind, settings.hardware)
+        # A peak that may be measured, which takes seconds, has a pause by a name of its own.
+        with (
+            pause(CALIBRATE if is_measured and not is_given else "count"),
+            failsafe(f"MFU of {name} is not known", boundary),
+        ):
+            self.peaks = find_peaks(
+                self.device,
+                self._flops_by_dtype,
+                peak_tflops_per_device=settings.peak_tflops_per_device,
+                hardware_name=settings.hardware,
+            )
         self.flops: StepFlops | None = None
         self.known_cost = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
         self._backlog = backlog
@@ -128,21 +139,6 @@ class ProgramAnalysis:
         self.cost: StepCost | Callable[[], StepCost] = failsafe(
             f"HFU of {name} is not known", boundary, instead=self.known_cost
         )(self._wait)
-
-    def _pause_for_peaks(self, pause: _MakePause) -> contextlib.AbstractContextManager[Any]:
-        """A pause by a name of its own if a peak may be measured, which takes seconds."""
-        settings = self._settings
-        is_given = settings.peak_tflops_per_device is not None
-        is_measured = is_measured_peak(self.device.device_kind, settings.hardware)
-        return pause(CALIBRATE if is_measured and not is_given else "count")
-
-    def _find_peaks(self) -> StepPeaks:
-        return find_peaks(
-            self.device,
-            self._flops_by_dtype,
-            peak_tflops_per_device=self._settings.peak_tflops_per_device,
-            hardware_name=self._settings.hardware,
-        )
 
     def count(self) -> StepFlops | None:
         """Counts the executable; a failure is reported, and HFU stays unknown."""

@@ -11,6 +11,7 @@ from mfu_jax.host_work import HostWork
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.failsafe import Once
 from mfu_jax.util.formatting import loss_text, readable
 
 WINDOW = 101
@@ -157,7 +158,7 @@ class LossSpikeWatch(Monitor):
 
     def __init__(self) -> None:
         self._window = SortedWindow(WINDOW)
-        self._has_broken = False
+        self._is_first = Once()
         self._spikes = 0
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
@@ -166,9 +167,8 @@ class LossSpikeWatch(Monitor):
         if loss is None:
             return record
         if not math.isfinite(loss):
-            is_first, self._has_broken = not self._has_broken, True
             notes = [f"the loss is {loss}, for the first time"]
-            return annotated(record, {}, notes) if is_first else record
+            return annotated(record, {}, notes) if self._is_first() else record
         if jump := window.excess(loss, _LOSS_FRACTION, _FEWEST_LOSSES):
             self._spikes += 1
             text = (

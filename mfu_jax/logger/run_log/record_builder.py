@@ -18,6 +18,7 @@ from mfu_jax.logger.records.strict_json import printable
 from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
 from mfu_jax.logger.records.values import numbers_of, quick_numbers, start_copies
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.failsafe import Once
 from mfu_jax.util.formatting import readable
 
 # The rolling window, in measured steps, if every step is logged.
@@ -25,8 +26,6 @@ DEFAULT_WINDOW = 100
 # A smaller disagreement of the clocks is not worth a note; the monotonic one is used regardless.
 NOTED_JUMP_SECONDS = 0.05
 NOTED_JUMP_FRACTION = 0.01
-# A loop that invents new names every step must not fill the memory.
-_MOST_SUBJECTS = 10_000
 _WINDOW_NAMES = {
     "steps": "rolling/steps",
     **{f"{n}_seconds": f"rolling/step_time_seconds_{n}" for n in ("median", "p90", "p99")},
@@ -60,7 +59,7 @@ class RecordBuilder:
         self._kinds: Counter[str] = Counter()
         self._flags: Counter[str] = Counter()
         self._seconds_by_use: defaultdict[str, float] = defaultdict(float, train=0.0)
-        self._noted: set[str] = set()
+        self._is_first = Once()
         self._last_loss: float | None = None
         self._clock_jumps = 0
         self._memory_device = _device_with_memory_stats()
@@ -208,13 +207,6 @@ class RecordBuilder:
                 notes.append(f"the cost of the step is not known: {_text(error)}")
             return StepRates(self._cost)
         return self._rates
-
-    def _is_first(self, subject: str) -> bool:
-        """True once per subject, so that each is reported once."""
-        if subject in self._noted or len(self._noted) >= _MOST_SUBJECTS:
-            return False
-        self._noted.add(subject)
-        return True
 
     def _count(self, step: TimedStep, kind: str, rates: StepRates) -> None:
         self._kinds[kind] += 1

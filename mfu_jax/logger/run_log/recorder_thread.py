@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mfu_jax.logger.alarm import Alarm
-from mfu_jax.util.failsafe import Boundary, failsafe
+from mfu_jax.util.failsafe import Boundary, Once, failsafe
 
 logger = logging.getLogger("mfu_jax")
 
@@ -63,7 +63,8 @@ class RecorderThread:
         self._queue: deque[Any] = deque()
         self._wake = Alarm()
         self._has_moved = threading.Event()
-        self._is_asleep = self._is_stuck = self._is_over = False
+        self._is_asleep = self._is_over = False
+        self._is_first = Once()
         self._hurried = 0
         self._most = 0  # items that may wait before `put` calls `_attend`
         boundary = Boundary()
@@ -126,8 +127,7 @@ class RecorderThread:
         self._patience_seconds = max(0.0, patience - (self._waited_at - begun))
 
     def _drop_oldest(self) -> None:
-        if not self._is_stuck:
-            self._is_stuck = True
+        if self._is_first():
             logger.warning(
                 "making records is stuck or too slow: %d steps wait; training goes on, the oldest "
                 "steps are left out\n"

@@ -99,11 +99,11 @@ class RunLog:
             return
         from mfu_jax.logger.run_log.reading import steps_behind
         from mfu_jax.logger.run_log.step_events import StepEvents
-        from mfu_jax.logger.run_log.writer import LogFiles, LogWriter, start_values
+        from mfu_jax.logger.run_log.writer import EventsFile, LogWriter, start_values
 
         self._behind = steps_behind(self.metrics_file, index)
         self._steps = StepEvents(now[1])
-        self._writer = LogWriter(self, LogFiles(self.metrics_file, index, clock))
+        self._writer = LogWriter(self, EventsFile(self.metrics_file, index, clock))
         self._followers.append(self._writer)
         job = {"version": events.VERSION, "process": index, "processes": processes}
         self.event(events.START, now, **job, **start_values(now[1], is_real=self._is_real))
@@ -242,7 +242,7 @@ class RunLog:
             start_step: first step of this process; 0: nothing of an earlier one counts.
         """
         lacks = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
-        if self._writer is not None and self.is_file(sink) and not self._writer.files.records:
+        if self._writer is not None and self.is_file(sink) and not self._writer.records:
             self._writer.add_records(sink)
             _say_what_is_missing(sink, lacks)
             return self._writer
@@ -267,7 +267,7 @@ class RunLog:
             after: a record or the number of a step, after which to begin; None: at the beginning
                 of this process.
         """
-        path = None if self._writer is None else getattr(self._writer.files.records, "path", None)
+        path = None if self._writer is None else getattr(self._writer.records, "path", None)
         if path is None:
             return None
         from mfu_jax.logger.run_log.reading import LoggedRecords
@@ -280,7 +280,7 @@ class RunLog:
         return (
             writer is not None
             and writer is not follower
-            and writer.files.records is not None
+            and writer.records is not None
             and not (writer.has_hung or writer.is_failing)
         )
 

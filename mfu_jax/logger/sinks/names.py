@@ -6,6 +6,8 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable
 
+from mfu_jax.util.failsafe import Once
+
 _log = logging.getLogger("mfu_jax")
 
 # A loop that invents new names every step must not fill the memory.
@@ -52,7 +54,7 @@ class UniqueNames:
         self._folders: set[str] = set()
         self._mapped: dict[str, str] = {}
         self._last: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
-        self._is_full = False
+        self._is_first = Once()
 
     def __getitem__(self, name: str) -> str:
         found = self._mapped.get(name)
@@ -73,8 +75,7 @@ class UniqueNames:
         names = (allowed[: self._longest - len(ending)] + ending for ending in endings)
         found = next(filter(self._is_free, names))
         if len(self._mapped) >= _MOST_NAMES:
-            if not self._is_full:
-                self._is_full = True
+            if self._is_first():
                 _log.warning(_TOO_MANY, self._backend, _MOST_NAMES)
             return found
         if found != allowed:

@@ -8,6 +8,7 @@ taken from the run's process.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import subprocess
@@ -152,8 +153,8 @@ class StepProfile:
         _log.info("device trace of %s: %s", steps, self._folder)
         if jax.process_index() == 0:  # only this one has sinks
             self._reading = TraceReading(
-                self._folder,
-                steps,
+                folder=self._folder,
+                steps=steps,
                 peak=self._peak,
                 hardware=self._hardware,
                 boundary=self._boundary,
@@ -170,6 +171,7 @@ class StepProfile:
         return failsafe(missing, self._boundary, passes=RERAISED)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class TraceReading:
     """One trace being read.
 
@@ -185,25 +187,18 @@ class TraceReading:
             and after a failure.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        steps: str,
-        *,
-        peak: Callable[[], Peak | None],
-        hardware: str,
-        boundary: Boundary,
-    ) -> None:
+    folder: str
+    steps: str
+    peak: Callable[[], Peak | None]
+    hardware: str
+    boundary: Boundary
+
+    def __post_init__(self) -> None:
         self.numbers: Mapping[str, float] = {}
-        self._folder = folder
-        self._steps = steps
-        self._peak = peak
-        self._hardware = hardware
         self._process: subprocess.Popen[str] | None = None
         self._is_abandoned = False
-        self._thread = boundary.thread(
-            "mfu_jax trace", f"the profile of {steps} is not in the metrics", self._read
-        )
+        missing = f"the profile of {self.steps} is not in the metrics"
+        self._thread = self.boundary.thread("mfu_jax trace", missing, self._read)
         self._thread.start()
 
     @property
@@ -221,14 +216,16 @@ class TraceReading:
             self._thread.join(1.0)
 
     def _read(self) -> None:
-        peak = self._peak()
+        peak = self.peak()
         if peak is None:
             raise UserError(
                 "no peak of the device is known; expected one to divide the time by",
                 hint="pass peak_tflops_per_device=N or hardware=NAME",
             )
+        # Empty if the table has one for every dtype.
+        tflops = "" if peak.kind == "table" else repr(peak.tflops_per_sec)
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", PROFILE_READER, self._folder, _tflops(peak), self._hardware],
+            [sys.executable, "-m", PROFILE_READER, self.folder, tflops, self.hardware],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -240,17 +237,12 @@ class TraceReading:
         if self._is_abandoned:
             raise UserError(
                 f"the trace was not read within {READ_SECONDS:.0f} s of the run's end",
-                hint=f"mfu-jax profile {self._folder} reads it",
+                hint=f"mfu-jax profile {self.folder} reads it",
             )
         if process.returncode:
             raise UserError((error.strip().splitlines() or ["no text"])[-1])
         self.numbers = json.loads(output.strip().splitlines()[-1])
-        _log.info("profile of %s: %s", self._steps, _headline(self.numbers, self._folder))
-
-
-def _tflops(peak: Peak) -> str:
-    """The peak as an argument of the reader; empty if the table has one for every dtype."""
-    return "" if peak.kind == "table" else repr(peak.tflops_per_sec)
+        _log.info("profile of %s: %s", self.steps, _headline(self.numbers, self.folder))
 
 
 def _headline(numbers: Mapping[str, float], folder: str) -> str:

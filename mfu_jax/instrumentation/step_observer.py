@@ -31,8 +31,7 @@ from mfu_jax.instrumentation.outputs import (
 )
 from mfu_jax.instrumentation.packed_documents import PackedBatch
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
-from mfu_jax.instrumentation.programs import BeforeCall, StepProgram, StepPrograms
-from mfu_jax.instrumentation.signatures import Signature
+from mfu_jax.instrumentation.programs import BeforeCall, Signature, StepProgram, StepPrograms
 from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -263,16 +262,16 @@ class StepObserver:
         """The program that the call ran; None if JAX is tracing another function."""
         programs = self._programs
         is_new = self.current is None or programs.has_compiled(pending.before)
-        if self.current and (self._is_lost or not (is_new or programs.is_ambiguous)):
+        if self.current and (self._is_lost or not (is_new or programs.table.is_ambiguous)):
             return self.current
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, output))):
             self._say_traced()
             return None
-        found = None if is_new else programs.look_up(args, kwargs)
+        found = None if is_new else programs.table.find(args, kwargs)
         if found is None:
             with programs.lock:
                 if programs.added != pending.before.added:  # by another thread
-                    found = programs.known(Signature.of(self._step_fn, args, kwargs))
+                    found = programs.table.get(Signature.of(self._step_fn, args, kwargs))
                 found = found or self._new_program(args, kwargs, output)
         self.current = found
         return found

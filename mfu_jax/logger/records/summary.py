@@ -15,7 +15,7 @@ from typing import Any
 
 from mfu_jax.logger.records import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
-from mfu_jax.logger.records.strict_json import strict
+from mfu_jax.logger.records.step_record import strict
 from mfu_jax.util.formatting import loss_text, percent, readable
 from mfu_jax.verdict import NOTABLE, Verdict
 

@@ -25,8 +25,8 @@ from mfu_jax.logger.run_log.follower import Follower
 from mfu_jax.storage.addresses import path_of
 
 if TYPE_CHECKING:  # a log starts before JAX is imported
+    from mfu_jax.logger.run_log.events import StepEvents
     from mfu_jax.logger.run_log.reading import LoggedRecords
-    from mfu_jax.logger.run_log.step_events import StepEvents
     from mfu_jax.logger.run_log.writer import LogWriter
     from mfu_jax.logger.sinks.base import Sink, StepRecord
     from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
@@ -97,8 +97,8 @@ class RunLog:
         self._behind: dict[str, int] = {}
         if self.metrics_file is None:
             return
+        from mfu_jax.logger.run_log.events import StepEvents
         from mfu_jax.logger.run_log.reading import steps_behind
-        from mfu_jax.logger.run_log.step_events import StepEvents
         from mfu_jax.logger.run_log.writer import EventsFile, LogWriter, start_values
 
         self._behind = steps_behind(self.metrics_file, index)

@@ -12,8 +12,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RECORD_FIELDS, RecordError, StepRecord, as_json
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.append_only import BROKEN, AppendOnlySink, cut_back
-from mfu_jax.logger.sinks.base import register_sink
-from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.logger.sinks.base import UniqueNames, register_sink
 from mfu_jax.storage.files import replace_file
 
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one per line

@@ -13,8 +13,7 @@ from typing import Any
 
 from mfu_jax.logger.records.step_record import RecordError, StepRecord
 from mfu_jax.logger.sinks.append_only import AppendOnlySink
-from mfu_jax.logger.sinks.base import register_sink
-from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.logger.sinks.base import UniqueNames, register_sink
 from mfu_jax.storage.files import AppendOnlyFile
 from mfu_jax.storage.targets import OutputTarget, folder_target, write_whole
 from mfu_jax.util.optional_deps import require

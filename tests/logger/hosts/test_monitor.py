@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from mfu_jax.logger.hosts.findings import HostReport, LoopStatistics
 from mfu_jax.logger.hosts.monitor import HostMonitor, JobMember
-from mfu_jax.logger.hosts.report import HostReport, LoopStatistics
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
 from mfu_jax.sinks import StepRecord
@@ -162,7 +162,7 @@ def test_a_hang_names_the_process_that_is_behind() -> None:
     (first, second), _ = monitors(2, Store(), monotonic=clock.monotonic)
 
     def beat(monitor: HostMonitor, process: int, step: int) -> None:
-        job = monitor._find_job()
+        job = monitor.find_job()
         assert job is not None
         monitor._put(job, HostReport(process=process, step=step))
         if process == 0:

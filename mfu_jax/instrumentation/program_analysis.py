@@ -103,11 +103,7 @@ class ProgramAnalysis:
         self._name = name
         self._boundary = boundary = boundary or Boundary()
         self._settings = settings
-        self._given: dict[str, Any] = {
-            "trip_counts": trip_counts,
-            "lengths": lengths,
-            "kernel_flops": {},
-        }
+        self._given: dict[str, Any] = {"trip_counts": trip_counts, "lengths": lengths}
         self.model: ModelCount | None = None
         self.peaks: StepPeaks | None = None
         with pause("count"):

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-from mfu_jax.logger.records import names
+from mfu_jax import names
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import jax
 
+from mfu_jax import names
 from mfu_jax.hardware.chips import find
-from mfu_jax.logger.health.counters import combined, counters_of_jax
+from mfu_jax.hardware.counters import combined, counters_of_jax
+from mfu_jax.hardware.gpus import QUERIES, REPORTED, GpuReading, gpus_of_jax
 from mfu_jax.logger.health.cross_check import CountCheck, TensorActivity
-from mfu_jax.logger.health.gpus import QUERIES, REPORTED, GpuReading, gpus_of_jax
-from mfu_jax.logger.records import names
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep

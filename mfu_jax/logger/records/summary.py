@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.logger.records import names
+from mfu_jax import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
 from mfu_jax.logger.records.step_record import strict
 from mfu_jax.util.formatting import loss_text, percent, readable

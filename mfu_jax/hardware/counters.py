@@ -18,9 +18,9 @@ from typing import Any
 
 import jax
 
+from mfu_jax import names
 from mfu_jax.errors import UserError
-from mfu_jax.logger.health.gpus import Gpus
-from mfu_jax.logger.records import names
+from mfu_jax.hardware.gpus import Gpus
 from mfu_jax.util.optional_deps import require
 
 _log = logging.getLogger("mfu_jax")

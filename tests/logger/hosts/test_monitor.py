@@ -131,7 +131,7 @@ def test_what_another_version_reports_is_as_if_it_was_not_heard() -> None:
     store = Store()
     store.values |= {"hosts/0/1": '{"process": 1, "speed": 3}', "hosts/0/2": "[]", "hosts/0/3": ""}
     (first, *_), _ = monitors(4, store)
-    job = first._find_job()
+    job = first.find_job()
     assert job is not None
     report = HostReport(process=0, host="node0", step=7, cpu=1.25, slack=0.5)
     first._put(job, report)

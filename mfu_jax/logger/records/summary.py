@@ -16,7 +16,7 @@ from typing import Any
 from mfu_jax import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
 from mfu_jax.logger.records.step_record import strict
-from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.util.formatting import counted, loss_text, percent, readable
 from mfu_jax.verdict import NOTABLE, Verdict
 
 _MOST_LOSSES = 3
@@ -194,16 +194,16 @@ class Summary:
             yield "last loss", loss_text(self.last_loss, decimals=4)
         if self.compile_count:
             spent = readable(self.compile_seconds)
-            yield "compiling", f"{spent} s for {self.compile_count} executables"
+            yield "compiling", f"{spent} s for {counted(self.compile_count, 'executable')}"
         if self.total_seconds > 0:
             shares = ", ".join(f"{use} {percent(share)}" for use, share in self.shares.items())
             yield "wall time", f"{readable(self.total_seconds)} s of this process: {shares}"
         if self.clock_jumps:
             yield "clock jumps", f"{self.clock_jumps} (the monotonic clock is used)"
         for name, count in self.dropped_by_sink.items():
-            yield "not written", f"{count} records, {name}"
+            yield "not written", f"{counted(count, 'record')}, {name}"
         for flag, count in self.flags.items():
-            yield "impossible", f"{flag} in {count} steps"
+            yield "impossible", f"{flag} in {counted(count, 'step')}"
         if self.verdict is not None:
             for loss in self.verdict.losses[:_MOST_LOSSES]:
                 if loss.fraction >= NOTABLE:

@@ -25,6 +25,10 @@ DEFAULT_WINDOW = 100
 # A smaller disagreement of the clocks is not worth a note; the monotonic one is used regardless.
 NOTED_JUMP_SECONDS = 0.05
 NOTED_JUMP_FRACTION = 0.01
+_LATE = (
+    "this step is shorter than its FLOPs at the peak, because the one before it was seen to end "
+    "late: both together are possible; later steps like it are neither flagged nor noted"
+)
 _WINDOW_NAMES = {
     "steps": "rolling/steps",
     **{f"{n}_seconds": f"rolling/step_time_seconds_{n}" for n in ("median", "p90", "p99")},
@@ -61,6 +65,7 @@ class RecordBuilder:
         self._is_first = Once()
         self._last_loss: float | None = None
         self._clock_jumps = 0
+        self._beyond_shortest = 0.0  # what the last steps took beyond the shortest possible time
         self._memory_device = _device_with_memory_stats()
 
     def prepare(self, steps: Iterable[TimedStep]) -> None:
@@ -77,10 +82,14 @@ class RecordBuilder:
         step.cost = rates.cost  # for the monitors
         scalars = rates.at(step.seconds)
         findings: dict[str, str] = {}
+        is_late = self._is_of_late_step(kind, step.seconds, rates)
         if kind == "step" and not rates.may_take(step.seconds):
-            findings = diagnose(rates.cost, scalars)
-            notes += [text for flag, text in findings.items() if not self._flags[flag]]
-            self._flags.update(findings.keys())
+            if not is_late:
+                findings = diagnose(rates.cost, scalars)
+                notes += [text for flag, text in findings.items() if not self._flags[flag]]
+                self._flags.update(findings.keys())
+            elif self._is_first("late"):
+                notes.append(_LATE)
         if kind == "step" and rates.note and self._is_first("savings"):
             notes.append(rates.note)
         if step.compile_events:
@@ -154,6 +163,18 @@ class RecordBuilder:
             flags=dict(self._flags),
             phases=phases,
         )
+
+    def _is_of_late_step(self, kind: str, seconds: float, rates: StepRates) -> bool:
+        """Whether a step is too short only because the one before it was seen to end late.
+
+        Then both together took as long as they must; and so for several, if it was very late.
+        """
+        beyond = seconds - rates.shortest_seconds
+        if kind == "compile" or not 0 < seconds < math.inf or not math.isfinite(beyond):
+            self._beyond_shortest = 0.0
+            return False
+        self._beyond_shortest = beyond + (self._beyond_shortest if beyond < 0 else 0.0)
+        return beyond < 0 <= self._beyond_shortest
 
     def _kind(self, step: TimedStep) -> str:
         index = self._kinds.total()  # in this process: the loop may go back before its first step

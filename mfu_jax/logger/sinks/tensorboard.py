@@ -15,7 +15,7 @@ from mfu_jax.logger.records.step_record import RecordError, StepRecord
 from mfu_jax.logger.sinks.append_only import AppendOnlySink
 from mfu_jax.logger.sinks.base import UniqueNames, register_sink
 from mfu_jax.storage.files import AppendOnlyFile
-from mfu_jax.storage.targets import OutputTarget, folder_target, write_whole
+from mfu_jax.storage.targets import OutputTarget, folder_target
 from mfu_jax.util.optional_deps import require
 
 # Marks our files in a folder; other writers' files are left alone.
@@ -151,32 +151,6 @@ class TensorBoardSink(AppendOnlySink):
 
     def _write(self, events: Iterable[Any]) -> None:
         self._append(b"".join(map(_framed, events)))
-
-
-def write_scalars(
-    folder: str | os.PathLike[str], run: str, step: int, scalars: Mapping[str, float]
-) -> None:
-    """Writes scalars of one step as a run of its own, beside the run in `folder`.
-
-    TensorBoard follows only the last file in a folder, so a second writer needs a folder of its
-    own. Writing the same step again replaces it.
-
-    Args:
-        folder: TensorBoard's log directory, or its address in an object store.
-        run: name of the subfolder to write.
-        step: the step of all scalars.
-        scalars: values by name.
-
-    Raises:
-        UserError: the folder cannot be written to.
-    """
-    events = _tensorboardx("proto.event_pb2")
-    version = events.Event(wall_time=time.time(), file_version=_VERSION)
-    event = events.Event(wall_time=version.wall_time, step=step)
-    for name, value in scalars.items():
-        event.summary.value.add(tag=name, simple_value=value)
-    path = f"{os.fspath(folder).rstrip('/')}/{run}/events.out.tfevents.{step:010d}.{run}"
-    write_whole(path, "tensorboard", _framed(version) + _framed(event))
 
 
 def as_markdown(text: str) -> str:

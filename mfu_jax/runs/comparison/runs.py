@@ -190,7 +190,13 @@ class RunComparison:
 
     def _cells(self, row: MetricChange) -> tuple[str, ...]:
         found, text = row.difference, row.metric.text
-        return (row.metric.title, text(found.a), text(found.b), change_text(found), interval(found))
+        return (
+            row.metric.title,
+            text(found.a),
+            text(found.b),
+            signed(found.change),
+            interval(found),
+        )
 
 
 def unseen(speed: Difference) -> float:
@@ -269,11 +275,6 @@ def _why_not_called(speed: Difference, *steps: int) -> str:
 def signed(fraction: float) -> str:
     """A change in percent, with its sign."""
     return f"{'+' if fraction > 0 else ''}{percent(fraction)}"
-
-
-def change_text(difference: Difference) -> str:
-    """The change from A to B."""
-    return signed(difference.change)
 
 
 def interval(difference: Difference) -> str:
@@ -383,19 +384,8 @@ def _decisive(
 
 def _amounts(baselines: Sequence[MetricsRun], b: MetricsRun, name: str) -> tuple[float, float]:
     """A per-step amount of the baseline that differs most from B, and that of B."""
-    of_b = _of_a_step(b, name)
-    return max((_of_a_step(a, name) for a in baselines), key=lambda of_a: abs(of_a - of_b)), of_b
-
-
-def _of_a_step(run: MetricsRun, amount: str) -> float:
-    """An amount of the longest step, in which a log's rounding matters least; 0 if unknown."""
-    longest, found = -1.0, 0.0
-    for segment in run.steps.segments():
-        seconds = segment.columns[STEP_SECONDS]
-        if (most := max(seconds)) > longest:
-            amounts = segment.columns.get(amount)
-            longest, found = most, amounts[seconds.index(most)] if amounts else 0.0
-    return found
+    *of_a, of_b = (run.steps.longest.scalars.get(name, 0.0) for run in (*baselines, b))
+    return max(of_a, key=lambda of_one: abs(of_one - of_b)), of_b
 
 
 def _differ(a: float, b: float) -> bool:

@@ -52,7 +52,7 @@ def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
 
     Args:
         run: the folder or the file.
-        may_come: whether the file of an existing folder may come later.
+        may_come: whether the file of an existing folder, without runs in it, may come later.
 
     Raises:
         UserError: there is none, or it is in an object store.
@@ -64,7 +64,8 @@ def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
             "or mounted on it",
             hint="mount it, or run mfu-jax watch where the run writes",
         )
-    if may_come and place.is_dir() and not any(place.glob("*.jsonl")):
+    is_empty = place.is_dir() and not [*place.glob("*.jsonl"), *place.glob("*/metrics.jsonl")]
+    if may_come and is_empty:
         return place / "metrics.jsonl"
     found = metrics_file_of(place)
     if isinstance(found, Path) and found.is_file():

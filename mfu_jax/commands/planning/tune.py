@@ -43,7 +43,14 @@ from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, NoCompilerError, compiler_flags
 from mfu_jax.planning.step_sources import compiled_plan
 from mfu_jax.planning.sweep.space import BATCH, is_swept, listed, seconds_of
-from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
+from mfu_jax.planning.targets import (
+    CHIPS,
+    Target,
+    generation_of,
+    parse_target,
+    slice_name,
+    target_of,
+)
 from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.result import tune_verdict
 from mfu_jax.planning.tune.running import Tuning, tune
@@ -56,9 +63,8 @@ from mfu_jax.util.arguments import Arguments, check_key, own_key, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import field_types, typed
 
-_CHIPS = ("topology", "slices", "hardware", "devices")
 _OWN = (
-    *(*_CHIPS, "keep", "precisions", "budget", "plans", "runs", "trial_steps", "xla_flags"),
+    *(*CHIPS, "keep", "precisions", "budget", "plans", "runs", "trial_steps", "xla_flags"),
     *("evidence", "cache", "compile_seconds", "seed"),
 )
 _BUDGET, _STEPS = "10min", 6
@@ -130,15 +136,7 @@ class _Command:
 
     def _target(self) -> Target | None:
         """The chips to plan for; None: attached devices for which there is no compiler."""
-        values = self.values
-        if self.devices is None:
-            return parse_target(
-                topology=values.get("topology", ""),
-                hardware=values.get("hardware", ""),
-                devices=_whole(values, "devices"),
-                slices=_whole(values, "slices"),
-            )
-        return _target_of(self.devices)
+        return target_of(self.values) if self.devices is None else _target_of(self.devices)
 
     def _platform(self) -> tuple[str, int]:
         if self.devices is not None:

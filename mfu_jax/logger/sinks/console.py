@@ -251,13 +251,7 @@ class _ProgressBar:
 
     def print_above(self, text: str) -> None:
         """Prints our own lines as they are; the bar moves down."""
-        self._console.print(
-            _encodable(text, self._console.file),
-            markup=False,
-            emoji=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._console.out(_encodable(text, self._console.file), highlight=False)
 
     def close(self) -> None:
         self._progress.stop()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mfu_jax import names
 from mfu_jax.hardware.chips import find, table
-from mfu_jax.logger.records.names import THROTTLE_SCORE
+from mfu_jax.names import THROTTLE_SCORE
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import columns, percent, seconds_text
 from mfu_jax.util.user_files import read_text, unreadable

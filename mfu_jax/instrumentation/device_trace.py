@@ -72,6 +72,12 @@ class StepProfile:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def concerns(self, number: int) -> bool:
+        """Whether `step` has anything to do: start a trace, mark a step in it, or end it."""
+        if self._is_on or self._reading is not None:
+            return True
+        return not self._is_done and self._first <= number <= self._last
+
     def step(self, number: int, logger: Any) -> contextlib.AbstractContextManager[Any]:
         """Wraps the call of a step to mark it in the trace, which the first step starts.
 

@@ -164,9 +164,9 @@ class StepObserver:
         if options.documents is not None:
             with failsafe(_NO_DOCUMENTS, self._boundary):
                 packed = options.documents.of(args, kwargs)
-        if self._profile is not None:
+        if self._profile is not None and self._profile.concerns(number := self._traced_step()):
             with failsafe("there is no device trace", self._boundary):
-                entered = self._profile.step(self._traced_step(), logger)
+                entered = self._profile.step(number, logger)
                 entered.__enter__()
                 mark = entered
         before = self._programs.begin_call()
@@ -199,7 +199,7 @@ class StepObserver:
         cost = self._cost(program, pending.packed)
         steps = self._options.settings.steps_per_call
         is_step = self.logger.observe_call(self.name, metrics, cost, output, steps)
-        if is_step and self._profile is not None:
+        if is_step and pending.mark is not None and self._profile is not None:
             with failsafe("the device trace does not end", self._boundary):
                 self._profile.after(self.logger.next_step - 1, self.logger)
 

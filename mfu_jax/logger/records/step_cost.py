@@ -5,6 +5,9 @@ Adding a metric: `StepRates.at`; on the console `sinks.console.format_step`, in 
 utilisation is also in `StepRates.optimal`); read back by `_NAMES` of `runs.metrics.lines`; and
 a row in docs/metrics.md. One that does not follow from cost and time belongs in
 `RecordBuilder.build`.
+
+Impossible numbers, which no real step can have, are shown and marked with their likely causes
+(`diagnose`), never clipped: a clipped MFU hides the mistake behind it.
 """
 
 from __future__ import annotations

@@ -77,7 +77,13 @@ class Decoder(nnx.Module):
         )
         self.spec = spec
         width = config.emb_dim
-        self.token_embedder = Embed(build, config.vocab_size, width, row_axis="vocab")
+        self.token_embedder = Embed(
+            build,
+            config.vocab_size,
+            width,
+            row_axis="vocab",
+            by_matmul=config.use_iota_embed,
+        )
         if spec.learned_positions:
             rows = spec.learned_positions
             self.position_embedder = Embed(build, rows, width, row_axis="position")

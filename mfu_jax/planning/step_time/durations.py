@@ -15,6 +15,7 @@ from mfu_jax.flops.executed.mesh_axes import named_axes
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.step_time import links, nccl
+from mfu_jax.planning.step_time.attention_kernels import half_of_all_pairs, time_on_tpu
 from mfu_jax.planning.step_time.gpu_kernels import (
     LAUNCH_SECONDS,
     attention_share,
@@ -23,7 +24,6 @@ from mfu_jax.planning.step_time.gpu_kernels import (
     odd_sizes,
 )
 from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, visited_share
-from mfu_jax.planning.step_time.uncounted_attention import half_of_all_pairs, head_width
 from mfu_jax.planning.targets import Target
 
 HOST = "host_gbps_per_device"
@@ -54,9 +54,7 @@ class Efficiencies:
 
     Attributes:
         kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted. Grouped matmuls
-            use `tpu_matmul` instead.
-        attention: TPU attention kernels whose heads fill the matrix unit; heads of 128 fill half
-            of one that is 256 wide. Not fitted: the softmax keeps the vector units busy.
+            use `tpu_matmul` instead, attention on TPUs `attention_kernels`.
         matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (gpu_kernels.json in
             scripts/results). Not fitted to a step.
         shared_matmul: the same on several, where collectives take multiprocessors and power.
@@ -83,7 +81,6 @@ class Efficiencies:
     """
 
     kernel: float = 0.5
-    attention: float = 0.7
     matmul: float = 0.77
     shared_matmul: float = 0.6
     odd_matmul: float = 0.3
@@ -185,7 +182,7 @@ class Durations:
         elif record.kernels or self._is_kernel(record):
             yield Duration("kernel", self._kernel_seconds(record))
         elif guessed := half_of_all_pairs(record):
-            yield Duration("kernel", self._seconds(guessed, self._kernel_share(record)))
+            yield Duration("kernel", self._of_kernel(record, guessed))
         elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
             seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
             # No matmul is faster than its peak, whatever XLA estimates; its cycles are too few
@@ -216,7 +213,7 @@ class Durations:
         """A kernel's time; grouped kernels multiply whole tiles, as XLA's own matmuls do."""
         visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
         if visited is None:
-            return self._seconds(record.flops_by_dtype, self._kernel_share(record))
+            return self._of_kernel(record, record.flops_by_dtype)
         matmul = visited * self._seconds(record.flops_by_dtype, self.efficiencies.tpu_matmul)
         return max(matmul, self._hbm_seconds(record))
 
@@ -229,10 +226,11 @@ class Durations:
             and record.estimated_cycles is None
         )
 
-    def _kernel_share(self, record: InstructionRecord) -> float:
-        """A kernel's efficiency; heads narrower than a TPU's matrix unit leave part of it idle."""
-        shares, unit, width = self.efficiencies, self.target.chip.matrix_unit, head_width(record)
-        return min(shares.attention, width / unit) if unit and width else shares.kernel
+    def _of_kernel(self, record: InstructionRecord, flops: Mapping[str, int]) -> float:
+        """The time of a kernel that multiplies this much."""
+        if attention := time_on_tpu(record, sum(flops.values()), self.target.chip):
+            return self._seconds(flops, attention.matmul_share) + attention.vector_seconds
+        return self._seconds(flops, self.efficiencies.kernel)
 
     def _roofline(self, record: InstructionRecord) -> Duration:
         shares, memory = self.efficiencies, self._hbm_seconds(record)

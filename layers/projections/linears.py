@@ -93,7 +93,7 @@ _PADDING_SCOPE = "zero_padding"  # in which the executed count takes zeros for p
 class Embed(nnx.Module):
     """A table [rows, emb_dim], for lookups and, as the output head, for a matmul.
 
-    With `by_matmul`, a lookup is a matmul with one-hot rows, as MaxText's `use_iota_embed` makes it.
+    With `by_matmul`, a lookup is a matmul with one-hot rows, as with MaxText's `use_iota_embed`.
     """
 
     def __init__(

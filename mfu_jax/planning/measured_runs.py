@@ -153,7 +153,7 @@ def _with_defaults(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str
         added["max_target_length"] = _DEFAULT_LENGTH
         notes.append(f"no max_target_length: MaxText's default, {_DEFAULT_LENGTH}, is planned")
     if given.get("remat_policy") in _MISSING:
-        notes.append("no remat_policy: MaxText's default, full, is planned; a recipe may have another")
+        notes.append("no remat_policy: MaxText's default, full, is planned")
     return {**run, **added}, tuple(notes)
 
 

@@ -203,7 +203,7 @@ class Plan:
 
 
 def warning_of(plan: Plan) -> str:
-    """What a plan's first line begins with: why its time may be far off; empty if nothing says so."""
+    """What a plan's first line begins with: why its time may be far off; empty: nothing says so."""
     if plan.another_program:
         return f"another program's plan, without {'; '.join(plan.another_program)}: "
     again = plan.xla_rematerialized_flops / max(plan.executed_flops or 0, 1)

@@ -73,6 +73,7 @@ class Decoder(nnx.Module):
             gathers=gathers_of(config),
             whole_gradients=config.norm_gradients == "whole",
             pads_vocabulary=config.logits_columns == "padded",
+            saves_rotated=config.remat_after_rope,
             packed=config.dataset_type != "synthetic",
         )
         self.spec = spec

@@ -59,6 +59,7 @@ class Config(
     attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "flash", "splash", "ring"]
     context_parallel_strategy: Literal["all_gather", "ring"]
     scan_layers: bool
+    remat_after_rope: bool
     use_iota_embed: bool
     dtype: DType
     weight_dtype: DType

@@ -24,11 +24,13 @@ from mfu_jax.util.optional_deps import QUANTIZE
 from mfu_jax.util.values import field_types, typed
 
 # MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, computes tiles of
-# logits twice, and gives cuDNN no mask, which ours needs for packed documents.
+# logits twice, saves queries and keys rotated, and gives cuDNN no mask, which ours needs for packed
+# documents.
 _DEFAULTS = {
     "dataset_type": "synthetic",
     **{"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"},
     **{"weight_gathers": "xla", "norm_gradients": "fused", "recompute_logits": "true"},
+    "remat_after_rope": "true",
 }
 _ATTENTION = {
     "autoselected": "auto",

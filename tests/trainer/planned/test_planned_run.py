@@ -44,7 +44,7 @@ def test_maxtext_leaves_it_to_xla_when_weights_are_gathered_and_computes_tiles_t
     run = {**RUN, "hardware": "v6e", "device_type": "v6e-8", "remat_policy": "full"}
     keys, _ = reference_keys(read_run({**run, "mesh": {"ici_fsdp_parallelism": -1}}))
     assert (keys["weight_gathers"], keys["norm_gradients"]) == ("xla", "fused")
-    assert keys["recompute_logits"] == "true"
+    assert (keys["recompute_logits"], keys["remat_after_rope"]) == ("true", "true")
 
 
 def test_axes_that_another_stands_for_are_named():

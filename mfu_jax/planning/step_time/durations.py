@@ -53,8 +53,11 @@ class Efficiencies:
     """Shares of a peak, 0 to 1.
 
     Attributes:
-        kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted. Grouped matmuls
-            use `tpu_matmul` instead, attention on TPUs `attention_kernels`.
+        kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted; attention on TPUs
+            has its own times (`attention_kernels`).
+        grouped_matmul: those of a TPU's grouped kernels, with the tiles that they visit. Not
+            fitted: between the 0.52 to 0.66 of the peak that their useful FLOPs reach in a profile
+            of a TPU7x (gpu-tpu-pedia, Hunyuan3-295B), whose tiles waste some, and `tpu_matmul`.
         matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (gpu_kernels.json in
             scripts/results). Not fitted to a step.
         shared_matmul: the same on several, where collectives take multiprocessors and power.
@@ -64,8 +67,8 @@ class Efficiencies:
         gpu_masked_attention: the same with a mask or a bias.
         tpu_matmul: the same in a TPU program without cycle estimates. Fitted by
             scripts/comparisons/fit_plan.py to the runs in compared_runs.yml with
-            ``left_out_seconds``; XLA's cycles imply 0.82 to 0.90, and a v6e reached 0.79 with
-            one large matmul (yangwhale/gpu-tpu-pedia, v7_perf).
+            ``left_out_seconds``; XLA's cycles imply 0.82 to 0.90, a profile of Qwen3 8B on a v6e
+            0.82, and one large matmul reached 0.79 there (yangwhale/gpu-tpu-pedia, v7_perf).
         tpu_fusion: other fusions in such a program, of the memory bandwidth: additions of 5 GB
             take 8.02 ms on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree
             there; for bfloat16 they imply half of it, as they count elements of whatever width.
@@ -81,12 +84,13 @@ class Efficiencies:
     """
 
     kernel: float = 0.5
+    grouped_matmul: float = 0.7
     matmul: float = 0.77
     shared_matmul: float = 0.6
     odd_matmul: float = 0.3
     gpu_attention: float = 0.62
     gpu_masked_attention: float = 0.27
-    tpu_matmul: float = 0.70
+    tpu_matmul: float = 0.80
     tpu_fusion: float = 0.81
     tpu_copy: float = 0.4
     hbm: float = 0.85
@@ -214,7 +218,7 @@ class Durations:
         visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
         if visited is None:
             return self._of_kernel(record, record.flops_by_dtype)
-        matmul = visited * self._seconds(record.flops_by_dtype, self.efficiencies.tpu_matmul)
+        matmul = visited * self._seconds(record.flops_by_dtype, self.efficiencies.grouped_matmul)
         return max(matmul, self._hbm_seconds(record))
 
     def _is_kernel(self, record: InstructionRecord) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.sweep.space import seconds_of
+from mfu_jax.planning.tune.attached_devices import attached
 from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial, TrialLog
 from mfu_jax.planning.tune.result import TuneResult
 from mfu_jax.planning.tune.running import Tuning
@@ -91,7 +92,6 @@ def tune(
         raise UserError(f"steps={steps}; expected 1 or more")
     if not in_process:
         _check_importable(make_step)
-    import jax
 
     def run(point: Point, seconds: float) -> Trial:
         chosen = space.settings(point)
@@ -103,7 +103,7 @@ def tune(
 
     kept = TrialLog(
         None if evidence is None else Path(evidence),
-        {"step": _named(make_step), "jax": jax.__version__},
+        {} if evidence is None else _about(make_step, in_process),
     )
     try:
         return search(
@@ -122,6 +122,15 @@ def tune(
         )
     finally:
         kept.close()
+
+
+def _about(make_step: MakeStep, in_process: bool) -> dict[str, str]:
+    """What all trials have in common. Devices that child processes need are not opened here."""
+    import jax
+
+    local = jax.local_devices if in_process else None
+    devices = f"{len(local())} × {local()[0].device_kind}" if local else str(attached())
+    return {"step": _named(make_step), "jax": jax.__version__, "devices": devices}
 
 
 def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> SearchAxis:

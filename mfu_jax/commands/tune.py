@@ -56,7 +56,7 @@ from mfu_jax.planning.tune.space import Point, Space
 from mfu_jax.trainer.config.pyconfig import Config, load
 from mfu_jax.trainer.planned.planned_run import followed
 from mfu_jax.trainer.planned.planned_step import TrainerStep
-from mfu_jax.trainer.planned.trial_run import flags_variable, trial_run
+from mfu_jax.trainer.planned.trial_run import WARMUP_STEPS, flags_variable, trial_run
 from mfu_jax.trainer.planned.tuned_axes import ACCUMULATION, TOKENS, axes_of
 from mfu_jax.util.arguments import Arguments, check_key, own_key, parse
 from mfu_jax.util.formatting import json_text
@@ -95,11 +95,17 @@ class _Command:
         values = arguments.values
         self.values, self.files = values, arguments.names
         self.of_run: MeasuredRun | None = None
+        self.notes: tuple[str, ...] = ()
         kinds = field_types(Config)
         given = {own_key(k, ("model_name",)): v for k, v in values.items() if k not in _OWN}
         if "--run" in arguments.flags:
             self.of_run, self.files = load_run(arguments.one_name("file with a run, or -")), ()
-            given = {**followed(self.of_run, values.get("follow", "")).keys, **given}
+            step = followed(self.of_run, values.get("follow", ""))
+            given = {**step.keys, **given}
+            self.notes = (
+                *(f"another program than the run's, without {part}" for part in step.other_work),
+                *step.notes({}),
+            )
         for key, text in given.items():
             check_key(key, kinds)
             for one in listed(key, text) if is_swept(text) else ():
@@ -137,7 +143,6 @@ class _Command:
         self.space = Space(axes)
         self.tokens = self._tokens(self.space.start) if TOKENS in keep else 0.0
         self.source = None if self.target is None else TrainerStep(self.target, self.files)
-        self._no_plans = ""
 
     def _target(self) -> Target | None:
         """The chips to plan for; None: attached devices for which there is no compiler."""
@@ -196,7 +201,9 @@ class _Command:
             budget_seconds=self.budget,
             most_plans=_whole(values, "plans"),
             most_runs=_whole(values, "runs"),
+            steps=WARMUP_STEPS + (_whole(values, "trial_steps") or _STEPS),
             seed=_whole(values, "seed") or 0,
+            notes=self.notes,
         )
 
     def _limit_bytes(self) -> int:

@@ -45,7 +45,9 @@ class Tuning:
         budget_seconds: no trial starts that would end later.
         most_plans: None: a third of the points, at most 60.
         most_runs: None: any number.
+        steps: of a run.
         seed: of ties.
+        notes: what a reader of the result must know.
         monotonic: the clock.
     """
 
@@ -60,7 +62,9 @@ class Tuning:
     budget_seconds: float = math.inf
     most_plans: int | None = None
     most_runs: int | None = None
+    steps: int = 0
     seed: int = 0
+    notes: tuple[str, ...] = ()
     monotonic: Callable[[], float] = field(default=time.monotonic)
 
 
@@ -91,9 +95,9 @@ class _Run:
         self.tuning, self.evidence, self.progress = tuning, evidence, progress
         self.space = tuning.space
         self.searches: dict[By, TuningSearch] = {}
-        self.notes: list[str] = [*evidence.notes]
+        self.notes: list[str] = [*tuning.notes, *evidence.notes]
         self._ends = tuning.monotonic() + tuning.budget_seconds
-        self._took: list[tuple[By, float, float]] = []  # batch and seconds of trials made here
+        self._took: dict[By, dict[Point, Trial]] = {"plan": {}, "run": {}}  # trials made here
         self._is_valid = functools.cache(lambda point: tuning.invalid(point) is None)
 
     def result(self) -> TuneResult:
@@ -184,10 +188,14 @@ class _Run:
                 return
 
     def _has_time(self, by: By, point: Point, ends: float) -> bool:
-        """Whether a trial as long as the longest ends in time; runs grow with their batch."""
-        batch = self.space.batch(point) if by == "run" else 0.0
-        longest = (s * max(1.0, batch / size) for kind, size, s in self._took if kind == by)
-        return self.tuning.monotonic() + max(longest, default=0.0) < ends
+        """Whether a trial as long as the longest ends in time; steps grow with the batch."""
+        steps = self.tuning.steps if by == "run" else 0
+        longest = 0.0
+        for other, trial in self._took[by].items():
+            growth = max(0.0, self.space.batch(point) / self.space.batch(other) - 1)
+            more = growth * steps * (trial.step_time_seconds or 0.0)
+            longest = max(longest, trial.wall_seconds + more)
+        return self.tuning.monotonic() + longest < ends
 
     def _attempt(self, by: By, point: Point, ends: float) -> bool:
         """Tries a point; False if the budget cut it off."""
@@ -207,7 +215,7 @@ class _Run:
         if is_cut:  # kept, so that a repeated command does not spend its budget on it again
             note = f"{_CUT_OFF}, after {trial.wall_seconds:.0f} s"
             trial = dataclasses.replace(trial, fits=None, note=note)
-        self._took.append((by, self.space.batch(point), trial.wall_seconds))
+        self._took[by][point] = trial
         self.evidence.add(trial)
         search.record(point, trial)
         return not is_cut

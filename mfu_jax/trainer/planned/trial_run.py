@@ -26,7 +26,7 @@ _NOT_OF_A_TRIAL = {
     **{"metrics_file": "auto", "webhook_url": "", "prometheus_textfile": ""},
     **{"profile_steps": "", "dump_program": ""},
 }
-_WARMUP_STEPS = 2
+WARMUP_STEPS = 2
 
 
 def trial_run(
@@ -57,8 +57,8 @@ def trial_run(
             **_NOT_OF_A_TRIAL,
             "run_name": "trial",
             "base_output_directory": folder,
-            "steps": str(steps + _WARMUP_STEPS),
-            "warmup_steps": str(_WARMUP_STEPS),
+            "steps": str(steps + WARMUP_STEPS),
+            "warmup_steps": str(WARMUP_STEPS),
         }
         given = {word.partition("=")[0] for word in words}
         quiet = {key: text for key, text in _QUIET.items() if key not in given}

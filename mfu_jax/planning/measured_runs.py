@@ -213,11 +213,12 @@ def _flags(flags: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _target(run: Mapping[str, Any]) -> Target:
     hardware, slices = str(run["hardware"]), _whole(run, "num_slices")
-    generation = generation_of(hardware)
+    generation, slice_of = generation_of(hardware), hardware.rpartition("-")[0]
+    is_slice = not generation and bool(generation := generation_of(slice_of))  # v5e-8
     if not generation:
         devices = _whole(run, "jax_devices") or _whole(run, "chips")
         return parse_target(hardware=hardware.lower(), devices=devices)
-    for given in (run.get("topology"), run.get("device_type")):
+    for given in (run.get("topology"), run.get("device_type"), hardware if is_slice else ""):
         if name := str(given or "").lower():  # 4x4x8, or a slice name
             is_shape = name[0].isdigit() and not any(map(str.isalpha, name.replace("x", "")))
             full = f"{generation}:{name}" if is_shape else name

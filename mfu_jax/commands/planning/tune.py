@@ -47,7 +47,14 @@ from mfu_jax.planning.compilation.compiling import Limits, NoCompilerError, comp
 from mfu_jax.planning.measured_runs import MeasuredRun, load_run
 from mfu_jax.planning.step_sources import compiled_plan
 from mfu_jax.planning.sweep.space import BATCH, is_swept, listed, seconds_of
-from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
+from mfu_jax.planning.targets import (
+    CHIPS,
+    Target,
+    generation_of,
+    parse_target,
+    slice_name,
+    target_of,
+)
 from mfu_jax.planning.tune.attached_devices import AttachedDevices, attached
 from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.result import tune_verdict
@@ -62,9 +69,8 @@ from mfu_jax.util.arguments import Arguments, check_key, own_key, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import field_types, typed
 
-_CHIPS = ("topology", "slices", "hardware", "devices")
 _OWN = (
-    *(*_CHIPS, "keep", "precisions", "budget", "plans", "runs", "trial_steps", "xla_flags"),
+    *(*CHIPS, "keep", "precisions", "budget", "plans", "runs", "trial_steps", "xla_flags"),
     *("evidence", "cache", "compile_seconds", "seed", "follow"),
 )
 _BUDGET, _STEPS = "10min", 6
@@ -149,14 +155,7 @@ class _Command:
         values = self.values
         if self.of_run and not (values.get("topology") or values.get("hardware")):
             return self.of_run.target
-        if self.devices is None:
-            return parse_target(
-                topology=values.get("topology", ""),
-                hardware=values.get("hardware", ""),
-                devices=_whole(values, "devices"),
-                slices=_whole(values, "slices"),
-            )
-        return _target_of(self.devices)
+        return target_of(values) if self.devices is None else _target_of(self.devices)
 
     def _platform(self) -> tuple[str, int]:
         if self.devices is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -285,7 +284,8 @@ class InstrumentedStep(WrappedStep):
 def _close_dropped(observer: StepObserver) -> None:
     """Closes what nobody else can, for example when a sweep drops one step for the next.
 
-    Uses its own thread: a step may be dropped or garbage-collected anywhere.
+    Uses its own thread: a step may be dropped or garbage-collected anywhere. If none can start, the
+    end of the process closes it.
     """
 
     def close() -> None:
@@ -293,5 +293,4 @@ def _close_dropped(observer: StepObserver) -> None:
         observer.close_logger()
 
     missing = f"the metrics of {observer.name} may not all be written"
-    with contextlib.suppress(RuntimeError):  # no thread can start: the end of the process closes it
-        observer.boundary.thread("mfu_jax close", missing, close).start()
+    observer.boundary.thread("mfu_jax close", missing, close).start()

@@ -14,7 +14,7 @@ import jax
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import FSYNC_SECONDS, IN_RUN_DIR, LoggerConfig, check_text
 from mfu_jax.logger.records.step_cost import StepCost
-from mfu_jax.logger.records.strict_json import printable
+from mfu_jax.logger.records.step_record import printable
 from mfu_jax.logger.records.values import plain_seconds
 from mfu_jax.logger.run_log.events import ALARM, HOSTS
 from mfu_jax.logger.run_log.monitor import Monitor
@@ -151,9 +151,8 @@ def monitors_of(
     config: LoggerConfig, boundary: Boundary, watchdog: Watchdog, log: RunLog
 ) -> list[Monitor]:
     """The monitors that are on, in the order in which they see a record."""
-    from mfu_jax.logger.health.drift import DriftWatch
     from mfu_jax.logger.health.hardware import HardwareWatch
-    from mfu_jax.logger.health.outliers import LossSpikeWatch, OutlierWatch
+    from mfu_jax.logger.health.outliers import DriftWatch, LossSpikeWatch, OutlierWatch
 
     watchdog.tell = lambda step, text: log.event(ALARM, step=step, text=text)
     monitors: list[Monitor] = [LossSpikeWatch(), OutlierWatch(), DriftWatch()]

@@ -9,6 +9,8 @@ outside the groups.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +22,10 @@ from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.planning.result.plan import Plan
 from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
+from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import typed
 
+_MOST_BYTES = 2**20
 _GROUPS = ("mesh", "remat_tensors", "splash", "optimizer", "other_flags")
 _SINGLE = ("remat_policy", "attention", "dtype", "quantization", "scan_layers")
 _REQUIRED = ("model_name", "per_device_batch_size", "max_target_length", "hardware")
@@ -107,6 +111,21 @@ class MeasuredRun:
             typed("num_vocab_tiling", self.keys.get("num_vocab_tiling", "1"), int), 1
         )
         return float(_LOSS_BYTES * tokens * config.vocab_size / parts)
+
+
+def load_run(name: str) -> MeasuredRun:
+    """Reads the run of a file; ``-``: of the standard input.
+
+    Raises:
+        UserError: it cannot be read, or a key is missing or wrong.
+    """
+    expected = "one JSON object, as docs/plan.md describes it"
+    text = sys.stdin.read(_MOST_BYTES) if name == "-" else read_text(name, expected, _MOST_BYTES)
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
+    return read_run(given)
 
 
 def read_run(run: Mapping[str, Any]) -> MeasuredRun:
@@ -196,11 +215,12 @@ def _flags(flags: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _target(run: Mapping[str, Any]) -> Target:
     hardware, slices = str(run["hardware"]), _whole(run, "num_slices")
-    generation = generation_of(hardware)
+    generation, slice_of = generation_of(hardware), hardware.rpartition("-")[0]
+    is_slice = not generation and bool(generation := generation_of(slice_of))  # v5e-8
     if not generation:
         devices = _whole(run, "jax_devices") or _whole(run, "chips")
         return parse_target(hardware=hardware.lower(), devices=devices)
-    for given in (run.get("topology"), run.get("device_type")):
+    for given in (run.get("topology"), run.get("device_type"), hardware if is_slice else ""):
         if name := str(given or "").lower():  # 4x4x8, or a slice name
             is_shape = name[0].isdigit() and not any(map(str.isalpha, name.replace("x", "")))
             full = f"{generation}:{name}" if is_shape else name

@@ -50,6 +50,7 @@ def test_keys_mesh_remat_and_flags_are_passed_on():
         ({"hardware": "v5p", "chips": 4}, "v5p:2x2x1", 4),
         ({"hardware": "TPU v6e", "topology": "16x16"}, "v6e:16x16", 256),
         ({"hardware": "trillium", "device_type": "2xv6e-256"}, "v6e:16x16", 512),
+        ({"hardware": "v5e-8"}, "v5e:2x4", 8),
         ({"hardware": "h100", "chips": 16}, "1x2x8", 16),
         ({"hardware": "TPU7x", "device_type": "TPU7X-4X4X4"}, "tpu7x:4x4x4", 128),
     ],

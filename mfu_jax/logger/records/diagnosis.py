@@ -10,8 +10,6 @@ from fractions import Fraction
 
 from mfu_jax.logger.records.step_cost import TOLERANCE, StepCost
 
-_SHORT_STEP_SECONDS = 0.01
-
 
 def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> dict[str, str]:
     """The impossible numbers of one step; most steps have none (`StepRates.may_take`).
@@ -75,10 +73,6 @@ def _too_fast(name: str, value: float, seconds: float, cost: StepCost) -> str:
         ]
     elif value > 2:  # few peaks are wrong by that much
         causes = [causes[1], causes[2], causes[0]]
-    if seconds < _SHORT_STEP_SECONDS:
-        causes.append(
-            "the previous step was seen to end late, which shortens a step as short as this one"
-        )
     return (
         f"{name} {value:.1%} is over 100%: {seconds:.6g} s is shorter than the "
         f"{value * seconds:.6g} s that the peak allows; usually {'; or '.join(causes)}; check the "

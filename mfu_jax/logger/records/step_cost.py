@@ -147,6 +147,7 @@ class StepRates:
         amounts: ``perf/per_device_tflops`` (10¹²) and ``perf/per_device_tokens`` of a step, where
             known.
         optimal: name of a utilisation, such as ``perf/mfu`` → shortest seconds, where known.
+        shortest_seconds: the longest of these times; infinite if the program runs too little.
         note: why MFU is above HFU, if the compiler's savings explain it; else empty.
     """
 
@@ -167,11 +168,11 @@ class StepRates:
         self._xla = {} if xla is None else {"perf/xla_reported_tflops": float(xla) / 1e12}
         self.note = "" if cost.runs_too_little else _note_on_savings(cost)
         # A step that took longer is possible, as most are.
-        self._plenty_seconds = math.inf if cost.runs_too_little else max([0.0, *optimal.values()])
+        self.shortest_seconds = math.inf if cost.runs_too_little else max([0.0, *optimal.values()])
 
     def may_take(self, seconds: float) -> bool:
         """False if a step of `seconds` may have an impossible number; see `diagnose`."""
-        return seconds > self._plenty_seconds
+        return seconds > self.shortest_seconds
 
     def at(self, seconds: float) -> dict[str, float]:
         """See `StepCost.rates`."""

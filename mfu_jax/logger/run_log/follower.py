@@ -7,7 +7,6 @@ order, with back-off.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import sys
@@ -18,11 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.alarm import Alarm
-from mfu_jax.logger.records.strict_json import encodable
+from mfu_jax.logger.records.step_record import encodable
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event
 from mfu_jax.logger.sinks.base import StepRecord, is_permanent
-from mfu_jax.util.failsafe import Boundary
+from mfu_jax.util.failsafe import Boundary, Once
 
 if TYPE_CHECKING:
     from mfu_jax.logger.records.summary import Summary
@@ -102,7 +101,7 @@ class Follower:
         self._is_over = self._is_abandoned = self._is_last = False
         self._retry_seconds = self._retry_at = 0.0
         self._attempts = 0
-        self._reported: set[str] = set()
+        self._is_first = Once()
         self._has_said = False  # that it fails
         self._thread = Boundary().thread(
             f"mfu_jax {self.name}", f"{self.name} gets no more records", self._run
@@ -115,8 +114,7 @@ class Follower:
 
     def start(self) -> None:
         """Starts the thread."""
-        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
-            self._thread.start()
+        self._thread.start()
 
     def begin_behind(self, reader: LoggedRecords) -> None:
         """Lets it read records of the file before those that come; call it before `start`."""
@@ -173,10 +171,9 @@ class Follower:
         """Gives up a hung sink: it gets no more records, and another thread closes it."""
         self._is_abandoned = True
         self._wake.set()
-        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
-            threading.Thread(
-                target=self._call, args=("close",), name=f"mfu_jax {self.name}", daemon=True
-            ).start()
+        Boundary().thread(
+            f"mfu_jax {self.name}", "a sink is not closed", self._call, "close"
+        ).start()
 
     def count_rest(self, *, is_on_disk: bool) -> None:
         """At the end of the run, says what the sink lacks, or counts it as lost.
@@ -217,7 +214,7 @@ class Follower:
                 self._work()
             except BaseException as error:
                 self._back_off()
-                if self._is_first(error):
+                if self._is_first(type(error)):
                     _log.warning(
                         "%s gets its records later: %s; please report this", self.name, _text(error)
                     )
@@ -246,7 +243,7 @@ class Follower:
             if requests and self._is_last:
                 self._try_again()
             if requests and not self._retry_seconds:
-                self._call("flush")
+                self._flush()
         finally:
             for request in requests:
                 self._requests.popleft()
@@ -255,6 +252,9 @@ class Follower:
             if finish is not None:
                 self._finish = None
                 finish()
+
+    def _flush(self) -> None:
+        self._call("flush")
 
     def _try_again(self) -> None:
         """Retries a failed sink now, because there is no later chance."""
@@ -342,12 +342,12 @@ class Follower:
         method, *fields = _TEXTS[event.kind]
         self._call(method, *(event.values[field] for field in fields))
 
-    def _call(self, method: str, *arguments: Any) -> None:
-        """Calls a method of the sink; a failure is reported and not retried."""
+    def _call(self, method: str, *arguments: Any, of: Any = None) -> None:
+        """Calls a method of the sink, or `of` another; a failure is reported and not retried."""
         try:
-            getattr(self._sink, method)(*arguments)
+            getattr(of or self._sink, method)(*arguments)
         except BaseException as error:  # nothing that a sink raises may end this thread
-            if self._is_first(error, method):
+            if self._is_first((method, type(error))):
                 _log.warning("%s.%s failed: %s", self.name, method, _text(error))
 
     def _wants(self, record: StepRecord) -> bool:
@@ -415,7 +415,7 @@ class Follower:
         self._attempts = 0
         self.lost["could not be written"] += 1
         self._retry_seconds = 0.0
-        if self._is_first(error):
+        if self._is_first(type(error)):
             _log.warning(
                 "%s cannot write the record of step %d, which is skipped: %s",
                 self.name,
@@ -466,13 +466,6 @@ class Follower:
         if self._is_behind and self._reader is None:
             self._is_behind = False
             self._log.event(events.CAUGHT_UP, sink=self.name)
-
-    def _is_first(self, error: BaseException, method: str = "") -> bool:
-        """True once per method and type of error, so that each is reported once."""
-        kind = f"{method} {type(error).__name__}"
-        is_first = kind not in self._reported
-        self._reported.add(kind)
-        return is_first
 
 
 def _is_same(item: Any, record: StepRecord) -> bool:

@@ -176,10 +176,11 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        """The plan as one screen of text."""
+        """The verdict, and the plan as one screen of text."""
         from mfu_jax.planning.result.rendering import render
+        from mfu_jax.planning.result.verdict import plan_verdict
 
-        return render(self)
+        return f"{plan_verdict(self).render()}\n{render(self)}"
 
     def to_json(self) -> dict[str, Any]:
         """The whole plan as plain JSON values."""

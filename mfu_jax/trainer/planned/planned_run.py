@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
@@ -129,6 +130,25 @@ class NearestStep(NamedTuple):
                 f"not followed by the reference model: {', '.join(groups[cause])}{touched}"
             )
         return tuple(notes)
+
+
+def followed(run: MeasuredRun, follow: str = "") -> NearestStep:
+    """The nearest step, if it is the run's program or ``follow=nearest`` accepts another.
+
+    Raises:
+        UserError: it is another program, or a size is not a number.
+    """
+    if follow not in ("", "nearest"):
+        raise UserError(f"follow={follow}; expected nearest, or leave it out")
+    nearest = reference_keys(run)
+    if nearest.other_work and not follow:
+        raise UserError(
+            f"the reference model's step would be another program than the run's, without "
+            f"{'; '.join(nearest.other_work)}; expected what it can follow",
+            hint="install what is missing, plan MaxText's own step with maxtext_python=FILE, or "
+            "pass follow=nearest",
+        )
+    return nearest
 
 
 def reference_keys(run: MeasuredRun) -> NearestStep:

@@ -16,7 +16,7 @@ from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.follower import MANY_ITEMS, Follower
 from mfu_jax.logger.run_log.reading import read_events
 from mfu_jax.logger.run_log.run_log import RunLog
-from mfu_jax.logger.run_log.writer import LogFiles
+from mfu_jax.logger.run_log.writer import EventsFile
 from mfu_jax.sinks import JsonlSink, StepRecord
 from tests.support.fake_device import FakeClock
 from tests.support.sinks import HangingSink, ListSink
@@ -261,15 +261,15 @@ def test_after_a_long_outage_the_log_writes_all_its_events_in_order(
     monkeypatch.setattr("mfu_jax.logger.run_log.follower.FIRST_RETRY_SECONDS", 0.01)
     monkeypatch.setattr("mfu_jax.logger.run_log.follower.LONGEST_RETRY_SECONDS", 0.01)
     fails, works = threading.Event(), threading.Event()
-    write_events = LogFiles.write_events
+    write_events = EventsFile.write_events
 
-    def write(files: LogFiles, happened: Sequence[events.Event]) -> None:
+    def write(file: EventsFile, happened: Sequence[events.Event], fsync_seconds: float) -> None:
         if not works.is_set():
             fails.set()
             raise OSError("full")
-        write_events(files, happened)
+        write_events(file, happened, fsync_seconds)
 
-    monkeypatch.setattr(LogFiles, "write_events", write)
+    monkeypatch.setattr(EventsFile, "write_events", write)
     log = RunLog(tmp_path / "metrics.jsonl")
     writer = log.follow(JsonlSink(tmp_path / "metrics.jsonl"), period_seconds=0.0)
     assert fails.wait(HANG_SECONDS)

@@ -41,7 +41,7 @@ class Curve:
     """One curve of a chart.
 
     Attributes:
-        name: shown in the legend.
+        name: shown in the legend; empty where the title says all.
         points: from left to right; None where the curve is broken.
         kind: style-sheet class of its colour.
     """
@@ -149,8 +149,8 @@ def curves(
         label=f"{title} over {x_title}",
         kind="curves",
     )
-    names = [tag("span", tag("i", class_=c.kind), c.name, class_="label") for c in series]
-    caption = [tag("b", title), *(names if len(series) > 1 else ()), tag("output")]
+    names = [tag("span", tag("i", class_=c.kind), c.name, class_="label") for c in series if c.name]
+    caption = [tag("b", title), *names, tag("output")]
     return tag("figure", tag("figcaption", *caption), picture, data_x=x_title)
 
 

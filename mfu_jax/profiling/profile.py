@@ -119,7 +119,8 @@ class Profile:
     def no_advice(self) -> str:
         """What the place of advice says without any."""
         least = least_gain(self.measured)
-        more = f"mfu-jax profile {self.source} by=op,kernel has the longest ops"
+        folder = self.source.partition("/plugins/profile/")[0]
+        more = f"mfu-jax profile {folder} by=op,kernel has the longest ops"
         return f"nothing above {least:.0%} of a step found; {more}"
 
     def gain_of(self, advice: Advice) -> str:

@@ -22,6 +22,7 @@ _SAME = 1e-3  # relative: logs round tokens per second
 _LOG_SECONDS = 1e-3  # a log line has three decimals
 _FEW_WINDOWS = 30  # of 150 steps
 _NOISY = 0.5  # half an interval; one as wide as this tells nothing
+_WAITS = "goodput/data_wait_seconds"
 _TIMES = 1.5  # from here on, a ratio says more than a percentage
 
 TABLE_HEAD = "steps, trimmed mean"
@@ -63,9 +64,9 @@ def _rate(amount: str) -> ReadColumn:
     return read
 
 
-def _with_waits(columns: ScalarColumns) -> Sequence[float] | None:
-    waits = columns.get("goodput/data_wait_seconds")
-    return None if waits is None else list(map(operator.add, columns[STEP_SECONDS], waits))
+def _with_waits(columns: ScalarColumns) -> Sequence[float]:
+    seconds, waits = columns[STEP_SECONDS], columns.get(_WAITS)
+    return seconds if waits is None else list(map(operator.add, seconds, waits))
 
 
 STEP_TIME = ComparedMetric(
@@ -327,11 +328,15 @@ def compare_with_runs(
 def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
     """The values of the measured steps, by metric."""
     found: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
+    has_waits = False
     for kind, segment in run.segments(warmup_steps=warmup_steps):
         if kind == "step":
             columns = _timed(segment.columns)
+            has_waits |= _WAITS in columns
             for metric in METRICS:
                 found[metric.name] += metric.read(columns) or ()
+    if not has_waits:  # of a step without one it is 0
+        found[WITH_WAITS.name] = []
     if not found[STEP_TIME.name]:
         raise UserError(
             f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time",

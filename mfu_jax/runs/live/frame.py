@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import StepStatistics, Summary, fall_of
-from mfu_jax.runs.live.following import LiveStep, MetricsTail
+from mfu_jax.runs.live.following import MetricsTail
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.runs.report.verdict import run_verdict
@@ -81,10 +82,10 @@ def sparkline(values: Sequence[float], columns: int) -> str:
     return "".join(" " if mean is None else _bar(mean, low, high) for mean in means)
 
 
-def time_split(steps: Iterable[LiveStep]) -> dict[str, float]:
+def time_split(steps: Iterable[StepRecord]) -> dict[str, float]:
     """Seconds by use over some steps: ``train``, ``compile``, ``data_wait``, ``eval``, ….
 
-    >>> time_split([LiveStep(number=1, kind="step", unix_seconds=None, notes=(), scalars={
+    >>> time_split([StepRecord(step=1, unix_seconds=0.0, scalars={
     ...     "perf/step_time_seconds": 2.0, "goodput/eval_seconds": 1.0})])
     {'train': 2.0, 'eval': 1.0}
     """
@@ -150,14 +151,14 @@ def snapshot(follower: MetricsTail, now: float) -> dict[str, Any]:
         for name in ("perf/mfu", "perf/hfu", STEP_SECONDS)
     )
     total, (devices, peak), last = _total(follower), _chip(follower.setup), steps[-1]
-    fall = _fall(measured)
-    left = None if not total or seconds is None else max(0, total - 1 - last.number) * seconds
+    age, fall = now - last.unix_seconds, _fall(measured)
+    left = None if not total or seconds is None else max(0, total - 1 - last.step) * seconds
     return {
         "run": str(follower.path),
         "state": _state(follower.heartbeat(), steps, now),
-        "step": last.number,
+        "step": last.step,
         "steps": total,
-        "seconds_since_last_step": None if last.unix_seconds is None else now - last.unix_seconds,
+        "seconds_since_last_step": None if math.isnan(age) else age,
         "seconds_left": left,
         "restarts": follower.restarts,
         "devices": devices or None,
@@ -168,7 +169,7 @@ def snapshot(follower: MetricsTail, now: float) -> dict[str, Any]:
         "hosts": dict(follower.hosts),
         "fall": fall or None,
         "alarms": [
-            *([{"step": last.number, "text": fall}] if fall else []),
+            *([{"step": last.step, "text": fall}] if fall else []),
             *({"step": number, "text": note} for number, note in follower.notes),
         ],
         "verdict": _verdict(follower, steps).to_json(),
@@ -186,7 +187,7 @@ def _chip(setup: Setup) -> tuple[str, str]:
     return str(setup.values.get("devices", "")), (setup.peak or "").partition(" (")[0]
 
 
-def _fall(measured: Sequence[LiveStep]) -> str:
+def _fall(measured: Sequence[StepRecord]) -> str:
     """What the last possible steps' MFU fell from; empty if it did not."""
     known = _finite([step for step in measured if not step.flags], "perf/mfu")
     usual, now = fall_of(known, _LAST_STEPS)
@@ -195,7 +196,7 @@ def _fall(measured: Sequence[LiveStep]) -> str:
     return f"MFU has fallen from {percent(usual)} to {percent(now)} in the last {_LAST_STEPS} steps"
 
 
-def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
+def _verdict(follower: MetricsTail, steps: Sequence[StepRecord]) -> Verdict:
     """The verdict on the last steps; compile and warm-up steps count in the wall clock only."""
     statistics_of = StepStatistics()
     for step in steps:
@@ -215,18 +216,18 @@ def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
     )
 
 
-def _state(heartbeat: Mapping[str, Any], steps: Sequence[LiveStep], now: float) -> str:
+def _state(heartbeat: Mapping[str, Any], steps: Sequence[StepRecord], now: float) -> str:
     """What the heartbeat says, or ``late`` for a run whose last step is long ago."""
     beat = str(heartbeat.get("state") or "running")
     last = steps[-1].unix_seconds
-    if beat in _STATES or last is None:
+    if beat in _STATES or math.isnan(last):
         return beat
     times = _finite(steps, STEP_SECONDS)
     limit = max(_LATE_SECONDS, _LATE_STEPS * statistics.median(times)) if times else _LATE_SECONDS
     return "late" if now - last > limit else beat
 
 
-def _table(steps: Sequence[LiveStep]) -> Any:
+def _table(steps: Sequence[StepRecord]) -> Any:
     table = _rich("table").Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     columns = ("step", "seconds", "TFLOP/s", "tokens/s", "MFU", "HFU", "loss", "")
     for name in columns:
@@ -234,7 +235,7 @@ def _table(steps: Sequence[LiveStep]) -> Any:
     for step in steps:
         scalars = step.scalars
         table.add_row(
-            str(step.number),
+            str(step.step),
             _shown(scalars.get(STEP_SECONDS), readable),
             _shown(scalars.get("perf/per_device_tflops_per_sec"), readable),
             _shown(scalars.get("perf/per_device_tokens_per_sec"), lambda x: f"{x:.0f}"),
@@ -246,7 +247,7 @@ def _table(steps: Sequence[LiveStep]) -> Any:
     return table
 
 
-def _curves(steps: Sequence[LiveStep], columns: int) -> list[Any]:
+def _curves(steps: Sequence[StepRecord], columns: int) -> list[Any]:
     """A line for each curve that has values: MFU, step time, loss."""
     measured = [step for step in steps if step.kind == "step"]
     lines = []
@@ -309,7 +310,7 @@ def _alarms(follower: MetricsTail) -> Any:
     return _rich("console").Group(*parts)
 
 
-def _finite(steps: Iterable[LiveStep], name: str) -> list[float]:
+def _finite(steps: Iterable[StepRecord], name: str) -> list[float]:
     values = (step.scalars.get(name, math.nan) for step in steps)
     return [value for value in values if math.isfinite(value)]
 

@@ -10,7 +10,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -32,7 +32,6 @@ from mfu_jax.instrumentation.outputs import (
 from mfu_jax.instrumentation.packed_documents import PackedBatch
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.programs import BeforeCall, Signature, StepProgram, StepPrograms
-from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
@@ -42,6 +41,9 @@ from mfu_jax.logger.sinks.base import format_values
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import parse_steps
 from mfu_jax.util.failsafe import Boundary, Once, failsafe, note_handlers
+
+if TYPE_CHECKING:
+    from mfu_jax.instrumentation.instrumented_step import WrappedStep
 
 _log = logging.getLogger("mfu_jax")
 

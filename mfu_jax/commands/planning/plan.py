@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,24 +52,22 @@ from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
-from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
+from mfu_jax.planning.measured_runs import MeasuredRun, judged, load_run
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
 from mfu_jax.planning.result.rendering import render
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, compiled_plan, work_of
 from mfu_jax.planning.targets import CHIPS, Target, check_dump, target_of
-from mfu_jax.storage.dump_names import SUFFIX
+from mfu_jax.storage.trace_folders import DUMP_SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.user_files import read_text
 from mfu_jax.util.values import number_of, typed
 from mfu_jax.verdict import LikeRuns
 
 if TYPE_CHECKING:
     from mfu_jax.trainer.planned.planned_run import NearestStep
 
-_MOST_BYTES = 2**20
 _OWN = (
     *(*CHIPS, "html", "cache", "maxtext_python"),
     *("xla_flags", "compile_seconds", "compile_gib", "code_seconds"),
@@ -95,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         return _show(arguments, _of_run(arguments))
     values = arguments.values
     target = target_of(values)
-    if arguments.names and arguments.names[0].endswith(SUFFIX):
+    if arguments.names and arguments.names[0].endswith(DUMP_SUFFIX):
         return _show(arguments, _of_dump(arguments, target))
     _check_keys(arguments)
     if "--sweep" in arguments.flags:
@@ -108,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_forms(arguments: Arguments) -> None:
     """Refuses two forms at once, since one would be ignored."""
-    dumps = [name for name in arguments.names if name.endswith(SUFFIX)]
+    dumps = [name for name in arguments.names if name.endswith(DUMP_SUFFIX)]
     given = [*dumps, *(flag for flag in _FORMS if flag in arguments.flags)]
     if len(given) > 1 and given != ["--maxtext", "--sweep"]:
         raise UserError(f"{given[0]} and {given[1]}; expected one form of the command")
@@ -189,14 +186,7 @@ def _of_run(arguments: Arguments) -> Plan:
     limits = ("compile_seconds", "compile_gib", "code_seconds")
     own = ("maxtext_python", "follow", *limits, "cache", "html", *_OWN_OF_RUN)
     arguments = arguments.checked(own)
-    name = arguments.one_name("file with a run, or -")
-    expected = "one JSON object, as docs/plan.md describes it"
-    text = sys.stdin.read(_MOST_BYTES) if name == "-" else read_text(name, expected, _MOST_BYTES)
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
-    run = read_run(given)
+    run = load_run(arguments.one_name("file with a run, or -"))
     source, keys, nearest = _source_of_run(arguments, run)
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
     work = replace(source.placed(work_of(run.model), keys), tiles=tiles)
@@ -216,23 +206,14 @@ def _source_of_run(
     Raises:
         UserError: the reference model's step cannot be made, or is another program than the run's.
     """
-    if (follow := arguments.values.get("follow", "")) not in ("", "nearest"):
-        raise UserError(f"follow={follow}; expected nearest, or leave it out")
     python = arguments.values.get("maxtext_python", "")
     if python or importlib.util.find_spec("maxtext"):
         return MaxTextStep(python), run.keys, None
-    from mfu_jax.trainer.planned.planned_run import reference_keys
+    from mfu_jax.trainer.planned.planned_run import followed
     from mfu_jax.trainer.planned.planned_step import TrainerStep
 
     source = TrainerStep(run.target)
-    nearest = reference_keys(run)
-    if nearest.other_work and not follow:
-        raise UserError(
-            f"the reference model's step would be another program than the run's, without "
-            f"{'; '.join(nearest.other_work)}; expected what it can follow",
-            hint="install what is missing, plan MaxText's own step with maxtext_python=FILE, or "
-            "pass follow=nearest",
-        )
+    nearest = followed(run, arguments.values.get("follow", ""))
     if wrong := source.invalid(nearest.keys):
         raise wrong
     return source, nearest.keys, nearest

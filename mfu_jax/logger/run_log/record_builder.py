@@ -11,8 +11,7 @@ from typing import Any
 import jax
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.records.diagnosis import diagnose
-from mfu_jax.logger.records.step_cost import StepCost, StepRates
+from mfu_jax.logger.records.step_cost import StepCost, StepRates, diagnose
 from mfu_jax.logger.records.step_record import StepRecord, printable
 from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
 from mfu_jax.logger.records.values import numbers_of, quick_numbers, start_copies

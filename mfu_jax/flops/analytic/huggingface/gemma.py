@@ -96,9 +96,9 @@ def gemma3n(c: Fields) -> ModelConfig:
     audio = c.nested("audio_config", "gemma3n_audio")
     if vision.text("architecture") != "mobilenetv5_300m_enc":
         vision.fail("architecture", "expected 'mobilenetv5_300m_enc', the only known one")
-    for name, sizes in (("sscp_conv_kernel_size", 3), ("sscp_conv_stride_size", 2)):
-        if audio.get(name) != [[sizes, sizes]] * 2:
-            audio.fail(name, f"expected {[[sizes, sizes]] * 2}")
+    for name, side in (("sscp_conv_kernel_size", 3), ("sscp_conv_stride_size", 2)):
+        if audio.get(name) != [[side, side]] * 2:
+            audio.fail(name, f"expected {[[side, side]] * 2}")
     sizes = _conformer(audio, "conf_")
     return gemma3n_text(tied_text(c, "gemma3n_text")).replace(
         vision_tower="gemma3n",

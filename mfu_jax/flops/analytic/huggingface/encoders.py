@@ -71,7 +71,7 @@ _ROBERTA_PREFIX = {
 }
 
 
-@model_type(*_ROBERTA_PREFIX)
+@model_type("roberta", "camembert", "xlm-roberta", "data2vec-text")
 def roberta(c: Fields) -> ModelConfig:
     """Like bert; its sequence classifier has a different head, which is not counted here."""
     classes = {**_TEXT_CLASSES, "ForCausalLM": ("mlm",)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 
 from mfu_jax.pages.markup import Markup, number, raw, tag
 
@@ -54,7 +54,8 @@ def fragment(
     kinds = ["word" if place in {0, *words} else None for place in range(len(head))]
     cells = list(islice(rows, _MOST_ROWS + 1))
     notes = [*notes, "…"] if len(cells) > _MOST_ROWS else notes
-    shown = zip(cells[:_MOST_ROWS], bars or [None] * len(cells), strict=False)
+    behind: Iterable[tuple[float, float] | None] = bars or repeat(None)
+    shown = zip(cells[:_MOST_ROWS], behind, strict=False)
     table = tag(
         "table",
         tag("caption", title),

@@ -125,7 +125,7 @@ class Inputs:
         return dataclasses.replace(self, tokens=ahead)
 
 
-class Spec(Protocol):
+class PartSpec(Protocol):
     """The description of a part of a layer; hashable, so that equal layers can be scanned."""
 
     @property

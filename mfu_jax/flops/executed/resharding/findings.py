@@ -67,7 +67,6 @@ _ELEMENTWISE = ELEMENTWISE | TRANSCENDENTAL
 _SHARD_MAP = "shard_map"
 _SUMS = re.compile(r"/(dot_general|conv_general_dilated|reduce\w*|add_any|psum\w*)$")
 
-_Dims = tuple[int, ...]
 _Groups = Sequence[Sequence[int]]
 
 
@@ -440,7 +439,7 @@ class _Doctor:
     def _specs(self) -> Specs:
         return Specs(self.module, self._shardings, self.mesh, self.devices)
 
-    def _before(self, exchange: _Exchange) -> tuple[_Dims, Spec | None]:
+    def _before(self, exchange: _Exchange) -> tuple[tuple[int, ...], Spec | None]:
         """Dimensions on one device, and the split, of the value that is moved."""
         start = Value(exchange.computation, exchange.instruction)
         if exchange.kind not in ("all-gather", "all-to-all"):

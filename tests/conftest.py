@@ -85,6 +85,11 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     gc.callbacks[:] = callbacks
     monitoring._event_duration_secs_listeners = listeners
+    for thread in threading.enumerate():
+        function = next(iter(getattr(thread, "_args", ())), None)
+        writer = getattr(function, "__self__", None)
+        if type(writer).__name__ == "LogWriter":  # of a log until exit: it shows signs of life
+            writer.close(0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -275,10 +275,8 @@ def made(folder: Path) -> Path:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a thread behind the loop is dead, close() waits for it as long as it may."""
-    for name in ("DRAIN_SECONDS", "CLOSE_SECONDS", "HUNG_DRAIN_SECONDS"):
-        monkeypatch.setattr(
-            f"mfu_jax.logger.run_log.recorder.{name}", 0.1 + (name == "DRAIN_SECONDS")
-        )
+    for name, seconds in {"DRAIN": 0.4, "CLOSE": 0.1, "HUNG_DRAIN": 0.1}.items():
+        monkeypatch.setattr(f"mfu_jax.logger.run_log.recorder.{name}_SECONDS", seconds)
     monkeypatch.setattr("mfu_jax.logger.run_log.follower.LAST_RETRY_SECONDS", ())
     monkeypatch.setattr("threading.excepthook", lambda details: None)
 

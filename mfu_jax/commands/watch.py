@@ -56,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
 def _follow(follower: MetricsTail, console: Any, interval: float) -> None:
     """Redraws the frame until Ctrl-C."""
     live = require("rich.live", "mfu-jax watch", install=TRAIN)
+    if not follower.path.exists():
+        print(f"mfu-jax watch: waiting for {follower.path}", file=sys.stderr)
 
     def now() -> Any:
         return frame(follower, time.time(), console.width, console.height)

@@ -121,6 +121,25 @@ def test_impossible_steps_are_named_by_watch_and_report_and_are_no_fall(
     assert capsys.readouterr().out.startswith("impossible numbers (hfu_over_1 in 4 steps); ")
 
 
+def test_a_folder_of_runs_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a", range(3))
+    assert main(["watch", str(tmp_path)]) == 2
+    assert (
+        f"it is the folder of 1 run; pass one, such as {tmp_path / 'a'}" in capsys.readouterr().err
+    )
+
+
+def test_a_loss_that_is_not_finite_leads_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, range(4), **{"learning/loss": float("nan")})
+    assert "the training loss is nan; 50.0% MFU" in "".join(shown(capsys, tmp_path, "--once"))
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("the training loss is nan; 50.0% MFU")
+
+
 def test_the_state_is_the_heartbeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, range(3))
     for state, text in (("ended", "step 2, ended"), ("hung", "HANGS, last step")):

@@ -1,5 +1,6 @@
 """The trainer as its user runs it: a process, its exit code, and the files that it leaves."""
 
+import json
 import re
 import signal
 import subprocess
@@ -55,6 +56,16 @@ def test_every_step_has_its_line_after_the_ledger_and_before_the_summary(
         assert word in tail
     assert out.count("= executed") == 1
     assert out.index("= executed") < out.index("completed step: 0,"), "printed once, at the start"
+
+
+@pytest.mark.full
+def test_json_is_all_that_stdout_has(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "steps=6", "--json")
+    answer = json.loads(out)
+    assert answer["exit_code"] == code == 0
+    assert Path(answer["metrics"]).is_file()
+    assert answer["summary"]["verdict"]["kind"] == "report"
+    assert "completed step: 5, " in err
 
 
 @pytest.mark.full

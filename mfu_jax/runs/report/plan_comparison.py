@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mfu_jax import names
 from mfu_jax.hardware.chips import find, table
-from mfu_jax.logger.records.names import THROTTLE_SCORE
+from mfu_jax.names import THROTTLE_SCORE
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import columns, percent, seconds_text
 from mfu_jax.util.user_files import read_text, unreadable
@@ -227,7 +227,7 @@ def clock_share(reading: Mapping[str, float], plan: Mapping[str, Any]) -> float 
         reading: `MetricsRun.gpu`: NVML's clock of the slowest GPU, or a TPU's throttle score.
         plan: names the chips.
     """
-    if score := reading.get(THROTTLE_SCORE):
+    if (score := reading.get(THROTTLE_SCORE)) is not None:
         return 1 - min(score, 9.0) / 10
     peak = next((c.clock_ghz for c in table() if c.name == plan.get("hardware")), None)
     clock = reading.get("gpu/sm_clock_mhz")

@@ -63,15 +63,10 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
             f"config.json has, such as 'llama'",
             hint="docs/huggingface.md lists the known ones",
         )
-    translated = _translated(
-        Fields(config, model_type) if model_type in TRANSLATIONS else _text(config)
-    )
+    c = Fields(config, model_type) if model_type in TRANSLATIONS else _text(config)
+    translated = _with_head(c, TRANSLATIONS[c.model_type](c))
     step = {name: config[name] for name in _STEP_FIELDS if config.get(name) is not None}
     return translated.replace(**step)
-
-
-def _translated(c: Fields) -> ModelConfig:
-    return _with_head(c, TRANSLATIONS[c.model_type](c))
 
 
 def _text(config: Mapping[str, Any]) -> Fields:

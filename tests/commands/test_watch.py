@@ -75,6 +75,8 @@ def test_the_chip_the_total_and_a_fall_of_the_mfu_are_shown(
     assert lines[1].endswith("2.000 s a step, 2 min to go")
     assert lines[2] == "8 × H100"  # without a peak in the log
     assert lines[3] == "MFU has fallen from 13.7% to 2.1% in the last 8 steps"
+    (tmp_path / "heartbeat.json").write_text('{"state": "ended"}')
+    assert "to go" not in "".join(shown(capsys, tmp_path, "--once"))
 
 
 def test_a_fall_that_lasts_stays_an_alarm(

@@ -152,10 +152,12 @@ def snapshot(follower: MetricsTail, now: float) -> dict[str, Any]:
     )
     total, (devices, peak), last = _total(follower), _chip(follower.setup), steps[-1]
     age, fall = now - last.unix_seconds, _fall(measured)
-    left = None if not total or seconds is None else max(0, total - 1 - last.step) * seconds
+    state, left = _state(follower.heartbeat(), steps, now), None
+    if total and seconds is not None and state != "ended":
+        left = max(0, total - 1 - last.step) * seconds
     return {
         "run": str(follower.path),
-        "state": _state(follower.heartbeat(), steps, now),
+        "state": state,
         "step": last.step,
         "steps": total,
         "seconds_since_last_step": None if math.isnan(age) else age,

@@ -1,4 +1,4 @@
-"""`mfu-jax COMMAND …`: each module of `mfu_jax.commands` is a command, and so is `mfu_jax.train`.
+"""`mfu-jax COMMAND …`: each module in `mfu_jax.commands` is a command, and so is `mfu_jax.train`.
 
 Its docstring is its manual: ``mfu-jax --help`` shows the first line, ``mfu-jax COMMAND --help`` all
 of it. A command is imported only when it runs; its ``main`` takes the words after its name and
@@ -115,18 +115,25 @@ def _kept(error: Exception) -> str:
 
 def command_names() -> list[str]:
     """All commands, in alphabetical order."""
-    return sorted([*(path.stem for path in _FOLDER.glob("[!_]*.py")), _TRAIN])
+    return sorted([*(path.stem for path in _FOLDER.rglob("[!_]*.py")), _TRAIN])
 
 
 def module_of(name: str) -> str:
     """The module of a command."""
-    return f"mfu_jax.{'' if name == _TRAIN else 'commands.'}{name}"
+    if name == _TRAIN:
+        return f"mfu_jax.{name}"
+    return ".".join(["mfu_jax.commands", *_file_of(name).relative_to(_FOLDER).parts[:-1], name])
+
+
+def _file_of(name: str) -> Path:
+    if name == _TRAIN:
+        return Path(__file__).with_name(f"{name}.py")
+    return next(_FOLDER.rglob(f"{name}.py"))
 
 
 def manual(name: str) -> str:
     """The docstring of a command's module, read without importing it: some import jax."""
-    folder = Path(__file__).parent if name == _TRAIN else _FOLDER
-    source = (folder / f"{name}.py").read_text(encoding="utf-8")
+    source = _file_of(name).read_text(encoding="utf-8")
     return source.partition('"""')[2].partition('"""')[0].rstrip()
 
 

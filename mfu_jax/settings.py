@@ -32,7 +32,7 @@ from mfu_jax.logger.config import (
     setting,
 )
 from mfu_jax.storage.addresses import Address, check_path, path_of
-from mfu_jax.storage.dump_names import check_name
+from mfu_jax.storage.trace_folders import check_name
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.values import field_types, typed
 
@@ -151,7 +151,6 @@ class Settings(MetricsKeys):
             for name, place in IN_RUN_DIR.items():
                 object.__setattr__(self, name, getattr(self, name) or f"{self.run_dir}/{place}")
         self.check()
-        _check_not_negative(self)
         if self.calls_per_step > 1 < self.steps_per_call:
             raise UserError(
                 f"calls_per_step={self.calls_per_step} and "
@@ -316,20 +315,6 @@ def parse_steps(text: str) -> tuple[int, int]:
             hint="usually they are the wrong way round; leave it out for no trace",
         )
     return first, last
-
-
-def _check_not_negative(settings: Settings) -> None:
-    if settings.start_step < 0:
-        raise UserError(
-            f"start_step={settings.start_step}: expected at least 0",
-            hint="usually a subtraction went wrong; pass start_step=0 or leave it out",
-        )
-    for name in ("model_flops_per_device", "tokens_per_step"):
-        if not (getattr(settings, name) or 0) >= 0:
-            raise UserError(
-                f"{name}={getattr(settings, name)}: expected a number of at least 0",
-                hint="usually a wrong unit; leave it out if it is not known",
-            )
 
 
 def _check_profile_dir(folder: str) -> None:

@@ -1,10 +1,11 @@
 """Trains the reference model and logs MFU and HFU of every step.
 
-usage: mfu-jax train [FILE.yml] [key=value …]
-       python -m mfu_jax.train [FILE.yml] [key=value …]
+usage: mfu-jax train [FILE.yml] [key=value …] [--json]
+       python -m mfu_jax.train [FILE.yml] [key=value …] [--json]
 
 Without a file it trains configs/demo.yml; configs/base.yml lists every key with its default;
-model=NAME is short for model_name=NAME.
+model=NAME is short for model_name=NAME. --json prints one JSON object on stdout, at the end: the
+run's totals and its files; the steps are then on stderr.
 
 SIGTERM, SIGINT, SIGHUP and SIGUSR1 (SLURM's --signal=USR1@120) finish the step, save a checkpoint
 and stop; a second SIGINT ends at once. The same command resumes. Exit codes: 0 done, 2 wrong
@@ -15,12 +16,15 @@ example: mfu-jax train model=llama2-7b scale=tiny steps=20"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from mfu_jax.errors import UserError, two_lines
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.trainer.config.pyconfig import Config, load
+from mfu_jax.util.formatting import json_text
 from mfu_jax.util.optional_deps import TRAIN, require
 
 
@@ -33,8 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help", "help"} & set(arguments):
         print(__doc__)
         return 0
+    as_json = "--json" in arguments
     try:
-        config = load(arguments)
+        config = load([word for word in arguments if word != "--json"])
         run_log = start_run_log(config)
         for part in ("flax", "optax", "orbax.checkpoint"):  # they import JAX, which takes seconds
             require(part, "the trainer", install=TRAIN)
@@ -43,7 +48,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     from mfu_jax.trainer.loop import run
 
-    return run(config, run_log)
+    if not as_json:
+        return run(config, run_log)
+    with contextlib.redirect_stdout(sys.stderr):
+        code = run(config, run_log)
+    print(_answer(config, code))
+    return code
+
+
+def _answer(config: Config, exit_code: int) -> str:
+    """What ``--json`` prints."""
+    from mfu_jax.runs.metrics.run_files import logged_summary
+
+    metrics, checkpoints = config.metrics_path, config.run_directory / "checkpoints"
+    files = {
+        "metrics": metrics,
+        "tensorboard": config.tensorboard_path,
+        "checkpoints": checkpoints if config.enable_checkpointing else None,
+    }
+    answer: dict[str, Any] = {name: place and str(place) for name, place in files.items()}
+    summary = logged_summary(str(metrics)) if metrics else {}
+    return json_text({"exit_code": exit_code, **answer, "summary": summary or None})
 
 
 def start_run_log(config: Config) -> RunLog | None:

@@ -104,15 +104,16 @@ class Router(nnx.Module):
             wanted = wanted + jax.lax.stop_gradient(self.choice_bias[...]).astype(jnp.float32)
         if spec.groups > 1:
             wanted = jnp.where(self._open(wanted), wanted, -jnp.inf)
-        return jax.lax.top_k(wanted, spec.per_token)[1]
+        return highest(wanted, spec.per_token)
 
     def _open(self, wanted: jax.Array) -> jax.Array:
         """Whether an expert's group is chosen: by its two best scores, or its best if softmax."""
         spec = self.spec
         grouped = wanted.reshape(*wanted.shape[:-1], spec.groups, -1)
         best = 2 if spec.score == "sigmoid" else 1
-        of_group = jax.lax.top_k(grouped, min(best, grouped.shape[-1]))[0].sum(-1)
-        chosen = jax.lax.top_k(of_group, spec.top_groups)[1]
+        first = highest(grouped, min(best, grouped.shape[-1]))
+        of_group = jnp.take_along_axis(grouped, first, axis=-1).sum(-1)
+        chosen = highest(of_group, spec.top_groups)
         is_open = (chosen[..., None] == jnp.arange(spec.groups)).any(-2)
         return jnp.repeat(is_open, grouped.shape[-1], axis=-1)
 
@@ -126,6 +127,16 @@ class Router(nnx.Module):
             share = load / chosen.size
             even = (share * scores.mean(axis=tuple(range(scores.ndim - 1)))).sum() * spec.experts
             inputs.notes["balance_loss"] = spec.balance_weight * even
+
+
+def highest(scores: jax.Array, count: int) -> jax.Array:
+    """Indices of the largest, first those, as `jax.lax.top_k`, which gathers a split batch."""
+    chosen = []
+    for _ in range(count):
+        chosen.append(jnp.argmax(scores, axis=-1))
+        is_taken = jnp.arange(scores.shape[-1]) == chosen[-1][..., None]
+        scores = jnp.where(is_taken, -jnp.inf, scores)
+    return jnp.stack(chosen, axis=-1)
 
 
 def _hashed(tokens: jax.Array, experts: int, per_token: int) -> jax.Array:

@@ -144,7 +144,7 @@ class Pipeline(nnx.Module):
             {name: v / plan.microbatches if name in _MEANS else v for name, v in note.items()}
             for note in notes
         ]
-        return _joined(streams), [means]
+        return _joined(_by_rows(streams)), [means]
 
 
 class _Turn(NamedTuple):
@@ -192,7 +192,7 @@ def _with_result(streams: jax.Array, result: jax.Array, item: jax.Array) -> jax.
     place = item % streams.shape[0]
     before = jax.lax.dynamic_index_in_dim(streams, place, keepdims=False)
     new = jnp.where(item >= 0, result, before)
-    return jax.lax.dynamic_update_index_in_dim(streams, new, place, 0)
+    return _by_rows(jax.lax.dynamic_update_index_in_dim(streams, new, place, 0))
 
 
 def _of_repeat(weights: Any, repeat: jax.Array) -> Any:
@@ -224,8 +224,12 @@ def _over_stages(x: jax.Array) -> jax.Array:
 
 def _microbatches(x: jax.Array, count: int) -> jax.Array:
     """[batch, sequence, ...] → [count, rows, sequence, ...]: each has rows of every device."""
-    cut = x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
-    return constrain(cut, None, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (cut.ndim - 3))
+    return _by_rows(x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1))
+
+
+def _by_rows(x: jax.Array) -> jax.Array:
+    """Places [microbatches, rows, sequence, ...] on the devices of its rows."""
+    return constrain(x, None, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (x.ndim - 3))
 
 
 def _joined(streams: jax.Array) -> jax.Array:

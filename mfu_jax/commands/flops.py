@@ -2,7 +2,7 @@
 
 usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
        mfu-jax flops config.json --trace [key=value …] [--json]
-       mfu-jax flops --list
+       mfu-jax flops --list [--json]
 
 NAME_OR_FILE  a bundled model (--list names them), a MaxText model YAML, or a config.json; or
               model=NAME_OR_FILE, as in the other commands
@@ -62,9 +62,10 @@ def main(argv: Sequence[str]) -> int:
     keys = {*override_keys(), MODEL, "convention", "mfu"}
     arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list", "--trace"))
     if "--list" in arguments.flags:
-        if len(argv) > 1:
+        if {*argv} - {"--list", "--json"}:
             raise UserError("--list takes no other arguments", hint="leave them out")
-        print("\n".join(model_names()))
+        names = model_names()
+        print(json_text(names) if "--json" in arguments.flags else "\n".join(names))
         return 0
     name, arguments = _model(arguments)
     overrides, convention, mfu = _settings(arguments)

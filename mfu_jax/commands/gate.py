@@ -33,7 +33,7 @@ from mfu_jax.runs.report.setup import read_setup
 from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.util.arguments import Arguments, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import number_of, typed
 from mfu_jax.verdict import NextStep, TimeLoss, Verdict
 
 _KEYS = ("baseline", "threshold", "junit", "warmup_steps")
@@ -67,9 +67,7 @@ def _gate(arguments: Arguments) -> tuple[Gate, Verdict]:
             hint="name the run to compare with",
         )
     threshold = _fraction(values.get("threshold", _THRESHOLD))
-    warmup = int(typed("warmup_steps", values.get("warmup_steps", WARMUP_STEPS), int))
-    if warmup < 0:
-        raise UserError(f"warmup_steps={warmup}: expected 0 or more")
+    warmup = number_of(values, "warmup_steps", int, WARMUP_STEPS)
     metrics = read_metrics_of(run)
     found = compare_with_runs(
         [read_metrics_of(name) for name in baselines], metrics, warmup_steps=warmup

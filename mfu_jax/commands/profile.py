@@ -17,7 +17,6 @@ Two folders are compared: what got slower, in seconds per step, and why.
   peak_tflops_per_device=N  dense peak, instead of the table's; CPUs are calibrated
   plan=FILE        also prints where the time differs from the plan's, op by op, with the cause in
                    seconds; FILE is what mfu-jax plan … --json prints
-  tensorboard=LOGS writes the numbers as scalars, profile/…, in run "profile" of this log directory
   perfetto=FILE    writes the timeline with each op's FLOPs, MFU and scope to FILE.json.gz, which
                    ui.perfetto.dev opens
   --json           one JSON object on stdout
@@ -31,7 +30,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,14 +37,16 @@ from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware import CALIBRATE
 from mfu_jax.util.arguments import MODEL_FLOPS, PEAK, Arguments, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import number_of
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
     from mfu_jax.profiling.report.plan_gap import PlanGap
 
 _TABLES = ("by", "depth", "sort")
-_OUTPUTS = ("perfetto", "plan", "tensorboard")
+_FLOPS = "pass those of one run of the program on one device"
+_TOP = 15
+_OUTPUTS = ("perfetto", "plan")
 _KEYS = (*_TABLES, "top", MODEL_FLOPS, "hardware", PEAK, *_OUTPUTS)
 
 
@@ -66,17 +66,14 @@ def main(argv: Sequence[str]) -> int:
         return _two(folders, page, arguments)
     values = arguments.values
     by, sort = _tables(values.get("by", "scope,op")), _sort(values.get("sort", "time"))
-    depth, top = _count(values, "depth", 0), _top(values)
+    depth, top = number_of(values, "depth", int, 0), number_of(values, "top", int, _TOP)
     profile = _read(folders[0], values)
     gap = _gap(profile, folders[0], values.get("plan"))
-    if "tensorboard" in values:
-        from mfu_jax.logger.sinks.tensorboard import write_scalars
-
-        write_scalars(values["tensorboard"], "profile", profile.last_step, profile.scalars())
     if "perfetto" in values:
         from mfu_jax.profiling.report.perfetto import write_perfetto
 
-        print(write_perfetto(profile, values["perfetto"]), file=sys.stderr)
+        where = write_perfetto(profile, values["perfetto"])
+        print(f"mfu-jax profile: wrote {where}, for ui.perfetto.dev", file=sys.stderr)
     if "--json" in arguments.flags:
         beside = {} if gap is None else {"plan": gap.to_json()}
         print(json_text({**profile.to_json(depth=depth, sort=sort), **beside}))
@@ -106,12 +103,11 @@ def _folders(arguments: Arguments) -> list[str]:
 def _read(folder: str, values: Mapping[str, str]) -> Profile:
     from mfu_jax.profiling.profile import read_profile
 
-    peak = values.get(PEAK)
     return read_profile(
         folder,
-        peak_tflops_per_device=None if peak is None else float(typed(PEAK, peak, float)),
+        peak_tflops_per_device=number_of(values, PEAK, float),
         hardware=values.get("hardware", ""),
-        model_flops=_model(values),
+        model_flops=number_of(values, MODEL_FLOPS, int, is_positive=True, hint=_FLOPS),
     )
 
 
@@ -131,20 +127,6 @@ def _gap(profile: Profile, folder: str, path: str | None) -> PlanGap | None:
     return plan_gap(profile, plan, path, share)
 
 
-def _model(values: Mapping[str, str]) -> int | None:
-    text = values.get(MODEL_FLOPS)
-    if text is None:
-        return None
-    flops = int(typed(MODEL_FLOPS, text, int | Fraction))
-    if flops <= 0:
-        raise UserError(
-            f"{MODEL_FLOPS}={text}: expected the FLOPs of one run of the program on one "
-            "device, above 0",
-            hint="leave it out for those stored with the trace",
-        )
-    return flops
-
-
 def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
     from mfu_jax.profiling.report.comparison import compare
 
@@ -160,7 +142,7 @@ def _two(folders: Sequence[str], page: str | None, arguments: Arguments) -> int:
                 f"{key}= and two profiles: expected one folder",
                 hint=f"leave {key}= out",
             )
-    top = _top(values)
+    top = number_of(values, "top", int, _TOP)
     comparison = compare(*(_read(folder, values) for folder in folders))
     if "--json" in arguments.flags:
         print(json_text(comparison.to_json()))
@@ -199,14 +181,3 @@ def _sort(text: str) -> str:
             hint=nearest(text, SORTS),
         )
     return text
-
-
-def _top(values: Mapping[str, str]) -> int:
-    return _count(values, "top", 15)
-
-
-def _count(values: Mapping[str, str], key: str, default: int) -> int:
-    number = int(typed(key, values.get(key, str(default)), int))
-    if number < 0:
-        raise UserError(f"{key}={number}: expected 0 or more")
-    return number

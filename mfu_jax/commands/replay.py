@@ -108,7 +108,7 @@ def _follow(path: Path, sink: Sink, first: int) -> tuple[int | None, int]:
     follower.begin_behind(reader)
     follower.start()
     follower.settle(is_last=True).wait()
-    last = None if reader.last is None else reader.last.step
+    last = None if follower.last is None else follower.last.step
     follower.count_rest(is_on_disk=False)
     follower.finish(_summary(totals)).wait()
     return last, follower.lost.total()

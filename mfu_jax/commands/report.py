@@ -38,7 +38,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from mfu_jax import hardware
-from mfu_jax.errors import UserError, one_line
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.runs.comparison.runs import RunComparison, compare_with_runs
 from mfu_jax.runs.goodput import ml_goodput
 from mfu_jax.runs.goodput.wall_clock import read_attempts
@@ -56,7 +56,7 @@ from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.arguments import MODEL, PEAK, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import number_of
 
 _OF_HARDWARE = ("hardware", "dtype", PEAK)
 _KEYS = (
@@ -70,6 +70,7 @@ _KEYS = (
     "plan",
     "profile",
 )
+_WARMUP = f"it is how many steps to leave out; {WARMUP_STEPS} if not given"
 _PLACES = (".", "profile", "tensorboard")  # where a profile may be in a run's folder
 _EXPORTS = ("ml_goodput", "summary")
 # Larger traces take minutes: they are read only on request.
@@ -98,7 +99,8 @@ def main(argv: Sequence[str]) -> int:
         print(json_text(found[0]) if "--json" in arguments.flags else found[1])
         return 0
     profile = arguments.values.get("profile")
-    runs = [_with_waits(runs[0], profile), *(_with_waits(run, None) for run in runs[1:])]
+    first = _with_waits(runs[0], profile) if profile else _with_own(runs[0])
+    runs = [first, *map(_with_own, runs[1:])]
     compared = [_compared(runs[0], run) for run in runs[1:]]
     plan = _plan(arguments, runs[0])
     if plan is not None:
@@ -154,18 +156,12 @@ def _compared(a: RunData, b: RunData) -> RunComparison:
     return dataclasses.replace(found, notes=(*found.notes, note))
 
 
-def _with_waits(run: RunData, profile: str | None) -> RunData:
-    """The run with its hosts' waits, read from its profile.
-
-    Args:
-        run: the run.
-        profile: the profile's folder; None: the one in the run's folder, if any.
+def _with_waits(run: RunData, profile: str) -> RunData:
+    """The run with its hosts' waits, read from a profile's folder.
 
     Raises:
-        UserError: there is no trace in `profile`, or only one host's, or one cannot be read.
+        UserError: there is no trace in it, or only one host's, or one cannot be read.
     """
-    if profile is None:
-        return _with_own(run)
     waits = _read(Path(profile))
     if waits is None:
         raise UserError(
@@ -173,12 +169,7 @@ def _with_waits(run: RunData, profile: str | None) -> RunData:
             hint="usually each host traced to a disk of its own; copy their plugins/profile "
             "together, or leave --profile out",
         )
-    return _with(run, waits)
-
-
-def _with(run: RunData, waits: CollectiveWaits) -> RunData:
-    answer = {**run.answer, "collective_waits": waits.to_json()}
-    return dataclasses.replace(run, waits=waits, answer=answer)
+    return dataclasses.replace(run, waits=waits)
 
 
 def _with_own(run: RunData) -> RunData:
@@ -194,14 +185,13 @@ def _with_own(run: RunData) -> RunData:
             return _noted(run, f"{size / 1e9:.1f} GB; --profile {folder} reads it")
         waits = _read(folder)
     except UserError as error:
-        return _noted(run, one_line(str(error)))
-    return run if waits is None else _with(run, waits)
+        return _noted(run, first_line(error))
+    return dataclasses.replace(run, waits=waits)
 
 
 def _noted(run: RunData, why: str) -> RunData:
     notes = (*run.time.notes, f"the profile is left out: {why}")
-    time = dataclasses.replace(run.time, notes=notes)
-    return dataclasses.replace(run, time=time, answer={**run.answer, "notes": notes})
+    return dataclasses.replace(run, time=dataclasses.replace(run.time, notes=notes))
 
 
 def _folder_of(run: RunData) -> Path | None:
@@ -236,13 +226,13 @@ def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
     try:
         if not named and sum(file.stat().st_size for file in trace_files(folder)) > _MOST_BYTES:
             raise UserError(f"the trace is large; --profile {folder} reads it")
-        profile = read_profile(folder, peak_tflops_per_device=run.answer["peak_tflops_per_device"])
+        profile = read_profile(folder, peak_tflops_per_device=run.peak[1])
         gap = plan_gap(profile, plan, path, clock_share(run.metrics.gpu, plan))
         found = compare_with_plan(plan, path, run, profile.scalars())
         return dataclasses.replace(found, gap=gap)
     except UserError as error:
         found = compare_with_plan(plan, path, run)
-        notes = (*found.notes, f"no gap by op: {one_line(str(error))}")
+        notes = (*found.notes, f"no gap by op: {first_line(error)}")
         return dataclasses.replace(found, notes=notes)
 
 
@@ -275,13 +265,19 @@ def _export(arguments: Arguments) -> int:
     if form == "summary":
         totals = read_run_data(run, Options()).totals
         write_whole(file, "FILE", f"{json.dumps(totals, indent=2)}\n".encode())
-        print(f"{file}: {totals['steps']} measured steps")
+        _say(arguments, file, "measured steps", totals["steps"])
         return 0
     events = ml_goodput.events(path_of(run).name, read_attempts(run))
     lines = "".join(f"{json.dumps(event)}\n" for event in events)
     write_whole(file, "FILE", lines.encode())
-    print(f"{file}: {len(events)} events")
+    _say(arguments, file, "events", len(events))
     return 0
+
+
+def _say(arguments: Arguments, file: str, what: str, count: int) -> None:
+    as_json = "--json" in arguments.flags
+    answer = {"file": file, what.split()[-1]: count}
+    print(json_text(answer) if as_json else f"{file}: {count} {what}")
 
 
 def _options(arguments: Arguments) -> Options:
@@ -293,31 +289,13 @@ def _options(arguments: Arguments) -> Options:
         arguments.checked(known, usually=usually)
     return Options(
         peak=_peak(values),
-        warmup_steps=_warmup_steps(values),
+        warmup_steps=number_of(values, "warmup_steps", int, WARMUP_STEPS, hint=_WARMUP),
         model=values.get(MODEL, ""),
         fields={key: text for key, text in values.items() if key not in _KEYS},
         convention=values.get("convention", "maxtext"),
-        price=_positive(values, "price", float),
-        devices=_positive(values, "devices", int),
+        price=number_of(values, "price", float, is_positive=True),
+        devices=number_of(values, "devices", int, is_positive=True),
     )
-
-
-def _positive(values: Mapping[str, str], key: str, kind: type) -> Any:
-    """A number above 0; None if not given."""
-    if key not in values:
-        return None
-    number = typed(key, values[key], kind)
-    if not 0 < number < float("inf"):
-        raise UserError(f"{key}={values[key]}: expected a number above 0")
-    return number
-
-
-def _warmup_steps(options: Mapping[str, str]) -> int:
-    hint = f"it is how many steps to leave out; {WARMUP_STEPS} if not given"
-    steps: int = typed("warmup_steps", options.get("warmup_steps", WARMUP_STEPS), int, hint=hint)
-    if steps < 0:
-        raise UserError(f"warmup_steps={steps}: expected 0 or more", hint=hint)
-    return steps
 
 
 def _peak(options: Mapping[str, str]) -> hardware.Peak | None:

@@ -10,7 +10,8 @@ guessed: an unknown device kind is an error that says what to do.
 >>> resolve_peak("TPU v5", "bf16").source
 'table: TPU v5p, bf16'
 
-Nothing here imports jax or numpy; `hardware.calibration` measures peaks.
+Nothing here imports jax or numpy; `hardware.calibration` measures peaks, `hardware.gpus` and
+`hardware.counters` read what the attached devices tell of themselves while they run.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ taken from the run's process.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import subprocess
@@ -102,11 +103,11 @@ class StepProfile:
             is_last: whether it is the run's last step, which waits for the numbers.
         """
         if self._is_on and number >= self._last:
-            with self._failsafe("the device trace does not end"):
-                self._stop_in_pause()
+            with self._failsafe("the device trace does not end"), logger.own_pause("profile"):
+                self._stop()
         if self._reading is not None and (is_last or self._reading.is_done):
-            with self._failsafe("the profile is not in the metrics"):
-                self._log_numbers_in_pause()
+            with self._failsafe("the profile is not in the metrics"), logger.own_pause("profile"):
+                self._log_numbers()
 
     def close(self) -> None:
         """Ends the trace if the run ends before the range does; waits for its numbers.
@@ -143,10 +144,6 @@ class StepProfile:
             jax.profiler.start_trace(folder)
         self._is_on = True
 
-    def _stop_in_pause(self) -> None:
-        with self._logger.own_pause("profile"):
-            self._stop()
-
     def _stop(self) -> None:
         self._is_on = False
         jax.profiler.stop_trace()
@@ -156,16 +153,12 @@ class StepProfile:
         _log.info("device trace of %s: %s", steps, self._folder)
         if jax.process_index() == 0:  # only this one has sinks
             self._reading = TraceReading(
-                self._folder,
-                steps,
+                folder=self._folder,
+                steps=steps,
                 peak=self._peak,
                 hardware=self._hardware,
                 boundary=self._boundary,
             )
-
-    def _log_numbers_in_pause(self) -> None:
-        with self._logger.own_pause("profile"):
-            self._log_numbers()
 
     def _log_numbers(self) -> None:
         reading, self._reading = self._reading, None
@@ -178,6 +171,7 @@ class StepProfile:
         return failsafe(missing, self._boundary, passes=RERAISED)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class TraceReading:
     """One trace being read.
 
@@ -193,25 +187,18 @@ class TraceReading:
             and after a failure.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        steps: str,
-        *,
-        peak: Callable[[], Peak | None],
-        hardware: str,
-        boundary: Boundary,
-    ) -> None:
+    folder: str
+    steps: str
+    peak: Callable[[], Peak | None]
+    hardware: str
+    boundary: Boundary
+
+    def __post_init__(self) -> None:
         self.numbers: Mapping[str, float] = {}
-        self._folder = folder
-        self._steps = steps
-        self._peak = peak
-        self._hardware = hardware
         self._process: subprocess.Popen[str] | None = None
         self._is_abandoned = False
-        self._thread = boundary.thread(
-            "mfu_jax trace", f"the profile of {steps} is not in the metrics", self._read
-        )
+        missing = f"the profile of {self.steps} is not in the metrics"
+        self._thread = self.boundary.thread("mfu_jax trace", missing, self._read)
         self._thread.start()
 
     @property
@@ -229,14 +216,16 @@ class TraceReading:
             self._thread.join(1.0)
 
     def _read(self) -> None:
-        peak = self._peak()
+        peak = self.peak()
         if peak is None:
             raise UserError(
                 "no peak of the device is known; expected one to divide the time by",
                 hint="pass peak_tflops_per_device=N or hardware=NAME",
             )
+        # Empty if the table has one for every dtype.
+        tflops = "" if peak.kind == "table" else repr(peak.tflops_per_sec)
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", PROFILE_READER, self._folder, _tflops(peak), self._hardware],
+            [sys.executable, "-m", PROFILE_READER, self.folder, tflops, self.hardware],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -248,17 +237,12 @@ class TraceReading:
         if self._is_abandoned:
             raise UserError(
                 f"the trace was not read within {READ_SECONDS:.0f} s of the run's end",
-                hint=f"mfu-jax profile {self._folder} reads it",
+                hint=f"mfu-jax profile {self.folder} reads it",
             )
         if process.returncode:
             raise UserError((error.strip().splitlines() or ["no text"])[-1])
         self.numbers = json.loads(output.strip().splitlines()[-1])
-        _log.info("profile of %s: %s", self._steps, _headline(self.numbers, self._folder))
-
-
-def _tflops(peak: Peak) -> str:
-    """The peak as an argument of the reader; empty if the table has one for every dtype."""
-    return "" if peak.kind == "table" else repr(peak.tflops_per_sec)
+        _log.info("profile of %s: %s", self.steps, _headline(self.numbers, self.folder))
 
 
 def _headline(numbers: Mapping[str, float], folder: str) -> str:

@@ -20,10 +20,7 @@ _OUTPUTS = ("metrics_file", "tensorboard_dir", "prometheus_textfile", "webhook_u
 # Settings that belong to a logger and its loop, so they cannot be combined with a given logger.
 OF_LOGGER = (
     "run_dir",
-    "metrics_file",
-    "tensorboard_dir",
-    "prometheus_textfile",
-    "webhook_url",
+    *_OUTPUTS,
     "console_line",
     "fsync_seconds",
     *LOGGER_KEYS,
@@ -58,11 +55,7 @@ def resolve(
     if isinstance(flops_source, str):
         options = {**options, "flops_source": flops_source}
     elif isinstance(flops_source, int | float):
-        options = {
-            **options,
-            "flops_source": "value",
-            "model_flops_per_device": flops_source,
-        }
+        options = {**options, "flops_source": "value", "model_flops_per_device": flops_source}
     elif flops_source is not None:
         config, options = flops_source, {**options, "flops_source": "analytic"}
     resolved = Settings.of({**values, **options})
@@ -71,14 +64,14 @@ def resolve(
 
 def check_kinds(*, metrics: Any, segment_ids: Any, logger: Any, sinks: Any, settings: Any) -> None:
     """Raises a `UserError` if an option that must be an object is of the wrong kind."""
-    kinds: tuple[tuple[str, Any, Callable[[Any], bool], str], ...] = (
-        ("metrics", metrics, callable, "a function from the step's output to its scalars"),
-        ("segment_ids", segment_ids, callable, "a function of the step's arguments"),
-        ("logger", logger, _is_logger, "a MetricLogger"),
-        ("settings", settings, _is_settings, "a Settings, such as mfu_jax.flags.settings() makes"),
+    kinds: tuple[tuple[str, Any, Any, str], ...] = (
+        ("metrics", metrics, Callable, "a function from the step's output to its scalars"),
+        ("segment_ids", segment_ids, Callable, "a function of the step's arguments"),
+        ("logger", logger, MetricLogger | DisabledLogger, "a MetricLogger"),
+        ("settings", settings, Settings, "a Settings, such as mfu_jax.flags.settings() makes"),
     )
-    for name, value, is_right, expected in kinds:
-        if value is not None and not is_right(value):
+    for name, value, kind, expected in kinds:
+        if value is not None and not isinstance(value, kind):
             raise UserError(
                 f"{name}={value!r}: expected {expected}",
                 hint="usually another object of that name, or its result; see "
@@ -86,14 +79,6 @@ def check_kinds(*, metrics: Any, segment_ids: Any, logger: Any, sinks: Any, sett
             )
     if sinks is not None:
         checked_sinks(sinks)
-
-
-def _is_logger(value: Any) -> bool:
-    return isinstance(value, MetricLogger | DisabledLogger)
-
-
-def _is_settings(value: Any) -> bool:
-    return isinstance(value, Settings)
 
 
 def checked_config(settings: Settings, config: Any) -> Any:

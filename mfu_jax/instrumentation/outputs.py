@@ -63,7 +63,7 @@ def select_metrics(output: Any, select: Select | None = None, *, steps: int = 1)
                 text,
                 describe_dropped(left_out) if left_out else "",
             )
-    if select is None and 1 < steps <= MOST_NUMBERS:
+    elif 1 < steps <= MOST_NUMBERS:
         with contextlib.suppress(Exception):  # a tree of a class that takes arrays only
             if (found := _find(_of_a_step(output, steps))) is not None:
                 return found
@@ -88,13 +88,10 @@ def _of_a_step(output: Any, steps: int) -> Any:
     shapes = [{getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(part)} for part in parts]
     stacked = [i for i, own in enumerate(shapes) if {shape[:1] for shape in own} == {(steps,)}]
     numbers = [i for i in stacked if shapes[i] == {(steps,)}]
+    shape = jax.ShapeDtypeStruct
     for index in numbers or stacked[-1:]:
-        parts[index] = jax.tree.map(_without_steps, parts[index])
+        parts[index] = jax.tree.map(lambda leaf: shape(leaf.shape[1:], leaf.dtype), parts[index])
     return jax.tree.unflatten(structure, parts)
-
-
-def _without_steps(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
 
 def _has_loss(value: Any) -> bool:
@@ -148,17 +145,13 @@ def _hint(output: Any) -> str:
                 f"metrics=lambda output: {_shown(path)}"
             )
     for path, value in _places(output, (), 0):
-        names = [str(k) for k, v in value.items() if _is_scalar(v)] if _is_dict(value) else []
-        if names:
+        entries = value if isinstance(value, Mapping) else {}
+        if names := [str(k) for k, v in entries.items() if _is_scalar(v)]:
             return (
                 f"; if {', '.join(names[:3])} in {_shown(path)} are metrics, pass "
                 f"metrics=lambda output: {_shown(path)}"
             )
     return ""
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -216,7 +209,8 @@ def _names_of(value: Mapping[Any, Any]) -> _Names:
 
 
 def _of_mapping(path: tuple[Any, ...], value: Mapping[Any, Any]) -> Selection:
-    names, get = _names_of(value), _getter(path)
+    names = _names_of(value)
+    get = operator.itemgetter(*path) if len(path) == 1 else functools.partial(_at, path=path)
     # This runs in every step, with cold caches: if every entry is a metric, one copy is faster.
     whole = type(value) is dict and list(names.kept) == list(value) == [*map(str, value)]
     whole = whole and not names.means and all(inner is None for inner in names.kept.values())
@@ -387,10 +381,6 @@ def _at(out: Any, path: tuple[Any, ...]) -> Any:
     for index in path:
         out = out[index]
     return out
-
-
-def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any]:
-    return operator.itemgetter(path[0]) if len(path) == 1 else functools.partial(_at, path=path)
 
 
 def _shown(path: tuple[Any, ...]) -> str:

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -34,8 +34,7 @@ from mfu_jax.instrumentation.counts import (
 )
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.settings import Settings
-from mfu_jax.storage.dump_names import SUFFIX
-from mfu_jax.storage.trace_folders import dump_path
+from mfu_jax.storage.trace_folders import DUMP_SUFFIX, dump_path
 from mfu_jax.util import jax_internals
 from mfu_jax.util.failsafe import Boundary, failsafe
 
@@ -103,11 +102,9 @@ class ProgramAnalysis:
         self._name = name
         self._boundary = boundary = boundary or Boundary()
         self._settings = settings
-        self._trip_counts = trip_counts
-        self._lengths = lengths
+        self._given: dict[str, Any] = {"trip_counts": trip_counts, "lengths": lengths}
         self.model: ModelCount | None = None
         self.peaks: StepPeaks | None = None
-        self._kernel_flops: KernelRuns = {}
         with pause("count"):
             lowered = lowered or jax_internals.lowered(step, args, kwargs)
             inputs = jax.tree.leaves(getattr(lowered, "args_info", None))
@@ -117,9 +114,20 @@ class ProgramAnalysis:
             with failsafe(f"MFU of {name} is not known", boundary):
                 self.model = self._count_model(step, args, kwargs, config)
             with failsafe(f"the FLOPs of the Pallas kernels of {name} are not known", boundary):
-                self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
-        with self._pause_for_peaks(pause), failsafe(f"MFU of {name} is not known", boundary):
-            self.peaks = self._find_peaks()
+                self._given["kernel_flops"] = kernel_flops_of(step, args, kwargs, self.device)
+        is_given = settings.peak_tflops_per_device is not None
+        is_measured = is_measured_peak(self.device.device_kind, settings.hardware)
+        # A peak that may be measured, which takes seconds, has a pause by a name of its own.
+        with (
+            pause(CALIBRATE if is_measured and not is_given else "count"),
+            failsafe(f"MFU of {name} is not known", boundary),
+        ):
+            self.peaks = find_peaks(
+                self.device,
+                self._flops_by_dtype,
+                peak_tflops_per_device=settings.peak_tflops_per_device,
+                hardware_name=settings.hardware,
+            )
         self.flops: StepFlops | None = None
         self.known_cost = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
         self._backlog = backlog
@@ -128,21 +136,6 @@ class ProgramAnalysis:
         self.cost: StepCost | Callable[[], StepCost] = failsafe(
             f"HFU of {name} is not known", boundary, instead=self.known_cost
         )(self._wait)
-
-    def _pause_for_peaks(self, pause: _MakePause) -> contextlib.AbstractContextManager[Any]:
-        """A pause by a name of its own if a peak may be measured, which takes seconds."""
-        settings = self._settings
-        is_given = settings.peak_tflops_per_device is not None
-        is_measured = is_measured_peak(self.device.device_kind, settings.hardware)
-        return pause(CALIBRATE if is_measured and not is_given else "count")
-
-    def _find_peaks(self) -> StepPeaks:
-        return find_peaks(
-            self.device,
-            self._flops_by_dtype,
-            peak_tflops_per_device=self._settings.peak_tflops_per_device,
-            hardware_name=self._settings.hardware,
-        )
 
     def count(self) -> StepFlops | None:
         """Counts the executable; a failure is reported, and HFU stays unknown."""
@@ -153,33 +146,22 @@ class ProgramAnalysis:
             self.cost = self.known_cost
             self._done.set()
         with failsafe(f"the program of {self._name} is not dumped", self._boundary):
-            self._dump()
+            dump_step(
+                settings=self._settings,
+                name=self._name,
+                compiled=self.compiled,
+                model=self.model,
+                number=self._number,
+                **self._given,
+            )
         self.compiled = None
         return self.flops
-
-    def _dump(self) -> None:
-        for path in dump_paths(self._settings, self._name):
-            dump_step(
-                path,
-                self._number,
-                self.compiled,
-                self.model,
-                kernel_flops=self._kernel_flops,
-                trip_counts=self._trip_counts,
-                lengths=self._lengths,
-            )
 
     def _count(self) -> None:
         if self.model is None or self.compiled is None:
             return
-        self.flops = count_program(
-            self.compiled,
-            self.model,
-            kernel_flops=self._kernel_flops,
-            trip_counts=self._trip_counts,
-            lengths=self._lengths,
-            unit="step" if self.steps == 1 else "call",
-        )
+        unit: Literal["step", "call"] = "step" if self.steps == 1 else "call"
+        self.flops = count_program(self.compiled, self.model, **self._given, unit=unit)
         self.known_cost = self.flops.cost(
             self.peaks, tokens_per_device=self._tokens, hfu_source=self._settings.hfu_source
         )
@@ -213,7 +195,7 @@ class ProgramAnalysis:
             kwargs,
             devices=devices,
             convention=settings.convention,
-            lengths=self._lengths,
+            lengths=self._given["lengths"],
         )
 
     @property
@@ -281,29 +263,25 @@ def model_flops(count: ModelCount) -> ModelFlops:
     )
 
 
-def dump_paths(settings: Settings, name: str) -> list[str]:
-    """Where to dump a step's program: the user's file, and beside the device traces."""
-    beside = [str(dump_path(settings.trace_folder, name))] if settings.profile_steps else []
-    return [settings.dump_program, *beside]
-
-
 def dump_step(
-    path: str,
-    number: int,
+    *,
+    settings: Settings,
+    name: str,
     compiled: Any,
     model: ModelCount | None,
-    *,
-    kernel_flops: KernelRuns,
-    trip_counts: Mapping[str, int] | None,
+    number: int = 1,
+    kernel_flops: KernelRuns | None = None,
+    trip_counts: Mapping[str, int] | None = None,
     lengths: Lengths = NO_LENGTHS,
 ) -> None:
-    """Writes one program of a step, in the job's first process only.
+    """Writes one program of a step where the settings say, in the job's first process only.
 
     Args:
-        path: the first program's file; empty: no dump.
-        number: of the program among the step's, from 1; the second goes to ``step.2.mfu``.
+        settings: name the user's file; and the folder of device traces, beside which it is written.
+        name: of the step.
         compiled: the program; None if not known.
         model: its model FLOPs, if they could be counted.
+        number: of the program among the step's, from 1; the second goes to ``step.2.mfu``.
         kernel_flops: see `executed_flops`, also for `trip_counts`.
         trip_counts: iterations of loops that depend on data.
         lengths: of groups and sequences that depend on data.
@@ -311,17 +289,17 @@ def dump_step(
     Raises:
         UserError: it cannot be written.
     """
-    if not path or compiled is None or jax.process_index() != 0:
+    if compiled is None or jax.process_index() != 0:
         return
-    if number > 1:
-        path = f"{path.removesuffix(SUFFIX)}.{number}{SUFFIX}"
-    from mfu_jax.dumps.recording import dump  # only runs that dump load it
+    beside = [str(dump_path(settings.trace_folder, name))] if settings.profile_steps else []
+    for path in filter(None, [settings.dump_program, *beside]):
+        from mfu_jax.dumps.recording import dump  # only runs that dump load it
 
-    dump(
-        compiled,
-        path,
-        model=None if model is None else model_flops(model),
-        kernel_flops=kernel_flops,
-        trip_counts=trip_counts,
-        **lengths.named,
-    )
+        dump(
+            compiled,
+            f"{path.removesuffix(DUMP_SUFFIX)}.{number}{DUMP_SUFFIX}" if number > 1 else path,
+            model=None if model is None else model_flops(model),
+            kernel_flops=kernel_flops,
+            trip_counts=trip_counts,
+            **lengths.named,
+        )

@@ -10,7 +10,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -31,9 +31,7 @@ from mfu_jax.instrumentation.outputs import (
 )
 from mfu_jax.instrumentation.packed_documents import PackedBatch
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
-from mfu_jax.instrumentation.programs import BeforeCall, StepProgram, StepPrograms
-from mfu_jax.instrumentation.signatures import Signature
-from mfu_jax.instrumentation.wrapped_step import WrappedStep
+from mfu_jax.instrumentation.programs import BeforeCall, Signature, StepProgram, StepPrograms
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
@@ -42,7 +40,10 @@ from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.base import format_values
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import parse_steps
-from mfu_jax.util.failsafe import Boundary, failsafe, note_handlers
+from mfu_jax.util.failsafe import Boundary, Once, failsafe, note_handlers
+
+if TYPE_CHECKING:
+    from mfu_jax.instrumentation.instrumented_step import WrappedStep
 
 _log = logging.getLogger("mfu_jax")
 
@@ -50,6 +51,9 @@ COUNT_SECONDS = 30.0
 """Longest wait for a count at the end of a run."""
 
 _NO_DOCUMENTS = "the documents of a batch are not known, all its pairs are counted"
+_NO_CHANGE = (
+    "no argument changed; usually a global setting of JAX, or a context such as a mesh, did"
+)
 _UNKNOWN = StepCost(model_flops_per_device=None)
 _UNSELECTED = StepProgram(None, marker_only())
 
@@ -110,7 +114,7 @@ class StepObserver:
                 options.settings, peak=self._traced_peak, boundary=self._boundary
             )
         self._ledgers: list[tuple[Any, ...]] = []
-        self._said_traced = False
+        self._is_first = Once()
         self._is_lost = False
 
     @property
@@ -162,7 +166,9 @@ class StepObserver:
                 packed = options.documents.of(args, kwargs)
         if self._profile is not None and self._profile.concerns(number := self._traced_step()):
             with failsafe("there is no device trace", self._boundary):
-                mark = self._begin_trace(number)
+                entered = self._profile.step(number, logger)
+                entered.__enter__()
+                mark = entered
         before = self._programs.begin_call()
         logger.begin_call()
         return PendingCall(before, packed, mark)
@@ -193,9 +199,9 @@ class StepObserver:
         cost = self._cost(program, pending.packed)
         steps = self._options.settings.steps_per_call
         is_step = self.logger.observe_call(self.name, metrics, cost, output, steps)
-        if is_step and pending.mark is not None:
+        if is_step and pending.mark is not None and self._profile is not None:
             with failsafe("the device trace does not end", self._boundary):
-                self._end_trace()
+                self._profile.after(self.logger.next_step - 1, self.logger)
 
     @failsafe("the device trace has one step more")
     def call_failed(self, pending: PendingCall | None) -> None:
@@ -205,11 +211,7 @@ class StepObserver:
 
     def flops(self) -> StepFlops | None:
         """All counts of the last program run; waits for them."""
-        analysis = None if self.current is None else self.current.analysis
-        if analysis is None:
-            return None
-        analysis.wait(COUNT_SECONDS)
-        return analysis.flops
+        return None if (counted := self._counted()) is None else counted.flops
 
     def close(self) -> None:
         """Ends the trace and the counts; writes nothing more."""
@@ -244,21 +246,17 @@ class StepObserver:
         first = parse_steps(settings.profile_steps)[0]
         return max(number, min(first, number + settings.steps_per_call - 1))
 
-    def _begin_trace(self, number: int) -> Any:
-        mark = self._profile.step(number, self.logger)  # type: ignore[union-attr]
-        mark.__enter__()
-        return mark
-
-    def _end_trace(self) -> None:
-        self._profile.after(self.logger.next_step - 1, self.logger)  # type: ignore[union-attr]
-
     def _traced_peak(self) -> Peak | None:
         """The peak for the last program run, once its dump is beside the trace."""
+        counted = self._counted()
+        return None if counted is None or counted.peaks is None else counted.peaks.main
+
+    def _counted(self) -> ProgramAnalysis | None:
+        """The analysis of the last program run, once it is counted; None if there is none."""
         analysis = None if self.current is None else self.current.analysis
-        if analysis is None:
-            return None
-        analysis.wait(COUNT_SECONDS)
-        return None if analysis.peaks is None else analysis.peaks.main
+        if analysis is not None:
+            analysis.wait(COUNT_SECONDS)
+        return analysis
 
     def _program_of(
         self, pending: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -266,16 +264,16 @@ class StepObserver:
         """The program that the call ran; None if JAX is tracing another function."""
         programs = self._programs
         is_new = self.current is None or programs.has_compiled(pending.before)
-        if self.current and (self._is_lost or not (is_new or programs.is_ambiguous)):
+        if self.current and (self._is_lost or not (is_new or programs.table.is_ambiguous)):
             return self.current
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, output))):
             self._say_traced()
             return None
-        found = None if is_new else programs.look_up(args, kwargs)
+        found = None if is_new else programs.table.find(args, kwargs)
         if found is None:
             with programs.lock:
                 if programs.added != pending.before.added:  # by another thread
-                    found = programs.known(Signature.of(self._step_fn, args, kwargs))
+                    found = programs.table.get(Signature.of(self._step_fn, args, kwargs))
                 found = found or self._new_program(args, kwargs, output)
         self.current = found
         return found
@@ -327,23 +325,16 @@ class StepObserver:
 
     def _announce(self, program: StepProgram, changes: Sequence[str] | None) -> None:
         """Announces a new program to the user and the counting thread."""
-        self._tell(program, changes)
-        if program.analysis is not None:
-            self._programs.count(program.analysis, self.name, then=self._write_ledger)
-
-    def _tell(self, program: StepProgram, changes: Sequence[str] | None) -> None:
-        self.logger.suppress_recompile_notes(self._programs.functions)
+        name, logger = self.name, self.logger
+        logger.suppress_recompile_notes(self._programs.functions)
         if changes is None:
             self._write_setup(program)
-            return
-        name = self.name
-        changes = changes or [
-            "no argument changed; usually a global setting of JAX, or a context such as a mesh, did"
-        ]
-        self.logger.write_text(
-            f"recompiled/{name}",
-            f"{name} was recompiled at step {self.logger.next_step}: {'; '.join(changes)}",
-        )
+        else:
+            what = "; ".join(changes) or _NO_CHANGE
+            text = f"{name} was recompiled at step {logger.next_step}: {what}"
+            logger.write_text(f"recompiled/{name}", text)
+        if program.analysis is not None:
+            self._programs.count(program.analysis, name, then=self._write_ledger)
 
     def _write_setup(self, program: StepProgram) -> None:
         analysis, selection = program
@@ -384,8 +375,7 @@ class StepObserver:
         return functools.partial(cost, analysis.model.packed, analysis.cost)
 
     def _say_traced(self) -> None:
-        if not self._said_traced:
-            self._said_traced = True
+        if self._is_first():
             _log.warning(
                 "%s was called while JAX traces another function, which is not logged; expected "
                 "calls from a Python loop\nhint: usually it is called inside jit, scan, grad or "

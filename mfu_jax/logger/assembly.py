@@ -14,7 +14,7 @@ import jax
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import FSYNC_SECONDS, IN_RUN_DIR, LoggerConfig, check_text
 from mfu_jax.logger.records.step_cost import StepCost
-from mfu_jax.logger.records.strict_json import printable
+from mfu_jax.logger.records.step_record import printable
 from mfu_jax.logger.records.values import plain_seconds
 from mfu_jax.logger.run_log.events import ALARM, HOSTS
 from mfu_jax.logger.run_log.monitor import Monitor
@@ -55,16 +55,11 @@ def with_fields(
     return new_cost, new_config
 
 
-def is_main_process(config: LoggerConfig) -> bool:
-    """Whether this process writes metrics."""
-    return jax.process_index() == 0 if config.is_main_process is None else config.is_main_process
-
-
 def sinks_of_process(
     sinks: Sequence[Sink] | None, config: LoggerConfig, places: Mapping[str, str]
 ) -> Sequence[Sink]:
     """The given sinks, or a console and `places`, in the process that writes; none in others."""
-    if not is_main_process(config):
+    if jax.process_index() != 0:
         return []
     if sinks is None:
         files = {"resume_from_step": config.start_step, "fsync_seconds": FSYNC_SECONDS}
@@ -151,9 +146,8 @@ def monitors_of(
     config: LoggerConfig, boundary: Boundary, watchdog: Watchdog, log: RunLog
 ) -> list[Monitor]:
     """The monitors that are on, in the order in which they see a record."""
-    from mfu_jax.logger.health.drift import DriftWatch
     from mfu_jax.logger.health.hardware import HardwareWatch
-    from mfu_jax.logger.health.outliers import LossSpikeWatch, OutlierWatch
+    from mfu_jax.logger.health.outliers import DriftWatch, LossSpikeWatch, OutlierWatch
 
     watchdog.tell = lambda step, text: log.event(ALARM, step=step, text=text)
     monitors: list[Monitor] = [LossSpikeWatch(), OutlierWatch(), DriftWatch()]
@@ -178,7 +172,7 @@ def watchdog_of(
 
     if run_dir and not config.hang_folder and isinstance(path_of(run_dir), Path):
         config = dataclasses.replace(config, hang_folder=os.fspath(run_dir))
-    if config.heartbeat_file and not is_main_process(config):
+    if config.heartbeat_file and jax.process_index() != 0:
         config = dataclasses.replace(config, heartbeat_file="")
     return Watchdog(config, boundary, monotonic=monotonic)
 

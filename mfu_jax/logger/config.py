@@ -37,6 +37,9 @@ _LOWEST = (
     ("hang_seconds", 0, "-1 was meant to switch it off; pass hang_factor=0"),
     ("host_log_period", 0, "-1 was meant to switch it off; pass host_log_period=0"),
     ("gpu_period_seconds", 0, "-1 was meant to switch it off; pass gpu_period_seconds=0"),
+    ("start_step", 0, "a subtraction went wrong; pass start_step=0 or leave it out"),
+    ("model_flops_per_device", 0, "a wrong unit; leave it out if it is not known"),
+    ("tokens_per_step", 0, "a wrong unit; leave it out if it is not known"),
 )
 """Keys, their lowest values, and the usual cause of a lower one."""
 
@@ -116,7 +119,7 @@ class LoggerKeys:
             UserError: a number is out of range, or `heartbeat_file` is not a local path.
         """
         for name, lowest, cause in _LOWEST:
-            if not getattr(self, name, lowest) >= lowest:
+            if not (getattr(self, name, lowest) or 0) >= lowest:
                 raise UserError(
                     f"{name}={getattr(self, name)}: expected at least {lowest}",
                     hint=f"usually {cause}",
@@ -147,9 +150,6 @@ class LoggerConfig(LoggerKeys):
 
     start_step: int = setting(0, "number of the first step, above 0 after a resume")
     calls_per_step: int = setting(1, "calls of instrumented functions that make one step")
-    is_main_process: bool | None = setting(
-        None, "whether this process writes; None: only process 0 does"
-    )
     queue_size: int = setting(
         256,
         "steps that may wait to be turned into records, if that is stuck or too slow; after one "

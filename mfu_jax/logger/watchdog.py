@@ -7,7 +7,6 @@ tells an external supervisor that the process is alive, and at which step.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -151,17 +150,16 @@ class Watchdog(Monitor):
     def close(self) -> None:
         """Stops the thread; the heartbeat's last state is ``ended``."""
         self._closing.set()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:
             self._thread.join(timeout=1.0)  # a hung disk must not hold up the end of the run
             if not self._thread.is_alive():
                 self._take_noted()
                 self._beat("ended")
 
     def _start(self) -> None:
-        thread = self._boundary.thread("mfu_jax watchdog", "nobody watches for hangs", self._run)
-        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
-            thread.start()
-            self._thread = thread
+        missing = "nobody watches for hangs"
+        self._thread = self._boundary.thread("mfu_jax watchdog", missing, self._run)
+        self._thread.start()
 
     def _run(self) -> None:
         while not self._closing.wait(self.period_seconds):

@@ -41,7 +41,7 @@ class Curve:
     """One curve of a chart.
 
     Attributes:
-        name: shown in the legend.
+        name: shown in the legend; empty where the title says all.
         points: from left to right; None where the curve is broken.
         kind: style-sheet class of its colour.
     """
@@ -106,6 +106,15 @@ class _Axes(NamedTuple):
         share = (value - self.low) / ((self.high - self.low) or 1.0)
         return _HEIGHT - _BOTTOM - min(max(share, 0.0), 1.0) * (_HEIGHT - _TOP - _BOTTOM)
 
+    def place(self, x: float, y: float) -> str:
+        return f"{number(self.x(x), 1)},{number(self.y(y), 1)}"
+
+    def x_labels(self, text: Callable[[float], str]) -> Iterator[Markup]:
+        for value in ticks(self.left, self.right, _X_TICKS):
+            x = self.x(value)
+            anchor = "end" if x > _WIDTH - _RIGHT - 20 else "middle"  # none leaves the picture
+            yield svg.text(x, _HEIGHT - _BOTTOM + 17, tick_label(text(value)), anchor)
+
 
 def curves(
     title: str,
@@ -140,8 +149,8 @@ def curves(
         label=f"{title} over {x_title}",
         kind="curves",
     )
-    names = [tag("span", tag("i", class_=c.kind), c.name, class_="label") for c in series]
-    caption = [tag("b", title), *(names if len(series) > 1 else ()), tag("output")]
+    names = [tag("span", tag("i", class_=c.kind), c.name, class_="label") for c in series if c.name]
+    caption = [tag("b", title), *names, tag("output")]
     return tag("figure", tag("figcaption", *caption), picture, data_x=x_title)
 
 
@@ -172,25 +181,19 @@ def _range(points: Sequence[ChartPoint], has_zero: bool) -> tuple[float, float]:
 def _grid(
     axes: _Axes, x_text: Callable[[float], str], y_text: Callable[[float], str]
 ) -> Iterator[Markup]:
-    bottom = _HEIGHT - _BOTTOM
     for value in ticks(axes.low, axes.high):
         y = axes.y(value)
         yield svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")
         yield svg.text(_LEFT - 6, y + 4, tick_label(y_text(value)), "end")
     for value in ticks(axes.left, axes.right, _X_TICKS):
         x = axes.x(value)
-        yield svg.line(x, _TOP, x, bottom, "grid")
-        yield svg.text(x, bottom + 17, tick_label(x_text(value)), _anchor(x))
+        yield svg.line(x, _TOP, x, _HEIGHT - _BOTTOM, "grid")
+    yield from axes.x_labels(x_text)
 
 
 def tick_label(text: str) -> str:
     """A tick's label: its value is round, so its last zeros say nothing."""
     return _ZEROS.sub(r"\1", text)
-
-
-def _anchor(x: float) -> str:
-    """A label at the right edge ends there."""
-    return "end" if x > _WIDTH - _RIGHT - 20 else "middle"
 
 
 def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
@@ -219,9 +222,9 @@ def _curve(
             "data_x": "|".join(x_text(p.x) for p in piece),
             "data_y": "|".join(_values(p, y_text) for p in piece),
         }
-        highs = [f"{_x(axes, p)},{number(axes.y(p.high), 1)}" for p in piece]
-        lows = [f"{_x(axes, p)},{number(axes.y(p.low), 1)}" for p in reversed(piece)]
-        means = [f"{_x(axes, p)},{number(axes.y(p.mean), 1)}" for p in piece]
+        highs = [axes.place(p.x, p.high) for p in piece]
+        lows = [axes.place(p.x, p.low) for p in reversed(piece)]
+        means = [axes.place(p.x, p.mean) for p in piece]
         if any(p.low < p.high for p in piece):
             yield tag("polygon", points=" ".join([*highs, *lows]), class_=f"band {curve.kind}")
         if len(piece) == 1:
@@ -235,10 +238,6 @@ def _values(point: ChartPoint, y_text: Callable[[float], str]) -> str:
     if point.low == point.high:
         return y_text(point.mean)
     return f"{y_text(point.mean)} ({y_text(point.low)} to {y_text(point.high)})"
-
-
-def _x(axes: _Axes, point: ChartPoint) -> str:
-    return number(axes.x(point.x), 1)
 
 
 def _pieces(points: Sequence[ChartPoint | None]) -> Iterator[list[ChartPoint]]:
@@ -275,7 +274,6 @@ def histogram(
     """
     most = max(b.count for b in bins)
     axes = _Axes(bins[0].low, bins[-1].high, 0.0, math.log1p(most))
-    bottom = _HEIGHT - _BOTTOM
     rows = [_bar(axes, b, x_text) for b in bins]
     heights = sorted({1, *(10**i for i in range(1, int(math.log10(most)) + 1))})
     grid = []
@@ -283,11 +281,9 @@ def histogram(
         y = axes.y(math.log1p(count))
         grid += [svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")]
         grid += [svg.text(_LEFT - 6, y + 4, f"{count:,}", "end")]
-    for value in ticks(axes.left, axes.right, _X_TICKS):
-        x = axes.x(value)
-        grid.append(svg.text(x, bottom + 17, tick_label(x_text(value)), _anchor(x)))
     picture = svg.chart(
         *grid,
+        *axes.x_labels(x_text),
         svg.text((_LEFT + _WIDTH) / 2, _HEIGHT - 6, x_title, "middle"),
         *rows,
         width=_WIDTH,

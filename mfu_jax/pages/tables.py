@@ -35,6 +35,13 @@ class Word(NamedTuple, Generic[RowT]):
     text: Callable[[RowT], str]
 
 
+def of_value(
+    title: str, value: Callable[[RowT], float | None], text: Callable[[float], str]
+) -> Column[RowT]:
+    """A column whose text is that of its value; ``n/a`` where there is none."""
+    return Column(title, value, lambda row: "n/a" if (of := value(row)) is None else text(of))
+
+
 def ledger_table(
     by: str, rows: Sequence[tuple[str, int | None, str]], executed: int | None
 ) -> Markup:
@@ -51,7 +58,7 @@ def ledger_table(
 
     columns: list[Column[tuple[str, int | None, str]] | Word[tuple[str, int | None, str]]] = [
         Column("FLOPs", lambda row: row[1], lambda row: f"{row[1]:,}"),
-        Column("of executed", share, lambda row: percent(share(row))),
+        of_value("of executed", share, percent),
         Word("what it is", lambda row: row[2]),
     ]
     return table(by, rows, lambda row: row[0], columns, kind="ledger")

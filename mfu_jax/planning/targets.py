@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,8 +12,10 @@ from typing import Literal
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.chips import Chip, find, named, table
+from mfu_jax.util.values import number_of
 from mfu_jax.util.yaml_files import read_mapping
 
+CHIPS = ("topology", "hardware", "devices", "slices")
 # libtpu's names of generations, and whether a slice's name (v5p-128) counts TensorCores.
 _GENERATIONS = {
     "v4": ("TPU v4", 2),
@@ -86,11 +89,10 @@ def parse_target(
         )
     if topology:
         return _tpus(topology, slices)
-    if generation_of(hardware):
+    if generation := generation_of(hardware) or generation_of(hardware.rpartition("-")[0]):
         raise UserError(
             f"hardware={hardware!r} is a TPU",
-            hint=f"pass topology={generation_of(hardware)}:SHAPE, or the name of a slice, such "
-            "as v6e-8",
+            hint=f"pass topology={generation}:SHAPE, or the name of a slice, such as v6e-8",
         )
     if not hardware:
         raise UserError(
@@ -104,6 +106,16 @@ def parse_target(
             hint="pass devices=N, of all hosts",
         )
     return _gpus(chip, 8 if devices is None else devices)
+
+
+def target_of(values: Mapping[str, str]) -> Target:
+    """The same from the keys of a command, `CHIPS`."""
+    return parse_target(
+        topology=values.get("topology", ""),
+        hardware=values.get("hardware", ""),
+        devices=number_of(values, "devices", int),
+        slices=number_of(values, "slices", int),
+    )
 
 
 def generation_of(name: str) -> str:

@@ -48,7 +48,6 @@ class Profile:
         executed_seconds: shortest time of its matmuls in a step, at the peak.
         waterfall: from the peak to MFU; sums to the step time.
         programs: each program on its own, longest first.
-        last_step: number of the last step that the loop marked; 0 if it marked none.
         beyond: what the hardware runs per step in addition to the program's executed FLOPs, as in
             the ledger, with the tiles that names of cuBLAS kernels state.
         notes: what is missing or assumed.
@@ -62,7 +61,6 @@ class Profile:
     executed_seconds: float
     waterfall: tuple[Bar, ...]
     programs: tuple[ProgramTime, ...]
-    last_step: int
     notes: tuple[str, ...]
     beyond: tuple[LedgerLine, ...] = ()
     advice: tuple[Advice, ...] = ()
@@ -121,7 +119,8 @@ class Profile:
     def no_advice(self) -> str:
         """What the place of advice says without any."""
         least = least_gain(self.measured)
-        more = "mfu-jax profile DIR by=op,kernel has the longest ops"
+        folder = self.source.partition("/plugins/profile/")[0]
+        more = f"mfu-jax profile {folder} by=op,kernel has the longest ops"
         return f"nothing above {least:.0%} of a step found; {more}"
 
     def gain_of(self, advice: Advice) -> str:
@@ -252,9 +251,6 @@ def read_profile(
         executed_seconds=executed_seconds(measured, ran, peaks)[0],
         waterfall=bars,
         programs=program_times(measured, ran, peaks),
-        last_step=max(
-            int(host.marking.step_numbers[-1]) if host.marking else 0 for _, host in devices
-        ),
         notes=tuple(_notes(stats, bars, library)),
         beyond=_beyond(measured, main),
         advice=advice_for(stats),

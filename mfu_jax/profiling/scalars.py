@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mfu_jax.errors import UserError, one_line
+from mfu_jax.errors import UserError, first_line, one_line
 from mfu_jax.profiling.profile import read_profile
 
 _LOWER = 10  # niceness: everything else on the machine goes first
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
             hardware=hardware,
         )
     except UserError as error:
-        print(one_line(str(error)), file=sys.stderr)
+        print(one_line(first_line(error)), file=sys.stderr)
         return 2
     print(json.dumps(profile.scalars()))
     return 0

@@ -12,7 +12,6 @@ No jax, no numpy.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -25,8 +24,6 @@ _QUANTITIES = {
     "tokens_per_sec_per_chip": "mfu=… (or tokens_per_sec_per_device, step_time_seconds)",
 }
 _FACTORS = ("tokens_per_sec_per_chip", "chips", "seconds")  # of the tokens
-# Properties of a `Projection`; the step time divides by the number of steps.
-_DERIVED = ("mfu", "chip_hours", "cost", "total_flops", "steps", "step_time_seconds")
 _SMALLEST, _LARGEST = 1e-60, 1e60  # so that every product and quotient is a float, too
 _TOLERANCE = 1e-9  # two derivations of a number may differ by rounding
 
@@ -44,51 +41,28 @@ class Projection:
         peak_flops_per_sec_per_chip: dense peak of all JAX devices of a chip; None: unknown.
         tokens_per_step: global batch in tokens; None: unknown, and so are the steps.
         price_per_chip_hour: in any currency; None: unknown, and so is the cost.
+        mfu: tokens/s over tokens/s at the peak.
+        chip_hours: chips × hours.
+        cost: chip-hours × price.
+        total_flops: model FLOPs of the whole run.
+        steps: optimizer steps.
+        step_time_seconds: of one of them.
     """
 
     tokens: float
     chips: float
     seconds: float
     tokens_per_sec_per_chip: float
-    flops_per_token: float | None = None
-    peak_flops_per_sec_per_chip: float | None = None
-    tokens_per_step: float | None = None
-    price_per_chip_hour: float | None = None
-
-    @property
-    def mfu(self) -> float | None:
-        """Measured tokens/s over tokens/s at peak."""
-        if self.flops_per_token is None or self.peak_flops_per_sec_per_chip is None:
-            return None
-        return (
-            self.tokens_per_sec_per_chip * self.flops_per_token / self.peak_flops_per_sec_per_chip
-        )
-
-    @property
-    def chip_hours(self) -> float:
-        """Chips × hours."""
-        return self.chips * self.seconds / 3600
-
-    @property
-    def cost(self) -> float | None:
-        """Chip-hours × price."""
-        price = self.price_per_chip_hour
-        return None if price is None else price * self.chip_hours
-
-    @property
-    def total_flops(self) -> float | None:
-        """Model FLOPs of the whole run."""
-        return None if self.flops_per_token is None else self.flops_per_token * self.tokens
-
-    @property
-    def steps(self) -> float | None:
-        """Optimizer steps."""
-        return None if self.tokens_per_step is None else self.tokens / self.tokens_per_step
-
-    @property
-    def step_time_seconds(self) -> float | None:
-        """Time of one optimizer step."""
-        return None if self.steps is None else self.seconds / self.steps
+    flops_per_token: float | None
+    peak_flops_per_sec_per_chip: float | None
+    tokens_per_step: float | None
+    price_per_chip_hour: float | None
+    mfu: float | None
+    chip_hours: float
+    cost: float | None
+    total_flops: float | None
+    steps: float | None
+    step_time_seconds: float | None
 
 
 def project(
@@ -130,12 +104,21 @@ def project(
             f"and throughput; unknown: {', '.join(missing)}",
             hint="pass one more of them",
         )
+    peak, rate = peak_flops_per_sec_per_chip, known["tokens_per_sec_per_chip"]
+    chip_hours = known["chips"] * known["seconds"] / 3600
+    steps = tokens_per_step and known["tokens"] / tokens_per_step
     return Projection(
         **known,
         flops_per_token=flops_per_token,
-        peak_flops_per_sec_per_chip=peak_flops_per_sec_per_chip,
+        peak_flops_per_sec_per_chip=peak,
         tokens_per_step=tokens_per_step,
         price_per_chip_hour=price_per_chip_hour,
+        mfu=rate * flops_per_token / peak if flops_per_token and peak else None,
+        chip_hours=chip_hours,
+        cost=price_per_chip_hour and price_per_chip_hour * chip_hours,
+        total_flops=flops_per_token and flops_per_token * known["tokens"],
+        steps=steps,
+        step_time_seconds=steps and known["seconds"] / steps,
     )
 
 
@@ -205,8 +188,3 @@ def _learn(known: dict[str, float], name: str, value: float) -> None:
             hint=f"leave out, for example, {_QUANTITIES[name]}",
         )
     known.setdefault(name, value)
-
-
-def as_json(run: Projection) -> dict[str, float | None]:
-    """All numbers, including derived ones."""
-    return {**dataclasses.asdict(run), **{name: getattr(run, name) for name in _DERIVED}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import logging
@@ -27,6 +28,7 @@ _LONGEST_SUFFIX = len(".summary.json.4194304.tmp")
 _PIECE_BYTES = 2**20
 
 
+@dataclasses.dataclass(eq=False)
 class AppendOnlyFile:
     """A file that grows only in whole pieces: each is written completely or not at all.
 
@@ -43,48 +45,36 @@ class AppendOnlyFile:
             a power cut may lose. 0: after every piece; negative: only in `sync`.
         monotonic: clock in seconds.
 
-    Attributes:
-        fsync_seconds: as given; may be set.
-
     Raises:
         UserError: the path cannot be written to.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        what: str,
-        *,
-        header: bytes = b"",
-        restart: bytes = b"",
-        lock: FileLock | None = None,
-        fsync_seconds: float = -1.0,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._path = path
-        self._what = what
-        self._header = header
-        self._restart = restart
-        self._lock = lock
-        self.fsync_seconds = fsync_seconds
-        self._monotonic = monotonic
-        self._synced_at = monotonic()
-        self._fsync_fails = False
-        self._is_torn = False
+    path: Path
+    what: str
+    _: dataclasses.KW_ONLY
+    header: bytes = b""
+    restart: bytes = b""
+    lock: FileLock | None = None
+    fsync_seconds: float = -1.0
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._synced_at = self.monotonic()
+        self._fsync_fails = self._is_torn = False
         try:
-            self._file = _open_regular(path)
+            self._file = _open_regular(self.path)
             self._size = self._file.seek(0, os.SEEK_END)
             # Without stable inode numbers, a renamed file cannot be distinguished from this one.
             mine = os.fstat(self._file.fileno())
-            self._has_identity = os.path.samestat(os.stat(path), mine)
+            self._has_identity = os.path.samestat(os.stat(self.path), mine)
         except OSError as error:
-            raise unwritable(path, what, error) from error
+            raise unwritable(self.path, self.what, error) from error
 
     def append(self, piece: bytes) -> None:
         """Appends `piece`, or raises `OSError` and leaves the file unchanged."""
         self.find_again()
-        self._write(piece if self._size else self._header + piece)
-        if 0 <= self.fsync_seconds <= self._monotonic() - self._synced_at:
+        self._write(piece if self._size else self.header + piece)
+        if 0 <= self.fsync_seconds <= self.monotonic() - self._synced_at:
             self._sync_quietly()
 
     def find_again(self) -> None:
@@ -93,11 +83,11 @@ class AppendOnlyFile:
         Raises:
             OSError: it cannot be recreated.
         """
-        if self._lock is not None and self._lock.is_superseded:
+        if self.lock is not None and self.lock.is_superseded:
             return  # a later logger of this process owns the path; this one keeps its file
         mine = os.fstat(self._file.fileno())
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found = os.stat(self._path)
+            found = os.stat(self.path)
             if os.path.samestat(found, mine) or not self._has_identity:
                 self._check_size(mine.st_size)
                 return
@@ -107,7 +97,7 @@ class AppendOnlyFile:
         """Flushes everything to disk."""
         self.find_again()
         os.fsync(self._file.fileno())
-        self._synced_at = self._monotonic()
+        self._synced_at = self.monotonic()
 
     def touch(self, unix_seconds: float) -> None:
         """Sets the file's time, a sign of life that costs no bytes."""
@@ -160,9 +150,9 @@ class AppendOnlyFile:
             self._fsync_fails = False
         except OSError as error:
             if not self._fsync_fails:
-                _log.warning("%s %s is written, but not on disk: %s", self._what, self._path, error)
+                _log.warning("%s %s is written, but not on disk: %s", self.what, self.path, error)
             self._fsync_fails = True
-        self._synced_at = self._monotonic()
+        self._synced_at = self.monotonic()
 
     def _check_size(self, size: int) -> None:
         if self._is_torn:
@@ -170,25 +160,25 @@ class AppendOnlyFile:
         if size < self._size:
             _log.warning(
                 "%s %s was cut from %d to %d bytes by another program",
-                *(self._what, self._path, self._size, size),
+                *(self.what, self.path, self._size, size),
             )
         self._size = size
 
     def _recreate(self, links: int) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._lock is not None:
-            self._lock.renew()
-        if links or self._path.exists():
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.lock is not None:
+            self.lock.renew()
+        if links or self.path.exists():
             fate = "was moved or replaced by another program: the next steps go to the new file"
         else:
-            replace_file(self._path, _pieces(self._file))
+            replace_file(self.path, _pieces(self._file))
             fate = f"was deleted: it is written again, with all {self._size} bytes that it held"
-        old, self._file = self._file, _open_regular(self._path)
+        old, self._file = self._file, _open_regular(self.path)
         old.close()
         self._size, self._is_torn = self._file.seek(0, os.SEEK_END), False
-        if not self._size and self._restart:
-            self._write(self._restart)
-        _log.warning("%s %s %s", self._what, self._path, fate)
+        if not self._size and self.restart:
+            self._write(self.restart)
+        _log.warning("%s %s %s", self.what, self.path, fate)
 
 
 def local_path(path: Path, what: str) -> Path:

@@ -125,13 +125,13 @@ class SpooledTarget(OutputTarget):
                 self._set_aside(found, is_folder)
         except Exception as error:  # of the store's own package
             self.abandon()
-            raise self._refusal(error) from error
+            raise _unreachable(address, what, error) from error
 
     def check(self) -> None:
         try:
             self.flush()
         except Exception as error:
-            raise self._refusal(error) from error
+            raise _unreachable(self._address, self._what, error) from error
 
     def wrote(self) -> None:
         if self._monotonic() < self._next_upload:
@@ -176,9 +176,6 @@ class SpooledTarget(OutputTarget):
 
     def abandon(self) -> None:
         shutil.rmtree(self._spool, ignore_errors=True)
-
-    def _refusal(self, error: Exception) -> UserError:
-        return _unreachable(self._address, self._what, error)
 
     def _find(self, remote: str, is_folder: bool, ending: str) -> list[str]:
         """Our files from earlier runs."""
@@ -225,7 +222,8 @@ def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> Outpu
     if isinstance(found, Address):
         return SpooledTarget(found, what, is_folder=False, keep=keep)
     local = local_path(found, what)
-    target = OutputTarget(local, what, lock=_beside(local))
+    real = Path(os.path.realpath(local))  # the lock is beside the target of a symbolic link
+    target = OutputTarget(local, what, lock=real.with_name(f"{real.name}.lock"))
     if not target.warnings:
         remove_stale(local)
     return target
@@ -284,9 +282,3 @@ def _unreachable(address: Address, what: str, error: Exception) -> UserError:
         f"{what} {address!r} cannot be read or written ({first_line(error)})",
         hint="usually a missing bucket or permission; check the address and the account",
     )
-
-
-def _beside(path: Path) -> Path:
-    """The lock file for `path`, beside the link's target if `path` is a symbolic link."""
-    target = Path(os.path.realpath(path))
-    return target.with_name(f"{target.name}.lock")

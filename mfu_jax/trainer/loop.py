@@ -211,6 +211,5 @@ def _say_where(config: Config) -> None:
         print(f"metrics:     {config.metrics_path}")
     if config.tensorboard_path is not None:
         print(f"TensorBoard: tensorboard --logdir {config.tensorboard_path}")
-        print("             http://localhost:6006/#custom_scalars")
     if config.enable_checkpointing:
         print(f"checkpoints: {config.run_directory / 'checkpoints'}")

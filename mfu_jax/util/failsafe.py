@@ -27,6 +27,7 @@ _log = logging.getLogger("mfu_jax")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LONGEST_TEXT = 500
+_MOST_SUBJECTS = 10_000
 
 ITSELF = object()
 """Stands for a method's own object in `failsafe`."""
@@ -101,7 +102,34 @@ class Boundary:
     ) -> threading.Thread:
         """An unstarted thread that runs ``function(*args)`` inside this boundary."""
         safe = failsafe(missing, self)(_called)
-        return threading.Thread(target=safe, name=name, args=(function, *args), daemon=daemon)
+        return _Thread(target=safe, name=name, args=(function, *args), daemon=daemon)
+
+
+class _Thread(threading.Thread):
+    """Python 3.12 starts no thread at exit: then it never lives."""
+
+    def start(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            super().start()
+
+
+class Once:
+    """Whether a subject comes for the first time, so that each is said once, on any thread.
+
+    A loop that invents new subjects in every step must not fill the memory: after 10,000, none is
+    new.
+
+    >>> is_first = Once()
+    >>> is_first("loss"), is_first("loss"), is_first("norm"), is_first(), is_first()
+    (True, False, True, True, False)
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, object] = {}
+
+    def __call__(self, subject: Any = None) -> bool:
+        mine = object()
+        return len(self._seen) < _MOST_SUBJECTS and self._seen.setdefault(subject, mine) is mine
 
 
 def _called(function: Callable[..., object], *args: Any) -> None:

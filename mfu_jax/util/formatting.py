@@ -104,6 +104,15 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def counted(number: int, word: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "step"), counted(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
 def columns(rows: Sequence[Sequence[str]], alignment: str = "<>") -> list[str]:
     """Lines of a table: columns as wide as their widest cell, two spaces between them.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 import os
 import reprlib
 import types
@@ -67,6 +68,37 @@ def typed(name: str, value: Any, kind: Any, *, hint: str = "") -> Any:
     except ValueError as error:
         near = nearest(str(value), _choices(kind)) if isinstance(value, str) else ""
         raise UserError(f"{name}={shown(value)}: expected {error}", hint=near + hint) from None
+
+
+def number_of(
+    values: Mapping[str, str],
+    key: str,
+    kind: Any,
+    default: Any = None,
+    *,
+    is_positive: bool = False,
+    hint: str = "",
+) -> Any:
+    """A finite number of a command, 0 or more; `default` if the key is not given.
+
+    Args:
+        values: key → text.
+        key: of the number.
+        kind: its type.
+        default: as is.
+        is_positive: whether it must be above 0.
+        hint: the usual cause of a wrong one, and the fix.
+
+    Raises:
+        UserError: it is none, or out of range.
+    """
+    if key not in values:
+        return default
+    number = typed(key, values[key], kind, hint=hint)
+    if not 0 <= number < math.inf or (is_positive and number == 0):
+        expected = "a number above 0" if is_positive else "0 or more"
+        raise UserError(f"{key}={values[key]}: expected {expected}", hint=hint)
+    return number
 
 
 def convert(value: Any, kind: Any) -> Any:

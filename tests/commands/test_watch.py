@@ -75,6 +75,8 @@ def test_the_chip_the_total_and_a_fall_of_the_mfu_are_shown(
     assert lines[1].endswith("2.000 s a step, 2 min to go")
     assert lines[2] == "8 × H100"  # without a peak in the log
     assert lines[3] == "MFU has fallen from 13.7% to 2.1% in the last 8 steps"
+    (tmp_path / "heartbeat.json").write_text('{"state": "ended"}')
+    assert "to go" not in "".join(shown(capsys, tmp_path, "--once"))
 
 
 def test_a_fall_that_lasts_stays_an_alarm(
@@ -119,6 +121,25 @@ def test_impossible_steps_are_named_by_watch_and_report_and_are_no_fall(
     assert "impossible numbers (hfu_over_1 in 4 steps); " in "".join(lines)
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("impossible numbers (hfu_over_1 in 4 steps); ")
+
+
+def test_a_folder_of_runs_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a", range(3))
+    assert main(["watch", str(tmp_path)]) == 2
+    assert (
+        f"it is the folder of 1 run; pass one, such as {tmp_path / 'a'}" in capsys.readouterr().err
+    )
+
+
+def test_a_loss_that_is_not_finite_leads_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, range(4), **{"learning/loss": float("nan")})
+    assert "the training loss is nan; 50.0% MFU" in "".join(shown(capsys, tmp_path, "--once"))
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("the training loss is nan; 50.0% MFU")
 
 
 def test_the_state_is_the_heartbeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

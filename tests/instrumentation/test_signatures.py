@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mfu_jax.instrumentation.instrumented_step import instrument
-from mfu_jax.instrumentation.signatures import Signature, SignatureTable
+from mfu_jax.instrumentation.programs import Signature, SignatureTable
 from tests.support.sinks import ListSink
 
 X = jax.ShapeDtypeStruct((8, 4), "float32")

@@ -17,7 +17,7 @@ import pytest
 from mfu_jax import cli
 from mfu_jax.dumps import ProgramDump, write
 from mfu_jax.util.formatting import percent, seconds_text
-from tests.commands.test_plan import FLOPS, TEXT
+from tests.commands.planning.test_plan import FLOPS, TEXT
 from tests.support import accelerator_traces as traces
 from tests.support import html_pages
 from tests.support.metrics_lines import write_run

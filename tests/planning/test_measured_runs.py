@@ -50,6 +50,7 @@ def test_keys_mesh_remat_and_flags_are_passed_on():
         ({"hardware": "v5p", "chips": 4}, "v5p:2x2x1", 4),
         ({"hardware": "TPU v6e", "topology": "16x16"}, "v6e:16x16", 256),
         ({"hardware": "trillium", "device_type": "2xv6e-256"}, "v6e:16x16", 512),
+        ({"hardware": "v5e-8"}, "v5e:2x4", 8),
         ({"hardware": "h100", "chips": 16}, "1x2x8", 16),
         ({"hardware": "TPU7x", "device_type": "TPU7X-4X4X4"}, "tpu7x:4x4x4", 128),
     ],
@@ -122,6 +123,8 @@ def test_what_a_run_leaves_out_is_maxtexts_default_and_is_said():
 def test_keys_that_mean_nothing_are_named():
     notes = read_run({**RUN, "env": None, "remat": "full", "loss_printed": 2.1}).notes
     assert notes == ("not understood, ignored: remat; expected MaxText's keys in other_flags",)
+    (note,) = read_run({**RUN, "env": None, "remat_policy": None}).notes
+    assert note.startswith("no remat_policy: MaxText's default, full, is planned")
 
 
 def test_lists_are_one_value():

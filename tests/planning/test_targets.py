@@ -76,6 +76,7 @@ def test_gpus_by_host(hardware, devices, topology):
         ({"topology": "v6e-8", "slices": 0}, "slices=0"),
         ({"topology": "2xv6e-256", "slices": 3}, "expected the same number"),
         ({"hardware": "trillium", "devices": 8}, "topology=v6e:SHAPE"),
+        ({"hardware": "v5e-8"}, "'v5e-8' is a TPU\nhint: pass topology=v5e:SHAPE"),
         ({"hardware": "h100", "devices": 12}, "multiple of it"),
         ({"hardware": "h100", "slices": 2}, "only TPUs have slices"),
         ({"hardware": "h100", "devices": 0}, "expected 1 to"),

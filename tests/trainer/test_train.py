@@ -1,5 +1,6 @@
 """The trainer as its user runs it: a process, its exit code, and the files that it leaves."""
 
+import json
 import re
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from tests.support.trainer_process import (
     run,
     send_after,
     start,
+    start_anew,
 )
 from tests.support.work import HANG_SECONDS
 
@@ -32,7 +34,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Forty steps without a break."""
     folder = tmp_path_factory.mktemp("straight")
     tensorboard = f"tensorboard_dir={folder / 'events'}"
-    code, out, err = run(folder, "steps=40", "eval_interval=20", "profile_steps=31-34", tensorboard)
+    keys = ("steps=40", "eval_interval=20", "profile_steps=31-34", tensorboard)
+    code, out, err = start_anew(folder, *keys)
     assert code == 0, err
     return folder, out
 
@@ -53,6 +56,16 @@ def test_every_step_has_its_line_after_the_ledger_and_before_the_summary(
         assert word in tail
     assert out.count("= executed") == 1
     assert out.index("= executed") < out.index("completed step: 0,"), "printed once, at the start"
+
+
+@pytest.mark.full
+def test_json_is_all_that_stdout_has(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "steps=6", "--json")
+    answer = json.loads(out)
+    assert answer["exit_code"] == code == 0
+    assert Path(answer["metrics"]).is_file()
+    assert answer["summary"]["verdict"]["kind"] == "report"
+    assert "completed step: 5, " in err
 
 
 @pytest.mark.full
@@ -189,9 +202,9 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_earlier_one_res
     process.communicate(timeout=HANG_SECONDS)
     saved = len(records(tmp_path))
 
-    limited = start(tmp_path, *keys, wrapper=(sys.executable, "-c", LIMIT_FILE_SIZE))
-    _, err = limited.communicate(timeout=HANG_SECONDS)
-    assert limited.returncode == CHECKPOINT_EXIT_CODE, err
+    limited = (sys.executable, "-c", LIMIT_FILE_SIZE)
+    code, _, err = start_anew(tmp_path, *keys, wrapper=limited)
+    assert code == CHECKPOINT_EXIT_CODE, err
     said = [_NOT_WRITTEN.search(line) for line in err.splitlines()]
     assert all(said), err
     failed = {int(one[1]): int(one[2]) for one in said if one}

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
-from mfu_jax.logger.records import names
+from mfu_jax import names
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -56,14 +54,12 @@ class TensorActivity(NamedTuple):
         end: likewise.
         active: share of cycles in which the tensor cores worked, over all devices.
         clock: their clock relative to the one at which they reach the peak; 1 if not known.
-        others: the other counters, by metric.
     """
 
     begin: float
     end: float
     active: float
     clock: float = 1.0
-    others: Mapping[str, float] = MappingProxyType({})
 
 
 class _StepSpan(NamedTuple):
@@ -111,11 +107,8 @@ class CountCheck:
                 self._spans.popleft()
             if hfu is not None:
                 self._compare(interval.active, hfu / interval.clock)
-                scalars = {
-                    **interval.others,
-                    names.TENSOR_ACTIVE: interval.active,
-                    names.TENSOR_ACTIVE_BY_COUNT: hfu / interval.clock,
-                }
+                scalars[names.TENSOR_ACTIVE] = interval.active
+                scalars[names.TENSOR_ACTIVE_BY_COUNT] = hfu / interval.clock
         return scalars, self._warning() if scalars else []
 
     def _hfu_of(self, step: TimedStep, record: StepRecord) -> float | None:

@@ -6,7 +6,6 @@ joule, MFU at the present clock, and whether the executed FLOPs agree with the d
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import Counter, deque
@@ -15,11 +14,11 @@ from typing import NamedTuple
 
 import jax
 
+from mfu_jax import names
 from mfu_jax.hardware.chips import find
-from mfu_jax.logger.health.counters import combined, counters_of_jax
+from mfu_jax.hardware.counters import combined, counters_of_jax
+from mfu_jax.hardware.gpus import QUERIES, REPORTED, GpuReading, gpus_of_jax
 from mfu_jax.logger.health.cross_check import CountCheck, TensorActivity
-from mfu_jax.logger.health.gpus import QUERIES, REPORTED, GpuReading, gpus_of_jax
-from mfu_jax.logger.records import names
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -62,8 +61,7 @@ class HardwareWatch(Monitor):
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """Adds the last reading to a record that is logged, once per reading."""
         if self._thread.ident is None:
-            with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
-                self._thread.start()
+            self._thread.start()
         scalars: dict[str, float] = {}
         notes: list[str] = []
         if self._readings and record.is_logged:

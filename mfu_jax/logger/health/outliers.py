@@ -1,4 +1,4 @@
-"""Steps that take much longer than the others, and why; losses that jump."""
+"""Steps that take much longer than the others, and why; losses that jump; MFU that sinks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from mfu_jax.host_work import HostWork
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep
-from mfu_jax.util.formatting import loss_text, readable
+from mfu_jax.util.failsafe import Once
+from mfu_jax.util.formatting import loss_text, percent, readable
 
 WINDOW = 101
 # An outlier is this many spreads above the median: of a million log-normal steps with a deviation
@@ -38,6 +39,14 @@ _WORDS = {
     "device": "the device took it; usually another process is slow, or the device is",
     "unknown": "no cause was seen",
 }
+_DRIFT_WINDOW = 100
+# So many windows in a row must be slower by this fraction, and by this many standard errors.
+_TOLD_AFTER = 2
+_DRIFT_FRACTION = 0.10
+_ERRORS = 6.0
+# The standard error of the median of n normal values is 1.2533 × σ / √n.
+_MEDIAN_ERROR = 1.2533
+_MFU, _TIME = "perf/mfu", "perf/step_time_seconds"
 
 
 class SortedWindow:
@@ -157,7 +166,7 @@ class LossSpikeWatch(Monitor):
 
     def __init__(self) -> None:
         self._window = SortedWindow(WINDOW)
-        self._has_broken = False
+        self._is_first = Once()
         self._spikes = 0
 
     def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
@@ -166,9 +175,8 @@ class LossSpikeWatch(Monitor):
         if loss is None:
             return record
         if not math.isfinite(loss):
-            is_first, self._has_broken = not self._has_broken, True
             notes = [f"the loss is {loss}, for the first time"]
-            return annotated(record, {}, notes) if is_first else record
+            return annotated(record, {}, notes) if self._is_first() else record
         if jump := window.excess(loss, _LOSS_FRACTION, _FEWEST_LOSSES):
             self._spikes += 1
             text = (
@@ -179,3 +187,52 @@ class LossSpikeWatch(Monitor):
             record = annotated(record, {"health/loss_spike": jump}, notes)
         window.add(loss)
         return record
+
+
+class DriftWatch(Monitor):
+    """Compares windows of measured steps with the run's best; by speed if MFU is unknown."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._best = 0.0
+        self._best_step = -1
+        self._window = SortedWindow(_DRIFT_WINDOW)
+        self._slow_windows = 0  # in a row, up to the last one
+
+    def on_record(self, step: TimedStep, record: StepRecord) -> StepRecord:
+        """Adds, at the end of a window, its fraction of the best one."""
+        if record.kind != "step":
+            return record
+        name = _MFU if _MFU in record.scalars else _TIME
+        if name != self._name:  # another program may lack a FLOP count
+            self._name, self._best, self._window = name, 0.0, SortedWindow(_DRIFT_WINDOW)
+        value = record.scalars.get(name, 0.0)
+        if 0 < value < float("inf"):
+            self._window.add(value if name == _MFU else 1 / value)
+        if len(self._window) < _DRIFT_WINDOW:
+            return record
+        median, spread = self._window.median, self._window.spread
+        self._window = SortedWindow(_DRIFT_WINDOW)
+        if median > self._best:
+            self._best, self._best_step = median, record.step
+        share = median / self._best
+        noise = _ERRORS * _MEDIAN_ERROR * spread / _DRIFT_WINDOW**0.5 / self._best
+        is_slow = share < 1 - max(_DRIFT_FRACTION, noise)
+        return annotated(record, {"health/mfu_of_best": share}, self._notes(median, is_slow))
+
+    def _notes(self, median: float, is_slow: bool) -> list[str]:
+        before = self._slow_windows
+        self._slow_windows = before + 1 if is_slow else 0
+        if before >= _TOLD_AFTER and not is_slow:
+            return ["the run is as fast as at its best again"]
+        if self._slow_windows != _TOLD_AFTER:
+            return []
+        return [
+            f"the last {_DRIFT_WINDOW} steps had {self._text(median)}, "
+            f"{1 - median / self._best:.0%} below the {self._text(self._best)} of the steps up to "
+            f"{self._best_step}; usually a device that throttles, a slow host, or longer waits for "
+            f"memory or network"
+        ]
+
+    def _text(self, value: float) -> str:
+        return f"MFU {percent(value)}" if self._name == _MFU else f"{readable(1 / value)} s"

@@ -23,8 +23,13 @@ import jax
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.alarm import Alarm
-from mfu_jax.logger.hosts.findings import NONE_YET, view_of
-from mfu_jax.logger.hosts.report import HostReport, LoopStatistics, ThreadStatistics
+from mfu_jax.logger.hosts.findings import (
+    NONE_YET,
+    HostReport,
+    LoopStatistics,
+    ThreadStatistics,
+    view_of,
+)
 from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.run_log.monitor import Monitor, annotated
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -77,6 +82,7 @@ def _job_of_jax() -> JobMember | None:
     return None
 
 
+@dataclasses.dataclass(eq=False)
 class HostMonitor(Monitor):
     """Compares the processes of a job; with a single process, it does nothing.
 
@@ -88,20 +94,13 @@ class HostMonitor(Monitor):
         monotonic: clock in seconds.
     """
 
-    def __init__(
-        self,
-        period: int,
-        boundary: Boundary,
-        publish: Callable[[Mapping[str, Any]], None],
-        *,
-        find_job: Callable[[], JobMember | None] = _job_of_jax,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._period = period
-        self._boundary = boundary
-        self._publish = publish
-        self._find_job = find_job
-        self._monotonic = monotonic
+    period: int
+    boundary: Boundary
+    publish: Callable[[Mapping[str, Any]], None]
+    find_job: Callable[[], JobMember | None] = _job_of_jax
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._is_on = True
         self._loop = LoopStatistics()
         self._wake = Alarm()
@@ -122,7 +121,7 @@ class HostMonitor(Monitor):
         self._loop.add(step, record.kind)
         if self._thread is None:
             self._start()
-        elif step.step // self._period != last // self._period:
+        elif step.step // self.period != last // self.period:
             self._windows.append(self._loop.take())
             self._wake.set()
         view = self._view
@@ -134,7 +133,7 @@ class HostMonitor(Monitor):
 
     def who_is_silent(self) -> str:
         """For a hang report: which processes are behind; empty if that is not known."""
-        now, heard = self._monotonic(), sorted(self._heard.items())
+        now, heard = self.monotonic(), sorted(self._heard.items())
         behind = [
             f"process {process} is silent for {now - at:.0f} s"
             for process, (_, at) in heard
@@ -156,45 +155,45 @@ class HostMonitor(Monitor):
             self._thread.join(timeout=1.0)
 
     def _start(self) -> None:
-        job = self._find_job()
+        job = self.find_job()
         self._is_on = job is not None
         if job is not None:
-            self._thread = self._boundary.thread(
+            self._thread = self.boundary.thread(
                 "mfu_jax hosts", "slow and missing hosts are not named", self._run, job
             )
             self._thread.start()
 
     def _run(self, job: JobMember) -> None:
         threads = ThreadStatistics()
-        from_step, told_at = self._loop.last_step, self._monotonic()
+        from_step, told_at = self._loop.last_step, self.monotonic()
         report = HostReport(process=job.process, host=socket.gethostname())
         while self._is_on:
-            began = self._monotonic()
+            began = self.monotonic()
             self._wake.wait(_TICK_SECONDS)  # or until the next window, which a stop may also delay
-            threads.woke_late(self._monotonic() - began - _TICK_SECONDS)
+            threads.woke_late(self.monotonic() - began - _TICK_SECONDS)
             if self._windows:
                 window = self._windows.popleft()
                 window |= threads.take(max(1, window["step"] - from_step))
                 from_step = window["step"]
                 report = HostReport(process=report.process, host=report.host, **window)
                 self._compare(job, report)
-            elif self._monotonic() - told_at > HEARTBEAT_SECONDS:  # a sign of life
+            elif self.monotonic() - told_at > HEARTBEAT_SECONDS:  # a sign of life
                 self._put(job, dataclasses.replace(report, step=self._loop.last_step))
                 if job.process == 0:
                     self._hear(job)
             else:
                 continue
-            told_at = self._monotonic()
+            told_at = self.monotonic()
 
     def _compare(self, job: JobMember, report: HostReport) -> None:
         """Exchanges reports of the same step; process 0 draws the conclusions."""
         self._put(job, report)
         if job.process != 0:
             return
-        deadline, pause = self._monotonic() + TIMEOUT_SECONDS, _POLL_SECONDS
+        deadline, pause = self.monotonic() + TIMEOUT_SECONDS, _POLL_SECONDS
         reports = self._hear(job)
         while sum(other.step >= report.step for other in reports) < job.processes:
-            if not self._is_on or self._monotonic() > deadline:
+            if not self._is_on or self.monotonic() > deadline:
                 break
             time.sleep(pause)
             pause *= 2.0  # the store lives in this process, whose CPU time is compared
@@ -202,12 +201,12 @@ class HostMonitor(Monitor):
         self._view = view_of(
             reports,
             count=job.processes,
-            period=self._period,
+            period=self.period,
             compares_cpu=job.is_on_cpu,
             before=self._view,
         )
         self._notes.extend(self._view.notes)
-        self._publish(self._view.to_json())
+        self.publish(self._view.to_json())
 
     def _put(self, job: JobMember, report: HostReport) -> None:
         """Replaces this process's report in the store."""
@@ -219,7 +218,7 @@ class HostMonitor(Monitor):
         """All reports in the store; a new one is a sign of life."""
         with _answering():
             found = job.store.key_value_dir_get(job.folder)
-        now = self._monotonic()
+        now = self.monotonic()
         for _, text in found:
             with contextlib.suppress(ValueError, TypeError):  # of another version
                 report = HostReport(**json.loads(text))

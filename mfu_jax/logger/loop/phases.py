@@ -30,14 +30,14 @@ from mfu_jax.logger.loop.spans import Span, means_of
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
 from mfu_jax.logger.records.summary import PhaseTotals
 from mfu_jax.logger.timing.readiness import PhaseEnds, end_marker
-from mfu_jax.util.failsafe import Boundary, failsafe
+from mfu_jax.util.failsafe import Boundary, Once, failsafe
 
 _log = logging.getLogger("mfu_jax")
 
 # Most phases that wait for their step; a loop that records no step must not fill the memory.
 _MOST_PHASES = 10_000
 
-_METRICS = ("seconds", "per_device_tflops", "per_device_tflops_per_sec", "mfu", "hfu")
+_RATES = ("per_device_tflops", "per_device_tflops_per_sec", "mfu", "hfu")
 
 LateCost = StepCost | Callable[[], StepCost]
 
@@ -143,7 +143,7 @@ class PhaseBook:
         self._open: dict[type[Span], Any] = {}
         self._last = _PhaseEdge()
         self._closed: deque[Phase] = deque(maxlen=_MOST_PHASES)
-        self._is_full = False
+        self._is_first = Once()
         self._ends: PhaseEnds | None = None
 
     def phase(self, name: str, cost: StepCost | None) -> Phase:
@@ -172,8 +172,7 @@ class PhaseBook:
 
     def closed(self, phase: Phase, ended: _PhaseEdge) -> _PhaseEdge:
         """Called when a phase is left; returns when the one before it ended."""
-        if len(self._closed) == self._closed.maxlen and not self._is_full:
-            self._is_full = True
+        if len(self._closed) == self._closed.maxlen and self._is_first():
             _log.warning(
                 "%d phases since the last recorded step, now %r; the oldest are left out; expected "
                 "a step around them\n"
@@ -223,11 +222,10 @@ class PhaseBook:
         by_name: dict[str, list[Phase]] = {}
         for phase in phases:
             by_name.setdefault(phase.name, []).append(phase)
-        metrics: dict[str, Any] = {}
-        for name, same in by_name.items():
-            values = functools.cache(functools.partial(self._measure, name, same, is_warm))
-            for metric in _METRICS:
-                metrics[f"phase/{name}/{metric}"] = functools.partial(_value, values, metric)
+        metrics = {
+            f"phase/{name}": functools.partial(self._measure, name, same, is_warm)
+            for name, same in by_name.items()
+        }
         return metrics, sum_of([cost for phase in phases for cost in phase.costs])
 
     def _measure(self, name: str, phases: list[Phase], is_warm: bool) -> dict[str, float]:
@@ -236,19 +234,14 @@ class PhaseBook:
         cost = None if total is None else total()
         if is_warm and not any(phase.has_compiled for phase in phases):
             self.totals.add(name, len(phases), seconds, cost)
-        if cost is None:
-            return {"seconds": seconds}
-        rates = {k.removeprefix("perf/"): v for k, v in cost.rates(seconds).items()}
-        return rates | {"seconds": seconds}
+        rates = {} if cost is None else cost.rates(seconds)
+        known = {name: rates[f"perf/{name}"] for name in _RATES if f"perf/{name}" in rates}
+        return {"seconds": seconds, **known}
 
     def close(self) -> None:
         """Stops the thread."""
         if self._ends is not None:
             self._ends.close()
-
-
-def _value(values: Callable[[], Mapping[str, float]], metric: str) -> float | None:
-    return values().get(metric)
 
 
 def sum_of(costs: list[LateCost]) -> Callable[[], StepCost] | None:

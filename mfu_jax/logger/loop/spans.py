@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,7 @@ class Span:
         raise NotImplementedError
 
 
+@dataclasses.dataclass(eq=False)
 class LoopSpans:
     """The pauses and waits of one loop; holds the step that a pause waited for.
 
@@ -72,20 +74,14 @@ class LoopSpans:
             particular step; the next record takes them.
     """
 
-    def __init__(
-        self,
-        timer: StepTimer,
-        pipeline: Recorder,
-        watchdog: Watchdog,
-        boundary: Boundary,
-        log: RunLog,
-    ) -> None:
-        self.timer = timer
-        self.pipeline = pipeline
-        self.watchdog = watchdog
-        self.boundary = boundary
-        self.log = log
-        log.idle_seconds = timer.open_wait_seconds
+    timer: StepTimer
+    pipeline: Recorder
+    watchdog: Watchdog
+    boundary: Boundary
+    log: RunLog
+
+    def __post_init__(self) -> None:
+        self.log.idle_seconds = self.timer.open_wait_seconds
         self.open: Span | None = None
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
@@ -225,7 +221,8 @@ class Pause(Span):
         timer.cut(self.name, start, end)
         spans.log.end(end)
         if spans.held is not None:
-            spans.held.spans = _sum(spans.held.spans, timer.take_spans())
+            before, more = spans.held.spans, timer.take_spans()
+            spans.held.spans = {**before, **{k: before.get(k, 0.0) + more[k] for k in more}}
 
 
 class Wait(Span):
@@ -284,7 +281,3 @@ def means_of(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _mean_of_calls(values: Sequence[Any]) -> Any:
     return np.mean([np.asarray(value) for value in values], axis=0)
-
-
-def _sum(spans: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    return {**spans, **{name: spans.get(name, 0.0) + spent for name, spent in more.items()}}

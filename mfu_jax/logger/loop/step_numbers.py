@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.records.strict_json import printable
+from mfu_jax.logger.records.step_record import printable
 
 _log = logging.getLogger("mfu_jax")
 

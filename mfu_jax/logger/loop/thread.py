@@ -11,6 +11,7 @@ from threading import get_ident
 from mfu_jax.logger.loop.phases import PhaseBook
 from mfu_jax.logger.loop.spans import LoopSpans
 from mfu_jax.logger.timing.compile_events import CompileEvent
+from mfu_jax.util.failsafe import Once
 
 _log = logging.getLogger("mfu_jax")
 
@@ -39,7 +40,7 @@ class LoopThread:
         self._early: list[CompileEvent] = []  # compiled before the thread was known
         self._lock = threading.Lock()
         self._process_id = os.getpid()
-        self._has_refused = False
+        self._is_first = Once()
         _in_this_process.add(self)
 
     def is_here(self) -> bool:
@@ -68,24 +69,16 @@ class LoopThread:
         """Whether this thread may not run the loop; the first time, says that of `what`."""
         if self.is_here():
             return False
-        if self._owner is not None and os.getpid() == self._process_id:
-            with self._lock:
-                was_said, self._has_refused = self._has_refused, True
-            if not was_said:
-                self._say(what, self._owner)
+        owner = self._owner
+        if owner is not None and os.getpid() == self._process_id and self._is_first():
+            _log.warning(
+                "%s of thread %r is not logged: thread %r runs the loop; expected one thread for "
+                "each logger\nhint: usually an actor and a learner share a logger, or an "
+                "instrumented function is called in jax.debug.callback or io_callback; give each "
+                "thread its own MetricLogger, or call it from the loop",
+                *(what, threading.current_thread().name, owner.name),
+            )
         return True
-
-    def _say(self, what: str, owner: threading.Thread) -> None:
-        _log.warning(
-            "%s of thread %r is not logged: thread %r runs the loop; expected one thread for each "
-            "logger\n"
-            "hint: usually an actor and a learner share a logger, or an instrumented function is "
-            "called in jax.debug.callback or io_callback; give each thread its own MetricLogger, "
-            "or call it from the loop",
-            what,
-            threading.current_thread().name,
-            owner.name,
-        )
 
     def on_compile(self, event: CompileEvent) -> None:
         """Called when JAX has finished a stage of a compilation, on the thread that compiled."""

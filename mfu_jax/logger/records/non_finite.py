@@ -8,6 +8,7 @@ import math
 import jax
 
 from mfu_jax.errors import UserError
+from mfu_jax.util.failsafe import Once
 
 _log = logging.getLogger("mfu_jax")
 
@@ -50,7 +51,7 @@ class LossWatch:
     def __init__(self, *, abort_on_nan: bool, abort_on_inf: bool) -> None:
         self._abort_on_nan = abort_on_nan
         self._abort_on_inf = abort_on_inf
-        self._has_warned = False
+        self._is_first = Once()
 
     def check(self, step: int, loss: float | None) -> NonFiniteLossError | None:
         """The error to raise for a loss; None if the run continues."""
@@ -58,8 +59,7 @@ class LossWatch:
             return None
         if self._abort_on_nan if math.isnan(loss) else self._abort_on_inf:
             return NonFiniteLossError(step, loss)
-        if not self._has_warned:
-            self._has_warned = True
+        if self._is_first():
             key = "abort_on_nan_loss" if math.isnan(loss) else "abort_on_inf_loss"
             _log.warning(
                 "THE LOSS OF STEP %d IS %s; the run goes on, and this is said once\n"

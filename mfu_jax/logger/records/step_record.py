@@ -1,4 +1,4 @@
-"""The record of one step, and the line of JSON that it is in the metrics file."""
+"""The record of one step, as text and JSON that every file, terminal and parser accepts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,45 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mfu_jax.logger.records.strict_json import strict
-
 RECORD_FIELDS = ("step", "kind", "unix_seconds", "flags", "notes")
 """What is beside the metrics in a line or row, so that no metric has one of these names there."""
 
 # Results that come rarely, and so go to every sink whatever the log period.
 _SEEN = ("eval/", "profile/")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def printable(text: str) -> str:
+    r"""`text` with line breaks, control characters and lone surrogates escaped.
+
+    >>> printable("loss\n\ud800")
+    'loss\\n\\ud800'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def encodable(text: str) -> str:
+    """`text` with lone surrogates escaped; line breaks are kept."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def strict(value: Any) -> Any:
+    """`value` without what JSON lacks: NaN and Inf at any depth become text.
+
+    >>> strict({"a": [math.nan, 1.0], 2: -math.inf})
+    {'a': ['NaN', 1.0], '2': '-Infinity'}
+    """
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {encodable(str(name)): strict(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(inner) for inner in value]
+    return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +57,7 @@ class StepRecord:
         kind: ``step``, or ``compile`` and ``warmup`` for those excluded from every summary.
         unix_seconds: wall clock at its end.
         scalars: metric name -> number; NaN and Inf are unchanged.
-        flags: short names of its impossible numbers (`mfu_jax.logger.records.diagnosis`).
+        flags: short names of its impossible numbers (`mfu_jax.logger.records.step_cost`).
         notes: sentences for a human: a diagnosis, a recompile, a clock jump.
         log_period: every how many steps one goes to all sinks; the run's, not the step's.
     """

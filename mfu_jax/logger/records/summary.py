@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.logger.records import names
+from mfu_jax import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
-from mfu_jax.logger.records.strict_json import strict
-from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.logger.records.step_record import strict
+from mfu_jax.util.formatting import counted, loss_text, percent, readable
 from mfu_jax.verdict import NOTABLE, Verdict
 
 _MOST_LOSSES = 3
@@ -194,20 +194,20 @@ class Summary:
             yield "last loss", loss_text(self.last_loss, decimals=4)
         if self.compile_count:
             spent = readable(self.compile_seconds)
-            yield "compiling", f"{spent} s for {self.compile_count} executables"
+            yield "compiling", f"{spent} s for {counted(self.compile_count, 'executable')}"
         if self.total_seconds > 0:
             shares = ", ".join(f"{use} {percent(share)}" for use, share in self.shares.items())
             yield "wall time", f"{readable(self.total_seconds)} s of this process: {shares}"
         if self.clock_jumps:
             yield "clock jumps", f"{self.clock_jumps} (the monotonic clock is used)"
         for name, count in self.dropped_by_sink.items():
-            yield "not written", f"{count} records, {name}"
+            yield "not written", f"{counted(count, 'record')}, {name}"
         for flag, count in self.flags.items():
-            yield "impossible", f"{flag} in {count} steps"
+            yield "impossible", f"{flag} in {counted(count, 'step')}"
         if self.verdict is not None:
             for loss in self.verdict.losses[:_MOST_LOSSES]:
                 if loss.fraction >= NOTABLE:
-                    yield "loss", str(loss)
+                    yield "lost to", str(loss)
             for step in self.verdict.next_steps:
                 yield "next", str(step)
 
@@ -331,25 +331,22 @@ class ActivityTotals:
     """Mean activity of the tensor cores, by counter and, over the same readings, by count."""
 
     def __init__(self) -> None:
-        self._alone: tuple[int, float] = 0, 0.0  # number of readings, and their sum
-        self._compared: tuple[int, float, float] = 0, 0.0, 0.0
+        self._alone: list[float] = []
+        self._compared: list[tuple[float, float]] = []
 
     def add(self, scalars: Mapping[str, float]) -> None:
         """Adds a record's reading, if it has one."""
-        if (counter := scalars.get(names.TENSOR_ACTIVE)) is None:
-            return
-        if (count := scalars.get(names.TENSOR_ACTIVE_BY_COUNT)) is None:
-            self._alone = self._alone[0] + 1, self._alone[1] + counter
-        else:
-            times, by_counter, by_count = self._compared
-            self._compared = times + 1, by_counter + counter, by_count + count
+        if (counter := scalars.get(names.TENSOR_ACTIVE)) is not None:
+            if (count := scalars.get(names.TENSOR_ACTIVE_BY_COUNT)) is None:
+                self._alone.append(counter)
+            else:
+                self._compared.append((counter, count))
 
     def fields(self) -> dict[str, Any]:
         """The fields of `Summary` that derive from the readings."""
-        if self._compared[0]:
-            times, by_counter, by_count = self._compared
-            return {"tensor_active": by_counter / times, "tensor_active_by_count": by_count / times}
-        return {"tensor_active": self._alone[1] / self._alone[0]} if self._alone[0] else {}
+        of_fields = ("tensor_active", "tensor_active_by_count")
+        readings = zip(*self._compared, strict=True) if self._compared else [self._alone]
+        return {k: statistics.fmean(each) for k, each in zip(of_fields, readings) if each}  # noqa: B905
 
 
 class PhaseTotals:

@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from mfu_jax.util.failsafe import Once
+
 _log = logging.getLogger("mfu_jax")
 
 MOST_NUMBERS = 16
@@ -45,7 +47,7 @@ class MetricFilter:
 
     def __init__(self, on_function: Callable[[], object]) -> None:
         self._on_function = on_function
-        self._left_out: set[str] = set()
+        self._is_first = Once()
         # The last abstract value or class of each small metric: outputs of one program share their
         # abstract values, so an identity check shows that nothing has changed.
         self._small: dict[Any, Any] = {}
@@ -75,8 +77,7 @@ class MetricFilter:
             for name, value in kept.items()
             if hasattr(value, "aval") or value.__class__ in _PLAIN
         }
-        if left_out and (new := [text for text in left_out if text not in self._left_out]):
-            self._left_out.update(new)
+        if new := [*filter(self._is_first, left_out)]:
             _log.warning("metrics left out: %s", describe_dropped(new))
         if _has_function(kept):
             self._on_function()
@@ -162,7 +163,8 @@ def numbers_of(name: str, value: Any) -> dict[str, int | float]:
 
     Args:
         name: its name.
-        value: what the loop gave, or a function that returns it; None: no number.
+        value: what the loop gave, or a function that returns it, or several by name; None: no
+            number.
 
     Raises:
         Exception: see `plain_number`, or whatever the function raises.
@@ -170,6 +172,8 @@ def numbers_of(name: str, value: Any) -> dict[str, int | float]:
     value = value() if callable(value) else value
     if value is None:
         return {}
+    if isinstance(value, Mapping):
+        return {f"{name}/{key}": plain_number(number) for key, number in value.items()}
     shape: tuple[int, ...] = getattr(value, "shape", ())
     if len(shape) != 1 or not 1 < shape[0] <= MOST_NUMBERS:
         return {name: plain_number(value)}

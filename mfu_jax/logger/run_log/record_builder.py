@@ -11,13 +11,12 @@ from typing import Any
 import jax
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.records.diagnosis import diagnose
-from mfu_jax.logger.records.step_cost import StepCost, StepRates
-from mfu_jax.logger.records.step_record import StepRecord
-from mfu_jax.logger.records.strict_json import printable
+from mfu_jax.logger.records.step_cost import StepCost, StepRates, diagnose
+from mfu_jax.logger.records.step_record import StepRecord, printable
 from mfu_jax.logger.records.summary import ActivityTotals, StepStatistics, Summary
 from mfu_jax.logger.records.values import numbers_of, quick_numbers, start_copies
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.util.failsafe import Once
 from mfu_jax.util.formatting import readable
 
 # The rolling window, in measured steps, if every step is logged.
@@ -25,8 +24,10 @@ DEFAULT_WINDOW = 100
 # A smaller disagreement of the clocks is not worth a note; the monotonic one is used regardless.
 NOTED_JUMP_SECONDS = 0.05
 NOTED_JUMP_FRACTION = 0.01
-# A loop that invents new names every step must not fill the memory.
-_MOST_SUBJECTS = 10_000
+_LATE = (
+    "this step is shorter than its FLOPs at the peak, because the one before it was seen to end "
+    "late: both together are possible; later steps like it are neither flagged nor noted"
+)
 _WINDOW_NAMES = {
     "steps": "rolling/steps",
     **{f"{n}_seconds": f"rolling/step_time_seconds_{n}" for n in ("median", "p90", "p99")},
@@ -60,9 +61,10 @@ class RecordBuilder:
         self._kinds: Counter[str] = Counter()
         self._flags: Counter[str] = Counter()
         self._seconds_by_use: defaultdict[str, float] = defaultdict(float, train=0.0)
-        self._noted: set[str] = set()
+        self._is_first = Once()
         self._last_loss: float | None = None
         self._clock_jumps = 0
+        self._beyond_shortest = 0.0  # what the last steps took beyond the shortest possible time
         self._memory_device = _device_with_memory_stats()
 
     def prepare(self, steps: Iterable[TimedStep]) -> None:
@@ -79,10 +81,14 @@ class RecordBuilder:
         step.cost = rates.cost  # for the monitors
         scalars = rates.at(step.seconds)
         findings: dict[str, str] = {}
+        is_late = self._is_of_late_step(kind, step.seconds, rates)
         if kind == "step" and not rates.may_take(step.seconds):
-            findings = diagnose(rates.cost, scalars)
-            notes += [text for flag, text in findings.items() if not self._flags[flag]]
-            self._flags.update(findings.keys())
+            if not is_late:
+                findings = diagnose(rates.cost, scalars)
+                notes += [text for flag, text in findings.items() if not self._flags[flag]]
+                self._flags.update(findings.keys())
+            elif self._is_first("late"):
+                notes.append(_LATE)
         if kind == "step" and rates.note and self._is_first("savings"):
             notes.append(rates.note)
         if step.compile_events:
@@ -128,16 +134,13 @@ class RecordBuilder:
         for name, spent in spans.items():
             self._seconds_by_use[name] += spent
 
-    def summary(
-        self,
-        *,
-        total_seconds: float,
-        compile_seconds: float,
-        compile_count: int,
-        dropped_by_sink: Mapping[str, int],
-        phases: Mapping[str, Mapping[str, float]],
-    ) -> Summary:
-        """Totals of the run so far."""
+    def summary(self, total_seconds: float, **of_others: Any) -> Summary:
+        """Totals of the run so far.
+
+        Args:
+            total_seconds: of the run.
+            **of_others: fields of `Summary` that the records do not have.
+        """
         uses = dict(self._seconds_by_use)
         uses["other"] = max(0.0, total_seconds - sum(uses.values()))
         return Summary(
@@ -146,16 +149,24 @@ class RecordBuilder:
             warmup_steps=self._kinds["warmup"],
             compile_steps=self._kinds["compile"],
             last_loss=self._last_loss,
-            compile_seconds=compile_seconds,
-            compile_count=compile_count,
             total_seconds=max(total_seconds, sum(uses.values())),
             seconds_by_use=uses,
             clock_jumps=self._clock_jumps,
-            dropped_records=sum(dropped_by_sink.values()),
-            dropped_by_sink=dropped_by_sink,
             flags=dict(self._flags),
-            phases=phases,
+            **of_others,
         )
+
+    def _is_of_late_step(self, kind: str, seconds: float, rates: StepRates) -> bool:
+        """Whether a step is too short only because the one before it was seen to end late.
+
+        Then both together took as long as they must; and so for several, if it was very late.
+        """
+        beyond = seconds - rates.shortest_seconds
+        if kind == "compile" or not 0 < seconds < math.inf or not math.isfinite(beyond):
+            self._beyond_shortest = 0.0
+            return False
+        self._beyond_shortest = beyond + (self._beyond_shortest if beyond < 0 else 0.0)
+        return beyond < 0 <= self._beyond_shortest
 
     def _kind(self, step: TimedStep) -> str:
         index = self._kinds.total()  # in this process: the loop may go back before its first step
@@ -208,13 +219,6 @@ class RecordBuilder:
                 notes.append(f"the cost of the step is not known: {_text(error)}")
             return StepRates(self._cost)
         return self._rates
-
-    def _is_first(self, subject: str) -> bool:
-        """True once per subject, so that each is reported once."""
-        if subject in self._noted or len(self._noted) >= _MOST_SUBJECTS:
-            return False
-        self._noted.add(subject)
-        return True
 
     def _count(self, step: TimedStep, kind: str, rates: StepRates) -> None:
         self._kinds[kind] += 1

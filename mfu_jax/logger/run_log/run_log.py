@@ -26,7 +26,6 @@ from mfu_jax.storage.addresses import path_of
 
 if TYPE_CHECKING:  # a log starts before JAX is imported
     from mfu_jax.logger.run_log.reading import LoggedRecords
-    from mfu_jax.logger.run_log.step_events import StepEvents
     from mfu_jax.logger.run_log.writer import LogWriter
     from mfu_jax.logger.sinks.base import Sink, StepRecord
     from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
@@ -41,6 +40,8 @@ _since_boot: Callable[[], float] = (
 """Seconds since the machine booted, including its sleep where known; one call into C."""
 
 _CLOSE_SECONDS = 2.0
+
+_AT_PEAK = (("perf/mfu", "optimal_s"), ("perf/hfu", "executed_s"))
 
 
 class RunLog:
@@ -98,12 +99,11 @@ class RunLog:
         if self.metrics_file is None:
             return
         from mfu_jax.logger.run_log.reading import steps_behind
-        from mfu_jax.logger.run_log.step_events import StepEvents
-        from mfu_jax.logger.run_log.writer import LogFiles, LogWriter, start_values
+        from mfu_jax.logger.run_log.writer import EventsFile, LogWriter, start_values
 
         self._behind = steps_behind(self.metrics_file, index)
         self._steps = StepEvents(now[1])
-        self._writer = LogWriter(self, LogFiles(self.metrics_file, index, clock))
+        self._writer = LogWriter(self, EventsFile(self.metrics_file, index, clock))
         self._followers.append(self._writer)
         job = {"version": events.VERSION, "process": index, "processes": processes}
         self.event(events.START, now, **job, **start_values(now[1], is_real=self._is_real))
@@ -242,7 +242,7 @@ class RunLog:
             start_step: first step of this process; 0: nothing of an earlier one counts.
         """
         lacks = getattr(sink, "missing", range(0))  # the class may not derive from `Sink`
-        if self._writer is not None and self.is_file(sink) and not self._writer.files.records:
+        if self._writer is not None and self.is_file(sink) and not self._writer.records:
             self._writer.add_records(sink)
             _say_what_is_missing(sink, lacks)
             return self._writer
@@ -267,7 +267,7 @@ class RunLog:
             after: a record or the number of a step, after which to begin; None: at the beginning
                 of this process.
         """
-        path = None if self._writer is None else getattr(self._writer.files.records, "path", None)
+        path = None if self._writer is None else getattr(self._writer.records, "path", None)
         if path is None:
             return None
         from mfu_jax.logger.run_log.reading import LoggedRecords
@@ -280,7 +280,7 @@ class RunLog:
         return (
             writer is not None
             and writer is not follower
-            and writer.files.records is not None
+            and writer.records is not None
             and not (writer.has_hung or writer.is_failing)
         )
 
@@ -344,3 +344,80 @@ def _uncaught() -> str:
     """The exception that ends this process, as ``exception: KeyError``; empty without one."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return "" if error is None or hasattr(sys, "ps1") else f"exception: {type(error).__name__}"
+
+
+class StepEvents:
+    """Makes the ``steps`` events of one process.
+
+    Args:
+        began: start of the log, in seconds since boot.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._last_number, self._last_end = -1, began
+        self._costs: dict[str, float] = {}
+
+    def went_back(self, step: int) -> None:
+        """The steps from `step` on are repeated."""
+        self._last_number = step - 1
+
+    def of(
+        self, steps: Sequence[tuple[TimedStep, StepRecord | None]], asleep_seconds: float
+    ) -> Iterator[Event]:
+        """The events of steps that were completed in this order.
+
+        Args:
+            steps: with their records; None: no record could be made.
+            asleep_seconds: what the monotonic clock lacks to the time since boot.
+        """
+        values: dict[str, Any] = {}
+        end = (0.0, 0.0)
+        for step, record in steps:
+            number, us = int(step.step), round(1e6 * step.seconds)
+            if number <= self._last_number:
+                continue
+            cost = self._cost(step, record)
+            if not _continues(values, number, self._last_number, cost):
+                if values:
+                    yield _event(end, values)
+                values = {"first": number, "us": [], "gap_us": [], "data_us": [], **cost}
+            elif len(values["us"]) == 1:
+                values["by"] = number - self._last_number
+            end = step.ended_at, step.ended_monotonic + asleep_seconds
+            values["us"].append(us)
+            values["gap_us"].append(max(0, round(1e6 * (end[1] - self._last_end)) - us))
+            values["data_us"].append(round(1e6 * step.spans.get("data_wait", 0.0)))
+            self._last_number, self._last_end = number, end[1]
+        if values:
+            yield _event(end, values)
+
+    def _cost(self, step: TimedStep, record: StepRecord | None) -> dict[str, Any]:
+        """Its kind, unless it is a usual one, and its seconds at the peak, where they are known."""
+        if record is None:
+            return {}
+        cost: dict[str, Any] = {} if record.kind == "step" else {"kind": record.kind}
+        for metric, name in _AT_PEAK:
+            if (utilization := record.scalars.get(metric)) is not None:
+                seconds, last = utilization * step.seconds, self._costs.get(name, -1.0)
+                if abs(seconds - last) > 1e-9 * last:  # else only rounding differs
+                    self._costs[name] = float(f"{seconds:.9g}")
+                cost[name] = self._costs[name]
+        return cost
+
+
+def _continues(values: dict[str, Any], number: int, last: int, cost: dict[str, Any]) -> bool:
+    if not values or {k: values[k] for k in values if k in ("kind", "optimal_s", "executed_s")} != (
+        cost
+    ):
+        return False
+    return len(values["us"]) == 1 or number - last == values.get("by", 1)
+
+
+def _event(end: tuple[float, float], values: dict[str, Any]) -> Event:
+    """The event, without columns of zeros and a stride of 1."""
+    if values.get("by") == 1:
+        del values["by"]
+    for name in ("gap_us", "data_us"):
+        if not any(values[name]):
+            del values[name]
+    return Event(events.STEPS, end, values)

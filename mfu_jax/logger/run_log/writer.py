@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event
 from mfu_jax.logger.run_log.follower import Follower
+from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import AppendOnlyFile
 
 if TYPE_CHECKING:
-    from mfu_jax.logger.records.step_record import StepRecord
-    from mfu_jax.logger.records.summary import Summary
     from mfu_jax.logger.run_log.run_log import RunLog
-    from mfu_jax.logger.sinks.base import Sink
     from mfu_jax.storage.targets import SpooledTarget
 
 _MOST_PROCESSES = 1000
@@ -39,18 +37,22 @@ class LogWriter(Follower):
 
     Args:
         log: the log.
-        files: its files.
+        events_file: where events go.
+
+    Attributes:
+        records: writes the records, if this process has any.
     """
 
-    def __init__(self, log: RunLog, files: LogFiles) -> None:
-        super().__init__(log, files, name="run log")
-        self.files = files
+    def __init__(self, log: RunLog, events_file: EventsFile) -> None:
+        super().__init__(log, _NoRecords(), name="run log")
+        self.records: Sink | None = None
+        self._events_file = events_file
         self._began = self._wrote_at = self._monotonic()
         self.start()
 
     def add_records(self, sink: Sink) -> None:
         """From now on the records are written by this sink, beside the events."""
-        self.files.records = sink
+        self._sink = self.records = sink
         self.name = type(sink).__name__
 
     def close(self, timeout: float) -> None:
@@ -60,41 +62,46 @@ class LogWriter(Follower):
         self._thread.join(timeout)
 
     def _end(self) -> None:
-        self._call("close_records")
+        """Closes the file of records; events may still come."""
+        self._call("close")
+        self._sink, self.records = _NoRecords(), None
         self._retry_seconds = 0.0  # the records that it could not write are given up
 
     def _run(self) -> None:
         super()._run()
         self._deliver()
         self._call("close")
+        self._call("close", of=self._events_file)
 
     def _sleep(self, longest: float | None = None) -> None:
         seconds = events.alive_seconds(self._monotonic() - self._began)
         super()._sleep(seconds)
         self._log.settle_compilations()
-        self._note_wait(seconds)
-        if self._monotonic() - self._wrote_at > events.QUIET_SECONDS:
-            self._log.event(events.ALIVE)
-
-    def _note_wait(self, seconds: float) -> None:
-        """Notes a wait for data that lasts longer than the time between two signs of life."""
+        # A wait for data that lasts longer than the time between two signs of life.
         if self._log.is_waiting and (idle := self._log.idle_seconds()) > seconds:
             self._log.begin_wait(idle)
+        if self._monotonic() - self._wrote_at > events.QUIET_SECONDS:
+            self._log.event(events.ALIVE)
 
     def _work(self) -> None:
         before = self._passed
         super()._work()
         if self._passed == before:
-            self._call("show_life")
+            self._call("show_life", of=self._events_file)
         else:
             self._wrote_at = self._monotonic()
+
+    def _flush(self) -> None:
+        super()._flush()
+        self._call("flush", of=self._events_file)
 
     def _takes(self, item: Any) -> bool:
         return True
 
     def _tell(self, happened: Sequence[Event]) -> None:
         try:
-            self.files.write_events(happened)
+            fsync_seconds = getattr(self._sink, "fsync_seconds", -1.0)
+            self._events_file.write_events(happened, fsync_seconds)
         except BaseException as error:
             self._fail(error)
         else:
@@ -104,31 +111,30 @@ class LogWriter(Follower):
     @property
     def _is_worth_a_line(self) -> bool:
         waited = self._monotonic() - self._began > _PATIENCE_SECONDS
-        return self.files.is_open or self._log.has_steps or waited
+        return self._events_file.is_open or self._log.has_steps or waited
 
 
-class LogFiles:
-    """What the log's own follower writes to; its methods are those of a `Sink`, and two more.
+class _NoRecords(Sink):
+    """Stands for the file of records in a process that has none."""
 
-    The events file is opened by the first write, and locked while its process lives: one that
-    overlaps with it writes ``….events.0.2.jsonl``.
+    def write_many(self, records: Sequence[StepRecord]) -> None: ...
+
+
+class EventsFile:
+    """The events of one process.
+
+    It is opened by the first write, and locked while its process lives: one that overlaps with it
+    writes ``….events.0.2.jsonl``.
 
     Args:
         metrics_file: the run's metrics file, or its address; the events are written beside it.
         index: number of this process in the job.
         clock: wall clock in seconds, for the sign of life.
-
-    Attributes:
-        records: writes the records, if this process has any.
     """
-
-    keeps_every_step = True
-    periods_per_write = 1
 
     def __init__(
         self, metrics_file: Path | Address, index: int, clock: Callable[[], float]
     ) -> None:
-        self.records: Sink | None = None
         self._place = metrics_file.parent / events.events_name(metrics_file.name, index)
         self._clock = clock
         self._start = self._last_sign = b""
@@ -137,61 +143,37 @@ class LogFiles:
 
     @property
     def is_open(self) -> bool:
-        """Whether the events file could be opened."""
+        """Whether the file could be opened."""
         return self._file is not None
 
-    def write(self, record: StepRecord) -> None:
-        self.write_many([record])
-
-    def write_many(self, records: Sequence[StepRecord]) -> None:
-        if self.records is None:
-            return
-        if self.records.write_many is not None:
-            self.records.write_many(records)
-        elif len(records) == 1:
-            self.records.write(records[0])
-        else:
-            raise NotImplementedError  # none written: they come one by one
-
-    def write_events(self, happened: Sequence[Event]) -> None:
-        """Appends events, or raises having written none."""
+    def write_events(self, happened: Sequence[Event], fsync_seconds: float) -> None:
+        """Appends events, or raises having written none; for `fsync_seconds`, see the file."""
         text = b"".join(map(events.line, happened))
         self._start = self._start or text.partition(b"\n")[0] + b"\n"
         if self._file is None:
             self._file = self._opened()
-        self._file.fsync_seconds = getattr(self.records, "fsync_seconds", -1.0)
+        self._file.fsync_seconds = fsync_seconds
         self._file.append(self._last_sign + text)
         self._last_sign = b""
         if self._spool is not None:
             self._spool.wrote()
 
     def show_life(self) -> None:
-        """Sets the time of the events file to now."""
+        """Sets the file's time to now."""
         if self._file is not None:
             self._file.touch(self._clock())
         if self._spool is not None:
             self._spool.wrote()
 
-    def write_summary(self, summary: Summary) -> None:
-        if self.records is not None:
-            self.records.write_summary(summary)
-
     def flush(self) -> None:
-        if self.records is not None:
-            self.records.flush()
+        """Flushes everything to disk."""
         if self._file is not None:
             self._file.sync()
         if self._spool is not None:
             self._spool.flush()
 
-    def close_records(self) -> None:
-        """Closes the records' file; events may still come."""
-        records, self.records = self.records, None
-        if records is not None:
-            records.close()
-
     def close(self) -> None:
-        self.close_records()
+        """Closes the file."""
         if self._file is not None:
             self._file.close()
         if self._spool is not None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TextIO
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.records.step_record import StepRecord
-from mfu_jax.logger.sinks.base import Sink, format_values, register_sink
+from mfu_jax.logger.sinks.base import Sink, register_sink
 from mfu_jax.util.formatting import loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
 
@@ -62,6 +62,7 @@ class ConsoleSink(Sink):
         self._visible_bar = self._bar if paper.is_terminal and on_terminal else None
         is_short = line == "short" or (line == "auto" and paper.is_terminal)
         self._lines = functools.partial(_short_lines, paper=paper) if is_short else _lines
+        self._wrap = paper.wrap if is_short else str
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
         if self._bar is not None:
@@ -72,14 +73,11 @@ class ConsoleSink(Sink):
             self._print("\n".join(lines))
 
     def write_text(self, tag: str, text: str) -> None:
-        self._print(text)
+        self._print("\n".join(map(self._wrap, text.splitlines())))
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        if values:
-            self._print(format_values(values))
-        for tag, text in texts.items():
-            if tag != "config":  # all of it is in the run's log
-                self._print(text)
+        # All of the config is in the run's log.
+        super().write_setup(values, {tag: t for tag, t in texts.items() if tag != "config"})
 
     def flush(self) -> None:
         (self._stream or sys.stdout).flush()
@@ -126,7 +124,13 @@ class _Paper(NamedTuple):
 
     def wrap(self, text: str) -> str:
         """The text in lines of at most the width, all but the first indented."""
-        return textwrap.fill(text, self.columns, subsequent_indent="  ", break_long_words=False)
+        return textwrap.fill(
+            text,
+            self.columns,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 _PLAIN = _Paper()
@@ -247,13 +251,7 @@ class _ProgressBar:
 
     def print_above(self, text: str) -> None:
         """Prints our own lines as they are; the bar moves down."""
-        self._console.print(
-            _encodable(text, self._console.file),
-            markup=False,
-            emoji=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._console.out(_encodable(text, self._console.file), highlight=False)
 
     def close(self) -> None:
         self._progress.stop()

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RECORD_FIELDS, RecordError, StepRecord
 from mfu_jax.logger.sinks.append_only import BROKEN, AppendOnlySink, cut_back
-from mfu_jax.logger.sinks.base import register_sink
-from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.logger.sinks.base import UniqueNames, register_sink
 from mfu_jax.storage.files import AppendOnlyFile, replace_file
 
 

@@ -6,14 +6,12 @@ import contextlib
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RECORD_FIELDS, RecordError, StepRecord, as_json
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.sinks.append_only import BROKEN, AppendOnlySink, cut_back
-from mfu_jax.logger.sinks.base import register_sink
-from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.logger.sinks.base import UniqueNames, register_sink
 from mfu_jax.storage.files import replace_file
 
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one per line
@@ -51,7 +49,14 @@ class JsonlSink(AppendOnlySink):
         super()._prepare(resume_from_step)
 
     def _resume(self, step: int) -> None:
-        _check_head(self.path)
+        with open(self.path, "rb") as lines:
+            head = lines.readline()
+        if head.endswith(b"\n") and _step_of(head) == BROKEN:
+            raise UserError(
+                f"metrics_file {str(self.path)!r} does not start with a step's JSON object; "
+                "expected the file of the run that is resumed",
+                hint="usually another file's path; give another metrics_file or move this one away",
+            )
         self.missing, broken = cut_back(self.path, _step_of, step)
         if broken > 1:
             self.warnings.append(f"metrics_file {self.path}: {broken} broken lines were dropped")
@@ -88,18 +93,6 @@ class JsonlSink(AppendOnlySink):
         parts = self._form[1].copy()
         parts[1::2] = map(repr, row)
         return "".join(parts) + "}\n"
-
-
-def _check_head(path: Path) -> None:
-    """Raises `UserError` if a file begins with a line that is no step's."""
-    with open(path, "rb") as lines:
-        head = lines.readline()
-    if head.endswith(b"\n") and _step_of(head) == BROKEN:
-        raise UserError(
-            f"metrics_file {str(path)!r} does not start with a step's JSON object; expected "
-            "the file of the run that is resumed",
-            hint="usually another file's path; give another metrics_file or move this one away",
-        )
 
 
 def _step_of(line: bytes) -> int:

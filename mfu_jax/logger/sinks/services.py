@@ -13,8 +13,7 @@ from typing import Any
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.records.step_record import RecordError, StepRecord
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.logger.sinks.base import Sink, register_sink
-from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.logger.sinks.base import Sink, UniqueNames, register_sink
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import replace_file
 from mfu_jax.util.optional_deps import require

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import time
@@ -11,32 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.logger.records.step_record import RecordError, StepRecord
-from mfu_jax.logger.sinks import tensorboard_plugins
 from mfu_jax.logger.sinks.append_only import AppendOnlySink
-from mfu_jax.logger.sinks.base import register_sink
-from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
-from mfu_jax.logger.sinks.names import UniqueNames
-from mfu_jax.logger.sinks.tensorboard_plugins import tensorboardx
+from mfu_jax.logger.sinks.base import UniqueNames, register_sink
 from mfu_jax.storage.files import AppendOnlyFile
-from mfu_jax.storage.targets import OutputTarget, folder_target, write_whole
+from mfu_jax.storage.targets import OutputTarget, folder_target
+from mfu_jax.util.optional_deps import require
 
 # Marks our files in a folder; other writers' files are left alone.
 _ENDING = ".mfu_jax"
 _VERSION = "brain.Event:2"
-_OWN_TAGS = (
-    "step/kind/text_summary",
-    "step/notes/text_summary",
-    *tensorboard_plugins.OVERVIEW.values(),
-)
+# Metric → its card in the group that TensorBoard shows first: the first tab sorts groups by name,
+# and those of other metrics begin with lower-case letters.
+_OVERVIEW = {
+    "perf/mfu": "Overview/1 MFU",
+    "perf/hfu": "Overview/2 HFU",
+    "perf/step_time_seconds": "Overview/3 step time in seconds",
+    "perf/per_device_tokens_per_sec": "Overview/4 tokens per second per device",
+    "learning/loss": "Overview/5 loss",
+}
+_OWN_TAGS = ("step/kind/text_summary", "step/notes/text_summary", *_OVERVIEW.values())
 
 
 @register_sink("tensorboard")
 class TensorBoardSink(AppendOnlySink):
-    """Writes every metric as a scalar, texts as Markdown, and the set-up as hyperparameters.
+    """Writes every metric as a scalar, and texts as Markdown.
 
     The first tab opens on the group Overview: MFU, HFU, step time, tokens/s and loss of measured
-    steps. The plugin Custom Scalars has pages with the charts that matter: efficiency, learning,
-    health.
+    steps.
 
     Each step is one event, written by the calling thread. When a run resumes, or its loop goes
     back, TensorBoard is told to drop the steps that come again; files are only appended to.
@@ -63,12 +65,11 @@ class TensorBoardSink(AppendOnlySink):
         resume_from_step: int = 0,
         fsync_seconds: float = -1.0,
     ) -> None:
-        self._event = tensorboardx("proto.event_pb2").Event
-        self._text = tensorboardx("summary").text
+        self._event = _tensorboardx("proto.event_pb2").Event
+        self._text = _tensorboardx("summary").text
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
         self._step, self._last = resume_from_step, -1
-        self._is_experiment = self._has_failed = False
-        self._setup = [self._now(0, summary=tensorboard_plugins.layout())]
+        self._setup: list[Any] = []
         super().__init__(folder, resume_from_step=resume_from_step, fsync_seconds=fsync_seconds)
 
     def _target_of(self, path: str | os.PathLike[str], *, keep: bool) -> OutputTarget:
@@ -97,40 +98,30 @@ class TensorBoardSink(AppendOnlySink):
         self._step = self._last = last
 
     def write_text(self, tag: str, text: str) -> None:
-        event = self._now(self._step, summary=self._text(tag, as_markdown(text)))
-        self._write([event])
-        if tag.startswith(("setup/", "ledger/")):
-            self._setup.append(event)
+        self._write_markdown({tag: as_markdown(text)})
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        summaries = [self._text("setup/values", values_as_markdown(values))] if values else []
-        summaries += [self._text(f"setup/{tag}", as_markdown(text)) for tag, text in texts.items()]
-        chosen = tensorboard_plugins.hyperparameters(values, texts)
-        if chosen and not self._is_experiment:
-            summaries += tensorboard_plugins.experiment(chosen)
-        events = [self._now(self._step, summary=summary) for summary in summaries]
-        self._write(events)
-        self._setup += events
-        self._is_experiment |= bool(chosen)
+        table = {"setup/values": values_as_markdown(values)} if values else {}
+        markdown = {f"setup/{tag}": as_markdown(text) for tag, text in texts.items()}
+        self._write_markdown({**table, **markdown})
 
     def write_failure(self, reason: str) -> None:
-        self._has_failed = True
         self.write_text("failure", reason)
 
     def close(self) -> None:
-        events = []
-        if self._is_experiment:
-            end = tensorboard_plugins.ended(self._has_failed)
-            events.append(self._now(self._step, summary=end))
-        self._is_experiment = False
         try:
-            self._write(events)  # none: the head of a file that still has nothing
+            self._write([])  # the head of a file that still has nothing
         finally:
             super().close()
 
+    def _write_markdown(self, texts: Mapping[str, str]) -> None:
+        events = {tag: self._now(self._step, summary=self._text(tag, texts[tag])) for tag in texts}
+        self._write(events.values())
+        self._setup += [e for tag, e in events.items() if tag.startswith(("setup/", "ledger/"))]
+
     def _restart(self, step: int) -> list[Any]:
         """Events after which TensorBoard forgets this step and later ones, except the set-up."""
-        log = tensorboardx("proto.event_pb2").SessionLog
+        log = _tensorboardx("proto.event_pb2").SessionLog
         start = self._now(step, session_log=log(status=log.START))
         # TensorBoard takes the first START of a run only for its beginning.
         return [start, start, *(event for event in self._setup if event.step >= step)]
@@ -144,7 +135,7 @@ class TensorBoardSink(AppendOnlySink):
             for tag, number in zip(self._names.of(scalars), scalars.values(), strict=True):
                 add(tag=tag, simple_value=number)
             if record.kind == "step":
-                for name, tag in tensorboard_plugins.OVERVIEW.items():
+                for name, tag in _OVERVIEW.items():
                     if name in scalars:
                         add(tag=tag, simple_value=scalars[name])
         except (TypeError, ValueError, OverflowError) as error:
@@ -162,30 +153,31 @@ class TensorBoardSink(AppendOnlySink):
         self._append(b"".join(map(_framed, events)))
 
 
-def write_scalars(
-    folder: str | os.PathLike[str], run: str, step: int, scalars: Mapping[str, float]
-) -> None:
-    """Writes scalars of one step as a run of its own, beside the run in `folder`.
+def as_markdown(text: str) -> str:
+    """A text as Markdown: lines, or the pairs of a configuration, are a block.
 
-    TensorBoard follows only the last file in a folder, so a second writer needs a folder of its
-    own. Writing the same step again replaces it.
-
-    Args:
-        folder: TensorBoard's log directory, or its address in an object store.
-        run: name of the subfolder to write.
-        step: the step of all scalars.
-        scalars: values by name.
-
-    Raises:
-        UserError: the folder cannot be written to.
+    >>> as_markdown("steps=80 run_name=demo")
+    '    steps=80\\n    run_name=demo'
     """
-    events = tensorboardx("proto.event_pb2")
-    version = events.Event(wall_time=time.time(), file_version=_VERSION)
-    event = events.Event(wall_time=version.wall_time, step=step)
-    for name, value in scalars.items():
-        event.summary.value.add(tag=name, simple_value=value)
-    path = f"{os.fspath(folder).rstrip('/')}/{run}/events.out.tfevents.{step:010d}.{run}"
-    write_whole(path, "tensorboard", _framed(version) + _framed(event))
+    words = text.split()
+    lines = words if all("=" in word for word in words) else text.splitlines()
+    return text if len(lines) < 2 else "\n".join(f"    {line}" for line in lines)
+
+
+def values_as_markdown(values: Mapping[str, Any]) -> str:
+    """A table of names and values, which mean only themselves."""
+    rows = [f"| {_cell(key)} | {_cell(str(value))} |" for key, value in values.items()]
+    return "\n".join(["| name | value |", "|---|---|", *rows])
+
+
+def _cell(text: str) -> str:
+    plain = text.replace("&", "&amp;").replace("<", "&lt;")
+    return " ".join(re.sub(r"([\\`*_\[\]|#])", r"\\\1", plain).split())
+
+
+def _tensorboardx(module: str) -> Any:
+    """A module of the package, imported when a run writes events."""
+    return require(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")
 
 
 def _framed(event: Any) -> bytes:
@@ -194,7 +186,7 @@ def _framed(event: Any) -> bytes:
     tensorboardX's own writers cannot take back an event that a full disk tore, which would end the
     file for TensorBoard, nor flush without the fsync that uploads a whole file of a mounted bucket.
     """
-    checksum = tensorboardx("record_writer").masked_crc32c
+    checksum = _tensorboardx("record_writer").masked_crc32c
     data = event.SerializeToString()
     size = struct.pack("<Q", len(data))
     return struct.pack(f"<8sI{len(data)}sI", size, checksum(size), data, checksum(data))

@@ -64,17 +64,13 @@ class WebhookSink(Sink):
         mfu = record.scalars.get("perf/mfu", math.nan)
         if record.kind == "step" and not record.flags and math.isfinite(mfu):
             self._mfu.append(mfu)
-            self._look(record.step)
-
-    def _look(self, step: int) -> None:
-        """Tells of a fall once, until the MFU is back."""
-        usual, now = fall_of(self._mfu, _WINDOW)
-        if now < (1 - FALL) * usual and not self._has_fallen:
-            fallen = f"MFU has fallen from {percent(usual)} to {percent(now)}"
-            self._post(f"{fallen} in the last {_WINDOW} steps, up to step {step}")
-            self._has_fallen = True
-        elif now >= (1 - FALL / 2) * usual:
-            self._has_fallen = False
+            usual, now = fall_of(self._mfu, _WINDOW)
+            if now < (1 - FALL) * usual and not self._has_fallen:  # told once, until it is back
+                fallen = f"MFU has fallen from {percent(usual)} to {percent(now)}"
+                self._post(f"{fallen} in the last {_WINDOW} steps, up to step {record.step}")
+                self._has_fallen = True
+            elif now >= (1 - FALL / 2) * usual:
+                self._has_fallen = False
 
     def write_alarm(self, text: str) -> None:
         self._post(text)

@@ -81,8 +81,7 @@ class Watcher:
     def _wake(self) -> None:
         self._sleeps = False
         if self._thread.ident is None:
-            with contextlib.suppress(RuntimeError):  # no thread can start, for example at exit
-                self._thread.start()
+            self._thread.start()
         self._alarm.set()
 
     def _run(self) -> None:

@@ -204,13 +204,9 @@ class StepTimer:
             return
         # It ended between two looks, or before it was recorded, as where the loop had read its
         # loss: assume the duration of the step before.
-        early = max(0.0, begun[1] - self._mark[1] - self._last_seconds)
-        ended = begun[0] - early, begun[1] - early
+        ended = _before(begun, max(0.0, begun[1] - self._mark[1] - self._last_seconds))
         step.completed = max(ended, self._mark, key=lambda reading: reading[1])
-        self._mark = (
-            step.completed[0] - self._last_seconds,
-            step.completed[1] - self._last_seconds,
-        )
+        self._mark = _before(step.completed, self._last_seconds)
 
     def _end_before(self, step: TimedStep, now: Reading) -> None:
         """Sets when a step ended if the loop then did other things for long, until `now`.
@@ -226,7 +222,7 @@ class StepTimer:
         else:  # unseen: assume the duration of the step before, from when it was dispatched
             late = now[1] - max(self._mark[1], self._left_at or 0.0) - usual
         if late > LATE_SECONDS:
-            step.completed = now[0] - late, now[1] - late
+            step.completed = _before(now, late)
 
     def cut(self, name: str, start: Reading, end: Reading) -> None:
         """Cuts a span outside the loop out of the step whose interval contains it."""
@@ -305,8 +301,7 @@ class StepTimer:
         # A part of the step after the one in flight took less than that again.
         usual = self._last_seconds * (1 if step is self._pending else 2)
         end = max(self._wait_began[1], self._mark[1] + usual)
-        idle = max(0.0, now[1] - end)
-        return now[0] - idle, now[1] - idle
+        return _before(now, max(0.0, now[1] - end))
 
     def compiling(self, event: CompileEvent) -> None:
         """Called when the training thread compiles in order to dispatch the next step."""
@@ -351,6 +346,10 @@ class StepTimer:
         return slept if slept >= 1.0 else 0.0
 
 
+def _before(reading: Reading, seconds: float) -> Reading:
+    return reading[0] - seconds, reading[1] - seconds
+
+
 _OF_PROCESS: list[GcPauses] = []  # one, made on demand; tests would clear a cache
 
 
@@ -366,10 +365,6 @@ class GcPauses:
 
     The collector's callback costs less than a microsecond per collection.
 
-    Args:
-        monotonic: clock in seconds.
-        boundary: where failures are reported.
-
     Attributes:
         seconds: the sum so far.
 
@@ -379,19 +374,16 @@ class GcPauses:
     True
     """
 
-    def __init__(
-        self, monotonic: Callable[[], float] = time.monotonic, boundary: Boundary | None = None
-    ) -> None:
+    def __init__(self) -> None:
         self.seconds = 0.0
-        self._boundary = boundary or Boundary()
-        self._monotonic = monotonic
+        self._boundary = Boundary()
         self._began: float | None = None
         gc.callbacks.append(self._on_collection)
 
     @failsafe("pauses of the garbage collector are not known")
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            self._began = self._monotonic()
+            self._began = time.monotonic()
         elif self._began is not None:
-            self.seconds += self._monotonic() - self._began
+            self.seconds += time.monotonic() - self._began
             self._began = None

@@ -2,8 +2,8 @@
 from the forward pass into the backward pass, and from there into the optimizer.
 
 Sizes are the compiler's where it gives them (arguments, temporaries, outputs); their split follows
-the shapes in the text, without layout padding. Temporaries are not all live at once: the peak is
-less than the sum.
+the shapes in the text, without layout padding. Temporaries are not all live at once: those at the
+peak are meant, so that what is on the device sums to it.
 """
 
 from __future__ import annotations
@@ -58,17 +58,19 @@ def memory_of(program: ProgramDump) -> Memory:
     module = parse_hlo(program.text)
     sizes = program.memory or {}
     kinds = _arguments(module, program.text, sizes.get("argument_size_in_bytes"))
+    kinds["new outputs"] = max(
+        0, sizes.get("output_size_in_bytes", 0) - sizes.get("alias_size_in_bytes", 0)
+    )
     saved, gradients = _saved(module)
     temporaries = sizes.get("temp_size_in_bytes")
     activations = sum(saved.values())
     if temporaries is not None:
+        room = sizes.get("peak_memory_in_bytes", 0) - sum(kinds.values())
+        temporaries = min(temporaries, room) if room > 0 else temporaries  # a CPU's peak has none
         gradients = min(gradients, temporaries)
         activations = min(activations, temporaries - gradients)
         kinds["temporaries"] = temporaries - gradients - activations
     kinds |= {"gradients": gradients, "activations": activations}
-    kinds["new outputs"] = sizes.get("output_size_in_bytes", 0) - min(
-        sizes.get("output_size_in_bytes", 0), sizes.get("alias_size_in_bytes", 0)
-    )
     kinds["program"] = sizes.get("generated_code_size_in_bytes", 0)
     kinds["host"] = sizes.get("host_temp_size_in_bytes", 0)
     by_size = sorted(saved.items(), key=lambda pair: -pair[1])

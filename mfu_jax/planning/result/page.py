@@ -100,21 +100,17 @@ def _sections(plan: Plan) -> Iterator[Markup]:
 
 
 def _bars(seconds_by_cause: Mapping[str, float]) -> Iterator[BarRow]:
-    """A bar for each cause, largest first; each begins where the last one ended."""
-    begin, step = 0.0, sum(seconds_by_cause.values())
+    """A bar for each cause, largest first."""
+    step = sum(seconds_by_cause.values())
     for cause, seconds in sorted(seconds_by_cause.items(), key=lambda pair: -pair[1]):
         if seconds:
-            share = seconds / step
             yield BarRow(
                 name=cause,
                 kind=cause if cause in _OWN else "transfer",
-                begin=begin,
-                points=100 * share,
-                share=f"{100 * share:.1f}%",
+                points=100 * seconds / step,
                 seconds=seconds,
                 time=seconds_text(seconds),
             )
-            begin += 100 * share
 
 
 def _transfers(rows: Sequence[Mapping[str, Any]]) -> Markup:

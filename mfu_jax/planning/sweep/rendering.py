@@ -11,6 +11,7 @@ from mfu_jax.verdict import NextStep, Verdict
 
 _WIDTH, _HEIGHT = 64, 14
 _GIB = 2**30
+TOKENS = "tokens/s/chip"  # what the speed of the trainer's steps counts
 _MOST_ROWS = 60
 _VERDICT = {True: "fits", False: "too large", None: "?"}
 
@@ -45,11 +46,11 @@ def render_sweep(result: SweepResult) -> str:
     )
 
 
-def table(points: Sequence[SweepRow]) -> list[str]:
-    """The points, fastest first, as lines."""
+def table(points: Sequence[SweepRow], unit: str = TOKENS) -> list[str]:
+    """The points, fastest first, as lines; their speed is in `unit`."""
     keys = list(points[0].values)
     shown = fastest_first(points)[:_MOST_ROWS]
-    rows = [(*keys, "", "GiB", "s", "tokens/s/chip", "MFU", "from")]
+    rows = [(*keys, "", "GiB", "s", unit, "MFU", "from")]
     rows += [(*row.values.values(), *_cells(row)) for row in shown]
     lines = [f"  {line}" for line in columns(rows, "<" * len(keys) + "<>>>><")]
     rest = len(points) - len(shown)
@@ -69,8 +70,8 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
     return (_VERDICT[row.fits], *numbers, f"{row.source}{star}")
 
 
-def plot(rows: Sequence[SweepRow], *, sure: str, others: str) -> list[str]:
-    """Memory on x, time per token on y; `#` and `o` by source, `*` Pareto-optimal."""
+def plot(rows: Sequence[SweepRow], *, sure: str, others: str, unit: str = TOKENS) -> list[str]:
+    """Memory on x, time for a token, or of `unit`, on y; `#`, `o` by source, `*` Pareto-optimal."""
     points = [
         (row.memory_peak_bytes / _GIB, 1e6 / row.tokens_per_sec_per_chip, row)
         for row in rows
@@ -88,8 +89,9 @@ def plot(rows: Sequence[SweepRow], *, sure: str, others: str) -> list[str]:
     lines[0] = f"  {max(ys):8.4g} │{''.join(grid[0]).rstrip()}"
     lines[-1] = f"  {min(ys):8.4g} │{''.join(grid[-1]).rstrip()}"
     axis = f"{min(xs):.2f} GiB"
+    what = "of a chip for a token" if unit == TOKENS else f"for one of the {unit.partition('/')[0]}"
     return [
-        f"  µs of a chip for a token, against memory (# {sure}, o {others}, * Pareto front)",
+        f"  µs {what}, against memory (# {sure}, o {others}, * Pareto front)",
         *lines,
         f"  {'':9}└{'─' * (_WIDTH + 1)}",
         f"  {'':10}{axis}{f'{max(xs):.2f} GiB':>{_WIDTH + 1 - len(axis)}}",

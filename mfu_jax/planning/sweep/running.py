@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation.compiling import NoCompilerError
@@ -21,6 +21,7 @@ from mfu_jax.planning.sweep.outcomes import (
 from mfu_jax.planning.sweep.search import Analytic, Search, same_but_remat
 from mfu_jax.planning.sweep.space import SweepPoint
 
+Row = TypeVar("Row", bound=SweepRow)
 _SMALL = 3  # points; a sweep this small may compile all of them
 
 
@@ -199,7 +200,7 @@ def _by_flops(point: SweepPoint, fits: bool | None, search: Search) -> SweepRow 
     )
 
 
-def with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
+def with_pareto(rows: Sequence[Row]) -> list[Row]:
     """Marks the points that fit and that no other point beats in memory and time per token."""
     candidates = [r for r in rows if r.fits and r.memory_peak_bytes and speed(r)]
 

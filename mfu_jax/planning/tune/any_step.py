@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import multiprocessing
@@ -19,17 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.planning.sweep.outcomes import Source
 from mfu_jax.planning.sweep.space import seconds_of
+from mfu_jax.planning.tune.attached_devices import attached
 from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial, TrialLog
 from mfu_jax.planning.tune.result import TuneResult
 from mfu_jax.planning.tune.running import Tuning
 from mfu_jax.planning.tune.running import tune as search
 from mfu_jax.planning.tune.space import Point, SearchAxis, Space
 
-_ROUNDS = 3
+_ROUNDS, _WARMUP = 3, 2
 _EXIT_SECONDS = 30.0  # for a child to end that has answered, whatever threads it has
 
 MakeStep = Callable[..., tuple[Any, ...]]
+Answer = tuple[float, int] | str  # seconds of a step and bytes of a device, or what went wrong
 
 
 def tune(
@@ -91,30 +93,44 @@ def tune(
         raise UserError(f"steps={steps}; expected 1 or more")
     if not in_process:
         _check_importable(make_step)
-    import jax
 
     def run(point: Point, seconds: float) -> Trial:
         chosen = space.settings(point)
-        attempt = _run_here if in_process else _run_in_child
-        trial = attempt(make_step, chosen, steps, seconds)
-        if trial.step_time_seconds and items is not None:
-            return _with_items(trial, items(**chosen))
-        return trial
+        if in_process:
+            answer = _tried(make_step, chosen, steps)
+        else:
+            answer = _tried_in_child(make_step, chosen, steps, seconds)
+        if isinstance(answer, str):
+            is_memory = OUT_OF_MEMORY.search(answer) is not None
+            source: Source = "measured" if is_memory else "failed"
+            fits = False if is_memory else None
+            return Trial(values={}, by="run", source=source, fits=fits, note=answer[:500])
+        took, peak = answer
+        return Trial(
+            values={},
+            by="run",
+            source="measured",
+            fits=True,
+            memory_peak_bytes=peak or None,
+            step_time_seconds=took,
+            tokens_per_sec_per_chip=items(**chosen) / took if items else None,
+        )
 
     kept = TrialLog(
         None if evidence is None else Path(evidence),
-        {"step": _named(make_step), "jax": jax.__version__},
+        {} if evidence is None else _about(make_step, in_process),
     )
     try:
         return search(
             Tuning(
-                target=_source_of(make_step),
+                target=getattr(make_step, "__name__", "step"),
                 space=space,
                 flags=lambda point: [f"{k}={v!r}" for k, v in space.settings(point).items()],
                 unit="items/s" if items else "steps/s",
                 run=run,
                 budget_seconds=seconds_of(budget) if isinstance(budget, str) else budget,
                 most_runs=runs,
+                steps=steps + _WARMUP,
                 seed=seed,
             ),
             kept,
@@ -122,6 +138,15 @@ def tune(
         )
     finally:
         kept.close()
+
+
+def _about(make_step: MakeStep, in_process: bool) -> dict[str, str]:
+    """What all trials have in common. Devices that child processes need are not opened here."""
+    import jax
+
+    local = jax.local_devices if in_process else None
+    devices = f"{len(local())} × {local()[0].device_kind}" if local else str(attached())
+    return {"step": _named(make_step), "jax": jax.__version__, "devices": devices}
 
 
 def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> SearchAxis:
@@ -144,10 +169,6 @@ def _axis(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> SearchA
     )
 
 
-def _source_of(make_step: MakeStep) -> str:
-    return getattr(make_step, "__name__", "step")
-
-
 def _named(make_step: MakeStep) -> str:
     """Where it is defined; of a partial, with its arguments."""
     if isinstance(make_step, functools.partial):
@@ -166,23 +187,16 @@ def _check_importable(make_step: MakeStep) -> None:
         )
 
 
-def _with_items(trial: Trial, items: float) -> Trial:
-    return dataclasses.replace(
-        trial, tokens_per_sec_per_chip=items / (trial.step_time_seconds or math.inf)
-    )
-
-
-def _run_here(make_step: MakeStep, settings: Mapping[str, Any], steps: int, _: float) -> Trial:
+def _tried(make_step: MakeStep, settings: Mapping[str, Any], steps: int) -> Answer:
     try:
-        seconds, peak = _measure(make_step, settings, steps)
+        return _measure(make_step, settings, steps)
     except Exception as error:  # whatever the step raises is an answer
-        return _refused(f"{type(error).__name__}: {first_line(error)}")
-    return _measured(seconds, peak)
+        return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _run_in_child(
+def _tried_in_child(
     make_step: MakeStep, settings: Mapping[str, Any], steps: int, seconds: float
-) -> Trial:
+) -> Answer:
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe(duplex=False)
     with tempfile.NamedTemporaryFile(prefix="mfu-jax-tune-") as log:
@@ -192,7 +206,7 @@ def _run_in_child(
         child.start()
         theirs.close()
         has_answer = mine.poll(min(seconds, 1e6))
-        answer: tuple[float, int] | str | None = None
+        answer: Answer | None = None
         if has_answer:
             with contextlib.suppress(EOFError):
                 answer = mine.recv()
@@ -205,13 +219,12 @@ def _run_in_child(
             child.join()
         mine.close()
         said = Path(log.name).read_text(encoding="utf-8", errors="replace")
-    if isinstance(answer, tuple):
-        return _measured(*answer)
-    lines = [line for line in said.splitlines() if line.strip()]
-    last = lines[-1:] if answer is None else []
-    if answer is None and child.exitcode == -signal.SIGKILL:
-        return _refused("out of memory: killed")
-    return _refused(": ".join([answer or f"exit code {child.exitcode}", *last]))
+    if answer is not None:
+        return answer
+    if child.exitcode == -signal.SIGKILL:
+        return "out of memory: killed"
+    last = [line for line in said.splitlines() if line.strip()][-1:]
+    return ": ".join([f"exit code {child.exitcode}", *last])
 
 
 def _child(
@@ -220,10 +233,7 @@ def _child(
     """Runs in the child process; a crash's last line is in `log`."""
     descriptor = os.open(log, os.O_WRONLY)
     os.dup2(descriptor, 2)
-    try:
-        answer.send(_measure(make_step, settings, steps))
-    except Exception as error:  # whatever the step raises is an answer
-        answer.send(f"{type(error).__name__}: {first_line(error)}")
+    answer.send(_tried(make_step, settings, steps))
 
 
 def _measure(make_step: MakeStep, settings: Mapping[str, Any], steps: int) -> tuple[float, int]:
@@ -244,7 +254,7 @@ def _measure(make_step: MakeStep, settings: Mapping[str, Any], steps: int) -> tu
             _feed_back(args, result)
         jax.block_until_ready(result)
 
-    repeat(2)
+    repeat(_WARMUP)
     rounds = []
     each = math.ceil(steps / _ROUNDS)
     for _ in range(_ROUNDS):
@@ -271,21 +281,3 @@ def _feed_back(args: list[Any], result: Any) -> None:
 def _shapes(jax: Any, tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves]
-
-
-def _measured(seconds: float, peak: int) -> Trial:
-    return Trial(
-        values={},
-        by="run",
-        source="measured",
-        fits=True,
-        memory_peak_bytes=peak or None,
-        step_time_seconds=seconds,
-    )
-
-
-def _refused(why: str) -> Trial:
-    """Memory ran out, which is an answer about memory; or the settings failed."""
-    if OUT_OF_MEMORY.search(why):
-        return Trial(values={}, by="run", source="measured", fits=False, note=why[:500])
-    return Trial(values={}, by="run", source="failed", note=why[:500])

@@ -16,6 +16,7 @@ from mfu_jax.storage.files import AppendOnlyFile, local_path
 
 _SCHEMA = 1
 _WHAT = "the evidence"
+By = Literal["plan", "run"]
 OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|MemoryError|bad_alloc")
 
 
@@ -29,7 +30,7 @@ class Trial(SweepRow):
         wall_seconds: what it took.
     """
 
-    by: Literal["plan", "run"]
+    by: By
     settings: Mapping[str, str] = field(default_factory=dict)
     wall_seconds: float = 0.0
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mfu_jax.planning.sweep.outcomes import speed
-from mfu_jax.planning.sweep.rendering import plot, table
+from mfu_jax.planning.sweep.rendering import TOKENS, plot, table
 from mfu_jax.planning.tune.evidence import Trial
 from mfu_jax.util.formatting import columns, percent
 from mfu_jax.verdict import NextStep, Verdict
-
-TOKENS = "tokens/s/chip"  # what the speed of the trainer's steps counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +24,14 @@ class Change:
         after: the winner's.
         gain_fraction: by how much it raises the speed, after the changes before it; None: not
             known, as it does not fit without the next ones.
-        source: ``measured``, ``planned``, or ``estimated`` from other points.
+        source: ``measured``, ``planned``, ``estimated`` from other points, or ``unknown``.
     """
 
     axis: str
     before: str
     after: str
     gain_fraction: float | None
-    source: Literal["measured", "planned", "estimated", "unknown"]
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,28 +132,17 @@ def _gain(result: TuneResult) -> str:
 
 def render_tune(result: TuneResult) -> str:
     """The search for the console."""
-    trials = [line.replace("  changes=", "  ", 1) for line in table(_by_changes(result.rows))]
+    trials = table(_by_changes(result.rows), result.unit)
     return "\n".join(
         [
-            *_in_unit(trials, result.unit),
-            *_in_unit(plot(result.rows, sure="measured", others="planned"), result.unit),
+            *(line.replace("  changes=", "  ", 1) for line in trials),
+            *plot(result.rows, sure="measured", others="planned", unit=result.unit),
             *_changes(result),
             *_residuals(result),
             *_winner(result),
             *(f"note: {note}" for note in result.notes),
         ]
     )
-
-
-def _in_unit(lines: Sequence[str], unit: str) -> list[str]:
-    """The head of a table or plot with what a user's own step counts in the place of tokens."""
-    if not lines or unit == TOKENS:
-        return list(lines)
-    head = lines[0].replace(TOKENS, f"{unit:>{len(TOKENS)}}")
-    return [
-        head.replace("of a chip for a token", f"for one of the {unit.partition('/')[0]}"),
-        *lines[1:],
-    ]
 
 
 def _by_changes(rows: Sequence[Trial]) -> list[Trial]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from mfu_jax.planning.sweep.outcomes import speed
-from mfu_jax.planning.sweep.space import BATCH
 from mfu_jax.planning.tune.evidence import Trial
 from mfu_jax.planning.tune.space import Point, Space
 from mfu_jax.planning.tune.surrogate import Surrogate
@@ -20,6 +19,7 @@ _MEMORY_NOISE = 0.01
 _WORTH = 0.0005  # the least expected gain, as a fraction, that is worth a trial
 _FAILURES = 2  # of a choice, and no success: it is given up
 _BEST = 3  # points whose neighbours are candidates in a large space
+_STEP = 2  # from a batch that fits to the next: a much larger one rarely does
 
 
 class TuningSearch:
@@ -49,7 +49,6 @@ class TuningSearch:
         self._planned = planned
         self._is_valid = is_valid
         self._rng = random.Random(seed)
-        self._batch = next((i for i, axis in enumerate(space.axes) if axis.name == BATCH), None)
         self._times = Surrogate(space, _NOISE)
         self._peaks = Surrogate(space, _MEMORY_NOISE)
 
@@ -67,8 +66,14 @@ class TuningSearch:
         best = self.best()
         ranked = sorted(self.trials, key=lambda p: -speed(self.trials[p]))[:_BEST]
         listed = self._planned or self.space.candidates([self.space.start, *ranked])
-        bad = self._given_up()
-        points = [p for p in listed if self._is_open(p) and not bad & set(enumerate(p))]
+        bad, (least, most) = self._given_up(), self._batches()
+        points = [
+            point
+            for point in listed
+            if point not in self.trials
+            and least <= self.space.batch(point) <= most
+            and not bad & set(enumerate(point))
+        ]
         self._rng.shuffle(points)
         if not points:
             return None
@@ -94,13 +99,13 @@ class TuningSearch:
             (axis, choice) for axis, size in enumerate(self.space.sizes) for choice in range(size)
         } - tried
 
-    def predicted(self, point: Point) -> float | None:
-        """The expected speed of a point that was not tried; None without any trial."""
+    def predicted(self, point: Point) -> float:
+        """The speed of a point, expected if it was not tried; 0: not known, or it does not fit."""
+        if trial := self.trials.get(point):
+            return speed(trial) if trial.is_ok else 0.0
+        if self.best() is None or (self._planned is not None and point not in self._planned):
+            return 0.0
         self._learn()
-        if not any(trial.is_ok for trial in self.trials.values()):
-            return None
-        if self._planned is not None and point not in self._planned:
-            return None
         return math.exp(-float(self._expected([point])[0][0]))
 
     def _learn(self) -> None:
@@ -131,23 +136,14 @@ class TuningSearch:
         mean, spread = self._peaks.predict(points)
         return _below((math.log(self._limit) - mean) / spread)
 
-    def _is_open(self, point: Point) -> bool:
-        """Not tried, and no larger batch of what does not fit."""
-        return point not in self.trials and not any(
-            trial.fits is False and self._is_larger(point, other)
-            for other, trial in self.trials.items()
-        )
-
-    def _is_larger(self, point: Point, other: Point) -> bool:
-        i, column = self._batch, None
-        if i is not None:
-            column = self.space.axes[i].positions
-        if i is None or column is None:
-            return False
-        return (
-            column[point[i]] > column[other[i]]
-            and point[:i] + point[i + 1 :] == other[:i] + other[i + 1 :]
-        )
+    def _batches(self) -> tuple[float, float]:
+        """The least and the largest batch to try: where memory ends, near those that fit."""
+        if not self._limit and all(trial.fits is not False for trial in self.trials.values()):
+            return 0.0, math.inf
+        fits = [self.space.batch(p) for p, trial in self.trials.items() if trial.is_ok]
+        if not fits:
+            return 0.0, self.space.batch(self.space.start)
+        return min(fits) / _STEP, max(fits) * _STEP
 
     def _given_up(self) -> set[tuple[int, int]]:
         """Axis and choice of what failed in every trial, while others do not fail."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.planning.sweep.space import BATCH
 
 Point = tuple[int, ...]  # the index of the choice on each axis
 
@@ -89,6 +90,10 @@ class Space:
             for key, value in settings[i].items()
         }
 
+    def batch(self, point: Point) -> float:
+        """Sequences per device; 1 where the batch is no axis."""
+        return float(self.settings(point).get(BATCH, 1))
+
     def changes(self, point: Point) -> str:
         """The labels that differ from the start's, in words."""
         words = [
@@ -99,10 +104,10 @@ class Space:
         return " ".join(words) or "the start"
 
     def candidates(self, best: Sequence[Point]) -> list[Point]:
-        """All points; of a large space those within two changes of some points."""
+        """All points; of a large space those within one change of some points."""
         if self.size <= _MOST_LISTED:
             return list(itertools.product(*map(range, self.sizes)))
-        return sorted({two for one in best for near in self._near(one) for two in self._near(near)})
+        return sorted({near for one in best for near in self._near(one)})
 
     def _near(self, point: Point) -> Iterator[Point]:
         yield point

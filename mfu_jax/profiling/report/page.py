@@ -89,24 +89,20 @@ def _about(profile: Profile, answer: Mapping[str, Any]) -> list[tuple[str, str]]
 
 
 def _waterfall(rows: Sequence[Bar], title: str) -> Markup:
-    """From the peak down, each bar begins where the last one ended."""
-    return bars([BarRow("peak", "peak", 0.0, 100.0, "100 pts"), *_bars(rows)], title)
-
-
-def _bars(rows: Sequence[Bar]) -> Iterator[BarRow]:
-    done = 0.0
-    for bar in rows:
-        yield BarRow(
+    """From the peak down."""
+    found = [
+        BarRow(
             name=bar.name,
             kind=_kind_of(bar.name),
-            begin=done,
             points=bar.mfu_points,
-            share=f"{bar.mfu_points:.2f} pts",
             seconds=bar.seconds,
             time=seconds_text(bar.seconds),
+            share=f"{bar.mfu_points:.2f} pts",
             note=bar.largest,
         )
-        done += bar.mfu_points
+        for bar in rows
+    ]
+    return bars(found, title, whole=BarRow("peak", "peak", 100.0, share="100 pts"))
 
 
 def _kind_of(name: str) -> str:

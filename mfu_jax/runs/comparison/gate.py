@@ -12,8 +12,8 @@ from mfu_jax.runs.comparison.runs import (
     WITH_WAITS,
     MetricChange,
     RunComparison,
-    change_text,
     interval,
+    signed,
     unseen,
 )
 from mfu_jax.storage.targets import write_whole
@@ -56,7 +56,7 @@ class GateCheck:
         """The finding, in one line."""
         found, show = self.row.difference, self.row.metric.text
         return (
-            f"{self.row.metric.title} {show(found.a)} → {show(found.b)} ({change_text(found)}, "
+            f"{self.row.metric.title} {show(found.a)} → {show(found.b)} ({signed(found.change)}, "
             f"interval {interval(found)})"
         )
 

@@ -22,6 +22,7 @@ _SAME = 1e-3  # relative: logs round tokens per second
 _LOG_SECONDS = 1e-3  # a log line has three decimals
 _FEW_WINDOWS = 30  # of 150 steps
 _NOISY = 0.5  # half an interval; one as wide as this tells nothing
+_WAITS = "goodput/data_wait_seconds"
 _TIMES = 1.5  # from here on, a ratio says more than a percentage
 
 TABLE_HEAD = "steps, trimmed mean"
@@ -63,9 +64,9 @@ def _rate(amount: str) -> ReadColumn:
     return read
 
 
-def _with_waits(columns: ScalarColumns) -> Sequence[float] | None:
-    waits = columns.get("goodput/data_wait_seconds")
-    return None if waits is None else list(map(operator.add, columns[STEP_SECONDS], waits))
+def _with_waits(columns: ScalarColumns) -> Sequence[float]:
+    seconds, waits = columns[STEP_SECONDS], columns.get(_WAITS)
+    return seconds if waits is None else list(map(operator.add, seconds, waits))
 
 
 STEP_TIME = ComparedMetric(
@@ -190,7 +191,13 @@ class RunComparison:
 
     def _cells(self, row: MetricChange) -> tuple[str, ...]:
         found, text = row.difference, row.metric.text
-        return (row.metric.title, text(found.a), text(found.b), change_text(found), interval(found))
+        return (
+            row.metric.title,
+            text(found.a),
+            text(found.b),
+            signed(found.change),
+            interval(found),
+        )
 
 
 def unseen(speed: Difference) -> float:
@@ -271,11 +278,6 @@ def signed(fraction: float) -> str:
     return f"{'+' if fraction > 0 else ''}{percent(fraction)}"
 
 
-def change_text(difference: Difference) -> str:
-    """The change from A to B."""
-    return signed(difference.change)
-
-
 def interval(difference: Difference) -> str:
     """The interval's ends."""
     if difference.low is None or difference.high is None:
@@ -326,11 +328,15 @@ def compare_with_runs(
 def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
     """The values of the measured steps, by metric."""
     found: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
+    has_waits = False
     for kind, segment in run.segments(warmup_steps=warmup_steps):
         if kind == "step":
             columns = _timed(segment.columns)
+            has_waits |= _WAITS in columns
             for metric in METRICS:
                 found[metric.name] += metric.read(columns) or ()
+    if not has_waits:  # of a step without one it is 0
+        found[WITH_WAITS.name] = []
     if not found[STEP_TIME.name]:
         raise UserError(
             f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time",
@@ -383,19 +389,8 @@ def _decisive(
 
 def _amounts(baselines: Sequence[MetricsRun], b: MetricsRun, name: str) -> tuple[float, float]:
     """A per-step amount of the baseline that differs most from B, and that of B."""
-    of_b = _of_a_step(b, name)
-    return max((_of_a_step(a, name) for a in baselines), key=lambda of_a: abs(of_a - of_b)), of_b
-
-
-def _of_a_step(run: MetricsRun, amount: str) -> float:
-    """An amount of the longest step, in which a log's rounding matters least; 0 if unknown."""
-    longest, found = -1.0, 0.0
-    for segment in run.steps.segments():
-        seconds = segment.columns[STEP_SECONDS]
-        if (most := max(seconds)) > longest:
-            amounts = segment.columns.get(amount)
-            longest, found = most, amounts[seconds.index(most)] if amounts else 0.0
-    return found
+    *of_a, of_b = (run.steps.longest.scalars.get(name, 0.0) for run in (*baselines, b))
+    return max(of_a, key=lambda of_one: abs(of_one - of_b)), of_b
 
 
 def _differ(a: float, b: float) -> bool:

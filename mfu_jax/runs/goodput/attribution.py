@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mfu_jax.runs.goodput.attempts import LoggedAttempt, StepBlock
 from mfu_jax.runs.goodput.run_time import CATEGORIES
@@ -62,8 +64,7 @@ class AttemptOnRunClock:
         return max(0, min(len(block.us), -((block.first - self.redone_from) // block.by)))
 
 
-@dataclass
-class _Overlay:
+class _Overlay(NamedTuple):
     """A pause or a compilation."""
 
     begin: int
@@ -255,11 +256,10 @@ def _overlays(placed: AttemptOnRunClock) -> list[_Overlay]:
         _Overlay(placed.at(begin), placed.at(begin + spent), "compile", False)
         for begin, spent in placed.attempt.compiled
     ]
-    found: list[_Overlay] = []
-    for overlay in _disjoint(sorted(pauses, key=lambda o: o.begin)):
-        found.append(overlay)
-    free = list(_between(_disjoint(sorted(compiled, key=lambda o: o.begin)), found))
-    return sorted([*found, *free], key=lambda overlay: overlay.begin)
+    begin = operator.attrgetter("begin")
+    found = list(_disjoint(sorted(pauses, key=begin)))
+    free = _between(_disjoint(sorted(compiled, key=begin)), found)
+    return sorted([*found, *free], key=begin)
 
 
 def _category(name: str) -> str:
@@ -274,7 +274,7 @@ def _disjoint(overlays: list[_Overlay]) -> Iterator[_Overlay]:
         begin = max(now, overlay.begin)
         if begin < overlay.end:
             now = overlay.end
-            yield _Overlay(begin, now, overlay.category, overlay.is_pause)
+            yield overlay._replace(begin=begin)
 
 
 def _between(overlays: Iterator[_Overlay], above: list[_Overlay]) -> Iterator[_Overlay]:
@@ -287,8 +287,8 @@ def _between(overlays: Iterator[_Overlay], above: list[_Overlay]) -> Iterator[_O
         over = index
         while over < len(above) and above[over].begin < overlay.end:
             if begin < above[over].begin:
-                yield _Overlay(begin, above[over].begin, overlay.category, overlay.is_pause)
+                yield overlay._replace(begin=begin, end=above[over].begin)
             begin = max(begin, above[over].end)
             over += 1
         if begin < overlay.end:
-            yield _Overlay(begin, overlay.end, overlay.category, overlay.is_pause)
+            yield overlay._replace(begin=begin)

@@ -6,6 +6,7 @@ Its log has one mapping per event, ordered by time; its cache reads them as JSON
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ _SAVE = (
     "get_old_steps",
 )
 _RESTORE = ("checkpoint_manager", "checkpointer")
+_ROUNDED_US = 100  # the end of a step, and a pause that begins there
 
 
 def events(job: str, attempts: Sequence[AttemptOnRunClock]) -> list[dict[str, Any]]:
@@ -81,13 +83,10 @@ def _steps(placed: AttemptOnRunClock) -> _TimedEvents:
 def _begins(placed: AttemptOnRunClock) -> Iterator[tuple[int, float, float]]:
     """The number of each step, its start, and the wait for data before it."""
     for block in placed.attempt.blocks:
-        begin = placed.at(block.end_m) - sum(block.us) - sum(block.gap_us[1:])
-        for index, us in enumerate(block.us):
-            if index:
-                begin += block.gap_us[index]
-            waited = block.data_us[index]
-            yield block.first + index * block.by, begin / 1e6, waited / 1e6
-            begin += us
+        ends = block.ends(placed.at(block.end_m))
+        steps = enumerate(zip(ends, block.us, block.data_us, strict=True))
+        for index, (end, us, waited) in steps:
+            yield block.first + index * block.by, (end - us) / 1e6, waited / 1e6
 
 
 def _pauses(placed: AttemptOnRunClock) -> _TimedEvents:
@@ -119,11 +118,8 @@ def _last_before(placed: AttemptOnRunClock, moment: float) -> int:
     """Number of the last step that ended before a time of the attempt's clock; -1: none."""
     last = -1
     for block in placed.attempt.blocks:
-        end = block.end_m - sum(block.us[1:] + block.gap_us[1:]) / 1e6
-        for index in range(len(block.us)):
-            if index:
-                end += (block.us[index] + block.gap_us[index]) / 1e6
-            if end > moment + 1e-4:
-                return last
-            last = block.first + index * block.by
+        ends = block.ends(round(1e6 * block.end_m))
+        if not (ended := bisect.bisect_right(ends, 1e6 * moment + _ROUNDED_US)):
+            break
+        last = block.first + (ended - 1) * block.by
     return last

@@ -13,7 +13,7 @@ def render(run: RunTime) -> str:
     """Goodput, the time by category, and how the last processes ended."""
     if not run.has_run_log or run.wall_seconds is None:
         return "\n".join(f"  note         {note}" for note in run.notes)
-    processes = _count((run.restarts or 0) + 1, "process", "es")
+    processes = "1 process" if not run.restarts else f"{run.restarts + 1} processes"
     lines = [
         f"  wall clock   {span(run.wall_seconds)} in {processes}: "
         f"goodput {percent(run.goodput)}, effective MFU {percent(run.effective_mfu)}",
@@ -71,7 +71,3 @@ def _attempt(attempt: Attempt) -> str:
         f"process {attempt.pid} on {attempt.host}: {span(attempt.end - attempt.start)}, "
         f"{steps}{lost}, {attempt.how}"
     )
-
-
-def _count(number: int, word: str, plural: str) -> str:
-    return f"{number} {word}{'' if number == 1 else plural}"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.records.step_record import StepRecord, record_of
 from mfu_jax.logger.run_log.events import HOSTS, events_name
-from mfu_jax.runs.metrics.lines import flags_of, object_of
+from mfu_jax.runs.metrics.lines import object_of
 from mfu_jax.runs.metrics.run_files import metrics_file_of, read_beside
 from mfu_jax.runs.report.setup import Setup, read_setup
 from mfu_jax.storage.addresses import Address, path_of
@@ -26,33 +25,12 @@ _TAIL_BYTES = 4_000_000
 _HOSTS = f'{{"e":"{HOSTS}",'.encode()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LiveStep:
-    """One record of the file.
-
-    Attributes:
-        number: of the step.
-        kind: ``step``, ``compile`` or ``warmup``; ``step`` if the file does not say.
-        unix_seconds: wall clock at its end; None if the file does not say.
-        scalars: metric name → number.
-        notes: sentences for the user.
-        flags: names of its impossible numbers.
-    """
-
-    number: int
-    kind: str
-    unix_seconds: float | None
-    scalars: Mapping[str, float]
-    notes: tuple[str, ...]
-    flags: tuple[str, ...] = ()
-
-
 def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
     """The metrics file of a run, given by its folder or by the file itself.
 
     Args:
         run: the folder or the file.
-        may_come: whether the file of an existing folder may come later.
+        may_come: whether the file of an existing folder, without runs in it, may come later.
 
     Raises:
         UserError: there is none, or it is in an object store.
@@ -64,7 +42,8 @@ def local_metrics_file(run: str | Path, *, may_come: bool = False) -> Path:
             "or mounted on it",
             hint="mount it, or run mfu-jax watch where the run writes",
         )
-    if may_come and place.is_dir() and not any(place.glob("*.jsonl")):
+    is_empty = place.is_dir() and not [*place.glob("*.jsonl"), *place.glob("*/metrics.jsonl")]
+    if may_come and is_empty:
         return place / "metrics.jsonl"
     found = metrics_file_of(place)
     if isinstance(found, Path) and found.is_file():
@@ -140,7 +119,7 @@ class MetricsTail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.steps: deque[LiveStep] = deque(maxlen=KEPT_STEPS)
+        self.steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self.notes: deque[tuple[int, str]] = deque(maxlen=_KEPT_NOTES)
         self.restarts = 0
         self.hosts: Mapping[str, Any] = {}
@@ -183,43 +162,25 @@ class MetricsTail:
         except OSError:
             return {}
 
-    def _add(self, step: LiveStep) -> None:
-        if self.steps and step.number <= self.steps[-1].number:
+    def _add(self, step: StepRecord) -> None:
+        if self.steps and step.step <= self.steps[-1].step:
             self.restarts += 1
-            while self.steps and self.steps[-1].number >= step.number:
+            while self.steps and self.steps[-1].step >= step.step:
                 self.steps.pop()  # they are being redone
         self.steps.append(step)
         profile = {name: n for name, n in step.scalars.items() if name.startswith("profile/")}
         self.profile = profile or self.profile
         for note in step.notes:
-            if (step.number, note) not in self.notes:
-                self.notes.append((step.number, note))
+            if (step.step, note) not in self.notes:
+                self.notes.append((step.step, note))
 
 
-def _step_of(line: bytes) -> LiveStep | None:
-    """The record of a line; None if it is torn, or not a step."""
+def _step_of(line: bytes) -> StepRecord | None:
+    """The record of a line, its time NaN if it does not say; None if it is torn, or not a step."""
     try:
         values = json.loads(line)
-        number = int(values["step"])
-        notes = values.get("notes") or []
-        stamp = values.get("unix_seconds")
-        return LiveStep(
-            number=number,
-            kind=str(values.get("kind") or "step"),
-            unix_seconds=float(stamp) if stamp is not None else None,
-            scalars=dict(_numbers(values)),
-            notes=tuple(map(str, notes)) if isinstance(notes, list) else (),
-            flags=flags_of(values),
-        )
+        known = {name: n for name, n in values.items() if not isinstance(n, bool | None)}
+        stamp = float(known.get("unix_seconds", math.nan))
+        return record_of({**known, "step": int(known["step"]), "unix_seconds": stamp})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
-
-
-def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float | str) or "/" not in name:
-            continue
-        with contextlib.suppress(ValueError, OverflowError):  # a text
-            number = float(value)
-            if isinstance(value, int | float) or not math.isfinite(number):
-                yield name, number

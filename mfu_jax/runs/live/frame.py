@@ -6,10 +6,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import StepStatistics, Summary, fall_of
-from mfu_jax.runs.live.following import LiveStep, MetricsTail
+from mfu_jax.runs.live.following import MetricsTail
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.runs.report.verdict import run_verdict
@@ -19,11 +21,18 @@ from mfu_jax.verdict import Verdict
 
 _BARS = "▁▂▃▄▅▆▇█"
 _LAST_STEPS = 8
-_LAST_ALARMS = 5
+_LAST_ALARMS, _MOST_USES = 5, 6
 _BESIDE_CURVE, _BESIDE_STEPS = 32, 24  # columns of a curve's label and ends; lines of all else
 _FALLEN = 0.7  # MFU of the last steps, relative to those before
 # A run without new records for this many step times, and at least so many seconds, looks stuck.
 _LATE_STEPS, _LATE_SECONDS = 20.0, 60.0
+_STATES = {
+    "ended": ("ended", "dim"),
+    "hung": ("HANGS, last step {}", "bold red"),
+    "paused": ("in a pause, last step {}", "cyan"),
+    "late": ("last step {}", "bold red"),
+}
+"""A state that is worth a word → its words and its style."""
 _COLORS = {"train": "green", "compile": "magenta", "data": "yellow", "eval": "cyan"}
 
 
@@ -39,15 +48,16 @@ def frame(follower: MetricsTail, now: float, columns: int = 80, lines: int = 32)
     Raises:
         UserError: `rich` is not installed.
     """
-    steps = list(follower.steps)
-    parts = [_headline(follower, steps, now)]
+    found, steps = snapshot(follower, now), list(follower.steps)
+    parts = [_headline(follower.path, found)]
     if steps:
-        parts += [_rich("text").Text(_plain(_verdict(follower, steps).sentence), style="bold")]
+        parts += [_rich("text").Text(_plain(found["verdict"]["sentence"]), style="bold")]
         width = max(8, columns - _BESIDE_CURVE)
         last = max(_LAST_STEPS, lines - _BESIDE_STEPS)
-        parts += [_table(steps[-last:]), *_curves(steps, width), *_split(steps, width)]
-        parts += [_hosts(follower.hosts, steps)]
-        parts += [_alarms(follower)]
+        split = found["seconds_by_use"]
+        parts += [_table(steps[-last:]), *_curves(steps, width), *_split(split, width)]
+        parts += [_hosts(found["hosts"])]
+    parts += [_alarms(follower)]
     return _rich("console").Group(*filter(None, parts))
 
 
@@ -72,10 +82,10 @@ def sparkline(values: Sequence[float], columns: int) -> str:
     return "".join(" " if mean is None else _bar(mean, low, high) for mean in means)
 
 
-def time_split(steps: Iterable[LiveStep]) -> dict[str, float]:
+def time_split(steps: Iterable[StepRecord]) -> dict[str, float]:
     """Seconds by use over some steps: ``train``, ``compile``, ``data_wait``, ``eval``, ….
 
-    >>> time_split([LiveStep(number=1, kind="step", unix_seconds=None, notes=(), scalars={
+    >>> time_split([StepRecord(step=1, unix_seconds=0.0, scalars={
     ...     "perf/step_time_seconds": 2.0, "goodput/eval_seconds": 1.0})])
     {'train': 2.0, 'eval': 1.0}
     """
@@ -95,36 +105,33 @@ def time_split(steps: Iterable[LiveStep]) -> dict[str, float]:
     return dict(split)
 
 
-def _headline(follower: MetricsTail, steps: Sequence[LiveStep], now: float) -> Any:
+def _headline(path: Path, found: Mapping[str, Any]) -> Any:
     text = _rich("text").Text()
-    name = follower.path.parent.name or str(follower.path)
-    text.append(_plain(name), style="bold")
-    if not steps:
-        text.append(": no step yet; waiting for its first", style="dim")
+    text.append(_plain(path.parent.name or str(path)), style="bold")
+    if found["step"] is None:
+        text.append(f": no step yet; waiting for {_plain(str(path))}", style="dim")
         return text
-    total = _total(follower)
-    text.append(f": step {steps[-1].number}{f' of {total}' if total else ''}, ")
-    state = _state(follower.heartbeat(), steps, now)
-    text.append(state.text, style=state.style)
-    if follower.restarts:
-        text.append(f", restarts seen: {follower.restarts}", style="yellow")
-    measured = [step for step in steps if step.kind == "step"]
-    medians = [
-        f"{label} {percent(statistics.median(values))}"
-        for label, metric in (("MFU", "perf/mfu"), ("HFU", "perf/hfu"))
-        if (values := _finite(measured, metric))
-    ]
-    if times := _finite(measured, STEP_SECONDS):
-        median = statistics.median(times)
-        medians.append(f"{readable(median)} s a step")
-        if total and (left := total - 1 - steps[-1].number) > 0:
-            medians.append(f"{_age(left * median)} to go")
+    of, age = found["steps"], found["seconds_since_last_step"]
+    text.append(f": step {found['step']}{f' of {of}' if of else ''}, ")
+    words, style = _STATES.get(found["state"], ("{}", "green"))
+    ago = found["state"] if age is None else words.format(f"{_age(max(0.0, age))} ago")
+    text.append(ago, style=style)
+    if found["restarts"]:
+        text.append(f", restarts seen: {found['restarts']}", style="yellow")
+    median, medians = found["median"], []
+    for name in ("mfu", "hfu"):
+        if median[name] is not None:
+            medians.append(f"{name.upper()} {percent(median[name])}")
+    if median["step_time_seconds"] is not None:
+        medians.append(f"{readable(median['step_time_seconds'])} s a step")
+    if found["seconds_left"]:
+        medians.append(f"{_age(found['seconds_left'])} to go")
     if medians:
-        text.append(f"\nmedian of {len(measured)} steps: {', '.join(medians)}")
-    if chip := ", peak ".join(filter(None, _chip(follower.setup))):
+        text.append(f"\nmedian of {median['steps']} steps: {', '.join(medians)}")
+    if chip := ", peak ".join(filter(None, (found["devices"], found["peak"]))):
         text.append(f"\n{_plain(chip)}", style="dim")
-    if fall := _fall(measured):
-        text.append(f"\n{fall}", style="bold red")
+    if found["fall"]:
+        text.append(f"\n{found['fall']}", style="bold red")
     return text
 
 
@@ -143,24 +150,28 @@ def snapshot(follower: MetricsTail, now: float) -> dict[str, Any]:
         statistics.median(values) if (values := _finite(measured, name)) else None
         for name in ("perf/mfu", "perf/hfu", STEP_SECONDS)
     )
-    total, devices_peak, last = _total(follower), _chip(follower.setup), steps[-1]
-    left = None if not total or seconds is None else max(0, total - 1 - last.number) * seconds
+    total, (devices, peak), last = _total(follower), _chip(follower.setup), steps[-1]
+    age, fall = now - last.unix_seconds, _fall(measured)
+    state, left = _state(follower.heartbeat(), steps, now), None
+    if total and seconds is not None and state != "ended":
+        left = max(0, total - 1 - last.step) * seconds
     return {
         "run": str(follower.path),
-        "state": _state(follower.heartbeat(), steps, now).word,
-        "step": last.number,
+        "state": state,
+        "step": last.step,
         "steps": total,
-        "seconds_since_last_step": None if last.unix_seconds is None else now - last.unix_seconds,
+        "seconds_since_last_step": None if math.isnan(age) else age,
         "seconds_left": left,
         "restarts": follower.restarts,
-        "devices": devices_peak[0] or None,
-        "peak": devices_peak[1] or None,
+        "devices": devices or None,
+        "peak": peak or None,
         "median": {"steps": len(measured), "mfu": mfu, "hfu": hfu, "step_time_seconds": seconds},
         "last_step": dict(last.scalars),
         "seconds_by_use": time_split(steps),
         "hosts": dict(follower.hosts),
+        "fall": fall or None,
         "alarms": [
-            *([{"step": last.number, "text": fall}] if (fall := _fall(measured)) else []),
+            *([{"step": last.step, "text": fall}] if fall else []),
             *({"step": number, "text": note} for number, note in follower.notes),
         ],
         "verdict": _verdict(follower, steps).to_json(),
@@ -178,7 +189,7 @@ def _chip(setup: Setup) -> tuple[str, str]:
     return str(setup.values.get("devices", "")), (setup.peak or "").partition(" (")[0]
 
 
-def _fall(measured: Sequence[LiveStep]) -> str:
+def _fall(measured: Sequence[StepRecord]) -> str:
     """What the last possible steps' MFU fell from; empty if it did not."""
     known = _finite([step for step in measured if not step.flags], "perf/mfu")
     usual, now = fall_of(known, _LAST_STEPS)
@@ -187,7 +198,7 @@ def _fall(measured: Sequence[LiveStep]) -> str:
     return f"MFU has fallen from {percent(usual)} to {percent(now)} in the last {_LAST_STEPS} steps"
 
 
-def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
+def _verdict(follower: MetricsTail, steps: Sequence[StepRecord]) -> Verdict:
     """The verdict on the last steps; compile and warm-up steps count in the wall clock only."""
     statistics_of = StepStatistics()
     for step in steps:
@@ -198,6 +209,7 @@ def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
         str(follower.path),
         Summary(
             **statistics_of.fields(),
+            last_loss=steps[-1].scalars.get("learning/loss"),
             flags=Counter(flag for step in steps for flag in step.flags),
         ),
         follower.setup,
@@ -206,33 +218,18 @@ def _verdict(follower: MetricsTail, steps: Sequence[LiveStep]) -> Verdict:
     )
 
 
-class _State(NamedTuple):
-    word: str
-    text: str
-    style: str
-
-
-def _state(heartbeat: Mapping[str, Any], steps: Sequence[LiveStep], now: float) -> _State:
+def _state(heartbeat: Mapping[str, Any], steps: Sequence[StepRecord], now: float) -> str:
+    """What the heartbeat says, or ``late`` for a run whose last step is long ago."""
     beat = str(heartbeat.get("state") or "running")
-    if beat == "ended":
-        return _State(beat, beat, "dim")
     last = steps[-1].unix_seconds
-    if last is None:
-        return _State(beat, beat, "")
-    age = max(0.0, now - last)
+    if beat in _STATES or math.isnan(last):
+        return beat
     times = _finite(steps, STEP_SECONDS)
     limit = max(_LATE_SECONDS, _LATE_STEPS * statistics.median(times)) if times else _LATE_SECONDS
-    text = f"{_age(age)} ago"
-    if beat == "hung":
-        return _State(beat, f"HANGS, last step {text}", "bold red")
-    if beat == "paused":
-        return _State(beat, f"in a pause, last step {text}", "cyan")
-    if age > limit:
-        return _State("late", f"last step {text}", "bold red")
-    return _State(beat, text, "green")
+    return "late" if now - last > limit else beat
 
 
-def _table(steps: Sequence[LiveStep]) -> Any:
+def _table(steps: Sequence[StepRecord]) -> Any:
     table = _rich("table").Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     columns = ("step", "seconds", "TFLOP/s", "tokens/s", "MFU", "HFU", "loss", "")
     for name in columns:
@@ -240,7 +237,7 @@ def _table(steps: Sequence[LiveStep]) -> Any:
     for step in steps:
         scalars = step.scalars
         table.add_row(
-            str(step.number),
+            str(step.step),
             _shown(scalars.get(STEP_SECONDS), readable),
             _shown(scalars.get("perf/per_device_tflops_per_sec"), readable),
             _shown(scalars.get("perf/per_device_tokens_per_sec"), lambda x: f"{x:.0f}"),
@@ -252,7 +249,7 @@ def _table(steps: Sequence[LiveStep]) -> Any:
     return table
 
 
-def _curves(steps: Sequence[LiveStep], columns: int) -> list[Any]:
+def _curves(steps: Sequence[StepRecord], columns: int) -> list[Any]:
     """A line for each curve that has values: MFU, step time, loss."""
     measured = [step for step in steps if step.kind == "step"]
     lines = []
@@ -271,26 +268,21 @@ def _curves(steps: Sequence[LiveStep], columns: int) -> list[Any]:
     return lines
 
 
-def _split(steps: Sequence[LiveStep], width: int) -> list[Any]:
-    split = time_split(steps)
+def _split(split: Mapping[str, float], width: int) -> list[Any]:
     total = math.fsum(split.values())
     if total <= 0:
         return []
-    bar, words = _rich("text").Text("time    "), []
-    uses = sorted(split.items(), key=lambda item: -item[1])
-    for use, seconds in uses:
-        columns = round(width * seconds / total)
+    bar, legend = _rich("text").Text("time    "), _rich("text").Text("        ")
+    for i, (use, seconds) in enumerate(sorted(split.items(), key=lambda item: -item[1])):
         color = _COLORS.get(use.partition("_")[0], "blue")
-        bar.append("█" * columns, style=color)
-        words.append((f"{_plain(use)} {percent(seconds / total)}", color))
-    legend = _rich("text").Text("        ")
-    for i, (word, color) in enumerate(words[:6]):
-        legend.append(", " if i else "")
-        legend.append(word, style=color)
+        bar.append("█" * round(width * seconds / total), style=color)
+        if i < _MOST_USES:
+            legend.append(", " if i else "")
+            legend.append(f"{_plain(use)} {percent(seconds / total)}", style=color)
     return [bar, legend]
 
 
-def _hosts(view: Mapping[str, Any], steps: Sequence[LiveStep]) -> Any:
+def _hosts(view: Mapping[str, Any]) -> Any:
     """A line about the job's processes, if there are several."""
     count = view.get("processes")
     if not isinstance(count, int):
@@ -320,7 +312,7 @@ def _alarms(follower: MetricsTail) -> Any:
     return _rich("console").Group(*parts)
 
 
-def _finite(steps: Iterable[LiveStep], name: str) -> list[float]:
+def _finite(steps: Iterable[StepRecord], name: str) -> list[float]:
     values = (step.scalars.get(name, math.nan) for step in steps)
     return [value for value in values if math.isfinite(value)]
 

@@ -200,8 +200,6 @@ class _TorchtitanConsole:
                 yield "goodput/eval_seconds", seconds
 
 
-def _console_values(text: str) -> Iterator[tuple[str, float]]:
-    for found in _CONSOLE_VALUE.finditer(text):
-        if found["name"] in _CONSOLE and found["value"] != "N/A":
-            name, factor = _CONSOLE[found["name"]]
-            yield name, float(found["value"].replace(",", "")) * factor
+def _console_values(text: str) -> list[tuple[str, float]]:
+    found = {of["name"]: of["value"].replace(",", "") for of in _CONSOLE_VALUE.finditer(text)}
+    return _named({name: None if v == "N/A" else v for name, v in found.items()}, _CONSOLE)

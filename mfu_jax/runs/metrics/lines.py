@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mfu_jax.logger.records.names import HARDWARE
+from mfu_jax.names import HARDWARE
 from mfu_jax.runs.metrics.foreign import ForeignStep
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS, LoggedStep
 from mfu_jax.util.values import convert

@@ -44,10 +44,8 @@ def check_tokens(run: MetricsRun, config: Any, model: str) -> None:
         UserError: the run's steps have a different number of tokens.
     """
     tokens = float(calculate_tokens_per_device(config))
-    longest = max(run.steps, key=lambda step: step.scalars[STEP_SECONDS])
-    logged, seconds = (
-        longest.scalars[f"perf/{name}"] for name in ("per_device_tokens", "step_time_seconds")
-    )
+    longest = run.steps.longest.scalars
+    logged, seconds = longest["perf/per_device_tokens"], longest[STEP_SECONDS]
     # A log rounds seconds and tokens/s to three decimals.
     tolerance = 0.001 + (0.0005 / max(seconds, _SMALLEST) if run.form == "log" else 0.0)
     if logged and abs(logged / tokens - 1) > tolerance:

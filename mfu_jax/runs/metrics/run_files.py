@@ -16,6 +16,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.run_log.events import START, SUMMARY
 from mfu_jax.runs.metrics.lines import object_of
 from mfu_jax.storage.addresses import Address, filesystem_of, open_object, open_place, path_of
+from mfu_jax.util.formatting import counted
 from mfu_jax.util.user_files import line_blocks, opened
 
 _LOG = re.compile(r"(.+)\.(?:events|journal)\.\d+(?:\.\d+)?\.jsonl")
@@ -53,10 +54,14 @@ def metrics_file_of(run: Path | Address) -> Path | Address:
     if "metrics.jsonl" in names:
         names = {"metrics.jsonl"}
     if not names:
+        below = sorted(run.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
+        hint = "pass the run's folder, or its file"
+        if below:
+            runs = counted(len(below), "run")
+            hint = f"it is the folder of {runs}; pass one, such as {below[-1].parent}"
         raise UserError(
             f"the folder {str(run)!r} holds no metrics file; expected one, such as metrics.jsonl",
-            hint="usually the folder above a run's own was meant; pass the run's folder, or "
-            "its file",
+            hint=hint,
         )
     if len(names) > 1:
         raise UserError(

@@ -75,6 +75,15 @@ class StepTable:
             begin = end
 
     @property
+    def longest(self) -> LoggedStep:
+        """The step that took longest: in a log, rounding matters least in it."""
+        found = max(self.segments(), key=lambda segment: max(segment.columns[STEP_SECONDS]))
+        seconds = found.columns[STEP_SECONDS]
+        place = seconds.index(max(seconds))
+        scalars = {name: column[place] for name, column in found.columns.items()}
+        return LoggedStep(number=found.numbers[place], kind=found.kind, scalars=scalars)
+
+    @property
     def tells_kinds(self) -> bool:
         """Whether every step has a kind."""
         return all(kind is not None for kind, _ in self._known)

@@ -9,7 +9,7 @@ from mfu_jax.pages.document import color, folded, quiet, section
 from mfu_jax.pages.markup import Markup, joined, tag
 from mfu_jax.pages.tables import Column, Word, table
 from mfu_jax.runs.comparison.intervals import CONFIDENCE
-from mfu_jax.runs.comparison.runs import METRICS, RunComparison, change_text, interval
+from mfu_jax.runs.comparison.runs import RunComparison, interval, signed
 from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.page.ledgers import executed_flops
 from mfu_jax.runs.report.run_data import RunData
@@ -46,6 +46,7 @@ def by_run(
     rows: Sequence[RunsRow],
     names: Sequence[str],
     *,
+    titles: Sequence[str] = (),
     has_words: bool = False,
     most: int = 150,
 ) -> Markup:
@@ -55,17 +56,19 @@ def by_run(
         by: what a row is.
         rows: in display order.
         names: of the runs.
+        titles: of the columns, if they are not one for each run.
         has_words: whether the cells are words, not numbers.
         most: rows that are shown.
     """
 
-    def column(place: int) -> Column[RunsRow] | Word[RunsRow]:
-        title = of_run(place, names[place]) if len(names) > 1 else "value"
+    def column(place: int, title: str) -> Column[RunsRow] | Word[RunsRow]:
         if has_words:
             return Word(title, lambda row: row.cells[place][1])
         return Column(title, lambda row: row.cells[place][0], lambda row: row.cells[place][1])
 
-    columns = [column(place) for place in range(len(names))]
+    if not titles:
+        titles = list(map(of_run, range(len(names)), names)) if len(names) > 1 else ["value"]
+    columns = list(map(column, range(len(titles)), titles))
     return table(by, rows, lambda row: row.name, columns, most=most) if rows else joined([])
 
 
@@ -83,32 +86,19 @@ def comparison(found: Sequence[RunComparison], names: Sequence[str]) -> Iterator
     """
     if not found:
         return
-    rows = []
-    for metric in METRICS:
-        changes = [c.row(metric) for c in found]
-        of_first = next((change.difference.a for change in changes if change), None)
-        if of_first is not None:
-            cells: list[Cell] = [(of_first, metric.text(of_first))]
-            for change in changes:
-                if change is None:
-                    cells += [_NO_CELL, _NO_CELL]
-                else:
-                    of = change.difference
-                    cells += [(of.b, metric.text(of.b))]
-                    cells += [(of.change, f"{change_text(of)} ({interval(of)})")]
-            rows.append(RunsRow(metric.title, tuple(cells)))
-
-    def column(place: int) -> Column[RunsRow]:
-        run = (place + 1) // 2
-        is_change = place and place % 2 == 0
-        title = f"from {names[0]}" if is_change else of_run(run, names[run])
-        return Column(title, lambda row: row.cells[place][0], lambda row: row.cells[place][1])
-
-    columns = [column(place) for place in range(2 * len(found) + 1)]
+    first: dict[str, Cell] = {}
+    others: list[dict[str, Cell]] = []
+    titles: list[str] = [of_run(0, names[0])]
+    for place, one in enumerate(found, 1):
+        of = [(row.metric, row.difference) for row in one.rows]
+        first |= {metric.title: (d.a, metric.text(d.a)) for metric, d in of}
+        others.append({metric.title: (d.b, metric.text(d.b)) for metric, d in of})
+        others.append({m.title: (d.change, f"{signed(d.change)} ({interval(d)})") for m, d in of})
+        titles += [of_run(place, names[place]), f"from {names[0]}"]
     text = (
         f"Trimmed means of the measured steps, and changes with their {CONFIDENCE:.0%} intervals."
     )
-    body = table("metric", rows, lambda row: row.name, columns)
+    body = by_run("metric", merged([first, *others]), names, titles=titles)
     yield section(f"Against {names[0]}", quiet(text), body)
 
 

@@ -106,7 +106,8 @@ def _over_steps(metric: _CurveMetric, runs: Mapping[str, RunData]) -> Markup | N
             ys = [value / metric.unit for value in values]
             most = max(MOST_POINTS // len(runs), _FEWEST_POINTS)  # of all runs as large as of one
             points = thinned([numbers[i] for i in places], ys, most=most)
-            found.append(Curve(name=name, points=points, kind=color(i)))
+            of = name if len(runs) > 1 else ""
+            found.append(Curve(name=of, points=points, kind=color(i)))
     if not found:
         return None
     marks = [mark for run in runs.values() for mark in _restarts_by_step(run)]
@@ -152,7 +153,7 @@ def _over_time(name: str, run: RunData, kind: str) -> Markup | None:
     ]
     return curves(
         f"MFU of {name}",
-        [Curve(name=name, points=points, kind=kind)],
+        [Curve(name="", points=points, kind=kind)],
         x_title=f"{unit} since {when(start)}",
         x_text=lambda x: f"{x:.4g}",
         y_text=_MFU.text,

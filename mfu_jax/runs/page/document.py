@@ -12,7 +12,7 @@ from pathlib import PurePath
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.pages.document import document, facts, notes, page_head, quiet, section
 from mfu_jax.pages.markup import Markup, tag
-from mfu_jax.pages.tables import Column, table
+from mfu_jax.pages.tables import Column, of_value, table
 from mfu_jax.runs.comparison.runs import RunComparison
 from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.page import columns, curves
@@ -195,12 +195,11 @@ def _plan_section(found: PlanComparison) -> Markup:
 def _gap(gap: StepGap | None) -> Iterator[Markup]:
     """What a step takes beyond its plan, by cause."""
     if gap is not None:
-        seconds: Column[tuple[str, float]] = Column(
-            "seconds", lambda cause: cause[1], lambda cause: seconds_text(cause[1])
-        )
-        rows = table("gap", list(gap.by_reason().items()), lambda cause: cause[0], [seconds])
+        columns: list[Column[tuple[str, float]]] = [
+            of_value("seconds", lambda c: c[1], seconds_text)
+        ]
         yield tag("p", gap.sentence)
-        yield rows
+        yield table("gap", list(gap.by_reason().items()), lambda cause: cause[0], columns)
         yield notes(gap.notes)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from mfu_jax.pages.document import notes, quiet, section
 from mfu_jax.pages.markup import Markup
-from mfu_jax.pages.tables import Column, Word, table
+from mfu_jax.pages.tables import Column, Word, of_value, table
 from mfu_jax.runs.report.collective_waits import CollectiveWait
 from mfu_jax.runs.report.processes import JobProcess
 from mfu_jax.runs.report.run_data import RunData
@@ -37,24 +37,17 @@ def hosts(run: RunData) -> Iterator[Markup]:
     columns: list[Column[JobProcess] | Word[JobProcess]] = [
         Word("host", lambda host: host.name),
         Word("state", _state),
-        Column("last step", lambda host: host.step if host.step >= 0 else None, _step),
-        Column("late", lambda host: host.late, lambda host: seconds_text(host.late)),
-        *(_column(title, field) for title, field in _TIMES.items()),
+        of_value("last step", lambda host: host.step if host.step >= 0 else None, "{:,}".format),
+        of_value("late", lambda host: host.late, seconds_text),
+        *(of_value(title, _time(field), seconds_text) for title, field in _TIMES.items()),
     ]
     rows = table("process", found.processes, lambda one: str(one.process), columns)
     text = f"{found.summary}. Seconds are means of a step, over the last window."
     yield section("Hosts", quiet(text), notes(found.findings), rows)
 
 
-def _column(title: str, field: str) -> Column[JobProcess]:
-    def text(host: JobProcess) -> str:
-        return "n/a" if field not in host.times else seconds_text(host.times[field])
-
-    return Column(title, lambda host: host.times.get(field), text)
-
-
-def _step(host: JobProcess) -> str:
-    return f"{host.step:,}" if host.step >= 0 else "n/a"
+def _time(field: str) -> Callable[[JobProcess], float | None]:
+    return lambda host: host.times.get(field)
 
 
 def _state(host: JobProcess) -> str:
@@ -71,9 +64,9 @@ def collectives(run: RunData) -> Iterator[Markup]:
     if found is None:
         return
     columns: list[Column[CollectiveWait]] = [
-        _wait_column("step time", lambda host: host.step_seconds),
-        _wait_column("in collectives", lambda host: host.collective_seconds),
-        _wait_column("of it, waits", lambda host: host.wait_seconds),
+        of_value("step time", lambda host: host.step_seconds, seconds_text),
+        of_value("in collectives", lambda host: host.collective_seconds, seconds_text),
+        of_value("of it, waits", lambda host: host.wait_seconds, seconds_text),
     ]
     rows = table("host", found.hosts, lambda host: host.host, columns)
     text = (
@@ -86,7 +79,3 @@ def collectives(run: RunData) -> Iterator[Markup]:
         notes([found.finding] if found.finding else []),
         rows,
     )
-
-
-def _wait_column(title: str, seconds: Callable[[CollectiveWait], float]) -> Column[CollectiveWait]:
-    return Column(title, seconds, lambda host: seconds_text(seconds(host)))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mfu_jax.flops.names import EXECUTED
 from mfu_jax.pages.bars import BarRow, bars
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup
-from mfu_jax.pages.tables import Column, Word, ledger_table, table
-from mfu_jax.runs.goodput.run_time import MEANING, Attempt, TimeSlice
+from mfu_jax.pages.tables import Column, Word, ledger_table, of_value, table
+from mfu_jax.runs.goodput.run_time import MEANING, Attempt, TimeSlice, product
 from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.runs.report.setup import ComponentRow
 from mfu_jax.runs.report.verdict import wall_name
 from mfu_jax.util.formatting import percent, readable
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.analytic.conventions import FlopsRow
 
 _KINDS = {
     "train": "model",
@@ -53,22 +56,18 @@ def time_ledger(run: RunData) -> Iterator[Markup]:
 
 
 def _bars(time: Mapping[str, float]) -> Iterator[BarRow]:
-    """A bar for each category that took time; each begins where the last one ended."""
-    begin, wall = 0.0, sum(time.values())
+    """A bar for each category that took time."""
+    wall = sum(time.values())
     for category, seconds in sorted(time.items(), key=_order):
         if seconds:
-            share = 100 * seconds / wall
             yield BarRow(
                 name=wall_name(category),
                 kind=_KINDS.get(category, "idle"),
-                begin=begin,
-                points=share,
-                share=f"{share:.1f}%",
+                points=100 * seconds / wall,
                 seconds=seconds,
                 time=span(seconds),
                 meaning=MEANING[category],
             )
-            begin += share
 
 
 def _order(pair: tuple[str, float]) -> tuple[bool, float]:
@@ -78,10 +77,10 @@ def _order(pair: tuple[str, float]) -> tuple[bool, float]:
 
 def _attempts(attempts: Sequence[Attempt]) -> Markup:
     columns: list[Column[Attempt] | Word[Attempt]] = [
-        Column("lived", lambda a: a.end - a.start, lambda a: span(a.end - a.start)),
-        Column("first step", lambda a: a.first_step, lambda a: _step(a.first_step)),
-        Column("last step", lambda a: a.last_step, lambda a: _step(a.last_step)),
-        Column("steps lost", lambda a: a.lost_steps, lambda a: f"{a.lost_steps:,}"),
+        of_value("lived", lambda a: a.end - a.start, span),
+        of_value("first step", lambda a: a.first_step, "{:,}".format),
+        of_value("last step", lambda a: a.last_step, "{:,}".format),
+        of_value("steps lost", lambda a: a.lost_steps, "{:,}".format),
         Word("ended", lambda a: a.how),
     ]
     last = attempts[-_MOST_ATTEMPTS:]
@@ -90,25 +89,17 @@ def _attempts(attempts: Sequence[Attempt]) -> Markup:
     return table("process", last, lambda a: f"{a.pid} on {a.host}", columns, caption=caption)
 
 
-def _step(step: int | None) -> str:
-    return "none" if step is None else f"{step:,}"
-
-
 def _parts(by: str, parts: Sequence[TimeSlice]) -> Iterator[Markup]:
     columns: list[Column[TimeSlice] | Word[TimeSlice]] = [
-        Column("wall clock", lambda p: p.wall_seconds, lambda p: span(p.wall_seconds)),
-        Column("goodput", lambda p: p.goodput, lambda p: percent(p.goodput)),
-        Column("effective MFU", lambda p: p.effective_mfu, lambda p: percent(p.effective_mfu)),
-        Column("down", _spent("down"), lambda p: span(p.time.get("down", 0.0))),
-        Column("data wait", _spent("data_wait"), lambda p: span(p.time.get("data_wait", 0.0))),
-        Column("slow steps", _spent("slow_steps"), lambda p: span(p.time.get("slow_steps", 0.0))),
+        of_value("wall clock", lambda p: p.wall_seconds, span),
+        of_value("goodput", lambda p: p.goodput, percent),
+        of_value("effective MFU", lambda p: p.effective_mfu, percent),
+        of_value("down", lambda p: p.time.get("down", 0.0), span),
+        of_value("data wait", lambda p: p.time.get("data_wait", 0.0), span),
+        of_value("slow steps", lambda p: p.time.get("slow_steps", 0.0), span),
     ]
     if len(parts) > 1:
         yield table(by, parts, lambda part: part.name, columns, caption=f"By {by}")
-
-
-def _spent(category: str) -> Callable[[TimeSlice], float]:
-    return lambda part: part.time.get(category, 0.0)
 
 
 def flops(run: RunData) -> Iterator[Markup]:
@@ -134,30 +125,25 @@ def executed_flops(run: RunData) -> int | None:
     return next((row.flops for row in run.setup.ledger if row.label == EXECUTED), None)
 
 
-def _share(whole: float) -> Callable[[ComponentRow], float | None]:
-    return lambda row: float(row.flops) / whole if whole else None
-
-
 def _components(run: RunData) -> Markup:
-    share = _share(float(sum(row.flops for row in run.model.components)))
+    whole, mfu = float(sum(row.training_flops for row in run.model.components)), run.summary.mfu
 
-    def points(row: ComponentRow) -> float | None:
-        part, mfu = share(row), run.summary.mfu
-        return None if part is None or mfu is None else part * mfu
+    def share(row: FlopsRow) -> float | None:
+        return float(row.training_flops) / whole if whole else None
 
-    columns: list[Column[ComponentRow] | Word[ComponentRow]] = [
-        Column("layers", lambda r: r.repeats, lambda r: f"{r.repeats}"),
-        Column("GFLOP", lambda r: float(r.flops), lambda r: readable(float(r.flops) / 1e9)),
-        Column("of the model", share, lambda r: percent(share(r))),
-        Column("pts of MFU", points, lambda r: percent(points(r))),
+    columns: list[Column[FlopsRow] | Word[FlopsRow]] = [
+        of_value("layers", lambda r: r.repeats, str),
+        of_value("GFLOP", lambda r: float(r.training_flops) / 1e9, readable),
+        of_value("of the model", share, percent),
+        of_value("pts of MFU", lambda r: product(share(r), mfu), percent),
     ]
-    rows = sorted(run.model.components, key=lambda row: -row.flops)
+    rows = sorted(run.model.components, key=lambda row: -row.training_flops)
     return table("component", rows, lambda r: f"{r.layer} {r.component}", columns)
 
 
 def _conventions(run: RunData) -> Markup:
     columns: list[Column[tuple[str, tuple[float, float | None]]]] = [
-        Column("TFLOP per step and device", lambda r: r[1][0], lambda r: readable(r[1][0])),
-        Column("MFU", lambda r: r[1][1], lambda r: percent(r[1][1])),
+        of_value("TFLOP per step and device", lambda r: r[1][0], readable),
+        of_value("MFU", lambda r: r[1][1], percent),
     ]
     return table("convention", list(run.conventions.items()), lambda row: row[0], columns)

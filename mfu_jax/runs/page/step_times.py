@@ -10,7 +10,7 @@ from mfu_jax.logger.records.summary import percentile
 from mfu_jax.pages.charts import Bin, histogram
 from mfu_jax.pages.document import quiet, section
 from mfu_jax.pages.markup import Markup, tag
-from mfu_jax.pages.tables import Column, Word, table
+from mfu_jax.pages.tables import Column, Word, of_value, table
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import seconds_text
@@ -123,8 +123,8 @@ def _why(run: RunData, place: int) -> str:
 
 def _table(found: Sequence[Outlier]) -> Markup:
     columns: list[Column[Outlier] | Word[Outlier]] = [
-        Column("step time", lambda o: o.seconds, lambda o: seconds_text(o.seconds)),
-        Column("beyond the median", lambda o: o.over, lambda o: seconds_text(o.over)),
+        of_value("step time", lambda o: o.seconds, seconds_text),
+        of_value("beyond the median", lambda o: o.over, seconds_text),
         Word("what its record says", lambda o: o.why),
     ]
     return table("outlier", found, lambda o: f"step {o.step}", columns, most=_MOST_OUTLIERS)

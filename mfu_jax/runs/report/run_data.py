@@ -76,8 +76,8 @@ class RunData:
         summary: of its measured steps.
         setup: its logged set-up.
         processes: its processes at their last exchange; None: one process, or unknown.
+        reported_tflops: of a step on one device, as the run's files say.
         counted: the FLOPs of the model named in the options.
-        answer: the output of ``mfu-jax report --json``.
         options: how it was read.
         waits: its hosts' waits in collectives, from a profile; None: no profile of several hosts.
         bound_mfu: the MFU that its plan holds for possible; None: no plan.
@@ -88,8 +88,8 @@ class RunData:
     summary: Summary
     setup: Setup
     processes: JobProcesses | None
+    reported_tflops: float
     counted: ModelBreakdown
-    answer: Mapping[str, Any]
     options: Options
     waits: CollectiveWaits | None = None
     bound_mfu: float | None = None
@@ -103,10 +103,45 @@ class RunData:
             self.setup,
             wall=self.time.time,
             profile=self.metrics.profile,
-            peak=(self.answer["peak"], self.answer["peak_tflops_per_device"]),
+            peak=self.peak,
             convention=self.options.convention if self.options.model else "",
             bound_mfu=self.bound_mfu,
         )
+
+    @property
+    def peak(self) -> tuple[str | None, float | None]:
+        """The peak that MFU refers to, the options' or the run's own: its text and TFLOP/s."""
+        if (given := self.options.peak) is not None:
+            return str(given), given.tflops_per_sec
+        return self.setup.peak, self.setup.peak_tflops
+
+    @cached_property
+    def answer(self) -> Mapping[str, Any]:
+        """The output of ``mfu-jax report --json``, without the verdict."""
+        run, (peak, peak_tflops) = self.metrics, self.peak
+        return {
+            "file": run.path,
+            "form": run.form,
+            "first_step": run.steps.numbers[0],
+            "last_step": run.steps.numbers[-1],
+            "restarts": run.restarts,
+            "unreadable_lines": run.unreadable,
+            "repeated_lines": run.repeated,
+            **self.summary.to_json(),
+            "reported_tflops": self.reported_tflops,
+            "gpu": dict(run.gpu) or None,
+            "conventions": {
+                name: {"tflops": tflops, "mfu": mfu}
+                for name, (tflops, mfu) in self._by_convention(self.counted).items()
+            },
+            "peak_tflops_per_device": peak_tflops,
+            "peak": peak,
+            **_process_totals(run, self.time),
+            **_time(self.time, self.summary),
+            "hosts": self.processes.answer if self.processes else None,
+            "collective_waits": self.waits.to_json() if self.waits else None,
+            "origin": _origin(run.path),
+        }
 
     @property
     def cost(self) -> float | None:
@@ -125,11 +160,14 @@ class RunData:
     @property
     def conventions(self) -> dict[str, tuple[float, float | None]]:
         """Per convention: TFLOPs of a step on one device, and MFU."""
+        return self._by_convention(self.model)
+
+    def _by_convention(self, model: ModelBreakdown) -> dict[str, tuple[float, float | None]]:
         rate, seconds = self.summary.tflops_per_sec_per_device, self.summary.mean_seconds
         own, mfu = (rate or 0.0) * (seconds or 0.0), self.summary.mfu
         return {
             name: (tflops, mfu * tflops / own if mfu and own else None)
-            for name, tflops in self.model.conventions.items()
+            for name, tflops in model.conventions.items()
         }
 
     @cached_property
@@ -247,21 +285,14 @@ def read_run_data(run: str, options: Options) -> RunData:
             "its times",
         )
     time = time.with_utilization(summary.mfu, summary.hfu)
-    setup, processes = read_setup(metrics.path), read_processes(metrics.path)
-    answer = _answer(metrics, summary, reported, model.conventions)
     return RunData(
         metrics=metrics,
         time=time,
         summary=summary,
-        setup=setup,
-        processes=processes,
+        setup=read_setup(metrics.path),
+        processes=read_processes(metrics.path),
+        reported_tflops=reported,
         counted=model,
-        answer=answer
-        | _peak(options.peak, setup)
-        | _process_totals(metrics, time)
-        | _time(time, summary)
-        | {"hosts": processes.answer if processes else None, "collective_waits": None}
-        | {"origin": _origin(metrics.path)},
         options=options,
     )
 
@@ -285,40 +316,6 @@ def _recounted(run: MetricsRun, options: Options) -> tuple[MetricsRun, float, Mo
     if options.peak is not None:
         run = with_peak(run, options.peak)
     return run, reported, model
-
-
-def _answer(
-    run: MetricsRun,
-    summary: Summary,
-    reported: float,
-    conventions: Mapping[str, float],
-) -> dict[str, Any]:
-    def mfu(tflops: float) -> float | None:
-        own, seconds = summary.tflops_per_sec_per_device, summary.mean_seconds
-        return summary.mfu * tflops / seconds / own if summary.mfu and own and seconds else None
-
-    return {
-        "file": run.path,
-        "form": run.form,
-        "first_step": run.steps.numbers[0],
-        "last_step": run.steps.numbers[-1],
-        "restarts": run.restarts,
-        "unreadable_lines": run.unreadable,
-        "repeated_lines": run.repeated,
-        **summary.to_json(),
-        "reported_tflops": reported,
-        "gpu": dict(run.gpu) or None,
-        "conventions": {
-            name: {"tflops": tflops, "mfu": mfu(tflops)} for name, tflops in conventions.items()
-        },
-    }
-
-
-def _peak(given: hardware.Peak | None, setup: Setup) -> dict[str, Any]:
-    """The peak that MFU refers to: the options', else the run's own."""
-    if given is not None:
-        return {"peak_tflops_per_device": given.tflops_per_sec, "peak": str(given)}
-    return {"peak_tflops_per_device": setup.peak_tflops, "peak": setup.peak}
 
 
 _OF_A_PROCESS = (

@@ -5,6 +5,7 @@ No jax, no numpy: a run that ends says it, too.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from mfu_jax.hardware.chips import find
 from mfu_jax.logger.records.step_cost import TOLERANCE
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.runs.report.setup import Setup
+from mfu_jax.util.formatting import counted
 from mfu_jax.verdict import NOTABLE, LikeRuns, NextStep, TimeLoss, Verdict
 
 _PROFILED_STEP = "profile/step_time_seconds"
@@ -98,13 +100,18 @@ def run_verdict(
 
 
 def _finding(summary: Summary) -> str:
-    """What forbids to trust the MFU, or to have one; empty: nothing."""
-    if not summary.steps:
-        return "no measured step"
-    flags = [f"{flag} in {count} step{'s' * (count > 1)}" for flag, count in summary.flags.items()]
+    """What forbids to trust the run or its MFU, or to have one; empty: nothing."""
+    found = []
+    if summary.last_loss is not None and not math.isfinite(summary.last_loss):
+        found.append(f"the training loss is {summary.last_loss}")
+    flags = [f"{flag} in {counted(count, 'step')}" for flag, count in summary.flags.items()]
     if not flags and max(summary.mfu or 0.0, summary.hfu or 0.0) > 1 + TOLERANCE:
         flags = ["more than the peak"]
-    return f"impossible numbers ({', '.join(flags)})" if flags else ""
+    if not summary.steps:
+        found.append("no measured step")
+    elif flags:
+        found.append(f"impossible numbers ({', '.join(flags)})")
+    return "; ".join(found)
 
 
 def _losses(
@@ -160,7 +167,7 @@ def _next_steps(
         yield NextStep(text=f"mfu-jax profile {run}")
     else:
         is_in_folder = path.endswith("/metrics.jsonl")
-        folder = f"{run}/profile" if is_in_folder else "DIR"
+        folder = "DIR" if run == "RUN" else f"{run.removesuffix('.jsonl')}/profile"
         # A trainer's folder, or that of run_dir, has a place for profiles.
         has_place = is_in_folder and (setup.config or Path(run, "tensorboard").is_dir())
         values = {"profile_steps": "10-12"} | ({} if has_place else {"profile_dir": folder})

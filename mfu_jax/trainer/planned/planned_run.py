@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
@@ -23,12 +24,14 @@ from mfu_jax.util.formatting import percent
 from mfu_jax.util.optional_deps import QUANTIZE
 from mfu_jax.util.values import field_types, typed
 
-# MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, and gives cuDNN
-# no mask, which ours needs for packed documents.
+# MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, computes tiles of
+# logits twice, saves queries and keys rotated, and gives cuDNN no mask, which ours needs for packed
+# documents.
 _DEFAULTS = {
     "dataset_type": "synthetic",
     **{"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"},
-    **{"weight_gathers": "xla", "norm_gradients": "fused"},
+    **{"weight_gathers": "xla", "norm_gradients": "fused", "recompute_logits": "true"},
+    "remat_after_rope": "true",
 }
 _ATTENTION = {
     "autoselected": "auto",
@@ -56,7 +59,7 @@ _TOUCHES = (
 )
 # Keys that do not change the program.
 _SILENT = (
-    *("dataset_type", "dataset_path", "allow_split_physical_axes", "use_iota_embed", "steps"),
+    *("dataset_type", "dataset_path", "allow_split_physical_axes", "steps"),
     *("enable_checkpointing", "async_checkpointing", "tokenizer_path", "tokenizer_type"),
     *("skip_jax_distributed_system", "reuse_example_batch", "profiler", "profiler_steps"),
     *("skip_first_n_steps_for_profiler", "profile_periodically_period", "hardware", "run_name"),
@@ -127,6 +130,25 @@ class NearestStep(NamedTuple):
                 f"not followed by the reference model: {', '.join(groups[cause])}{touched}"
             )
         return tuple(notes)
+
+
+def followed(run: MeasuredRun, follow: str = "") -> NearestStep:
+    """The nearest step, if it is the run's program or ``follow=nearest`` accepts another.
+
+    Raises:
+        UserError: it is another program, or a size is not a number.
+    """
+    if follow not in ("", "nearest"):
+        raise UserError(f"follow={follow}; expected nearest, or leave it out")
+    nearest = reference_keys(run)
+    if nearest.other_work and not follow:
+        raise UserError(
+            f"the reference model's step would be another program than the run's, without "
+            f"{'; '.join(nearest.other_work)}; expected what it can follow",
+            hint="install what is missing, plan MaxText's own step with maxtext_python=FILE, or "
+            "pass follow=nearest",
+        )
+    return nearest
 
 
 def reference_keys(run: MeasuredRun) -> NearestStep:

@@ -41,6 +41,11 @@ _OFFLOADED: Choices = {  # as in Google's recipes for TPUs
         "decoder_layer_input": "offload",
         **dict.fromkeys(_SAVED, "offload"),
     },
+    "offload layer inputs, qkv, out_proj": {
+        "remat_policy": "custom",
+        "decoder_layer_input": "offload",
+        **dict.fromkeys((*_SAVED, "out_proj"), "offload"),
+    },
 }
 _BLOCK_KEYS = (
     *("sa_block_q", "sa_block_kv", "sa_block_kv_compute", "sa_block_q_dkv", "sa_block_kv_dkv"),
@@ -49,7 +54,7 @@ _BLOCK_KEYS = (
 _BLOCKS = (512, 1024, 2048)
 _ATTENTION = {
     "tpu": ("auto",),
-    "gpu": ("auto", "cudnn_flash", "dot_product"),
+    "gpu": ("auto", "dot_product"),  # auto: cuDNN's, where it takes the dtype
     "cpu": ("dot_product", "jax"),
 }
 _TILINGS = (1, 4, 16)
@@ -87,6 +92,7 @@ def axes_of(
     runs: bool,
     keep: Collection[str] = (),
     precisions: Sequence[str] = (),
+    flags: Sequence[str] = (),
 ) -> tuple[list[SearchAxis], dict[str, str]]:
     """The axes, and the keys that stay as they were given.
 
@@ -99,20 +105,25 @@ def axes_of(
         runs: whether steps are run: some choices only a run can judge.
         keep: keys that stay as they are.
         precisions: in which matmuls may be computed; empty: as it is.
+        flags: compiler flags to begin with, all of which may be left out.
 
     Raises:
         UserError: a list of values is empty or wrong.
     """
     swept = {key: listed(key, text) for key, text in given.items() if is_swept(text)}
     fixed = {key: text for key, text in given.items() if key not in swept}
+    parts = [flag.partition("=") for flag in flags]
+    of_start = {name: text if is_set else "true" for name, is_set, text in parts}
     axes = []
+    if of_start:
+        axes.append(SearchAxis(name="flags", choices={"as given": of_start, "none": {}}))
     for name, choices in _standard(
         config, platform, devices, chip, runs, TOKENS in keep, precisions
     ):
         keys = {key for settings in choices.values() for key in settings}
         if name == _REMATERIALIZATION:
             keys |= {*field_types(RematKeys)}  # of a policy that was given: no other takes them
-        if not choices or keys & {*keep, *swept}:
+        if not choices or keys & {*keep, *swept, *of_start}:
             continue
         mine = {key: fixed.pop(key) for key in sorted(keys & set(fixed))}
         if axis := _axis(name, choices, _start(config, name, choices, mine, devices)):
@@ -245,8 +256,8 @@ def _axis(name: str, choices: Choices, start: Mapping[str, str]) -> SearchAxis |
     for i, settings in enumerate(choices.values()):
         if dict(settings) == dict(start):
             return SearchAxis(name=name, choices=choices, start=i) if len(choices) > 1 else None
-    label = _split(start) if name == _MESH else " ".join(filter(None, start.values()))
-    label = label or "as given"
+    words = [text if i == 0 else f"{key}={text}" for i, (key, text) in enumerate(start.items())]
+    label = (_split(start) if name == _MESH else " ".join(filter(None, words))) or "as given"
     return SearchAxis(name=name, choices={label: start, **choices})
 
 

@@ -19,7 +19,7 @@ from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
 from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
-from mfu_jax.instrumentation.program_analysis import dump_paths, dump_step
+from mfu_jax.instrumentation.program_analysis import dump_step
 from mfu_jax.logger.assembly import open_run_log
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.run_log.run_log import RunLog
@@ -127,8 +127,7 @@ def step_profile(
     settings: Settings, train_step: jax.stages.Compiled, flops: StepFlops, peaks: StepPeaks
 ) -> StepProfile:
     """Traces the steps named in the settings; writes the step's program beside the traces."""
-    for path in dump_paths(settings, "train_step"):
-        dump_step(path, 1, train_step, flops.model, kernel_flops={}, trip_counts=None)
+    dump_step(settings=settings, name="train_step", compiled=train_step, model=flops.model)
     return StepProfile(settings, peak=lambda: peaks.main)
 
 

@@ -66,7 +66,8 @@ def saved_bytes(config: Config, mesh: Mesh, graph: Any, params: Any) -> int:
             result: jax.Array = model.outputs(*text, images_of(batch)).hidden
             return result
 
-        return jax.vjp(hidden, trained)[1]
+        given = {*map(id, jax.tree.leaves((trained, frozen, batch)))}  # in memory in any case
+        return [x for x in jax.tree.leaves(jax.vjp(hidden, trained)[1]) if id(x) not in given]
 
     with jax.set_mesh(mesh):
         leaves = jax.tree.leaves(jax.eval_shape(kept, *trained_and_frozen(config, params), batch))

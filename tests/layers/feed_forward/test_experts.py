@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.feed_forward.experts import Experts, ExpertsSpec
-from mfu_jax.layers.feed_forward.routers import Router, RouterSpec, moved_bias
+from mfu_jax.layers.feed_forward.routers import Router, RouterSpec, highest, moved_bias
 from mfu_jax.layers.projections.lora import Lora
 
 from tests.support.floats import assert_close_as_float32
@@ -30,6 +30,16 @@ def inputs() -> Inputs:
 def expert(layer: Experts, number: int, x: np.ndarray) -> np.ndarray:
     gate, up = (x @ np.asarray(w[number]) for w in (layer.wi_0[...], layer.wi_1[...]))
     return (gate / (1 + np.exp(-gate)) * up) @ np.asarray(layer.wo[number])
+
+
+@pytest.mark.parametrize("count", [1, 3, E])
+def test_the_highest_are_those_of_top_k_and_need_no_other_device(count: int) -> None:
+    scores = jnp.round(jax.random.normal(jax.random.key(0), (16, S, E)), 1) + 0.0  # some equal
+    np.testing.assert_array_equal(highest(scores, count), jax.lax.top_k(scores, count)[1])
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    run = jax.jit(lambda x: highest(x, count), in_shardings=rows)
+    assert "all-" not in run.lower(scores).compile().as_text()
 
 
 @pytest.mark.full

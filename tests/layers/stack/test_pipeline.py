@@ -1,14 +1,17 @@
 """How layers are cut into the stages of a pipeline, and what cannot be cut."""
 
 import dataclasses
+import re
 from fractions import Fraction
 
+import jax
 import pytest
 from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.families import model_spec
 from mfu_jax.layers.stack.pipeline import OF_ROWS, PipelineSchedule, schedule_of
 
 from mfu_jax.trainer.config import pyconfig
+from tests.campaigns.shardings import trainer_program
 
 
 def schedule(*words: str) -> PipelineSchedule | None:
@@ -40,6 +43,14 @@ def test_a_pattern_of_several_layers_stays_in_one_stage() -> None:
 def test_a_microbatch_has_all_that_rows_have() -> None:
     of_layers = {"kept", "per_layer", "notes", "deep"}  # layers with these cannot be cut
     assert {field.name for field in dataclasses.fields(Inputs)} == {*OF_ROWS, *of_layers}
+
+
+@pytest.mark.full
+def test_microbatches_are_gathered_before_the_turns_and_not_in_each() -> None:
+    text = trainer_program("dense", "pipeline", jax.devices()[:8]).as_text()
+    gathers = [line for line in text.splitlines() if re.search(r" all-gather(-start)?\(", line)]
+    assert gathers
+    assert not [line for line in gathers if "while/body" in line]
 
 
 def test_one_stage_is_no_pipeline() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mfu_jax.logger.health.drift import DriftWatch
-from mfu_jax.logger.health.outliers import LossSpikeWatch
+from mfu_jax.logger.health.outliers import DriftWatch, LossSpikeWatch
 from mfu_jax.logger.run_log.monitor import Monitor
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.sinks import StepRecord

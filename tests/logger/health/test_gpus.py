@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import pytest
 
-from mfu_jax.logger.health.gpus import Gpu, Gpus, gpus_of_jax, visible
+from mfu_jax.hardware.gpus import Gpu, Gpus, gpus_of_jax, visible
 from mfu_jax.logger.health.hardware import HardwareWatch
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.sinks import StepRecord

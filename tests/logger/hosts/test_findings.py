@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from mfu_jax.logger.hosts.findings import NONE_YET, HostsView, slow_hosts, view_of
-from mfu_jax.logger.hosts.report import HostReport
+from mfu_jax.logger.hosts.findings import NONE_YET, HostReport, HostsView, slow_hosts, view_of
 
 STEP = 0.5
 PERIOD = 100

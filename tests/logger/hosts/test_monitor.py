@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from mfu_jax.logger.hosts.findings import HostReport, LoopStatistics
 from mfu_jax.logger.hosts.monitor import HostMonitor, JobMember
-from mfu_jax.logger.hosts.report import HostReport, LoopStatistics
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
 from mfu_jax.sinks import StepRecord
@@ -131,7 +131,7 @@ def test_what_another_version_reports_is_as_if_it_was_not_heard() -> None:
     store = Store()
     store.values |= {"hosts/0/1": '{"process": 1, "speed": 3}', "hosts/0/2": "[]", "hosts/0/3": ""}
     (first, *_), _ = monitors(4, store)
-    job = first._find_job()
+    job = first.find_job()
     assert job is not None
     report = HostReport(process=0, host="node0", step=7, cpu=1.25, slack=0.5)
     first._put(job, report)
@@ -162,7 +162,7 @@ def test_a_hang_names_the_process_that_is_behind() -> None:
     (first, second), _ = monitors(2, Store(), monotonic=clock.monotonic)
 
     def beat(monitor: HostMonitor, process: int, step: int) -> None:
-        job = monitor._find_job()
+        job = monitor.find_job()
         assert job is not None
         monitor._put(job, HostReport(process=process, step=step))
         if process == 0:

@@ -141,3 +141,16 @@ def test_a_machine_that_slept_says_so() -> None:
     run.logger.close()
     assert run.sink.scalar("perf/step_time_seconds") == [1.0, 1.0]
     assert notes(run.sink) == ["the machine slept for 3600 s; no step's time contains that"]
+
+
+def test_a_step_after_one_that_was_seen_late_is_not_impossible() -> None:
+    run = Run(executed_flops_per_device=None)  # 0.4 s at the peak
+    times = [0.9, 0.1, 0.3, 0.1, 0.1]
+    for step, seconds in enumerate(times):
+        run.logger.record(step, {}, step_time_seconds=seconds)
+    run.logger.close()
+    # 0.9 + 0.1 + 0.3 s are as long as three steps; the 0.1 s after them are not.
+    flags = [record.flags for record in run.sink.records]
+    assert flags == [(), (), (), ("mfu_over_1",), ("mfu_over_1",)]
+    assert sum("was seen to end late" in note for note in notes(run.sink)) == 1
+    assert run.logger.summary().flags == {"mfu_over_1": 2}

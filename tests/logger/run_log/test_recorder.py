@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.logger.run_log import recorder
-from mfu_jax.logger.run_log.recorder_thread import RecorderThread
+from mfu_jax.logger.run_log.recorder import RecorderThread
 from mfu_jax.sinks import CsvSink, JsonlSink, StepRecord
 from tests.support.logger_run import Run
 from tests.support.sinks import HangingSink, ListSink
@@ -373,7 +373,7 @@ class SignallingSink(ListSink):
 def test_steps_are_written_together_once_in_a_write_period(
     period: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.FIRST_PERIOD_SECONDS", 60.0)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.FIRST_PERIOD_SECONDS", 60.0)
     sink = SignallingSink()
     run = Run(sinks=[sink], write_period_seconds=period)
     run.steps(1.0, 1.0)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mfu_jax.logger.run_log.recorder_thread import RecorderThread
+from mfu_jax.logger.run_log.recorder import RecorderThread
 from tests.support.fake_device import FakeClock
 from tests.support.work import HANG_SECONDS
 
@@ -85,7 +85,7 @@ def test_when_a_call_is_made_nothing_keeps_the_items_before_it_alive() -> None:
 
 
 def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.IDLE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.IDLE_SECONDS", HANG_SECONDS)
     handled = threading.Event()
     thread = RecorderThread(lambda batch: handled.set())
     thread.put(0)
@@ -96,7 +96,7 @@ def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread's periods are as long as they are after a while."""
-    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.FIRST_PERIOD_SECONDS", math.inf)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.FIRST_PERIOD_SECONDS", math.inf)
 
 
 def test_a_young_run_does_not_wait_for_a_whole_period() -> None:
@@ -112,7 +112,7 @@ def test_a_young_run_does_not_wait_for_a_whole_period() -> None:
 def test_slow_handling_does_not_add_to_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a kill loses the steps of a period, and of the time that handling took."""
     clock, due = FakeClock(), list[float]()
-    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.time.monotonic", clock.monotonic)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.time.monotonic", clock.monotonic)
 
     def handle(batch: Sequence[int]) -> None:
         for seconds in (0.25, 1.0):
@@ -170,7 +170,7 @@ def test_in_a_hurry_the_thread_is_woken_for_two_items_within_a_period() -> None:
 
 
 def test_without_a_period_each_item_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.IDLE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.IDLE_SECONDS", HANG_SECONDS)
     handled = threading.Semaphore(0)
     thread = RecorderThread(lambda batch: handled.release(), period_seconds=0.0)
     for number in range(5):
@@ -199,7 +199,7 @@ def test_an_error_costs_one_batch_and_not_the_thread(caplog: pytest.LogCaptureFi
 def test_a_stuck_thread_lets_the_run_go_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.PATIENCE_SECONDS", 0.0)
     gate = Gate()
     thread = RecorderThread(gate, size=2)
     thread.put(0)
@@ -217,7 +217,7 @@ def test_a_stuck_thread_lets_the_run_go_on(
 def test_a_slow_thread_holds_up_the_run_for_a_bounded_time_in_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.PATIENCE_SECONDS", 0.05)
     seen: list[int] = []
 
     def slow(batch: Sequence[int]) -> None:
@@ -237,7 +237,7 @@ def test_a_slow_thread_holds_up_the_run_for_a_bounded_time_in_all(
 
 def test_patience_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
-    monkeypatch.setattr("mfu_jax.logger.run_log.recorder_thread.time.monotonic", clock.monotonic)
+    monkeypatch.setattr("mfu_jax.logger.run_log.recorder.time.monotonic", clock.monotonic)
     thread = RecorderThread(len, size=2)
     waited = []
 
@@ -247,7 +247,7 @@ def test_patience_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return False
 
     monkeypatch.setattr(thread._has_moved, "wait", never)
-    thread._size = -1  # always full
+    thread.size = -1  # always full
     for pause in (0.0, 0.0, 10.0, 1e6):
         clock.advance(pause)
         thread._make_room()

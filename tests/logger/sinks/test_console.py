@@ -183,6 +183,18 @@ def test_colours_only_where_they_are_wanted(
     assert ("\x1b[31m[! mfu_over_1]\x1b[0m" in terminal.getvalue()) == has_colours
 
 
+def test_texts_are_as_wide_as_a_terminal_and_whole_in_a_file() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    text = "peak of one device: " + "mfu-jax hardware " * 8
+    for stream in (terminal, file):
+        sink = ConsoleSink(stream)
+        sink.write_setup({}, {"ledger": text, "config": "steps=9"})
+        sink.write_text("note", "a\n  b")
+    assert max(map(len, terminal.getvalue().splitlines())) <= 100
+    assert " ".join(terminal.getvalue().split()) == " ".join(f"{text} a b".split())
+    assert file.getvalue() == f"{text}\na\n  b\n"
+
+
 def test_maxtexts_line_in_a_terminal_and_the_short_one_in_a_file_are_a_setting_away() -> None:
     terminal, file = Terminal(), io.StringIO()
     ConsoleSink(terminal, line="maxtext").write(step())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.logger.sinks.base import UniqueNames
 
 
 def underscored(name: str) -> str:
@@ -44,7 +44,7 @@ def test_a_name_that_had_to_change_is_said_once(caplog: pytest.LogCaptureFixture
 def test_a_loop_that_invents_names_does_not_fill_the_memory(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mfu_jax.logger.sinks.names._MOST_NAMES", 3)
+    monkeypatch.setattr("mfu_jax.logger.sinks.base._MOST_NAMES", 3)
     names = UniqueNames("Prometheus", underscored, reserved=["step"])
     given = {name: names[name] for name in ("top-1", "top_1", "loss")}
     for number in range(100):

@@ -3,7 +3,6 @@
 import errno
 import io
 import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.records.step_record import RecordError
-from mfu_jax.logger.records.summary import Summary
+from mfu_jax.logger.sinks.tensorboard import as_markdown, values_as_markdown
 from mfu_jax.sinks import StepRecord, TensorBoardSink
 
 event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
@@ -197,8 +196,6 @@ def test_where_the_loop_goes_back_each_step_is_shown_as_last_written_beside_the_
     assert text(tmp_path, "ledger/step") == "known after the first steps"
     assert "8 × TPU v5e" in text(tmp_path, "setup/values")
     assert "0.003" in text(tmp_path, "setup/config")
-    assert len(shown(tmp_path, "custom_scalars__config__")) == 1
-    assert len(shown(tmp_path, "_hparams_/session_start_info")) == 1
     assert shown(tmp_path, "failure/text_summary") == []
 
 
@@ -330,47 +327,6 @@ SETUP = {"devices": "8 × TPU v5e", "tokens per device per step": 8192, "run": "
 CONFIG = "steps=80 learning_rate=0.003 scan_layers=true run_name=demo dataset_path="
 
 
-def run(folder: Path, **options: object) -> None:
-    """Forty steps of a run with a configuration, and its end."""
-    sink = TensorBoardSink(folder)
-    sink.write_setup(SETUP, {"config": CONFIG})
-    for step in range(40):
-        values = {"perf/mfu": 0.4, "perf/step_time_seconds": 2.0, "learning/loss": 4.0 - step / 40}
-        sink.write(StepRecord(step=step, unix_seconds=100.0 + step, scalars=values))
-    if options.get("reason"):
-        sink.write_failure(str(options["reason"]))
-    sink.write_summary(Summary(steps=40, total_seconds=100.0, seconds_by_use={"train": 80.0}))
-    sink.close()
-
-
-def contents(folder: Path, plugin: str) -> dict[str, bytes]:
-    """What a plugin finds, by tag."""
-    return read(folder).summary_metadata and {
-        tag: metadata.plugin_data.content
-        for tag, metadata in read(folder).summary_metadata.items()
-        if metadata.plugin_data.plugin_name == plugin
-    }
-
-
-@pytest.mark.full
-def test_the_layout_has_the_charts_that_matter(tmp_path: Path) -> None:
-    layout_pb2 = pytest.importorskip("tensorboard.plugins.custom_scalar.layout_pb2")
-    run(tmp_path)
-    (event,) = read(tmp_path).Tensors("custom_scalars__config__")
-    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    charts = {c.title: list(c.multiline.tag) for page in layout.category for c in page.chart}
-    assert [page.title for page in layout.category] == ["efficiency", "learning", "health"]
-    tags = [*read(tmp_path).Tags()["scalars"], "perf/hfu", "goodput/data_wait_seconds"]
-    for title, wanted in (
-        ("MFU and HFU", ["perf/mfu", "perf/hfu"]),
-        ("step time (s)", ["perf/step_time_seconds"]),
-        ("seconds beside the steps", ["goodput/data_wait_seconds"]),
-        ("loss", ["learning/loss"]),
-    ):
-        shown = [tag for tag in tags if any(re.match(regex, tag) for regex in charts[title])]
-        assert sorted(shown) == sorted(wanted), title
-
-
 def test_the_first_tab_opens_on_the_answer(tmp_path: Path) -> None:
     """Its groups are sorted by name; a compile step would spoil the scale of a chart."""
     sink = TensorBoardSink(tmp_path)
@@ -384,22 +340,25 @@ def test_the_first_tab_opens_on_the_answer(tmp_path: Path) -> None:
     assert scalars(tmp_path, "Overview/1 MFU_2") == [(0, 7.0), (1, 7.0)]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("reason", ["", "ValueError('x')"])
-def test_the_set_up_is_a_row_of_hparams(tmp_path: Path, reason: str) -> None:
-    plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
-    run(tmp_path, reason=reason)
-    found = contents(tmp_path, "hparams")
-    start = plugin_data_pb2.HParamsPluginData.FromString(found["_hparams_/session_start_info"])
-    values = start.session_start_info.hparams
-    assert values["learning_rate"].number_value == 0.003
-    assert values["tokens per device per step"].number_value == 8192
-    assert values["scan_layers"].bool_value is True
-    assert values["devices"].string_value == "8 × TPU v5e"
-    assert "run" not in values
-    assert "dataset_path" not in values
-    experiment = plugin_data_pb2.HParamsPluginData.FromString(found["_hparams_/experiment"])
-    names = {info.name.tag for info in experiment.experiment.metric_infos}
-    assert "perf/mfu" in names
-    end = plugin_data_pb2.HParamsPluginData.FromString(found["_hparams_/session_end_info"])
-    assert end.session_end_info.status == (2 if reason else 1)  # of api.proto: failure, success
+def html(text: str) -> str:
+    """What TensorBoard's own converter makes of it."""
+    return str(pytest.importorskip("tensorboard.plugin_util").markdown_to_safe_html(text))
+
+
+def test_values_become_a_table_and_mean_only_themselves() -> None:
+    shown = html(values_as_markdown({"peak": "2 | *3*", "<script>": "_a_ `b`\nc"}))
+    assert shown.count("<tr>") == 3
+    assert "<td>2 | *3*</td>" in shown
+    assert "<td>&lt;script&gt;</td>" in shown
+    assert "<td>_a_ `b` c</td>" in shown
+
+
+def test_a_configuration_becomes_a_block_with_a_line_for_each_key() -> None:
+    shown = html(as_markdown("steps=80 run_name=demo\ndataset_suffixes=[.py,.md] model_name="))
+    lines = "steps=80\nrun_name=demo\ndataset_suffixes=[.py,.md]\nmodel_name=\n"
+    assert shown == f"<pre><code>{lines}</code></pre>"
+
+
+def test_other_texts_stay_a_block() -> None:
+    assert as_markdown("one line") == "one line"
+    assert as_markdown("first\n  second: 3") == "    first\n      second: 3"

@@ -65,6 +65,13 @@ def test_the_compilers_sizes_are_divided():
     assert kinds["temporaries"] == 12000 - 8192 - 2048
     assert (kinds["new outputs"], kinds["program"], kinds["host"]) == (16, 5, 7)
 
+    peak = 20480 + 16 + 11000
+    at_peak = memory_of(
+        ProgramDump(text=TEXT, memory={**sizes, "peak_memory_in_bytes": peak})
+    ).kinds
+    assert at_peak["temporaries"] == pytest.approx(11000 - 8192 - 2048, abs=2)
+    assert sum(at_peak.values()) - 5 - 7 == peak
+
 
 def test_what_a_loop_saves_for_the_backward_loop():
     text = lzma.decompress((RECORDED / "v5p_llama70b.hlo.xz").read_bytes()).decode()

@@ -10,6 +10,7 @@ from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.compilation.compiling import TooLarge
 from mfu_jax.planning.result.plan import StepWork
 from mfu_jax.planning.result.planner import make_plan
+from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_time.compared_runs import residuals
 from mfu_jax.planning.step_time.durations import Efficiencies
 from mfu_jax.planning.targets import parse_target
@@ -105,6 +106,7 @@ def test_rates_follow_from_the_time(plan):
 
 def test_all_collectives_are_exposed_where_the_program_has_no_asynchronous_ones(plan):
     assert "  transfers  " in str(plan)
+    assert " ".join(str(plan).split()).startswith(plan_verdict(plan).sentence)
     for row in plan.collectives:
         assert row["hidden_seconds"] == 0
         assert row["exposed_seconds"] == pytest.approx(row["seconds"])

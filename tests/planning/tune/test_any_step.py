@@ -1,6 +1,7 @@
 """`mfu_jax.tune`: a user's own step, in this process and in child processes."""
 
 import functools
+import json
 import os
 import sys
 import threading
@@ -52,6 +53,16 @@ def test_the_speed_is_items_per_second():
 def test_a_donated_state_is_replaced_by_the_new_one():
     result = mfu_jax.tune(donating, {"size": [4, 8]}, in_process=True)
     assert {row.source for row in result.rows} == {"measured"}
+
+
+def test_the_evidence_is_of_these_devices(tmp_path):
+    path = tmp_path / "evidence.jsonl"
+    mfu_jax.tune(make_step, {"size": [4, 8]}, in_process=True, evidence=path)
+    kind = jax.devices()[0].device_kind
+    assert (
+        f"{jax.local_device_count()} × {kind}"
+        in json.loads(path.read_text().splitlines()[0])["about"].values()
+    )
 
 
 def test_memory_and_errors_are_answers():

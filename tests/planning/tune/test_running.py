@@ -231,6 +231,55 @@ def test_a_choice_that_always_fails_is_given_up():
     assert "no such kernel" in render_tune(result)
 
 
+def test_batches_grow_from_those_that_fit():
+    machine = Machine(2)
+    result = tune(machine.tuning(), TrialLog(None, {}))
+    batches = [int(machine.space.settings(p)["per_device_batch_size"]) for _, p in machine.tried]
+    fits = [machine.memory(point) <= LIMIT for _, point in machine.tried]
+    for i, batch in enumerate(batches[1:], 1):
+        assert batch <= 2 * max(b for b, ok in zip(batches[:i], fits[:i], strict=True) if ok)
+    assert result.winner.source == "measured"
+
+
+def test_a_large_space_is_searched_one_change_at_a_time():
+    names = "abcdefg"
+    space = Space(
+        [SearchAxis(name=n, choices={str(i): {n: str(i)} for i in range(4)}) for n in names]
+    )
+    tried = []
+
+    def plan(point, seconds):
+        tried.append(point)
+        return Trial(
+            values={}, by="plan", source="planned", fits=True, step_time_seconds=100 - sum(point)
+        )
+
+    tune(
+        Tuning(target="x", space=space, flags=lambda p: [], plan=plan, most_plans=40),
+        TrialLog(None, {}),
+    )
+    for i, point in enumerate(tried[1:], 1):
+        apart = [sum(a != b for a, b in zip(point, known, strict=True)) for known in tried[:i]]
+        assert min(apart) == 1
+
+
+def test_a_run_of_a_larger_batch_is_expected_to_take_longer():
+    """Compiling takes as long, the 10 steps take as much longer as the batch is larger."""
+    machine = Machine(5)
+    begun = []
+
+    def run(point, seconds):
+        batch = machine.space.batch(point)
+        begun.append((batch, seconds))
+        machine.seconds += 10 * batch  # 10 s for compiling, in the trial
+        return dataclasses.replace(machine.trial(point, seconds), step_time_seconds=batch)
+
+    for budget in range(30, 300, 15):
+        begun.clear()
+        tune(machine.tuning(run=run, steps=10, budget_seconds=budget), TrialLog(None, {}))
+        assert all(seconds >= 10 + 10 * batch for batch, seconds in begun)
+
+
 def test_nothing_to_choose_is_an_error():
     with pytest.raises(UserError, match="nothing to tune"):
         Space([SearchAxis(name="scan_layers", choices={"true": {}})])

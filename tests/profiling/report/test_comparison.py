@@ -127,5 +127,5 @@ def test_the_command(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[s
     assert answer["seconds"] == pytest.approx(50e-6)
     assert sum(answer["by_reason"].values()) == pytest.approx(50e-6)
     assert answer["changes"][0]["scope"] == "mlp"
-    for wrong in (["--html", "--json"], ["by=scope"], ["tensorboard=x"], [names[0]]):
+    for wrong in (["--html", "--json"], ["by=scope"], ["perfetto=x"], [names[0]]):
         assert cli.main(["profile", *names, *wrong]) == 2

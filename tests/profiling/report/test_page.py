@@ -117,7 +117,7 @@ def test_without_advice_its_place_says_so(tmp_path: Path) -> None:
     assert "nothing above 2% of a step found" in page(profile)
     (step,) = profile.to_json()["verdict"]["next_steps"]
     assert step["gain_fraction"] is None
-    assert "by=op,kernel" in step["text"]
+    assert f"mfu-jax profile {tmp_path} by=op,kernel" in step["text"]
 
 
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.runs.comparison.runs import RunComparison, compare_with_runs
 from mfu_jax.runs.metrics.files import read_metrics
-from tests.support.metrics_lines import write_run
+from tests.support.metrics_lines import line, write_run
 from tests.support.run_noise import KINDS, step_times
 
 
@@ -82,6 +82,16 @@ def test_another_model_is_noted(tmp_path: Path) -> None:
     assert found.notes == (
         "a step of A has 2.000 model TFLOP per device, one of B 3.000: another model or convention",
     )
+
+
+def test_a_step_without_a_wait_waited_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    waits = [{}, {"goodput/data_wait_seconds": 0.5}] * 20
+    path.write_text("".join(line(n, 1.0, **waited) for n, waited in enumerate(waits)))
+    rows = compare_with_runs([read_metrics(path)], read_metrics(path), warmup_steps=0).to_json()
+    # The mean logarithm of the middle three fifths: half of them 1 s, half 1.5 s.
+    found = rows["metrics"]["step_time_and_data_wait_seconds"]["a"]
+    assert found == pytest.approx(1.5**0.5)
 
 
 def test_too_few_steps_are_told(tmp_path: Path) -> None:

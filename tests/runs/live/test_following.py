@@ -21,7 +21,7 @@ def write(path: Path, steps: range, *, notes: tuple[str, ...] = ()) -> None:
 
 
 def numbers(follower: MetricsTail) -> list[int]:
-    return [step.number for step in follower.steps]
+    return [step.step for step in follower.steps]
 
 
 def test_what_is_new_is_read_and_a_torn_line_when_it_is_whole(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mfu_jax.logger.hosts.findings import view_of
-from mfu_jax.logger.hosts.report import HostReport
+from mfu_jax.logger.hosts.findings import HostReport, view_of
 from mfu_jax.runs.page import page
 from mfu_jax.runs.report.processes import read_processes
 from mfu_jax.runs.report.run_data import Options, read_run_data

@@ -38,6 +38,13 @@ def test_a_policy_keeps_the_tensors_that_it_names() -> None:
 
 
 @pytest.mark.parametrize("scan", [True, False])
+def test_weights_are_not_among_what_is_kept(scan: bool) -> None:
+    """With full recomputation: a layer's input, L times; embeddings and the last norm beside it."""
+    one = TOKENS * D * FLOAT
+    assert L * one <= saved("full", scan_layers=scan) < (L + 4) * one
+
+
+@pytest.mark.parametrize("scan", [True, False])
 def test_less_memory_means_more_recomputation(scan: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     c = config(remat_policy="auto", scan_layers=scan)
     grid = mesh.make_mesh(c, jax.devices()[:1])

@@ -62,12 +62,14 @@ _LAYOUT = frozenset(
     "reduce-precision bitcast-convert copy-start".split()
 )
 _PLACES = frozenset({"parameter", "fusion", "get-tuple-element", "tuple"})
+_UNCHANGED = _LAYOUT | _PLACES | {"all-gather", "all-gather-start", "all-gather-done"}
+_NUMBERS = ("broadcast", "constant", "iota")
 _MATMULS = ("dot", "convolution")
 _ELEMENTWISE = ELEMENTWISE | TRANSCENDENTAL
 _SHARD_MAP = "shard_map"
 _SUMS = re.compile(r"/(dot_general|conv_general_dilated|reduce\w*|add_any|psum\w*)$")
 
-_Dims = tuple[int, ...]
+
 _Groups = Sequence[Sequence[int]]
 
 
@@ -149,9 +151,7 @@ class _Doctor:
                 moved = math.ceil(found.bytes * runs)
                 self.total += moved
                 if _SHARD_MAP not in instruction.op_name:
-                    groups = device_pairs(instruction) or (
-                        replica_groups(groups_text(instruction), self.devices) or ()
-                    )
+                    groups = device_pairs(instruction) or _groups_of(instruction, self.devices)
                     yield _Exchange(computation, instruction, found.kind, groups, moved)
 
     def _cause(self, exchange: _Exchange) -> Kind | Literal[""]:
@@ -201,7 +201,7 @@ class _Doctor:
                 varies = any(self._varies(use.computation, o, exchange.groups) for o in differing)
                 return "slice" if varies else "mixed"
             # In the loop itself, a stack that the loop changes must be gathered again each time.
-            in_loop = use.in_loop or self._maker(exchange).opcode == "parameter"
+            in_loop = use.in_loop or self._origin(exchange)[1]
             return "stack" if in_loop and _slices_gathered(use, exchange) else ""
         if opcode == "conditional":
             return "mixed"
@@ -226,12 +226,9 @@ class _Doctor:
                 moved_back = moved_back or _groups_of(use.user, self.devices) == exchange.groups
             return False
 
-        first = True
         for use in followed(self.module, Value(exchange.computation, instruction), passes):
-            user = use.user
-            if user.opcode not in _ELEMENTWISE or not first:
-                continue
-            if user.op_name == instruction.op_name and self._has_other(use):
+            is_same = use.user.op_name == instruction.op_name
+            if is_same and use.user.opcode in _ELEMENTWISE and self._has_other(use):
                 return "moved for one operation"
         return "there and back" if moved_back else ""
 
@@ -239,14 +236,8 @@ class _Doctor:
         """Whether an elementwise use has another operand that is not one broadcast number."""
         names = [name for i, name in enumerate(use.user.operands) if i != use.operand]
         others = [Value(use.computation, use.computation[name]) for name in names]
-        return not all(map(self._is_broadcast, others))
-
-    def _is_broadcast(self, value: Value) -> bool:
-        def stops(value: Value) -> bool:
-            return value.instruction.opcode not in _LAYOUT | _PLACES
-
-        found = [value] if stops(value) else filter(stops, sources(self.module, value, stops))
-        return any(v.instruction.opcode in ("broadcast", "constant", "iota") for v in found)
+        made = [self._made_of(other, _LAYOUT | _PLACES) for other in others]
+        return not all(any(v.instruction.opcode in _NUMBERS for v in values) for values in made)
 
     def _of_permuted(self, exchange: _Exchange) -> Kind | Literal[""]:
         pairs = exchange.groups
@@ -326,10 +317,9 @@ class _Doctor:
         largest = found[repeated.most_common(1)[0][0]]
         instruction = largest.matmul.instruction
         start = Value(largest.computation, instruction)
-        entry = self.module.entry
         for value in sources(self.module, start, lambda _: False):
             parameter = value.instruction
-            if value.computation is not entry or parameter.opcode != "parameter":
+            if not self._is_argument(value):
                 continue
             number = int(parameter.operand_text)
             if number in self._state_numbers or len(set(self._placed(number))) > 1:
@@ -440,19 +430,30 @@ class _Doctor:
     def _specs(self) -> Specs:
         return Specs(self.module, self._shardings, self.mesh, self.devices)
 
-    def _before(self, exchange: _Exchange) -> tuple[_Dims, Spec | None]:
-        """Dimensions on one device, and the split, of the value that is moved."""
-        start = Value(exchange.computation, exchange.instruction)
-        if exchange.kind not in ("all-gather", "all-to-all"):
-            return (), None
+    def _made_of(self, value: Value, passed: frozenset[str]) -> list[Value]:
+        """What a value is made of: operations beyond those of `passed`, or arguments."""
 
         def stops(value: Value) -> bool:
-            opcode = value.instruction.opcode
-            is_argument = opcode == "parameter" and value.computation is self.module.entry
-            passes = _LAYOUT | _PLACES | {"all-gather", "all-gather-start", "all-gather-done"}
-            return is_argument or opcode not in passes
+            return self._is_argument(value) or value.instruction.opcode not in passed
 
-        value = next(filter(stops, sources(self.module, start, stops)), start)
+        if stops(value):
+            return [value]
+        return list(filter(stops, sources(self.module, value, stops)))
+
+    def _is_argument(self, value: Value) -> bool:
+        is_of_entry = value.computation is self.module.entry
+        return is_of_entry and value.instruction.opcode == "parameter"
+
+    def _origin(self, exchange: _Exchange) -> tuple[Value, bool]:
+        """The value that an exchange moves a part of; whether it is an argument of the program."""
+        operand = exchange.computation.operand(exchange.instruction, 0)
+        start = Value(exchange.computation, operand)
+        made = self._made_of(start, _UNCHANGED) or [start]
+        return made[0], len(made) == 1 and self._is_argument(made[0])
+
+    def _before(self, exchange: _Exchange) -> tuple[tuple[int, ...], Spec | None]:
+        """Dimensions on one device, and the split, of the value that is moved."""
+        value, _ = self._origin(exchange)
         dims, spec = next(value.instruction.shape.leaves()).dims, self._specs.of(value)
         moved = exchange.computation.operand(exchange.instruction, 0).shape.dims
         if exchange.kind == "all-gather" and self.mesh and moved == dims:
@@ -462,7 +463,7 @@ class _Doctor:
                     axes_between(exchange.groups, self.mesh).split("+")
                 )
             spec = tuple(found)
-        return dims, spec
+        return dims, spec if exchange.kind in ("all-gather", "all-to-all") else None
 
     def _after(self, exchange: _Exchange) -> Spec | None:
         """How the value is split that comes of an exchange, and of the slice behind a gather."""
@@ -493,22 +494,9 @@ class _Doctor:
         return SourceLines(program if isinstance(program, str) else program.as_text() or "")
 
     def _finding(self, exchange: _Exchange, kind: Kind) -> ReshardedTensor:
-        return self._described(self._maker(exchange), exchange.instruction, kind, exchange)
-
-    def _maker(self, exchange: _Exchange) -> HloInstruction:
-        """The program's argument that an exchange moves; itself if it moves something else."""
-        start = Value(exchange.computation, exchange.instruction)
-        entry, passes = self.module.entry, _LAYOUT | _PLACES
-
-        def stops(value: Value) -> bool:
-            is_argument = value.instruction.opcode == "parameter" and value.computation is entry
-            return is_argument or value.instruction.opcode not in passes
-
-        made = list(filter(stops, sources(self.module, start, stops)))
-        is_one = len(made) == 1 and made[0].computation is entry
-        if is_one and made[0].instruction.opcode == "parameter":
-            return made[0].instruction
-        return exchange.instruction
+        value, is_argument = self._origin(exchange)
+        tensor = value.instruction if is_argument else exchange.instruction
+        return self._described(tensor, exchange.instruction, kind, exchange)
 
     def _described(
         self,

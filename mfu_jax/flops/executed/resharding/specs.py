@@ -7,7 +7,7 @@ their splits are followed from the parameters, dimension by dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,10 @@ _SAME_DIMS = (
         "copy convert reduce-precision bitcast-convert clamp all-reduce all-reduce-start slice pad "
         "concatenate opt-barrier optimization-barrier reduce-window reverse".split()
     )
+)
+_MOVED = frozenset(
+    "reshape bitcast transpose broadcast reduce dot convolution dynamic-slice dynamic-update-slice "
+    "all-gather all-gather-start".split()
 )
 _PLACES = ("parameter", "fusion", "call", "get-tuple-element", "tuple", "while", "async-start")
 
@@ -93,20 +97,23 @@ class Specs:
         dims = next(instruction.shape.leaves()).dims
         if opcode in _SAME_DIMS:
             return self._combined(operands, dims, depth)
-        rule = _RULES.get(opcode)
-        specs = [self.of(operand, depth + 1) for operand in operands] if rule else []
-        if (
-            rule is None
-            or not specs
-            or (specs[0] is None and rule not in (_multiplied, _convolved))
-        ):
+        known = [self.of(o, depth + 1) for o in operands] if opcode in _MOVED else []
+        if not known or (known[0] is None and opcode not in ("dot", "convolution")):
             return None
-        spec = rule(instruction, [next(o.instruction.shape.leaves()).dims for o in operands], specs)
-        if spec is not None and opcode == "dynamic-slice":
-            spec = self._sliced(value, spec)
-        if spec is not None and opcode.startswith("all-gather"):
-            spec = self._gathered(instruction, spec)
-        return spec if spec is None or len(spec) == len(dims) else None
+        shapes = [next(o.instruction.shape.leaves()).dims for o in operands]
+        if opcode in ("reshape", "bitcast"):
+            return reshaped(known[0] or (), shapes[0], dims)
+        specs = [one or (None,) * len(shape) for one, shape in zip(known, shapes, strict=True)]
+        origins = _origins(instruction, shapes)
+        if len(origins) != len(dims):
+            return None
+        spec = tuple(specs[origin[0]][origin[1]] if origin else None for origin in origins)
+        if opcode == "dynamic-slice":
+            return self._sliced(value, spec)
+        if opcode.startswith("all-gather"):
+            (gathered,) = instruction.integers("dimensions")[:1] or (0,)
+            return tuple(() if dim == gathered else axes for dim, axes in enumerate(spec))
+        return spec
 
     def _of_parameter(self, number: int, parameter: HloInstruction) -> Spec | None:
         sharding, rank = self.shardings.get(number, ""), len(parameter.shape.dims)
@@ -144,10 +151,6 @@ class Specs:
             found[dim] = (*(before or ()), *(axes or ())) if is_known else None
         return tuple(found)
 
-    def _gathered(self, instruction: HloInstruction, spec: Spec) -> Spec:
-        (dim,) = instruction.integers("dimensions")[:1] or (0,)
-        return tuple(() if d == dim else axes for d, axes in enumerate(spec))
-
 
 def words(spec: Spec | None) -> str:
     """A spec as one writes it: ``P('data', None, ('a', 'b'))``; ``U`` for what is not known."""
@@ -167,24 +170,41 @@ def _word(axes: Axes | Merged | None) -> str:
     return repr(axes[0] if len(axes) == 1 else axes) if axes else "None"
 
 
-_Dims = tuple[int, ...]
-_Specs = Sequence[Spec | None]
-_Rule = Callable[[HloInstruction, Sequence[_Dims], _Specs], Spec | None]
-
-
-def _transposed(instruction: HloInstruction, dims: Sequence[_Dims], specs: _Specs) -> Spec | None:
-    return tuple((specs[0] or ())[dim] for dim in instruction.integers("dimensions"))
-
-
-def _broadcast(instruction: HloInstruction, dims: Sequence[_Dims], specs: _Specs) -> Spec | None:
-    found: list[Axes | Merged | None] = [None] * len(instruction.shape.dims)
-    for axes, place in zip(specs[0] or (), instruction.integers("dimensions"), strict=False):
-        found[place] = axes
-    return tuple(found)
-
-
-def _reshaped(instruction: HloInstruction, dims: Sequence[_Dims], specs: _Specs) -> Spec | None:
-    return reshaped(specs[0] or (), dims[0], next(instruction.shape.leaves()).dims)
+def _origins(
+    instruction: HloInstruction, shapes: Sequence[Sequence[int]]
+) -> Sequence[tuple[int, int] | None]:
+    """The operand and its dimension that each dimension of a result comes from."""
+    opcode, named = instruction.opcode, instruction.integers("dimensions")
+    rank = len(shapes[0]) if shapes else 0
+    if opcode == "transpose":
+        return [(0, dim) for dim in named]
+    if opcode == "broadcast":
+        found = dict(zip(named, range(rank), strict=False))
+        size = len(instruction.shape.dims)
+        return [(0, found[dim]) if dim in found else None for dim in range(size)]
+    if opcode == "reduce":
+        return [(0, dim) for dim in range(rank) if dim not in named]
+    if opcode == "dot":
+        batch = [instruction.integers(f"{side}_batch_dims") for side in ("lhs", "rhs")]
+        summed = [instruction.integers(f"{side}_contracting_dims") for side in ("lhs", "rhs")]
+        return [(0, dim) for dim in batch[0]] + [
+            (side, dim)
+            for side, shape in enumerate(shapes)
+            for dim in range(len(shape))
+            if dim not in (*batch[side], *summed[side])
+        ]
+    if opcode == "convolution":  # a matmul as TPUs write it: batch, positions, features
+        labels = instruction.attribute("dim_labels").replace("->", "_").split("_")
+        places = [
+            (1, labels[1].find("o")) if label == "f" else (0, labels[0].find(label))
+            for label in (labels[2] if len(labels) == 3 else "")
+        ]
+        sizes = next(instruction.shape.leaves()).dims
+        return [
+            (side, dim) if dim >= 0 and shapes[side][dim] == size else None
+            for (side, dim), size in zip(places, sizes, strict=False)
+        ]
+    return [(0, dim) for dim in range(rank)]
 
 
 def reshaped(spec: Spec, before: Sequence[int], after: Sequence[int]) -> Spec | None:
@@ -216,54 +236,3 @@ def reshaped(spec: Spec, before: Sequence[int], after: Sequence[int]) -> Spec | 
         kept = [part for part in taken if part != (1, ())] or [(size, ())]
         found.append(kept[0][1] if len(kept) == 1 else Merged(kept))
     return tuple(found)
-
-
-def _reduced(instruction: HloInstruction, dims: Sequence[_Dims], specs: _Specs) -> Spec | None:
-    gone = instruction.integers("dimensions")
-    return tuple(axes for dim, axes in enumerate(specs[0] or ()) if dim not in gone)
-
-
-def _multiplied(instruction: HloInstruction, dims: Sequence[_Dims], specs: _Specs) -> Spec | None:
-    left, right = (spec or (None,) * len(d) for spec, d in zip(specs, dims, strict=True))
-    kept: list[Axes | Merged | None] = [left[dim] for dim in instruction.integers("lhs_batch_dims")]
-    for side, spec in (("lhs", left), ("rhs", right)):
-        gone = {
-            dim
-            for kind in ("batch", "contracting")
-            for dim in instruction.integers(f"{side}_{kind}_dims")
-        }
-        kept += [axes for dim, axes in enumerate(spec) if dim not in gone]
-    return tuple(kept)
-
-
-def _convolved(instruction: HloInstruction, dims: Sequence[_Dims], specs: _Specs) -> Spec | None:
-    """A matmul as TPUs write it: batch, positions, features."""
-    labels = instruction.attribute("dim_labels").replace("->", "_").split("_")
-    if len(labels) != 3:
-        return None
-    left, right = (spec or (None,) * len(d) for spec, d in zip(specs, dims, strict=True))
-    found: list[Axes | Merged | None] = []
-    for label, size in zip(labels[2], next(instruction.shape.leaves()).dims, strict=True):
-        at = labels[1].find("o") if label == "f" else labels[0].find(label)
-        of, sizes = (right, dims[1]) if label == "f" else (left, dims[0])
-        found.append(of[at] if 0 <= at < len(of) and sizes[at] == size else None)
-    return tuple(found)
-
-
-def _kept(instruction: HloInstruction, dims: Sequence[_Dims], specs: _Specs) -> Spec | None:
-    return specs[0]
-
-
-_RULES: Mapping[str, _Rule] = {
-    "transpose": _transposed,
-    "broadcast": _broadcast,
-    "reshape": _reshaped,
-    "bitcast": _reshaped,
-    "reduce": _reduced,
-    "dot": _multiplied,
-    "convolution": _convolved,
-    "dynamic-slice": _kept,
-    "dynamic-update-slice": _kept,
-    "all-gather": _kept,
-    "all-gather-start": _kept,
-}

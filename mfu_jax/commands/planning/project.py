@@ -20,12 +20,13 @@ example: mfu-jax project tokens=1T chips=64 mfu=0.4 hardware=h100 params=8B"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
-from mfu_jax.runs.projection import Projection, as_json, project
+from mfu_jax.runs.projection import Projection, project
 from mfu_jax.util.arguments import MODEL, PEAK, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import convert
@@ -78,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         price_per_chip_hour=numbers.get("price"),
     )
     if arguments.flags:
-        print(json_text({**as_json(run), "model": model_text, "hardware": chip_text}))
+        print(json_text({**dataclasses.asdict(run), "model": model_text, "hardware": chip_text}))
     else:
         print(_render(run, model_text, chip_text))
     return 0

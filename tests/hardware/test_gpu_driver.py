@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.health import counters, gpus, hardware
-from mfu_jax.logger.health.gpus import GpuReading, Gpus
+from mfu_jax.hardware import counters, gpus
+from mfu_jax.hardware.gpus import GpuReading, Gpus
+from mfu_jax.logger.health import hardware
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.sinks import JsonlSink
@@ -134,7 +135,7 @@ def test_an_old_driver_tells_throttling_by_the_old_name(tmp_path: Path) -> None:
     program = f"""
 import pynvml
 from pathlib import Path
-from mfu_jax.logger.health.gpus import Gpus
+from mfu_jax.hardware.gpus import Gpus
 from tests.support.nvml import Driver
 driver = Driver(Path({str(library)!r}))
 driver.load()

@@ -39,8 +39,8 @@ example: mfu-jax plan model=llama3-8b topology=v5p:4x4x4"""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -52,26 +52,24 @@ from mfu_jax.dumps.files import load
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
-from mfu_jax.planning.measured_runs import MeasuredRun, judged, read_run
+from mfu_jax.planning.measured_runs import MeasuredRun, judged, load_run
 from mfu_jax.planning.result.plan import Plan, StepWork
 from mfu_jax.planning.result.planner import make_plan
+from mfu_jax.planning.result.rendering import render
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, compiled_plan, work_of
-from mfu_jax.planning.targets import Target, check_dump, parse_target
-from mfu_jax.storage.dump_names import SUFFIX
+from mfu_jax.planning.targets import CHIPS, Target, check_dump, target_of
+from mfu_jax.storage.trace_folders import DUMP_SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.user_files import read_text
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import number_of, typed
 from mfu_jax.verdict import LikeRuns
 
 if TYPE_CHECKING:
     from mfu_jax.trainer.planned.planned_run import NearestStep
 
-_MOST_BYTES = 2**20
-_CHIPS = ("topology", "slices", "hardware", "devices")
 _OWN = (
-    *(*_CHIPS, "html", "cache", "maxtext_python"),
+    *(*CHIPS, "html", "cache", "maxtext_python"),
     *("xla_flags", "compile_seconds", "compile_gib", "code_seconds"),
 )
 _OWN_OF_RUN = ("tokens", "price")
@@ -79,6 +77,7 @@ _OWN_OF_DUMP = (MODEL_FLOPS, "tokens_per_step")
 _OWN_OF_SWEEP = ("budget", "compiles")
 _NO_MAXTEXT = "MaxText is not installed: the reference model's step is planned in its place"
 _FORMS = ("--run", "--maxtext", "--sweep")
+_number = functools.partial(number_of, kind=float, default=0.0)
 _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code_seconds")
 
 
@@ -92,13 +91,8 @@ def main(argv: Sequence[str]) -> int:
     if "--run" in arguments.flags:
         return _show(arguments, _of_run(arguments))
     values = arguments.values
-    target = parse_target(
-        topology=values.get("topology", ""),
-        hardware=values.get("hardware", ""),
-        devices=_whole(values, "devices"),
-        slices=_whole(values, "slices"),
-    )
-    if arguments.names and arguments.names[0].endswith(SUFFIX):
+    target = target_of(values)
+    if arguments.names and arguments.names[0].endswith(DUMP_SUFFIX):
         return _show(arguments, _of_dump(arguments, target))
     _check_keys(arguments)
     if "--sweep" in arguments.flags:
@@ -111,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_forms(arguments: Arguments) -> None:
     """Refuses two forms at once, since one would be ignored."""
-    dumps = [name for name in arguments.names if name.endswith(SUFFIX)]
+    dumps = [name for name in arguments.names if name.endswith(DUMP_SUFFIX)]
     given = [*dumps, *(flag for flag in _FORMS if flag in arguments.flags)]
     if len(given) > 1 and given != ["--maxtext", "--sweep"]:
         raise UserError(f"{given[0]} and {given[1]}; expected one form of the command")
@@ -146,7 +140,7 @@ def _show(arguments: Arguments, plan: Plan) -> int:
     if "--json" in arguments.flags:
         print(json_text({"verdict": verdict.to_json(), **plan.to_json()}))
     else:
-        print(f"{verdict.render()}\n{plan}")
+        print(f"{verdict.render()}\n{render(plan)}")
     if "html" in values:
         from mfu_jax.pages.document import write_page
         from mfu_jax.planning.result.page import plan_page
@@ -174,7 +168,7 @@ def _like_runs(plan: Plan) -> LikeRuns | None:
 
 
 def _of_dump(arguments: Arguments, target: Target) -> Plan:
-    values = arguments.checked((*_CHIPS, "html", *_OWN_OF_RUN, *_OWN_OF_DUMP)).values
+    values = arguments.checked((*CHIPS, "html", *_OWN_OF_RUN, *_OWN_OF_DUMP)).values
     name = arguments.one_name("dump")
     program = load(name)
     notes = check_dump(name, program, target)
@@ -192,14 +186,7 @@ def _of_run(arguments: Arguments) -> Plan:
     limits = ("compile_seconds", "compile_gib", "code_seconds")
     own = ("maxtext_python", "follow", *limits, "cache", "html", *_OWN_OF_RUN)
     arguments = arguments.checked(own)
-    name = arguments.one_name("file with a run, or -")
-    expected = "one JSON object, as docs/plan.md describes it"
-    text = sys.stdin.read(_MOST_BYTES) if name == "-" else read_text(name, expected, _MOST_BYTES)
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
-    run = read_run(given)
+    run = load_run(arguments.one_name("file with a run, or -"))
     source, keys, nearest = _source_of_run(arguments, run)
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
     work = replace(source.placed(work_of(run.model), keys), tiles=tiles)
@@ -219,23 +206,14 @@ def _source_of_run(
     Raises:
         UserError: the reference model's step cannot be made, or is another program than the run's.
     """
-    if (follow := arguments.values.get("follow", "")) not in ("", "nearest"):
-        raise UserError(f"follow={follow}; expected nearest, or leave it out")
     python = arguments.values.get("maxtext_python", "")
     if python or importlib.util.find_spec("maxtext"):
         return MaxTextStep(python), run.keys, None
-    from mfu_jax.trainer.planned.planned_run import reference_keys
+    from mfu_jax.trainer.planned.planned_run import followed
     from mfu_jax.trainer.planned.planned_step import TrainerStep
 
     source = TrainerStep(run.target)
-    nearest = reference_keys(run)
-    if nearest.other_work and not follow:
-        raise UserError(
-            f"the reference model's step would be another program than the run's, without "
-            f"{'; '.join(nearest.other_work)}; expected what it can follow",
-            hint="install what is missing, plan MaxText's own step with maxtext_python=FILE, or "
-            "pass follow=nearest",
-        )
+    nearest = followed(run, arguments.values.get("follow", ""))
     if wrong := source.invalid(nearest.keys):
         raise wrong
     return source, nearest.keys, nearest
@@ -275,7 +253,7 @@ def _compiled(
         limits=Limits(
             seconds=min(most, seconds),
             memory_bytes=round(_number(values, "compile_gib") * 2**30),
-            code_seconds=_number(values, "code_seconds") if "code_seconds" in values else code,
+            code_seconds=_number(values, "code_seconds", default=code),
         ),
         folder=cache.chosen_folder(values),
         flags=compiler_flags(values.get("xla_flags", "")),
@@ -292,6 +270,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
 
     values = arguments.values
     source = _source(arguments, target)
+    most = typed("compiles", values["compiles"], int) if "compiles" in values else None
     fixed, points = split(_step_keys(values, _OWN_OF_SWEEP))
 
     def keys(point: SweepPoint) -> dict[str, str]:
@@ -313,7 +292,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
             invalid=reason,
             analytic=lambda point: source.analytic(keys(point)),
             limit_bytes=target.chip.usable_memory_bytes,
-            most_compiles=_whole(values, "compiles"),
+            most_compiles=most,
             budget_seconds=seconds_of(values["budget"]) if "budget" in values else math.inf,
         ),
         progress=_progress,
@@ -328,14 +307,3 @@ def _sweep(arguments: Arguments, target: Target) -> int:
 
 def _progress(word: str) -> None:
     print(f"mfu-jax plan: {word} …", file=sys.stderr, flush=True)
-
-
-def _whole(values: Mapping[str, str], key: str) -> int | None:
-    return typed(key, values[key], int) if key in values else None
-
-
-def _number(values: Mapping[str, str], key: str) -> float:
-    number = typed(key, values[key], float) if key in values else 0.0
-    if not 0 <= number < float("inf"):
-        raise UserError(f"{key}={number}; expected a number, 0 or more")
-    return number

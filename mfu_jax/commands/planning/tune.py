@@ -2,12 +2,14 @@
 
 usage: mfu-jax tune [FILE.yml] [key=value …] [--json]
        mfu-jax tune [FILE.yml] topology=v6e-8 [key=value …] [--json]
+       mfu-jax tune --run RUN.json|- [key=value …] [--json]
 
 Keys are model=NAME and those of configs/base.yml. key=value is where the search begins, key=a,b or
 1..8 what it may choose. It chooses batch, remat policy and saved names, attention and its blocks,
 vocabulary tiling, scanned or unrolled layers, the mesh, and compiler flags by platform.
 The first form runs steps on the attached devices, each trial in a child process; plans choose
-which. With topology= or hardware= there are only plans, and no device is used.
+which. With topology= or hardware= there are only plans, and no device is used. With --run, the
+search begins with a measured run's settings, compiler flags and chips, as mfu-jax plan reads them.
 A killed or spent search goes on with the same command.
   topology=NAME:SHAPE  TPU chips: v5p:8x8x8, or a slice name: v5p-128, v6e-8
   slices=N             number of TPU slices, connected by the data-center network
@@ -18,6 +20,7 @@ A killed or spent search goes on with the same command.
   plans=N, runs=N      at most so many (default: plans of a third of the combinations, at most 60)
   trial_steps=N        measured steps of a run (default 6), after two for warming up
   xla_flags=FLAGS      compiler flags of every trial
+  follow=nearest       for --run: begins with the nearest step where the trainer cannot follow it
   evidence=FILE.jsonl  where trials are kept (default: in ~/.cache/mfu_jax/tune, by the search)
   cache=FOLDER         cache of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
   compile_seconds=N    time limit for the compiler (default 1800)
@@ -41,32 +44,41 @@ from mfu_jax.errors import UserError, first_line
 from mfu_jax.hardware.chips import find
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, NoCompilerError, compiler_flags
+from mfu_jax.planning.measured_runs import MeasuredRun, load_run
 from mfu_jax.planning.step_sources import compiled_plan
 from mfu_jax.planning.sweep.space import BATCH, is_swept, listed, seconds_of
-from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
+from mfu_jax.planning.targets import (
+    CHIPS,
+    Target,
+    generation_of,
+    parse_target,
+    slice_name,
+    target_of,
+)
+from mfu_jax.planning.tune.attached_devices import AttachedDevices, attached
 from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.result import tune_verdict
 from mfu_jax.planning.tune.running import Tuning, tune
 from mfu_jax.planning.tune.space import Point, Space
 from mfu_jax.trainer.config.pyconfig import Config, load
+from mfu_jax.trainer.planned.planned_run import followed
 from mfu_jax.trainer.planned.planned_step import TrainerStep
-from mfu_jax.trainer.planned.trial_run import AttachedDevices, attached, flags_variable, trial_run
+from mfu_jax.trainer.planned.trial_run import WARMUP_STEPS, flags_variable, trial_run
 from mfu_jax.trainer.planned.tuned_axes import ACCUMULATION, TOKENS, axes_of
 from mfu_jax.util.arguments import Arguments, check_key, own_key, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import field_types, typed
 
-_CHIPS = ("topology", "slices", "hardware", "devices")
 _OWN = (
-    *(*_CHIPS, "keep", "precisions", "budget", "plans", "runs", "trial_steps", "xla_flags"),
-    *("evidence", "cache", "compile_seconds", "seed"),
+    *(*CHIPS, "keep", "precisions", "budget", "plans", "runs", "trial_steps", "xla_flags"),
+    *("evidence", "cache", "compile_seconds", "seed", "follow"),
 )
 _BUDGET, _STEPS = "10min", 6
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if nothing fits."""
-    arguments = parse(argv, flags=("--json",))
+    arguments = parse(argv, flags=("--json", "--run"))
     search = _Command(arguments)
     evidence = TrialLog(search.evidence_path(), search.about())
     try:
@@ -88,8 +100,18 @@ class _Command:
     def __init__(self, arguments: Arguments) -> None:
         values = arguments.values
         self.values, self.files = values, arguments.names
+        self.of_run: MeasuredRun | None = None
+        self.notes: tuple[str, ...] = ()
         kinds = field_types(Config)
         given = {own_key(k, ("model_name",)): v for k, v in values.items() if k not in _OWN}
+        if "--run" in arguments.flags:
+            self.of_run, self.files = load_run(arguments.one_name("file with a run, or -")), ()
+            step = followed(self.of_run, values.get("follow", ""))
+            given = {**step.keys, **given}
+            self.notes = (
+                *(f"another program than the run's, without {part}" for part in step.other_work),
+                *step.notes({}),
+            )
         for key, text in given.items():
             check_key(key, kinds)
             for one in listed(key, text) if is_swept(text) else ():
@@ -99,7 +121,7 @@ class _Command:
         keep = _words(values.get("keep", ""))
         for key in keep:
             check_key(key, (*kinds, TOKENS), usually="keep= names keys of the trainer")
-        self.has_runs = not (values.get("topology") or values.get("hardware"))
+        self.has_runs = not (values.get("topology") or values.get("hardware") or self.of_run)
         if self.has_runs and (without := [key for key in ("devices", "slices") if key in values]):
             raise UserError(
                 f"{without[0]}={values[without[0]]} without chips to plan for: the search would "
@@ -121,24 +143,19 @@ class _Command:
             runs=self.has_runs,
             keep=keep,
             precisions=_words(values.get("precisions", "")),
+            flags=self.of_run.flags if self.of_run else (),
         )
         self.platform, self.chip = platform, chip
         self.space = Space(axes)
         self.tokens = self._tokens(self.space.start) if TOKENS in keep else 0.0
         self.source = None if self.target is None else TrainerStep(self.target, self.files)
-        self._no_plans = ""
 
     def _target(self) -> Target | None:
         """The chips to plan for; None: attached devices for which there is no compiler."""
         values = self.values
-        if self.devices is None:
-            return parse_target(
-                topology=values.get("topology", ""),
-                hardware=values.get("hardware", ""),
-                devices=_whole(values, "devices"),
-                slices=_whole(values, "slices"),
-            )
-        return _target_of(self.devices)
+        if self.of_run and not (values.get("topology") or values.get("hardware")):
+            return self.of_run.target
+        return target_of(values) if self.devices is None else _target_of(self.devices)
 
     def _platform(self) -> tuple[str, int]:
         if self.devices is not None:
@@ -173,18 +190,25 @@ class _Command:
         """The search."""
         values = self.values
         return Tuning(
-            target=str(self.target) if self.target else _named(self.devices),
+            target=str(self.target or self.devices),
             space=self.space,
             flags=self.command_line,
             plan=self.plan if self.target else None,
             run=self.run if self.has_runs else None,
             invalid=self.invalid,
-            limit_bytes=self.target.chip.usable_memory_bytes if self.target else 0,
+            limit_bytes=self._limit_bytes(),
             budget_seconds=self.budget,
             most_plans=_whole(values, "plans"),
             most_runs=_whole(values, "runs"),
+            steps=WARMUP_STEPS + (_whole(values, "trial_steps") or _STEPS),
             seed=_whole(values, "seed") or 0,
+            notes=self.notes,
         )
+
+    def _limit_bytes(self) -> int:
+        if self.target:
+            return self.target.chip.usable_memory_bytes
+        return self.devices.memory_bytes if self.devices else 0
 
     def keys(self, point: Point) -> tuple[dict[str, str], dict[str, str]]:
         """The trainer's keys of a point, and its compiler flags."""
@@ -204,7 +228,8 @@ class _Command:
         """The command that trains with a point's settings."""
         flags = [*self.flags, *(f"{key}={text}" for key, text in self.keys(point)[1].items())]
         clock = self.chip.clock_state if self.chip else ""
-        if clock and not self.has_runs and not any(clock.split("=")[0] in flag for flag in flags):
+        is_planned = not (self.has_runs or self.of_run)
+        if clock and is_planned and not any(clock.split("=")[0] in flag for flag in flags):
             flags.append(clock)  # the plan's peaks are those of this clock
         variable = f"{flags_variable(self.platform)}={shlex.quote(' '.join(flags))}"
         return [*[variable] * bool(flags), "mfu-jax", "train", *map(shlex.quote, self.words(point))]
@@ -285,10 +310,6 @@ def _target_of(devices: AttachedDevices) -> Target | None:
         return parse_target(hardware=chip.name, devices=devices.count)
     except UserError:
         return None
-
-
-def _named(devices: AttachedDevices | None) -> str:
-    return f"{devices.count} × {devices.kind}" if devices else ""
 
 
 def _words(text: str) -> list[str]:

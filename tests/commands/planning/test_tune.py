@@ -96,6 +96,27 @@ def test_a_number_of_chips_without_chips_is_refused(word, capsys):
     assert f"{word} without chips to plan for" in capsys.readouterr().err
 
 
+@pytest.mark.full
+def test_a_measured_run_is_where_the_search_begins(tmp_path):
+    run = {
+        **{"hardware": "v6e", "device_type": "v6e-8", "model_name": "llama2-7b"},
+        **{"per_device_batch_size": 2, "max_target_length": 128, "remat_policy": "minimal"},
+        "xla_flags": ["--xla_tpu_scoped_vmem_limit_kib=65536", "--xla_b=2"],
+    }
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(run))
+    words = ("per_device_batch_size=2,4", "keep=num_vocab_tiling,weight_gathers,fsdp,remat_policy")
+    answer = json.loads(
+        tune("--run", str(file), "cache=", *words, "--json", XDG_CACHE_HOME=str(tmp_path))
+    )
+    start = answer["start"]
+    assert answer["target"].startswith("v6e:2x4")
+    assert start["settings"]["--xla_b"] == "2"
+    assert start["settings"]["--xla_tpu_scoped_vmem_limit_kib"] == "65536"
+    assert set(start["values"]) == {"flags", "collectives", "per_device_batch_size"}
+    assert answer["winner"]["tokens_per_sec_per_chip"] >= start["tokens_per_sec_per_chip"]
+
+
 def test_axes_are_those_of_the_model_and_the_devices():
     given = {"remat_policy": "full", "dtype": "bfloat16", "num_vocab_tiling": "1,8"}
     words = [f"{key}={text}" for key, text in given.items() if "," not in text]

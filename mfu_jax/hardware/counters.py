@@ -9,17 +9,18 @@ from __future__ import annotations
 import importlib
 import itertools
 import logging
-import math
 import os
+import statistics
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 
+from mfu_jax import names
 from mfu_jax.errors import UserError
-from mfu_jax.logger.health.gpus import Gpus
-from mfu_jax.logger.records import names
+from mfu_jax.hardware.gpus import Gpus
 from mfu_jax.util.optional_deps import require
 
 _log = logging.getLogger("mfu_jax")
@@ -60,26 +61,11 @@ _TPU = {
     names.DUTY_CYCLE: "duty_cycle_pct",  # of each device of a TPU7x, of each chip before
     names.DRAM_ACTIVE: "hbm_util",
 }
-# How the devices' numbers become one of the process; all others are averaged.
-_COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
-    names.THROTTLE_SCORE: max,
-    **dict.fromkeys(
-        (names.PCIE_SENT, names.PCIE_RECEIVED, names.NVLINK_SENT, names.NVLINK_RECEIVED), sum
-    ),
-}
 
 
-class Counters(Protocol):
-    """A source of counters, over the devices that JAX uses in this process."""
-
-    def read(self) -> Iterable[tuple[str, float]]:
-        """Name of a metric and its number on one device, since the last call, where known."""
-
-    def close(self) -> None:
-        """Frees what the source holds."""
-
-
-def counters_of_jax(gpus: Gpus | None, period_seconds: float) -> Counters | None:
+def counters_of_jax(
+    gpus: Gpus | None, period_seconds: float
+) -> GpmCounters | DcgmCounters | TpuCounters | None:
     """The best source for the devices that JAX uses here; None if there is none, logged once.
 
     Args:
@@ -101,23 +87,28 @@ def counters_of_jax(gpus: Gpus | None, period_seconds: float) -> Counters | None
 
 
 def combined(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The metrics of a reading: shares are averaged over the devices, bytes are added.
+    """The metrics of a reading: shares are averaged over the devices, bytes added.
 
     A share outside 0 to 1, or a negative rate, is left out: the counters were reset in between.
     """
     found = defaultdict(list)
     for name, value in values:
-        is_bounded = name != names.THROTTLE_SCORE and not name.endswith("_per_sec")
-        if math.isfinite(value) and value >= 0 and (value <= 1 or not is_bounded):
+        if 0 <= value <= (1 if _combination(name) is statistics.fmean else sys.float_info.max):
             found[name].append(value)
-    return {
-        name: _COMBINED.get(name, lambda numbers: sum(numbers) / len(numbers))(numbers)
-        for name, numbers in found.items()
-    }
+    return {name: _combination(name)(numbers) for name, numbers in found.items()}
+
+
+def _combination(name: str) -> Callable[[Sequence[float]], float]:
+    if name == names.THROTTLE_SCORE:
+        return max
+    return sum if name.endswith("_per_sec") else statistics.fmean
 
 
 class GpmCounters:
     """NVML's GPU performance monitoring, of Hopper and later: differences of two samples.
+
+    As of every source, `read` gives the name of a metric and its number on one device, since the
+    last call, where known, and `close` frees what it holds.
 
     Raises:
         UserError: a GPU or its driver has none.
@@ -140,7 +131,7 @@ class GpmCounters:
         self._is_told = False
 
     def read(self) -> Iterator[tuple[str, float]]:
-        """See `Counters`: nothing from the first call, nor from the one after a failure."""
+        """Nothing from the first call, nor from the one after a failure."""
         for i, gpu in enumerate(self._gpus):
             begin, end = self._samples[i]
             has_last, self._has_last[i] = self._has_last[i], False
@@ -157,7 +148,7 @@ class GpmCounters:
                 self._is_told = True
 
     def close(self) -> None:
-        """See `Counters`."""
+        """See `GpmCounters`."""
         for sample in itertools.chain(*self._samples):
             self._nvml.nvmlGpmSampleFree(sample)
 
@@ -209,14 +200,14 @@ class DcgmCounters:
             ) from error
 
     def read(self) -> Iterator[tuple[str, float]]:
-        """See `Counters`."""
+        """See `GpmCounters`."""
         values = self._reader.GetLatestGpuValuesAsFieldIdDict()
         for number in self._ids:
             for field, value in values.get(number, {}).items():
                 yield _DCGM[field], float(value)
 
     def close(self) -> None:
-        """See `Counters`."""
+        """See `GpmCounters`."""
         self._reader.Shutdown()
 
 
@@ -238,7 +229,7 @@ class TpuCounters:
             ) from error
 
     def read(self) -> Iterator[tuple[str, float]]:
-        """See `Counters`: of devices, cores or chips."""
+        """Of devices, cores or chips."""
         for name, metric in _TPU.items():
             yield from ((name, _PERCENT * number) for number in self._numbers(metric))
         used, total = (self._numbers(f"hbm_capacity_{what}") for what in ("usage", "total"))
@@ -248,7 +239,7 @@ class TpuCounters:
             yield names.THROTTLE_SCORE, score
 
     def close(self) -> None:
-        """See `Counters`."""
+        """See `GpmCounters`."""
 
     def _numbers(self, metric: str, parse: Callable[[str], float] = float) -> list[float]:
         """libtpu's answer, one number for each device, core or chip; empty if not known."""

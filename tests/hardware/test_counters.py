@@ -13,9 +13,9 @@ import jax
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.hardware.counters import DcgmCounters, TpuCounters, combined, counters_of_jax
+from mfu_jax.hardware.gpus import Gpus
 from mfu_jax.logger.health import hardware
-from mfu_jax.logger.health.counters import DcgmCounters, TpuCounters, combined, counters_of_jax
-from mfu_jax.logger.health.gpus import Gpus
 from mfu_jax.util.failsafe import Boundary
 from tests.logger.health.test_gpus import driver, next_reading
 

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.health import counters, gpus, hardware
-from mfu_jax.logger.health.counters import GpmCounters, combined, counters_of_jax
-from mfu_jax.logger.health.gpus import Gpus
+from mfu_jax.hardware import counters, gpus
+from mfu_jax.hardware.counters import GpmCounters, combined, counters_of_jax
+from mfu_jax.hardware.gpus import Gpus
+from mfu_jax.logger.health import hardware
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.sinks import JsonlSink
-from tests.logger.health.test_gpu_driver import UUIDS, record_until
+from tests.hardware.test_gpu_driver import UUIDS, record_until
 from tests.support.logger_run import RUN_COST
 from tests.support.nvml import GPU_IS_LOST, NAME, Driver, build
 
@@ -182,8 +183,8 @@ def test_an_old_driver_has_none(tmp_path: Path) -> None:
 import pynvml
 from pathlib import Path
 from mfu_jax.errors import UserError
-from mfu_jax.logger.health.counters import GpmCounters
-from mfu_jax.logger.health.gpus import Gpus
+from mfu_jax.hardware.counters import GpmCounters
+from mfu_jax.hardware.gpus import Gpus
 from tests.support.nvml import Driver
 Driver(Path({str(library)!r})).load()
 try:

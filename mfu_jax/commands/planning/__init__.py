@@ -1,0 +1,1 @@
+"""Commands for steps that have not run yet: `plan`, `tune` and `project`."""

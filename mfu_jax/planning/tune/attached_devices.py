@@ -1,0 +1,64 @@
+"""The devices that a child process will find."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.util.child_process import child_environment
+
+_PROBE = (
+    "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
+    "print(json.dumps([d[0].platform, d[0].device_kind, len(d), s.get('bytes_limit')]))"
+)
+_PROBE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachedDevices:
+    """The attached devices.
+
+    Attributes:
+        platform: tpu, gpu or cpu.
+        kind: JAX's `device_kind`.
+        count: of this process.
+        memory_bytes: of one; 0 if the runtime does not say (CPUs).
+    """
+
+    platform: str
+    kind: str
+    count: int
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.count} × {self.kind}"
+
+
+def attached() -> AttachedDevices:
+    """Finds the devices in a child process: a TPU belongs to one process at a time.
+
+    Raises:
+        UserError: JAX does not start.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+        )
+        if done.returncode:
+            last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+            raise UserError(" ".join(last) or f"exit code {done.returncode}")
+        platform, kind, count, limit = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise UserError(
+            f"JAX finds no devices: {first_line(error)}",
+            hint="usually a driver or an extra of jax is missing: run mfu-jax doctor, or pass "
+            "topology=… to search by plans alone",
+        ) from None
+    return AttachedDevices(platform=platform, kind=kind, count=count, memory_bytes=limit or 0)

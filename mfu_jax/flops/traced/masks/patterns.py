@@ -538,7 +538,9 @@ def one_of(a: Pattern | None, b: Pattern | None) -> Pattern | None:
         return choice(*kept) if all(kept) else UNKNOWN
     for kind, left in _LEFT.items():
         if _is(a, kind) or _is(b, kind):
-            return _as_fill(kind, choice(left(a), left(b)))
+            regions = [left(value) for value in (a, b) if not _is_fill(kind, value)]
+            same = regions[0] if len(regions) == 1 else None
+            return _as_fill(kind, at_most(same) if same else choice(*regions))
     return UNKNOWN if any(p and _is_unsure(p) for p in (a, b)) else None
 
 

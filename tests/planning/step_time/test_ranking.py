@@ -80,6 +80,6 @@ def test_measured_runs_of_one_model_are_in_their_measured_order(of):
         amounts = [TOKENS[run.run] if of.startswith("tokens") else 1 for run in pair]
         measured, predicted = (
             [amount / seconds for amount, seconds in zip(amounts, times, strict=True)]
-            for times in ([r.measured_seconds for r in pair], [r.judged_seconds for r in pair])
+            for times in ([r.measured_seconds for r in pair], [r.predicted_seconds for r in pair])
         )
         assert (predicted[0] < predicted[1]) == (measured[0] < measured[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,7 @@ class Space:
         ]
         return " ".join(words) or "the start"
 
-    def candidates(self, best: Sequence[Point]) -> list[Point]:
+    def candidates(self, best: Iterable[Point]) -> list[Point]:
         """All points; of a large space those within one change of some points."""
         if self.size <= _MOST_LISTED:
             return list(itertools.product(*map(range, self.sizes)))

@@ -186,5 +186,7 @@ _ARITHMETIC: dict[str, Callable[..., np.ndarray | None]] = {
     "and": np.bitwise_and,
     "clamp": lambda low, value, high: np.clip(value, low, high),
     "dynamic-slice": _looked_up,
-    **dict.fromkeys(("convert", "bitcast", "reshape", "copy", *_PASSED_ON), _same),
+    **dict.fromkeys(
+        ("convert", "bitcast", "reshape", "copy", "copy-start", "copy-done", *_PASSED_ON), _same
+    ),
 }

@@ -19,7 +19,7 @@ from mfu_jax.planning.tune.space import Point, Space
 _Array = NDArray[np.floating[Any]]
 
 _BIAS = 0.5  # standard deviation of the mean
-_AMPLITUDE = 0.15  # of the effects, as a logarithm: about 15%
+_AMPLITUDE = 0.3  # of the effects, as a logarithm: about 30%
 _INTERACTION = 0.3  # its share of their variance
 _ALIKE = 0.3  # how alike two points stay for the interaction where an axis differs
 

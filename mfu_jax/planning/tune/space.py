@@ -111,8 +111,10 @@ class Space:
 
     def _near(self, point: Point) -> Iterator[Point]:
         yield point
-        for axis, size in enumerate(self.sizes):
-            yield from (moved(point, axis, i) for i in range(size) if i != point[axis])
+        for number, (axis, size) in enumerate(zip(self.axes, self.sizes, strict=True)):
+            reach = size if axis.positions is None else 1  # the next number, any other word
+            for i in range(max(0, point[number] - reach), min(size, point[number] + reach + 1)):
+                yield moved(point, number, i)
 
 
 def moved(point: Point, axis: int, choice: int) -> Point:

@@ -29,6 +29,7 @@ class Builder:
         epsilon: of the norms.
         attention: name of the attention implementation.
         pads_vocabulary: whether logits are computed for a vocabulary that fills tensor cores.
+        saves_rotated: whether remat saves queries and keys after their norms and rotation.
         packed: whether a row may hold several documents, which attention keeps apart.
         on_tpu: whether dropless experts use the TPU kernels.
         gathers: when projections gather their weights.
@@ -52,6 +53,7 @@ class Builder:
     whole_gradients: bool = False
     packed: bool = True
     pads_vocabulary: bool = False
+    saves_rotated: bool = False
 
     def of_layer(self, key: jax.Array) -> Builder:
         """A copy for a layer that starts from `key`."""
@@ -125,7 +127,7 @@ class Inputs:
         return dataclasses.replace(self, tokens=ahead)
 
 
-class Spec(Protocol):
+class PartSpec(Protocol):
     """The description of a part of a layer; hashable, so that equal layers can be scanned."""
 
     @property

@@ -73,11 +73,18 @@ class Decoder(nnx.Module):
             gathers=gathers_of(config),
             whole_gradients=config.norm_gradients == "whole",
             pads_vocabulary=config.logits_columns == "padded",
+            saves_rotated=config.remat_after_rope,
             packed=config.dataset_type != "synthetic",
         )
         self.spec = spec
         width = config.emb_dim
-        self.token_embedder = Embed(build, config.vocab_size, width, row_axis="vocab")
+        self.token_embedder = Embed(
+            build,
+            config.vocab_size,
+            width,
+            row_axis="vocab",
+            by_matmul=config.use_iota_embed,
+        )
         if spec.learned_positions:
             rows = spec.learned_positions
             self.position_embedder = Embed(build, rows, width, row_axis="position")

@@ -25,6 +25,7 @@ _PUBLIC = {
     "tabulate": "mfu_jax.flops.traced.module_table",
     "dump": "mfu_jax.dumps.recording",
     "plan": "mfu_jax.planning.any_step",
+    "plan_sequence": "mfu_jax.planning.sequence",
     "profile": "mfu_jax.profiling.capture",
     "tune": "mfu_jax.planning.tune.any_step",
     "MetricLogger": "mfu_jax.logger.metric_logger",
@@ -53,6 +54,7 @@ __all__ = [
     "hardware",
     "instrument",
     "plan",
+    "plan_sequence",
     "profile",
     "tabulate",
     "tune",
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from mfu_jax.logger.metric_logger import MetricLogger
     from mfu_jax.logger.records.step_cost import StepCost
     from mfu_jax.planning.any_step import plan
+    from mfu_jax.planning.sequence import plan_sequence
     from mfu_jax.planning.tune.any_step import tune
     from mfu_jax.profiling.capture import profile
 

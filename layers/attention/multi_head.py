@@ -115,6 +115,7 @@ class Attention(nnx.Module):
         self.spec = spec
         self.attention = build.attention
         self.packed = build.packed
+        self.saves_rotated = build.saves_rotated and not spec.fused
         self.epsilon = build.epsilon
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
@@ -125,7 +126,7 @@ class Attention(nnx.Module):
         gate = None
         if spec.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
-        q = self._placed(self._normed(q, "query_norm"), inputs)
+        q = self._placed(self._normed(q, "query_norm"), inputs, "query")
         if spec.temperature is not None:
             q = q * _temperature(inputs.positions, *spec.temperature).astype(q.dtype)
         k, v = inputs.kept[spec.borrows] if spec.borrows else self._keys_and_values(x, inputs, made)
@@ -154,7 +155,9 @@ class Attention(nnx.Module):
         if made:
             return made[name]
         with jax.named_scope(name):
-            return _saved(getattr(self, name)(x), f"{name}_proj")
+            heads: jax.Array = getattr(self, name)(x)
+            is_rotated = self.saves_rotated and name != "value"
+            return heads if is_rotated else _saved(heads, f"{name}_proj")
 
     def _fused(self, x: jax.Array) -> dict[str, jax.Array]:
         """Queries, keys and values from one product, by name."""
@@ -172,7 +175,7 @@ class Attention(nnx.Module):
         v = k if self.spec.shared_kv else self._heads(x, "value", made)
         if self.spec.value_norm:
             v = scaled_to_one(v, self.epsilon)
-        return self._placed(self._normed(k, "key_norm"), inputs), v
+        return self._placed(self._normed(k, "key_norm"), inputs, "key"), v
 
     def _normed(self, x: jax.Array, name: str) -> jax.Array:
         """Queries or keys [batch, sequence, heads, head_dim] after their weighted norm."""
@@ -183,7 +186,7 @@ class Attention(nnx.Module):
             normed: jax.Array = getattr(self, name)(joined)
             return normed.reshape(x.shape)
 
-    def _placed(self, x: jax.Array, inputs: Inputs) -> jax.Array:
+    def _placed(self, x: jax.Array, inputs: Inputs, name: str) -> jax.Array:
         """Queries or keys, rotated by position."""
         spec = self.spec
         if spec.rope is not None:
@@ -191,7 +194,9 @@ class Attention(nnx.Module):
             assert positions is not None  # the decoder sets both for a model with images
             with jax.named_scope("rope"):
                 x = apply_rope(x, positions, spec.rope, rotary_dim=spec.rotary_dim)
-        return scaled_to_one(x, self.epsilon) if spec.qk_norm == "weightless" else x
+        if spec.qk_norm == "weightless":
+            x = scaled_to_one(x, self.epsilon)
+        return _saved(x, f"{name}_proj") if self.saves_rotated else x
 
 
 def _saved(x: jax.Array, name: str) -> jax.Array:

@@ -91,15 +91,23 @@ _PADDING_SCOPE = "zero_padding"  # in which the executed count takes zeros for p
 
 
 class Embed(nnx.Module):
-    """A table [rows, emb_dim], for lookups and, as the output head, for a matmul."""
+    """A table [rows, emb_dim], for lookups and, as the output head, for a matmul.
 
-    def __init__(self, build: Builder, rows: int, emb_dim: int, *, row_axis: str) -> None:
+    With `by_matmul`, a lookup is a matmul with one-hot rows, as with MaxText's `use_iota_embed`.
+    """
+
+    def __init__(
+        self, build: Builder, rows: int, emb_dim: int, *, row_axis: str, by_matmul: bool = False
+    ) -> None:
         table = jax.random.normal(build.rngs.params(), (rows, emb_dim), build.weight_dtype)
         self.embedding = nnx.Param(table * _EMBEDDING_STD, logical_axes=(row_axis, "embed"))
-        self.dtype, self.pads = build.dtype, build.pads_vocabulary
+        self.dtype, self.pads, self.by_matmul = build.dtype, build.pads_vocabulary, by_matmul
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """[batch, sequence] of row numbers → [batch, sequence, emb_dim]. A gather: no matmul."""
+        """[batch, sequence] of row numbers → [batch, sequence, emb_dim]."""
+        if self.by_matmul:
+            table = self.embedding[...].astype(self.dtype)
+            return jnp.dot(jax.nn.one_hot(ids, table.shape[0], dtype=self.dtype), table)
         return _looked_up(self.embedding[...], ids, self.dtype)
 
     def attend(self, x: jax.Array) -> jax.Array:

@@ -76,8 +76,7 @@ def plan(
         if not 0 <= number < math.inf:
             raise UserError(f"{name}={number}; expected a number, 0 or more")
     flags = compiler_flags(xla_flags)
-    if not hasattr(step, "trace"):
-        step, args = _of_arrays(step, args)
+    step, args = of_arrays(step, args)
     text, axes, abstract, notes = _lowered(step, args, target)
     if cache_folder == "":
         cache_folder = cache.default_folder()
@@ -107,14 +106,7 @@ def _lowered(
     import jax
 
     jitted: Any = step if hasattr(step, "trace") else jax.jit(step)
-    abstract = jax.tree.map(_abstract, args)
-    axes = _mesh_of(abstract)
-    notes: tuple[str, ...] = ()
-    if not axes:
-        axes = {_AXIS: target.devices}
-        if target.devices > 1:
-            abstract = _split(abstract, target.devices)
-            notes = (f"no argument has a sharding: each is split over {target.devices} devices",)
+    abstract, axes, notes = abstract_arguments(args, target.devices)
     if math.prod(axes.values()) != target.devices:
         raise _wrong_mesh(f"the mesh of its arguments has {math.prod(axes.values())}", target)
     text = _text(jitted, abstract, target)
@@ -122,6 +114,19 @@ def _lowered(
     if found and int(found[1]) != target.devices:
         raise _wrong_mesh(f"it is lowered for {found[1]}", target)
     return text, axes, abstract, notes
+
+
+def abstract_arguments(args: Any, devices: int) -> tuple[Any, Mapping[str, int], tuple[str, ...]]:
+    """Arguments as shapes, dtypes and shardings, their mesh axes, and a note on a mesh of ours."""
+    import jax
+
+    abstract = jax.tree.map(_abstract, args)
+    if axes := _mesh_of(abstract):
+        return abstract, axes, ()
+    if devices == 1:
+        return abstract, {_AXIS: 1}, ()
+    note = f"no argument has a sharding: each is split over {devices} devices"
+    return _split(abstract, devices), {_AXIS: devices}, (note,)
 
 
 def _wrong_mesh(seen: str, target: Target) -> UserError:
@@ -132,23 +137,25 @@ def _wrong_mesh(seen: str, target: Target) -> UserError:
     )
 
 
-def _of_arrays(
+def of_arrays(
     step: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The step as a function of arrays and numbers alone; other leaves, such as the activation
-    functions of an Equinox module, are part of it."""
+    """The step as a function of arrays and numbers alone, unless it is a result of ``jax.jit``.
+
+    Other leaves, such as the activation functions of an Equinox module, are part of it.
+    """
     import jax
 
     def is_dynamic(leaf: Any) -> bool:
-        return _is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+        return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
 
-    if all(map(is_dynamic, jax.tree.leaves(args))):
+    if hasattr(step, "trace") or all(map(is_dynamic, jax.tree.leaves(args))):
         return step, args
     static = jax.tree.map(lambda leaf: None if is_dynamic(leaf) else leaf, args)
     dynamic = jax.tree.map(lambda leaf: leaf if is_dynamic(leaf) else None, args)
 
     @functools.wraps(step)
-    def of_arrays(*arrays: Any) -> Any:
+    def of_dynamic(*arrays: Any) -> Any:
         merged = jax.tree.map(
             lambda array, leaf: leaf if array is None else array,
             arrays,
@@ -158,7 +165,7 @@ def _of_arrays(
         outputs = step(*merged)
         return jax.tree.map(lambda leaf: leaf if is_dynamic(leaf) else None, outputs)
 
-    return of_arrays, dynamic
+    return of_dynamic, dynamic
 
 
 def _text(jitted: Any, abstract: tuple[Any, ...], target: Target) -> str:
@@ -173,7 +180,8 @@ def _text(jitted: Any, abstract: tuple[Any, ...], target: Target) -> str:
     return str(lowered.as_text(debug_info=True))
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
+    """Whether an argument is an array, or stands for one."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
@@ -182,7 +190,7 @@ def _abstract(value: Any) -> Any:
     import jax
     from jax.sharding import NamedSharding
 
-    if not _is_array(value):
+    if not is_array(value):
         return value
     sharding = getattr(value, "sharding", None)
     named = sharding if isinstance(sharding, NamedSharding) else None
@@ -207,7 +215,7 @@ def _split(abstract: Any, count: int) -> Any:
     mesh = AbstractMesh((count,), (_AXIS,), axis_types=(AxisType.Auto,))
 
     def split(leaf: Any) -> Any:
-        if not _is_array(leaf):
+        if not is_array(leaf):
             return leaf
         divided = [size if size % count == 0 else 0 for size in leaf.shape]
         largest = divided.index(max(divided)) if any(divided) else -1

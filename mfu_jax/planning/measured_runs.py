@@ -163,7 +163,7 @@ def _with_defaults(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str
     added: dict[str, Any] = {}
     notes = []
     flags = run.get("other_flags")
-    given = {*run, *(flags if isinstance(flags, Mapping) else ())}
+    given = {**run, **(flags if isinstance(flags, Mapping) else {})}
     has_sizes = any(key.startswith("base_") or key == "global_parameter_scale" for key in given)
     if run.get("model_name") in _MISSING and has_sizes:
         added["model_name"] = "default"
@@ -171,6 +171,8 @@ def _with_defaults(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str
     if run.get("max_target_length") in _MISSING:
         added["max_target_length"] = _DEFAULT_LENGTH
         notes.append(f"no max_target_length: MaxText's default, {_DEFAULT_LENGTH}, is planned")
+    if given.get("remat_policy") in _MISSING:
+        notes.append("no remat_policy: MaxText's default, full, is planned")
     return {**run, **added}, tuple(notes)
 
 

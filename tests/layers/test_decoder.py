@@ -169,3 +169,9 @@ def test_a_routers_bias_follows_its_load_and_nothing_else_moves() -> None:
     }
     bias = "layers/groups/1/0/feed_forward/router/choice_bias"
     assert changed == {bias: [[0.5, -0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]}
+
+
+@pytest.mark.full
+def test_a_lookup_by_a_matmul_with_one_hot_rows_finds_the_same_rows() -> None:
+    by_gather, by_matmul = (logits(decoder(use_iota_embed=how), TOKENS) for how in (False, True))
+    np.testing.assert_array_equal(by_gather, by_matmul)

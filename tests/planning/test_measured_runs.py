@@ -123,6 +123,8 @@ def test_what_a_run_leaves_out_is_maxtexts_default_and_is_said():
 def test_keys_that_mean_nothing_are_named():
     notes = read_run({**RUN, "env": None, "remat": "full", "loss_printed": 2.1}).notes
     assert notes == ("not understood, ignored: remat; expected MaxText's keys in other_flags",)
+    (note,) = read_run({**RUN, "env": None, "remat_policy": None}).notes
+    assert note.startswith("no remat_policy: MaxText's default, full, is planned")
 
 
 def test_lists_are_one_value():

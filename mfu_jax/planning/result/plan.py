@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a plan is data: what makes its parts is imported by `planne
 
 _DAY = 86400.0
 UNITS = ("matmul", "vector", "kernel", "copy", "host")  # causes that are no transfers
-_MUCH_AGAIN = 0.01  # of the executed FLOPs
+_MUCH_AGAIN, _FAR_OFF = 0.01, 0.05  # of the executed FLOPs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +165,13 @@ class Plan:
         """Returns the plan of a step that is only near to the one that was asked for.
 
         Args:
-            other_work: what makes it another program.
+            other_work: what makes it another program: no range would hold the run.
             details: what else is not followed, the largest effect first; notes before the others.
         """
         return replace(
             self,
             another_program=(*self.another_program, *other_work),
+            step_time_range=None if other_work else self.step_time_range,
             notes=(*details, *self.notes),
         )
 
@@ -202,10 +203,14 @@ class Plan:
         return fragment(title, ("seconds of a step", "time", "share"), rows, notes=self.notes)
 
 
-def another_program(plan: Plan) -> str:
-    """What a plan's first line begins with: that it is another program's; empty if it is not."""
-    missing = "; ".join(plan.another_program)
-    return f"another program's plan, without {missing}: " if missing else ""
+def warning_of(plan: Plan) -> str:
+    """What a plan's first line begins with: why its time may be far off; empty: nothing says so."""
+    if plan.another_program:
+        return f"another program's plan, without {'; '.join(plan.another_program)}: "
+    again = plan.xla_rematerialized_flops / max(plan.executed_flops or 0, 1)
+    if again < _FAR_OFF:
+        return ""
+    return f"{percent(again)} recomputed for want of memory, which a run may not need: "
 
 
 def is_much_recomputed(again: int, executed: int) -> bool:

@@ -19,12 +19,12 @@ from mfu_jax.planning.result.changes import changes
 from mfu_jax.planning.result.memory import memory_of
 from mfu_jax.planning.result.plan import UNITS, Plan, StepWork, is_much_recomputed
 from mfu_jax.planning.step_time import compared_runs
+from mfu_jax.planning.step_time.attention_kernels import executed_by_dtype, half_of_all_pairs
 from mfu_jax.planning.step_time.durations import Durations, Efficiencies
 from mfu_jax.planning.step_time.grouped_matmuls import without_skipped_rows
 from mfu_jax.planning.step_time.layer_timeline import largest_layer
 from mfu_jax.planning.step_time.schedule import PredictedTime, predicted_time
 from mfu_jax.planning.step_time.time_range import bounds, host_notes, time_range
-from mfu_jax.planning.step_time.uncounted_attention import executed_by_dtype, half_of_all_pairs
 from mfu_jax.planning.targets import Target
 from mfu_jax.util.formatting import percent
 

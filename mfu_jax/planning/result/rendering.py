@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from mfu_jax.planning.result.plan import Plan, another_program
+from mfu_jax.planning.result.plan import Plan, warning_of
 from mfu_jax.util.formatting import columns, percent, seconds_text
 
 _MOST_SCOPES = 4
@@ -23,7 +23,7 @@ def _head(plan: Plan) -> list[str]:
     verdict = "fits" if plan.fits else "does NOT fit"
     peak, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
     sizes = f": {size_text(peak)} of {size_text(limit)}" if peak and limit else ""
-    lines = [f"{another_program(plan)}{plan.target}: {verdict}{sizes}"]
+    lines = [f"{warning_of(plan)}{plan.target}: {verdict}{sizes}"]
     if plan.memory:
         lines += _memory(plan)
     if plan.model_flops:

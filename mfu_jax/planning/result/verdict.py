@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.planning.result.plan import Plan, another_program
+from mfu_jax.planning.result.plan import Plan, warning_of
 from mfu_jax.verdict import LikeRuns, NextStep, TimeLoss, Verdict
 
 _GIB = 2**30
@@ -40,7 +40,7 @@ def plan_verdict(plan: Plan, like_runs: LikeRuns | None = None) -> Verdict:
         helpful = [NextStep(text=_SMALLER)]
     return Verdict(
         kind="plan",
-        finding=f"{another_program(plan)}{plan.target}: {model}{fits}{size}",
+        finding=f"{warning_of(plan)}{plan.target}: {model}{fits}{size}",
         passed=plan.fits,
         mfu=plan.mfu,
         hfu=plan.hfu,

@@ -69,11 +69,20 @@ def residuals(platform: str, experts: bool | None = None) -> tuple[float, float]
 
     Args:
         platform: ``tpu`` or ``cuda``.
-        experts: only models with (True) or without (False) experts; None: all models.
+        experts: for models with (True) or without (False) experts; None: for all models. Few models
+            with experts were compared, so their range is at least as wide as that of all.
 
     Returns:
         The lower and the upper ratio; None if too few runs were compared.
     """
+    own = _interval(platform, experts)
+    if not experts or own is None:
+        return own
+    of_all = _interval(platform, None) or own
+    return min(own[0], of_all[0]), max(own[1], of_all[1])
+
+
+def _interval(platform: str, experts: bool | None) -> tuple[float, float] | None:
     ratios = [
         math.log(run.measured_seconds / run.judged_seconds)
         for run in compared_runs()

@@ -15,6 +15,7 @@ from mfu_jax.flops.executed.mesh_axes import named_axes
 from mfu_jax.flops.executed.records import InstructionRecord
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning.step_time import links, nccl
+from mfu_jax.planning.step_time.attention_kernels import half_of_all_pairs, time_on_tpu
 from mfu_jax.planning.step_time.gpu_kernels import (
     LAUNCH_SECONDS,
     attention_share,
@@ -23,7 +24,6 @@ from mfu_jax.planning.step_time.gpu_kernels import (
     odd_sizes,
 )
 from mfu_jax.planning.step_time.grouped_matmuls import KernelTiles, visited_share
-from mfu_jax.planning.step_time.uncounted_attention import half_of_all_pairs, head_width
 from mfu_jax.planning.targets import Target
 
 HOST = "host_gbps_per_device"
@@ -53,10 +53,11 @@ class Efficiencies:
     """Shares of a peak, 0 to 1.
 
     Attributes:
-        kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted. Grouped matmuls
-            use `tpu_matmul` instead.
-        attention: TPU attention kernels whose heads fill the matrix unit; heads of 128 fill half
-            of one that is 256 wide. Not fitted: the softmax keeps the vector units busy.
+        kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted; attention on TPUs
+            has its own times (`attention_kernels`).
+        grouped_matmul: those of a TPU's grouped kernels, with the tiles that they visit. Not
+            fitted: between the 0.52 to 0.66 of the peak that their useful FLOPs reach in a profile
+            of a TPU7x (gpu-tpu-pedia, Hunyuan3-295B), whose tiles waste some, and `tpu_matmul`.
         matmul: other matmuls on one GPU: 0.72 to 0.88 on an H100 (gpu_kernels.json in
             scripts/results). Not fitted to a step.
         shared_matmul: the same on several, where collectives take multiprocessors and power.
@@ -66,8 +67,8 @@ class Efficiencies:
         gpu_masked_attention: the same with a mask or a bias.
         tpu_matmul: the same in a TPU program without cycle estimates. Fitted by
             scripts/comparisons/fit_plan.py to the runs in compared_runs.yml with
-            ``left_out_seconds``; XLA's cycles imply 0.82 to 0.90, and a v6e reached 0.79 with
-            one large matmul (yangwhale/gpu-tpu-pedia, v7_perf).
+            ``left_out_seconds``; XLA's cycles imply 0.82 to 0.90, a profile of Qwen3 8B on a v6e
+            0.82, and one large matmul reached 0.79 there (yangwhale/gpu-tpu-pedia, v7_perf).
         tpu_fusion: other fusions in such a program, of the memory bandwidth: additions of 5 GB
             take 8.02 ms on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree
             there; for bfloat16 they imply half of it, as they count elements of whatever width.
@@ -83,13 +84,13 @@ class Efficiencies:
     """
 
     kernel: float = 0.5
-    attention: float = 0.7
+    grouped_matmul: float = 0.7
     matmul: float = 0.77
     shared_matmul: float = 0.6
     odd_matmul: float = 0.3
     gpu_attention: float = 0.62
     gpu_masked_attention: float = 0.27
-    tpu_matmul: float = 0.70
+    tpu_matmul: float = 0.80
     tpu_fusion: float = 0.81
     tpu_copy: float = 0.4
     hbm: float = 0.85
@@ -185,7 +186,7 @@ class Durations:
         elif record.kernels or self._is_kernel(record):
             yield Duration("kernel", self._kernel_seconds(record))
         elif guessed := half_of_all_pairs(record):
-            yield Duration("kernel", self._seconds(guessed, self._kernel_share(record)))
+            yield Duration("kernel", self._of_kernel(record, guessed))
         elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
             seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
             # No matmul is faster than its peak, whatever XLA estimates; its cycles are too few
@@ -216,8 +217,8 @@ class Durations:
         """A kernel's time; grouped kernels multiply whole tiles, as XLA's own matmuls do."""
         visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
         if visited is None:
-            return self._seconds(record.flops_by_dtype, self._kernel_share(record))
-        matmul = visited * self._seconds(record.flops_by_dtype, self.efficiencies.tpu_matmul)
+            return self._of_kernel(record, record.flops_by_dtype)
+        matmul = visited * self._seconds(record.flops_by_dtype, self.efficiencies.grouped_matmul)
         return max(matmul, self._hbm_seconds(record))
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
@@ -229,10 +230,11 @@ class Durations:
             and record.estimated_cycles is None
         )
 
-    def _kernel_share(self, record: InstructionRecord) -> float:
-        """A kernel's efficiency; heads narrower than a TPU's matrix unit leave part of it idle."""
-        shares, unit, width = self.efficiencies, self.target.chip.matrix_unit, head_width(record)
-        return min(shares.attention, width / unit) if unit and width else shares.kernel
+    def _of_kernel(self, record: InstructionRecord, flops: Mapping[str, int]) -> float:
+        """The time of a kernel that multiplies this much."""
+        if attention := time_on_tpu(record, sum(flops.values()), self.target.chip):
+            return self._seconds(flops, attention.matmul_share) + attention.vector_seconds
+        return self._seconds(flops, self.efficiencies.kernel)
 
     def _roofline(self, record: InstructionRecord) -> Duration:
         shares, memory = self.efficiencies, self._hbm_seconds(record)

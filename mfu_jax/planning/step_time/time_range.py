@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from mfu_jax.flops.executed.records import ProgramCosts
 from mfu_jax.planning.step_time import links
+from mfu_jax.planning.step_time.attention_kernels import executed_by_dtype
 from mfu_jax.planning.step_time.durations import (
     FAST,
     HOST,
@@ -22,7 +23,6 @@ from mfu_jax.planning.step_time.durations import (
     host_gbps,
 )
 from mfu_jax.planning.step_time.schedule import predicted_time
-from mfu_jax.planning.step_time.uncounted_attention import executed_by_dtype
 from mfu_jax.planning.targets import Target
 
 _FASTER_HOST = 2  # × the bandwidth assumed if it is not known

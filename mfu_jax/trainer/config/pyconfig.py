@@ -59,6 +59,8 @@ class Config(
     attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "flash", "splash", "ring"]
     context_parallel_strategy: Literal["all_gather", "ring"]
     scan_layers: bool
+    remat_after_rope: bool
+    use_iota_embed: bool
     dtype: DType
     weight_dtype: DType
 
@@ -80,6 +82,7 @@ class Config(
     gradient_clipping_threshold: float
     gradient_accumulation_steps: int
     num_vocab_tiling: int
+    recompute_logits: bool
 
     eval_interval: int
     eval_steps: int

@@ -24,12 +24,14 @@ from mfu_jax.util.formatting import percent
 from mfu_jax.util.optional_deps import QUANTIZE
 from mfu_jax.util.values import field_types, typed
 
-# MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, and gives cuDNN
-# no mask, which ours needs for packed documents.
+# MaxText's defaults where ours differ. It leaves the gathering of weights to XLA, computes tiles of
+# logits twice, saves queries and keys rotated, and gives cuDNN no mask, which ours needs for packed
+# documents.
 _DEFAULTS = {
     "dataset_type": "synthetic",
     **{"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"},
-    **{"weight_gathers": "xla", "norm_gradients": "fused"},
+    **{"weight_gathers": "xla", "norm_gradients": "fused", "recompute_logits": "true"},
+    "remat_after_rope": "true",
 }
 _ATTENTION = {
     "autoselected": "auto",
@@ -57,7 +59,7 @@ _TOUCHES = (
 )
 # Keys that do not change the program.
 _SILENT = (
-    *("dataset_type", "dataset_path", "allow_split_physical_axes", "use_iota_embed", "steps"),
+    *("dataset_type", "dataset_path", "allow_split_physical_axes", "steps"),
     *("enable_checkpointing", "async_checkpointing", "tokenizer_path", "tokenizer_type"),
     *("skip_jax_distributed_system", "reuse_example_batch", "profiler", "profiler_steps"),
     *("skip_first_n_steps_for_profiler", "profile_periodically_period", "hardware", "run_name"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -63,7 +62,7 @@ def objective(
         loss, count = losses.sum(), jnp.asarray(losses.size, jnp.float32)
     else:
         weights = batch["targets_weight"].astype(jnp.float32)
-        loss = _loss(model, outputs.hidden, batch["targets"], weights, config.num_vocab_tiling)
+        loss = _loss(model, outputs.hidden, batch["targets"], weights, config)
         count = weights.sum()
     with jax.named_scope("loss"):
         further = _further(outputs, batch, count, config)
@@ -92,14 +91,16 @@ def images_of(batch: Batch) -> Images | None:
 
 
 def _loss(
-    model: Decoder, hidden: jax.Array, targets: jax.Array, weights: jax.Array, tiles: int
+    model: Decoder, hidden: jax.Array, targets: jax.Array, weights: jax.Array, config: Config
 ) -> jax.Array:
-    """Summed cross-entropy of hidden states [batch, sequence, emb_dim], in `tiles` tiles.
+    """Summed cross-entropy of hidden states [batch, sequence, emb_dim], in tiles.
 
     A tile is a part of every sequence. Its loss and gradients are computed at once, so that the
     logits of all tokens never exist together and none are computed twice; nor does the whole head
-    or its gradient exist: each tile gathers and sums its own.
+    or its gradient exist: each tile gathers and sums its own. With `recompute_logits`, the backward
+    pass computes them again instead, as MaxText's does.
     """
+    tiles = config.num_vocab_tiling
     graph, head = nnx.split(model.head)
 
     def of_tile(head: Any, hidden: jax.Array, *targets_and_weights: jax.Array) -> jax.Array:
@@ -110,11 +111,12 @@ def _loss(
     if tiles == 1:
         return of_tile(head, hidden, targets, weights)
     of_tokens = tuple(_in_tiles(array, tiles) for array in (targets, weights))
+    if config.recompute_logits:
+        return _sum(jax.checkpoint(of_tile), head, _in_tiles(hidden, tiles), of_tokens)
     return _summed(of_tile, head, _in_tiles(hidden, tiles), of_tokens)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _summed(of_tile: _TileLoss, head: Any, hidden: jax.Array, of_tokens: Any) -> jax.Array:
+def _sum(of_tile: _TileLoss, head: Any, hidden: jax.Array, of_tokens: Any) -> jax.Array:
     """The sum of `of_tile` over the leading dimension of `hidden` and of `of_tokens`."""
 
     def add(loss: jax.Array, tile: Any) -> tuple[jax.Array, None]:
@@ -155,6 +157,7 @@ def _is_primal(leaf: Any) -> bool:
     return isinstance(leaf, jax.custom_derivatives.CustomVJPPrimal)
 
 
+_summed = jax.custom_vjp(_sum, nondiff_argnums=(0,))
 _summed.defvjp(_with_gradients, _scaled, symbolic_zeros=True)
 
 

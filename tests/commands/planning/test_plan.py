@@ -28,6 +28,7 @@ RUN = {
     "model_name": "llama2-7b",
     "per_device_batch_size": 1,
     "max_target_length": 2048,
+    "remat_policy": "full",
 }
 
 

@@ -83,3 +83,11 @@ def test_each_tensor_has_a_key_of_its_own() -> None:
 def test_the_layers_and_the_config_know_the_same_policies_and_tensors() -> None:
     assert set(REMAT_NAMES) == set(TENSORS)
     assert set(typing.get_args(field_types(RematKeys)["remat_policy"])) == set(POLICIES)
+
+
+def test_saved_after_their_rotation_queries_and_keys_are_projected_again_only_for_a_norm() -> None:
+    keys = {"remat_policy": "save_qkv_proj", "remat_after_rope": True}
+    assert again(**keys) == AGAIN["save_qkv_proj"]
+    # Values are saved as they are; a norm's gradient reads what it normalised.
+    assert again(**keys, use_qk_norm=True) == AGAIN["save_qkv_proj"] + QKV * 2 // 3
+    assert again(remat_policy="save_qkv_proj", use_qk_norm=True) == AGAIN["save_qkv_proj"]

@@ -40,10 +40,11 @@ def test_axes_of_both_networks_multiply(chips, given, mesh):
     assert lost == ()
 
 
-def test_maxtext_leaves_it_to_xla_when_weights_are_gathered():
+def test_maxtext_leaves_it_to_xla_when_weights_are_gathered_and_computes_tiles_twice():
     run = {**RUN, "hardware": "v6e", "device_type": "v6e-8", "remat_policy": "full"}
     keys, _ = reference_keys(read_run({**run, "mesh": {"ici_fsdp_parallelism": -1}}))
     assert (keys["weight_gathers"], keys["norm_gradients"]) == ("xla", "fused")
+    assert (keys["recompute_logits"], keys["remat_after_rope"]) == ("true", "true")
 
 
 def test_axes_that_another_stands_for_are_named():
@@ -91,6 +92,7 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
         "mlpwo": "offload",
         "sa_block_q": "1024",
         "num_decoder_layers": "2",
+        "use_iota_embed": "true",
         "attention": "auto",
         "dtype": "bfloat16",
         "quantization": "fp8_full",

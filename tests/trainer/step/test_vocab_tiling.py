@@ -54,10 +54,12 @@ def loss_and_gradients(c: Config, devices: int = 1) -> tuple[jax.Array, nnx.Stat
 
 
 @pytest.mark.full
-def test_losses_and_gradients_are_those_of_all_logits_at_once() -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_losses_and_gradients_are_those_of_all_logits_at_once(recompute: bool) -> None:
     keys = {"logits_via_embedding": True}  # a head of its own: below
     whole, wanted = loss_and_gradients(config(**keys))
-    tiled, found = loss_and_gradients(config(num_vocab_tiling=TILES, **keys))
+    tiles = {"num_vocab_tiling": TILES, "recompute_logits": recompute}
+    tiled, found = loss_and_gradients(config(**tiles, **keys))
     assert_close_as_float32(tiled, whole, terms=B * S)
     for want, got in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
         assert_close_as_float32(got, want, terms=B * S)
@@ -93,6 +95,19 @@ def test_no_product_runs_twice_and_no_logits_of_all_tokens_are_left(keys: dict[s
     assert f"f32[{B},{S},{V}]" in texts[1]
     assert f"f32[{B},{S},{V}]" not in texts[TILES]
     assert f"f32[{B},{S // TILES},{V}]" in texts[TILES]
+
+
+@pytest.mark.full
+def test_as_in_maxtext_the_backward_pass_may_compute_the_logits_again() -> None:
+    keys = {"num_vocab_tiling": TILES, "logits_via_embedding": False}
+    with only_counted():
+        programs = [
+            compiled_step(config(recompute_logits=again, **keys)) for again in (False, True)
+        ]
+    once, twice = map(executed_flops, programs)
+    assert (once.rematerialized, twice.rematerialized) == (0, HEAD)
+    assert twice.total - once.total == HEAD
+    assert f"f32[{B},{S},{V}]" not in (programs[1].as_text() or "")
 
 
 @pytest.mark.full

@@ -1,0 +1,215 @@
+"""`mfu_jax.plan_sequence`: programs that take turns on the same chips, planned together.
+
+An engine's forward and backward pass and its update; a rollout, a reward model and a train step.
+While one runs, what the others keep is in memory, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.planning.any_step import abstract_arguments, is_array, of_arrays, plan
+from mfu_jax.planning.result.plan import Plan
+from mfu_jax.planning.result.rendering import size_text
+from mfu_jax.util.formatting import columns, percent, seconds_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequencePlan:
+    """Several programs in turn. Times in seconds, bytes and FLOPs per device.
+
+    Attributes:
+        plans: by the programs' names, in their order.
+        runs: how often each runs.
+        beside_bytes: what the others keep in memory while each runs.
+        resident_bytes: what stays over the whole sequence: arguments that no program makes.
+        tokens: of the sequence, of the whole job; 0: not known.
+    """
+
+    plans: Mapping[str, Plan]
+    runs: Mapping[str, int]
+    beside_bytes: Mapping[str, int]
+    resident_bytes: int
+    tokens: float = 0.0
+
+    @property
+    def peak_bytes(self) -> Mapping[str, int]:
+        """Memory while each program runs, with what the others keep."""
+        return {
+            name: (one.memory_peak_bytes or 0) + self.beside_bytes[name]
+            for name, one in self.plans.items()
+        }
+
+    @property
+    def fits(self) -> bool:
+        """Whether each program fits beside what the others keep."""
+        return all(
+            one.fits and self.peak_bytes[name] <= (one.memory_limit_bytes or math.inf)
+            for name, one in self.plans.items()
+        )
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Predicted time of all runs of each program."""
+        return {
+            name: self.runs[name] * (one.step_time_seconds or 0.0)
+            for name, one in self.plans.items()
+        }
+
+    @property
+    def tokens_per_sec_per_chip(self) -> float | None:
+        """The rate of the sequence; None if its tokens are not known."""
+        (first, *_), whole = self.plans.values(), sum(self.seconds.values())
+        return self.tokens / whole / first.chips if self.tokens and whole else None
+
+    def __str__(self) -> str:
+        """The sequence as a table, its largest memory first said; each program is in `plans`."""
+        (first, *_), peaks, seconds = self.plans.values(), self.peak_bytes, self.seconds
+        worst, whole = max(peaks, key=lambda name: peaks[name]), sum(seconds.values())
+        limit = f" of {size_text(first.memory_limit_bytes)}" if first.memory_limit_bytes else ""
+        verdict = "fits" if self.fits else "does NOT fit"
+        rate = self.tokens_per_sec_per_chip
+        rows = [("  program", "runs", "time", "share", "own peak", "kept by others")]
+        rows += [
+            (
+                f"  {name}",
+                f"{self.runs[name]:,}",
+                seconds_text(seconds[name]),
+                percent(seconds[name] / whole if whole else None),
+                size_text(one.memory_peak_bytes or 0),
+                size_text(self.beside_bytes[name]),
+            )
+            for name, one in self.plans.items()
+        ]
+        notes = [f"note: {name}: {note}" for name, p in self.plans.items() for note in p.notes]
+        return "\n".join(
+            [
+                f"{first.target}: {verdict}: {size_text(peaks[worst])}{limit} in {worst}, "
+                f"{size_text(self.resident_bytes)} resident",
+                f"predicted    {seconds_text(whole)} a sequence"
+                + (f", {rate:,.0f} tokens/s/chip" if rate else ""),
+                *columns(rows, "<>>>>>"),
+                *notes,
+            ]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The sequence and its plans as plain JSON values."""
+        derived = {key: getattr(self, key) for key in ("fits", "peak_bytes", "seconds")}
+        return {**derived, **asdict(self)}
+
+
+class _Held(NamedTuple):
+    size: int
+    maker: int  # the program that makes it; -1: it is there from the start
+    last: int  # the last program that reads it
+
+
+def plan_sequence(
+    programs: Mapping[str, Sequence[Any]],
+    *,
+    runs: Mapping[str, int] | None = None,
+    tokens: float = 0.0,
+    **options: Any,
+) -> SequencePlan:
+    """Plans programs that run one after the other, again and again, on the same chips.
+
+    An array that two programs read must be the same object in both. An argument with the shape and
+    dtype of an earlier program's output that no donated argument replaces is that output: it lives
+    until its last reader. All other arguments stay in memory throughout.
+
+    Args:
+        programs: name → (step, argument, …), as for `mfu_jax.plan`, in their order.
+        runs: how often a program runs in one sequence, such as a decode step; 1 where not given.
+        tokens: of one sequence of the whole job, for the token rate.
+        options: of every `mfu_jax.plan`: the chips, the compiler's flags and limits.
+
+    Raises:
+        UserError: no programs, a name in `runs` that is none of theirs, or as `mfu_jax.plan`.
+
+    >>> plan_sequence({}, topology="v6e-8")
+    Traceback (most recent call last):
+    mfu_jax.errors.UserError: no programs; expected name: (step, argument, …)
+    """
+    runs = dict(runs or {})
+    if not programs:
+        raise UserError("no programs; expected name: (step, argument, …)")
+    if unknown := [name for name in runs if name not in programs]:
+        raise UserError(f"runs of {', '.join(unknown)}; expected {', '.join(programs)}")
+    plans = {name: plan(step, *args, **options) for name, (step, *args) in programs.items()}
+    devices = next(iter(plans.values())).devices
+    read = [_read(args, devices) for _, *args in programs.values()]
+    held = _held(read, [_made(step, args) for step, *args in programs.values()])
+    beside = (
+        sum(
+            one.size
+            for key, one in held.items()
+            if key not in own and (one.maker < 0 or one.maker < place <= one.last)
+        )
+        for place, own in enumerate(read)
+    )
+    return SequencePlan(
+        plans=plans,
+        runs={name: runs.get(name, 1) for name in programs},
+        beside_bytes=dict(zip(programs, beside, strict=True)),
+        resident_bytes=sum(one.size for one in held.values() if one.maker < 0),
+        tokens=tokens,
+    )
+
+
+_Kind = tuple[tuple[int, ...], str]
+
+
+def _kind(leaf: Any) -> _Kind:
+    return tuple(leaf.shape), str(leaf.dtype)
+
+
+def _read(args: Sequence[Any], devices: int) -> dict[int, tuple[_Kind, int]]:
+    """A program's arrays by identity: their kind, and bytes on a device."""
+    import jax
+
+    given = [leaf for leaf in jax.tree.leaves(args) if is_array(leaf)]
+    placed = jax.tree.leaves(abstract_arguments(given, devices)[0])
+    found = {}
+    for leaf, array in zip(given, placed, strict=True):
+        shape = array.sharding.shard_shape(array.shape) if array.sharding else array.shape
+        found[id(leaf)] = _kind(leaf), math.prod(shape) * array.dtype.itemsize
+    return found
+
+
+def _made(step: Any, args: Sequence[Any]) -> Counter[_Kind]:
+    """Kinds of a program's outputs, without those that replace a donated argument."""
+    import jax
+
+    step, args = of_arrays(step, tuple(args))
+    try:
+        traced = (step if hasattr(step, "trace") else jax.jit(step)).trace(*args)
+    except Exception as error:  # whatever the step raises; `plan` has traced it before
+        raise UserError(f"the outputs are not known: {first_line(error)}") from error
+    donated = [info for info in jax.tree.leaves(traced.args_info) if info.donated]
+    made = Counter(map(_kind, jax.tree.leaves(traced.out_info)))
+    return made - Counter(map(_kind, donated))
+
+
+def _held(
+    read: Sequence[Mapping[int, tuple[_Kind, int]]], made: Sequence[Counter[_Kind]]
+) -> dict[int, _Held]:
+    """What is in memory between programs, by identity."""
+    found: dict[int, _Held] = {}
+    for place, (key, (kind, size)) in itertools.chain.from_iterable(
+        ((place, pair) for pair in arrays.items()) for place, arrays in enumerate(read)
+    ):
+        if key in found:
+            found[key] = found[key]._replace(last=place)
+            continue
+        maker = next((earlier for earlier in range(place) if made[earlier][kind] > 0), -1)
+        if maker >= 0:
+            made[maker][kind] -= 1
+        found[key] = _Held(size, maker, place)
+    return found

@@ -1,0 +1,122 @@
+"""Attention kernels: their time on a TPU, and those that the executed count lacks.
+
+A TPU's kernel multiplies block by block, and its vector units form the softmax of each product, or
+its gradient, before the next matmul can begin: the two do not overlap. Each step of its grid costs
+some cycles a matmul besides, also where the mask lets it skip the block. The two constants are
+fitted to 16 published times of JAX's splash kernel alone on a v6e, forward and backward, with
+blocks of 512 to 2048: each within 6% (attention_kernels.json in scripts/results). Neither is
+fitted to a step.
+
+If a sequence is split over devices, each device skips different blocks, from a table indexed by
+its id. A plan assumes half of all query-key pairs: what causal masks keep on average.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from typing import NamedTuple
+
+from mfu_jax.flops.attention_kernels import OF_VALUE_WIDTH, AttentionKernel, kernels_named
+from mfu_jax.flops.executed.kernels.registry import kernel_name
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, ProgramCosts
+from mfu_jax.hardware.chips import Chip
+
+_FEWEST_DIMS = 3  # heads, positions, width
+_QKV = 3
+_FUSED_RESULTS = 3  # gradients of queries, keys and values, all from one kernel
+_PAIRS_PER_CYCLE = 636  # whose softmax a TensorCore forms
+_CYCLES_PER_MATMUL = 367  # of a step of the grid
+_UNITS_OF_CORE = 4  # matrix units of a TensorCore, of any generation in hardware.yml
+
+
+def executed_by_dtype(costs: ProgramCosts) -> Counter[str]:
+    """Executed FLOPs of a step by dtype, including these kernels."""
+    flops = Counter(costs.executed.by_dtype)
+    for record in costs.records.values():
+        for dtype, guessed in half_of_all_pairs(record).items():
+            flops[dtype] += guessed * record.runs
+    return flops
+
+
+def half_of_all_pairs(record: InstructionRecord) -> dict[str, int]:
+    """FLOPs by dtype of an uncounted attention kernel; empty for other instructions."""
+    rows = _rows(record) if record.unaccounted else ()
+    arrays = _queries_keys_values(record)
+    if not rows or not arrays:
+        return {}
+    queries, keys, values = arrays
+    pairs = math.prod(queries.dims[:-1]) * keys.dims[-2]
+    widths = {True: values.dims[-1], False: queries.dims[-1]}
+    products = _row(rows, record.shape.results).products
+    flops = sum(2 * pairs * widths[product in OF_VALUE_WIDTH] for product in products) // 2
+    return {queries.dtype: flops}
+
+
+class KernelTime(NamedTuple):
+    """What bounds an attention kernel on a TPU.
+
+    Attributes:
+        matmul_share: of the matrix units' peak that its matmuls reach: heads narrower than a unit
+            leave a part of it idle.
+        vector_seconds: in which the matrix units wait.
+    """
+
+    matmul_share: float
+    vector_seconds: float
+
+
+def time_on_tpu(record: InstructionRecord, flops: int, chip: Chip) -> KernelTime | None:
+    """The time of one run of an attention kernel; None for other instructions and chips.
+
+    Args:
+        record: the kernel's.
+        flops: of its matmuls.
+        chip: the chip.
+    """
+    rows, unit, clock = _rows(record), chip.matrix_unit, (chip.clock_ghz or 0.0) * 1e9
+    arrays = _queries_keys_values(record)
+    if not (rows and arrays and unit and clock):
+        return None
+    queries, _, values = arrays
+    products = _row(rows, record.shape.results).products
+    widths = [
+        values.dims[-1] if product in OF_VALUE_WIDTH else queries.dims[-1] for product in products
+    ]
+    filled = sum(math.ceil(width / unit) * unit for width in widths)
+    peak = chip.peak_flops_per_sec("bf16")
+    cores = round(peak / (2 * unit * unit * _UNITS_OF_CORE * clock)) or 1
+    pairs = flops / (2 * sum(widths))
+    steps = math.prod(queries.dims[:-2]) * _grid_steps(record)
+    cycles = pairs / _PAIRS_PER_CYCLE + steps * len(products) * _CYCLES_PER_MATMUL
+    return KernelTime(sum(widths) / filled, cycles / (cores * clock))
+
+
+def _grid_steps(record: InstructionRecord) -> int:
+    """Steps of a head: the kernel's first operands are tables [heads, blocks, blocks] of them."""
+    tables = itertools.takewhile(
+        lambda array: array.dtype.startswith(("s", "u")), record.shape.operand_arrays
+    )
+    sizes = (math.prod(table.dims[-2:]) for table in tables if len(table.dims) == _FEWEST_DIMS)
+    return max(sizes, default=0)
+
+
+def _rows(record: InstructionRecord) -> tuple[AttentionKernel, ...]:
+    return kernels_named(kernel_name(record.op_name, record.name))
+
+
+def _queries_keys_values(record: InstructionRecord) -> tuple[ArrayShape, ...]:
+    """The first three operands that may be queries, keys, values; empty if there are fewer."""
+    arrays = [a for a in record.shape.operand_arrays if len(a.dims) >= _FEWEST_DIMS]
+    floats = tuple(a for a in arrays if a.dtype.startswith(("bf", "f")))
+    return floats[:3] if len(floats) >= _QKV else ()
+
+
+def _row(rows: tuple[AttentionKernel, ...], results: tuple[ArrayShape, ...]) -> AttentionKernel:
+    """The kernel of a shared name: only the fused one returns the gradients of all three."""
+    gradients = [array for array in results if len(array.dims) >= _FEWEST_DIMS]
+    fused = [row for row in rows if "dQ" in row.products] if len(rows) > 1 else []
+    if fused and len(gradients) >= _FUSED_RESULTS:
+        return fused[0]
+    return next((row for row in rows if row not in fused), rows[0])

@@ -1,0 +1,120 @@
+"""Attention kernels: their time on a TPU; half of all pairs where the device decides the blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from mfu_jax.flops.executed.records import ArrayShape, InstructionRecord, InstructionShape
+from mfu_jax.planning.step_time.attention_kernels import half_of_all_pairs
+from mfu_jax.planning.step_time.durations import Durations, Efficiencies
+from mfu_jax.planning.targets import parse_target
+
+N, T, S, H = 8, 512, 4096, 128  # one of eight devices has a part of the queries, and all keys
+PRODUCT = 2 * N * T * S * H // 2
+Q, K = ArrayShape("bf16", (1, N, T, H)), ArrayShape("bf16", (1, N, S, H))
+TABLE = ArrayShape("s32", (1, 8, 8))
+
+
+def kernel(name: str, results: tuple[ArrayShape, ...], **keys: object) -> InstructionRecord:
+    shape = InstructionShape(results=results, operand_arrays=(TABLE, Q, K, K))
+    fields = {"unaccounted": ("it skips blocks by a table",), "shape": shape, **keys}
+    return InstructionRecord(
+        name=f"{name}.3",
+        module="m",
+        computation="main",
+        opcode="custom-call",
+        op_name=f"jit(f)/vmap(splash)/{name}/pallas_call",
+        runs=2,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "results", "products"),
+    [
+        ("splash_mha_fwd_segmented_residuals", (Q,), 2),
+        ("splash_mha_dkv_segmented_no_residuals", (K, K), 4),
+        ("splash_mha_dkv_segmented_no_residuals", (Q, K, K), 5),
+        ("splash_mha_dq_segmented_no_residuals", (Q,), 3),
+    ],
+)
+def test_each_product_of_a_kernel_over_half_of_the_pairs(
+    name: str, results: tuple[ArrayShape, ...], products: int
+) -> None:
+    record = kernel(name, results)
+    assert half_of_all_pairs(record) == {"bf16": products * PRODUCT}
+    target = parse_target(topology="v5e:2x4")  # 197e12 FLOP/s in bf16, by its data sheet
+    (duration,) = Durations(target=target, efficiencies=Efficiencies()).of(record)
+    assert duration.cause == "kernel"
+    cycles = N * T * S / 2 / 636 + N * 8 * 8 * products * 367  # softmax, and 8 × 8 steps a head
+    assert duration.seconds == pytest.approx(products * PRODUCT / 197e12 + cycles / 1.5e9)
+
+
+@pytest.mark.parametrize(
+    ("chips", "width", "share", "cycles_per_sec"),
+    [
+        ({"topology": "v6e-8"}, 128, 128 / 256, 1.75e9),  # a matrix unit of 256 × 256
+        ({"topology": "v6e-8"}, 64, 64 / 256, 1.75e9),
+        ({"topology": "v6e-8"}, 256, 1, 1.75e9),
+        ({"topology": "tpu7x:2x2x1"}, 128, 128 / 256, 2.2e9),
+        ({"topology": "v5p-8"}, 128, 1, 2 * 1.75e9),  # of 128 × 128; a device is two cores
+        ({"topology": "v5p-8"}, 64, 64 / 128, 2 * 1.75e9),
+        ({"hardware": "h100"}, 64, 0.4, math.inf),  # the share of other kernels
+    ],
+)
+def test_narrow_heads_leave_a_part_of_the_matrix_unit_idle(
+    chips: dict[str, str], width: int, share: float, cycles_per_sec: float
+) -> None:
+    peak = 10**12
+    record = counted("splash_mha_fwd_residuals", width, peak, ())
+    target = parse_target(**chips)
+    (duration,) = Durations(target=target, efficiencies=Efficiencies(kernel=0.4)).of(record)
+    softmax = peak / (2 * 2 * width) / 636 / cycles_per_sec
+    matmuls = peak / target.chip.peak_flops_per_sec("bf16") / share
+    assert duration.seconds == pytest.approx(matmuls + softmax, rel=0.01)
+
+
+def counted(
+    name: str, width: int, flops: int, steps: tuple[int, ...], fused: bool = False
+) -> InstructionRecord:
+    """A kernel of 64 heads whose FLOPs are known, with a grid of these steps."""
+    array = ArrayShape("bf16", (2, 32, T, width))
+    tables = (ArrayShape("s8", (1, *steps)),) * 3 if steps else ()
+    results = (array,) * (3 if fused else 1)
+    shape = InstructionShape(results=results, operand_arrays=(*tables, *(array,) * 3))
+    record = kernel(name, (), unaccounted=(), shape=shape)
+    return dataclasses.replace(record, kernels=("splash",), flops_by_dtype={"bf16": flops})
+
+
+@pytest.mark.parametrize(
+    ("fused", "blocks", "steps", "milliseconds"),
+    [  # 64 heads of 128 on one v6e: blocks in 2^20 pairs; backward is what both take less forward
+        (False, 1, (1, 1), 0.165),
+        (False, 1, (1, 2), 0.1965),
+        (False, 1, (2, 1), 0.1976),
+        (False, 3, (2, 2), 0.5163),
+        (False, 4, (1, 1), 0.5723),
+        (False, 4, (1, 2), 0.5791),
+        (False, 3, (2, 4), 0.6059),
+        (True, 1, (1, 1), 0.4776 - 0.165),
+        (True, 4, (1, 1), 1.5357 - 0.5163),
+        (True, 3, (2, 2), 1.5451 - 0.5163),
+        (True, 4, (1, 2), 1.5865 - 0.5163),
+    ],
+)
+def test_published_times_of_the_splash_kernel_alone(
+    fused: bool, blocks: int, steps: tuple[int, int], milliseconds: float
+) -> None:
+    products, name = (5, "splash_mha_dkv_no_residuals") if fused else (2, "splash_mha_fwd")
+    record = counted(name, 128, products * 2 * 128 * 64 * blocks * 2**20, steps, fused)
+    target = parse_target(topology="v6e-1")
+    (duration,) = Durations(target=target, efficiencies=Efficiencies()).of(record)
+    assert duration.seconds == pytest.approx(milliseconds / 1e3, rel=0.06)
+
+
+def test_other_kernels_and_counted_ones_are_not_guessed() -> None:
+    assert half_of_all_pairs(kernel("my_mlp", (Q,))) == {}
+    assert half_of_all_pairs(kernel("splash_mha_fwd_residuals", (Q,), unaccounted=())) == {}

@@ -146,6 +146,20 @@ class Verdict:
         """The schema's object."""
         return {"schema": SCHEMA, "sentence": self.sentence, **asdict(self)}
 
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Verdict:
+        """The verdict of a schema's object."""
+        known = {name: value for name, value in found.items() if name in cls.__dataclass_fields__}
+        like = known.get("like_runs")
+        return cls(
+            **known
+            | {
+                "losses": tuple(TimeLoss(**loss) for loss in known["losses"]),
+                "next_steps": tuple(NextStep(**step) for step in known["next_steps"]),
+                "like_runs": like and LikeRuns(**like),
+            }
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepGap:

@@ -32,7 +32,7 @@ from mfu_jax.logger.config import (
     setting,
 )
 from mfu_jax.storage.addresses import Address, check_path, path_of
-from mfu_jax.storage.dump_names import check_name
+from mfu_jax.storage.trace_folders import check_name
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.values import field_types, typed
 

@@ -146,30 +146,76 @@ class Verdict:
         """The schema's object."""
         return {"schema": SCHEMA, "sentence": self.sentence, **asdict(self)}
 
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Verdict:
+        """The verdict of a schema's object."""
+        known = {name: value for name, value in found.items() if name in cls.__dataclass_fields__}
+        like = known.get("like_runs")
+        return cls(
+            **known
+            | {
+                "losses": tuple(TimeLoss(**loss) for loss in known["losses"]),
+                "next_steps": tuple(NextStep(**step) for step in known["next_steps"]),
+                "like_runs": like and LikeRuns(**like),
+            }
+        )
 
-def gap_sentence(measured: float, planned: float, target: str, causes: Mapping[str, float]) -> str:
-    """What a step takes beyond its plan, with the three largest causes.
 
-    Args:
-        measured: seconds of a step.
-        planned: the same by the plan.
+@dataclass(frozen=True, kw_only=True)
+class StepGap:
+    """What a step takes beyond its plan, by cause.
+
+    Attributes:
         target: the chips planned for.
-        causes: seconds by cause.
-
-    >>> gap_sentence(1.5, 1.0, "1 × H100", {"waiting host": 0.6, "faster kernel": -0.1})
-    'a step takes 1.500 s, 1.5 × the 1.000 s planned for 1 × H100: waiting host 600.000 ms'
+        planned_seconds: of a step.
+        measured_seconds: the same.
+        notes: how sure the causes are.
     """
-    more = measured - planned
-    named = [
-        f"{why} {seconds_text(seconds)}"
-        for why, seconds in causes.items()
-        if seconds * more > 0 and abs(seconds) > NOTABLE * measured
-    ]
-    return (
-        f"a step takes {seconds_text(measured)}, {measured / planned:.3g} × the "
-        f"{seconds_text(planned)} planned for {target}: "
-        f"{', '.join(named[:3]) or f'no cause above {NOTABLE:.0%} of it'}"
-    )
+
+    target: str
+    planned_seconds: float
+    measured_seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Extra seconds of a step."""
+        return self.measured_seconds - self.planned_seconds
+
+    def by_reason(self) -> dict[str, float]:
+        """Seconds by cause, by `largest_first`; they sum to the gap."""
+        raise NotImplementedError
+
+    def render(self) -> str:
+        """The causes for a terminal."""
+        raise NotImplementedError
+
+    @property
+    def sentence(self) -> str:
+        """The gap and its three largest causes."""
+        named = [
+            f"{why} {seconds_text(seconds)}"
+            for why, seconds in self.by_reason().items()
+            if seconds * self.seconds > 0 and abs(seconds) > NOTABLE * self.measured_seconds
+        ]
+        ratio = self.measured_seconds / self.planned_seconds
+        return (
+            f"a step takes {seconds_text(self.measured_seconds)}, {ratio:.3g} × the "
+            f"{seconds_text(self.planned_seconds)} planned for {self.target}: "
+            f"{', '.join(named[:3]) or f'no cause above {NOTABLE:.0%} of it'}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The gap as plain JSON values."""
+        return {
+            "sentence": self.sentence,
+            "target": self.target,
+            "planned_seconds": self.planned_seconds,
+            "measured_seconds": self.measured_seconds,
+            "seconds": self.seconds,
+            "by_reason": self.by_reason(),
+            "notes": list(self.notes),
+        }
 
 
 def largest_first(causes: Mapping[str, float], more: float) -> dict[str, float]:

@@ -21,7 +21,7 @@ PLANTED = {
     ): "Three counts",
     ("mfu_jax/flops/analytic/mixers.py", "import mfu_jax.flops.analytic.totals"): "analytic:",
     (
-        "mfu_jax/flops/analytic/huggingface/dense.py",
+        "mfu_jax/flops/analytic/huggingface/latent.py",
         "import mfu_jax.flops.analytic.architectures.plain_decoders",
     ): "config.json and layers",
     (

@@ -5,7 +5,7 @@ usage: mfu-jax watch RUN [interval=2] [--once] [--json]
 RUN         the run's folder, or its metrics file; it may grow, be replaced and resume. The first
             step of a folder without a metrics file is waited for.
 interval=2  seconds between updates
---once      prints one frame, 80 columns wide unless in a terminal, and exits
+--once      prints one frame, and exits; so does watch without a terminal, 80 columns wide
 --json      one JSON object on stdout, and exits
 
 example: mfu-jax watch runs/a"""
@@ -40,13 +40,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv, keys=("interval",), flags=("--once", "--json"))
     run = arguments.one_name("run")
     interval = _interval(arguments.values)
-    follower = MetricsTail(local_metrics_file(run, may_come=not arguments.flags))
+    once = bool(arguments.flags) or not sys.stdout.isatty()
+    follower = MetricsTail(local_metrics_file(run, may_come=not once))
     follower.update()
     if "--json" in arguments.flags:
         print(json_text(snapshot(follower, time.time())))
         return 0
     console = _console()
-    if arguments.flags:
+    if once:
         console.print(frame(follower, time.time()))
     else:
         _follow(follower, console, interval)
@@ -56,14 +57,11 @@ def main(argv: Sequence[str]) -> int:
 def _follow(follower: MetricsTail, console: Any, interval: float) -> None:
     """Redraws the frame until Ctrl-C."""
     live = require("rich.live", "mfu-jax watch", install=TRAIN)
-    if not follower.path.exists():
-        print(f"mfu-jax watch: waiting for {follower.path}", file=sys.stderr)
 
     def now() -> Any:
         return frame(follower, time.time(), console.width, console.height)
 
-    is_screen = console.is_terminal
-    with live.Live(now(), console=console, auto_refresh=False, screen=is_screen) as shown:
+    with live.Live(now(), console=console, auto_refresh=False, screen=True) as shown:
         try:
             while True:
                 time.sleep(interval)

@@ -7,7 +7,7 @@ that reads compiled programs accept the result like the program itself. Reading 
 from mfu_jax.dumps.files import load, write
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.dumps.recording import dump, record
-from mfu_jax.storage.dump_names import SUFFIX
+from mfu_jax.storage.trace_folders import DUMP_SUFFIX as SUFFIX
 
 __all__ = [
     "SUFFIX",

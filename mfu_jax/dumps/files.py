@@ -18,8 +18,8 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.count import KernelRun, KernelRuns
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.storage.addresses import check_path, open_place
-from mfu_jax.storage.dump_names import check_name
 from mfu_jax.storage.targets import write_whole
+from mfu_jax.storage.trace_folders import check_name
 from mfu_jax.util.user_files import too_large, unreadable
 
 MOST_BYTES = 2**30  # uncompressed; a program for 512 devices takes under 1 MB, a large one 10 MB

@@ -34,8 +34,7 @@ from mfu_jax.instrumentation.counts import (
 )
 from mfu_jax.logger.records.step_cost import StepCost
 from mfu_jax.settings import Settings
-from mfu_jax.storage.dump_names import SUFFIX
-from mfu_jax.storage.trace_folders import dump_path
+from mfu_jax.storage.trace_folders import DUMP_SUFFIX, dump_path
 from mfu_jax.util import jax_internals
 from mfu_jax.util.failsafe import Boundary, failsafe
 
@@ -298,7 +297,7 @@ def dump_step(
 
         dump(
             compiled,
-            f"{path.removesuffix(SUFFIX)}.{number}{SUFFIX}" if number > 1 else path,
+            f"{path.removesuffix(DUMP_SUFFIX)}.{number}{DUMP_SUFFIX}" if number > 1 else path,
             model=None if model is None else model_flops(model),
             kernel_flops=kernel_flops,
             trip_counts=trip_counts,

@@ -10,7 +10,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -32,7 +32,6 @@ from mfu_jax.instrumentation.outputs import (
 from mfu_jax.instrumentation.packed_documents import PackedBatch
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.programs import BeforeCall, Signature, StepProgram, StepPrograms
-from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.records.non_finite import RERAISED, NonFiniteLossError
@@ -42,6 +41,9 @@ from mfu_jax.logger.sinks.base import format_values
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import parse_steps
 from mfu_jax.util.failsafe import Boundary, Once, failsafe, note_handlers
+
+if TYPE_CHECKING:
+    from mfu_jax.instrumentation.instrumented_step import WrappedStep
 
 _log = logging.getLogger("mfu_jax")
 
@@ -209,11 +211,7 @@ class StepObserver:
 
     def flops(self) -> StepFlops | None:
         """All counts of the last program run; waits for them."""
-        analysis = None if self.current is None else self.current.analysis
-        if analysis is None:
-            return None
-        analysis.wait(COUNT_SECONDS)
-        return analysis.flops
+        return None if (counted := self._counted()) is None else counted.flops
 
     def close(self) -> None:
         """Ends the trace and the counts; writes nothing more."""
@@ -250,11 +248,15 @@ class StepObserver:
 
     def _traced_peak(self) -> Peak | None:
         """The peak for the last program run, once its dump is beside the trace."""
+        counted = self._counted()
+        return None if counted is None or counted.peaks is None else counted.peaks.main
+
+    def _counted(self) -> ProgramAnalysis | None:
+        """The analysis of the last program run, once it is counted; None if there is none."""
         analysis = None if self.current is None else self.current.analysis
-        if analysis is None:
-            return None
-        analysis.wait(COUNT_SECONDS)
-        return None if analysis.peaks is None else analysis.peaks.main
+        if analysis is not None:
+            analysis.wait(COUNT_SECONDS)
+        return analysis
 
     def _program_of(
         self, pending: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

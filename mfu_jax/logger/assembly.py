@@ -55,16 +55,11 @@ def with_fields(
     return new_cost, new_config
 
 
-def is_main_process(config: LoggerConfig) -> bool:
-    """Whether this process writes metrics."""
-    return jax.process_index() == 0 if config.is_main_process is None else config.is_main_process
-
-
 def sinks_of_process(
     sinks: Sequence[Sink] | None, config: LoggerConfig, places: Mapping[str, str]
 ) -> Sequence[Sink]:
     """The given sinks, or a console and `places`, in the process that writes; none in others."""
-    if not is_main_process(config):
+    if jax.process_index() != 0:
         return []
     if sinks is None:
         files = {"resume_from_step": config.start_step, "fsync_seconds": FSYNC_SECONDS}
@@ -177,7 +172,7 @@ def watchdog_of(
 
     if run_dir and not config.hang_folder and isinstance(path_of(run_dir), Path):
         config = dataclasses.replace(config, hang_folder=os.fspath(run_dir))
-    if config.heartbeat_file and not is_main_process(config):
+    if config.heartbeat_file and jax.process_index() != 0:
         config = dataclasses.replace(config, heartbeat_file="")
     return Watchdog(config, boundary, monotonic=monotonic)
 

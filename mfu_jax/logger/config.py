@@ -150,9 +150,6 @@ class LoggerConfig(LoggerKeys):
 
     start_step: int = setting(0, "number of the first step, above 0 after a resume")
     calls_per_step: int = setting(1, "calls of instrumented functions that make one step")
-    is_main_process: bool | None = setting(
-        None, "whether this process writes; None: only process 0 does"
-    )
     queue_size: int = setting(
         256,
         "steps that may wait to be turned into records, if that is stuck or too slow; after one "

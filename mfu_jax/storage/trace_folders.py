@@ -10,7 +10,10 @@ from datetime import datetime
 from pathlib import Path
 
 from mfu_jax.errors import UserError
-from mfu_jax.storage.dump_names import SUFFIX as DUMP_SUFFIX
+from mfu_jax.storage.addresses import check_path
+
+DUMP_SUFFIX = ".mfu"
+"""By which every command recognises the dump of a program."""
 
 PROGRAMS = "programs"
 """Folder, beside ``plugins/profile``, that holds dumps of the programs that ran."""
@@ -23,6 +26,24 @@ _SESSION_NAME = "%Y_%m_%d_%H_%M_%S"
 _OWN = re.compile(r"\.trace\d+")  # one process's, being written
 # Each host names its session after the second in which its trace ends.
 _SAME_SESSION_SECONDS = 60.0
+
+
+def check_name(path: str | os.PathLike[str], what: str) -> None:
+    """Refuses a name that `mfu-jax compare` would not recognise.
+
+    Args:
+        path: path of the dump to write.
+        what: the setting that the path comes from, for messages.
+
+    Raises:
+        UserError: the path has another suffix, or contains a NUL.
+    """
+    if not str(check_path(path, what)).endswith(DUMP_SUFFIX):
+        raise UserError(
+            f"{what} {os.fspath(path)!r}: expected a name that ends with {DUMP_SUFFIX}, by which "
+            "mfu-jax compare knows it",
+            hint=f"pass {os.fspath(path)}{DUMP_SUFFIX}",
+        )
 
 
 def trace_files(path: Path) -> list[Path]:

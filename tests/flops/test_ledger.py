@@ -15,7 +15,7 @@ from mfu_jax.flops.ledger_table import read_rows
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.hardware.step_peaks import find_peaks
 from mfu_jax.instrumentation.counts import count_program, traced_model
-from mfu_jax.logger.records.diagnosis import diagnose
+from mfu_jax.logger.records.step_cost import diagnose
 from tests.support import program_shared_calls as shared_calls
 from tests.support.recorded import count
 

@@ -10,8 +10,7 @@ import pytest
 
 import mfu_jax
 from mfu_jax.errors import UserError
-from mfu_jax.instrumentation.instrumented_step import InstrumentedStep
-from mfu_jax.instrumentation.wrapped_step import DisabledStep
+from mfu_jax.instrumentation.instrumented_step import DisabledStep, InstrumentedStep
 from mfu_jax.util import jax_internals
 from tests.support.instrumented import (
     PEAK,

@@ -59,7 +59,7 @@ from mfu_jax.planning.result.rendering import render
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, compiled_plan, work_of
 from mfu_jax.planning.targets import CHIPS, Target, check_dump, target_of
-from mfu_jax.storage.dump_names import SUFFIX
+from mfu_jax.storage.trace_folders import DUMP_SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import number_of, typed
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         return _show(arguments, _of_run(arguments))
     values = arguments.values
     target = target_of(values)
-    if arguments.names and arguments.names[0].endswith(SUFFIX):
+    if arguments.names and arguments.names[0].endswith(DUMP_SUFFIX):
         return _show(arguments, _of_dump(arguments, target))
     _check_keys(arguments)
     if "--sweep" in arguments.flags:
@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_forms(arguments: Arguments) -> None:
     """Refuses two forms at once, since one would be ignored."""
-    dumps = [name for name in arguments.names if name.endswith(SUFFIX)]
+    dumps = [name for name in arguments.names if name.endswith(DUMP_SUFFIX)]
     given = [*dumps, *(flag for flag in _FORMS if flag in arguments.flags)]
     if len(given) > 1 and given != ["--maxtext", "--sweep"]:
         raise UserError(f"{given[0]} and {given[1]}; expected one form of the command")

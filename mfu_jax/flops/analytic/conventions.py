@@ -142,18 +142,17 @@ def _dense(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     "Megatron-LM, 2025, num_floating_point_operations",
 )
 def _megatron(config: ModelConfig, model: Layers) -> list[FlopsRow]:
-    padded = _padded_vocabulary(config)
+    return matmul_rows(config, model, "maxtext", lambda part: _as_megatron(config, part))
 
-    def causal(part: Component) -> Component:
-        if part.name.endswith(LOGITS):
-            return part.replace(macs=part.macs * padded // config.vocab_size)
-        if part.name.endswith((ROUTER, SHARED_GATE)):
-            return part.replace(macs=0)
-        if part.mask is None or isinstance(part.mask, Full):
-            return part
-        return part.replace(mask=Causal())
 
-    return matmul_rows(config, model, "maxtext", causal)
+def _as_megatron(config: ModelConfig, part: Component) -> Component:
+    if part.name.endswith(LOGITS):
+        return part.replace(macs=part.macs * _padded_vocabulary(config) // config.vocab_size)
+    if part.name.endswith((ROUTER, SHARED_GATE)):
+        return part.replace(macs=0)
+    if part.mask is None or isinstance(part.mask, Full):
+        return part
+    return part.replace(mask=Causal())
 
 
 _LATENT_NORMS = ("attention/q_norm", "attention/kv_norm", "mtp/norms")
@@ -170,7 +169,7 @@ def _megatron_bridge(config: ModelConfig, model: Layers) -> list[FlopsRow]:
     Of V4's keys, a query has a whole window, half of the S/128 summaries, those selected of S/4,
     and the indexer scores all.
     """
-    padded, length = _padded_vocabulary(config), config.step.max_target_length
+    length = config.step.max_target_length
     compressed = bool(config.sparse_attention.compress_ratios)
 
     def pairs_per_query(part: Component) -> Number:
@@ -186,24 +185,20 @@ def _megatron_bridge(config: ModelConfig, model: Layers) -> list[FlopsRow]:
 
     def counted(part: Component) -> Component:
         name, mask = part.name, part.mask
-        if name.endswith(LOGITS):
-            return part.replace(macs=part.macs * padded // config.vocab_size)
         if name in _LATENT_NORMS:
             return part.replace(macs=part.parameters)
         if name == "mamba2/core":  # 7 operations a state where the recurrence needs 4
             return part.replace(macs=Fraction(7 * part.macs, 4))
         unseen = ("hyper_", "mamba2/conv", f"{INDEXER}/reduce" if compressed else INDEXER)
-        if name.endswith((ROUTER, SHARED_GATE)) or name.startswith(unseen):
+        if name.startswith(unseen):
             return part.replace(macs=0)
         if name.startswith(INDEXER):
             part = part.replace(left_gradient=True, right_gradient=True)
-        if mask is None or isinstance(mask, Full):
-            return part
-        if compressed:
+        if compressed and mask is not None and not isinstance(mask, Full):
             return part.replace(macs=part.macs * pairs_per_query(part), mask=None)
         if isinstance(mask, SlidingWindow) and mask.size < length:
             return part.replace(macs=part.macs * mask.pairs(length, "exact"), mask=None, tokens=1)
-        return part.replace(mask=Causal())
+        return _as_megatron(config, part)
 
     return matmul_rows(config, model, "maxtext", counted)
 

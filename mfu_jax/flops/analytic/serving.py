@@ -16,7 +16,7 @@ from mfu_jax.flops.analytic.components import Cache, Component, Layers
 from mfu_jax.flops.analytic.inputs.sources import as_model_config
 from mfu_jax.flops.analytic.names import LOGITS, MULTI_TOKEN_PREDICTION
 from mfu_jax.flops.exact import Number, integral
-from mfu_jax.flops.masks import Full
+from mfu_jax.flops.masks import Full, Mask
 
 _NOTHING_KEPT = Cache()
 _EVERY_KEY = Full()  # for a part without a mask, which has a state but no keys
@@ -107,7 +107,7 @@ def decode_cost(
     written: Number = 0
     for repeats, part in text:
         cache = part.cache or _NOTHING_KEPT
-        seen = 1 if part.mask is None else _seen_by_last(part, context_length)
+        seen = 1 if part.mask is None else _seen_by_last(part.mask, context_length)
         macs = part.macs if cache.decode_macs is None else cache.decode_macs
         flops += repeats * 2 * macs * seen
         read += repeats * (seen * cache.width + cache.state)
@@ -128,12 +128,9 @@ def _serving_parts(model: Layers) -> Iterator[tuple[int, Component]]:
             yield from ((layer.repeats, part) for part in layer.components)
 
 
-def _seen_by_last(part: Component, length: int) -> Number:
+def _seen_by_last(mask: Mask, length: int) -> Number:
     """Number of keys that the last of `length` tokens sees."""
-    if part.mask is None:
-        return 0
-    before = part.mask.pairs(length - 1, "exact") if length > 1 else 0
-    return part.mask.pairs(length, "exact") - before
+    return mask.pairs(length, "exact") - (mask.pairs(length - 1, "exact") if length > 1 else 0)
 
 
 def _kept(part: Component, keys: Number) -> Number:

@@ -57,7 +57,7 @@ class StepRecord:
         kind: ``step``, or ``compile`` and ``warmup`` for those excluded from every summary.
         unix_seconds: wall clock at its end.
         scalars: metric name -> number; NaN and Inf are unchanged.
-        flags: short names of its impossible numbers (`mfu_jax.logger.records.diagnosis`).
+        flags: short names of its impossible numbers (`mfu_jax.logger.records.step_cost`).
         notes: sentences for a human: a diagnosis, a recompile, a clock jump.
         log_period: every how many steps one goes to all sinks; the run's, not the step's.
     """

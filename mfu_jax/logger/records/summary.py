@@ -207,7 +207,7 @@ class Summary:
         if self.verdict is not None:
             for loss in self.verdict.losses[:_MOST_LOSSES]:
                 if loss.fraction >= NOTABLE:
-                    yield "loss", str(loss)
+                    yield "lost to", str(loss)
             for step in self.verdict.next_steps:
                 yield "next", str(step)
 

@@ -7,6 +7,7 @@ order, with back-off.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import sys
@@ -67,6 +68,7 @@ class Follower:
     Attributes:
         name: of the sink, for messages.
         lost: number of records that the sink will never get, by reason.
+        last: the last record that the sink has.
         has_hung: the sink did not finish in the time allowed for its last `settle`.
     """
 
@@ -88,11 +90,11 @@ class Follower:
         self._pause_seconds = periods * period_seconds if periods > 1 else 0.0
         self._monotonic = monotonic
         self._queue: deque[Any] = deque()
-        self._batch: list[Any] = []  # taken from the queue, and not yet written
+        self._batch: list[Any] = []  # taken from the file or the queue, and not yet written
         self._misses = False  # the queue had no room for some, which the file has
         self._texts: deque[Event] = deque(maxlen=_MOST_TEXTS)  # for which it had no room either
         self._reader: LoggedRecords | None = None
-        self._last: StepRecord | None = None  # the last one that the sink has
+        self.last: StepRecord | None = None
         self._passed = 0
         self._wake = Alarm()
         self._is_asleep = self._has_written = self._is_behind = False
@@ -171,9 +173,8 @@ class Follower:
         """Gives up a hung sink: it gets no more records, and another thread closes it."""
         self._is_abandoned = True
         self._wake.set()
-        Boundary().thread(
-            f"mfu_jax {self.name}", "a sink is not closed", self._call, "close"
-        ).start()
+        name, missing = f"mfu_jax {self.name}", f"{self.name} is not closed"
+        Boundary().thread(name, missing, self._call, "close").start()
 
     def count_rest(self, *, is_on_disk: bool) -> None:
         """At the end of the run, says what the sink lacks, or counts it as lost.
@@ -181,11 +182,13 @@ class Follower:
         Args:
             is_on_disk: the log's files have everything, so that it can be written later.
         """
-        reader = self._reader or (self._log.reader(self._last) if self._misses else None)
-        lacks = len(reader.read(sys.maxsize)) if reader is not None else 0
+        rest, reader = self._batch, self._reader
+        if reader is None and self._misses:
+            rest, reader = [], self._log.reader(self.last)
+        rest = [*rest, *(copy.copy(reader).read(sys.maxsize) if reader else ())]
         if reader is None or not is_on_disk:
-            rest = (*self._batch, *self._queue)
-            lacks += sum(not isinstance(item, Event) and self._wants(item) for item in rest)
+            rest += self._queue
+        lacks = sum(not isinstance(item, Event) and self._wants(item) for item in rest)
         if not lacks:
             return
         if is_on_disk:
@@ -267,37 +270,37 @@ class Follower:
     def _deliver(self) -> None:
         """Passes on what there is, oldest first, until nothing is left or the sink fails."""
         while not self._is_abandoned:
-            items = self._next()
-            if not items:
+            if not self._fill_batch():
                 self._retry_seconds = 0.0  # nothing to try again: the thread may sleep
                 return
-            of_events, same = next(itertools.groupby(items, lambda i: isinstance(i, Event)))
+            is_full = len(self._batch) == BATCH_ITEMS
+            of_events, same = next(itertools.groupby(self._batch, lambda i: isinstance(i, Event)))
             if of_events:
                 self._tell([*same])
             else:
                 self._write([*same])
             if self._retry_seconds:
                 return
-            if len(items) == BATCH_ITEMS:
+            if is_full:
                 time.sleep(BREATH_SECONDS)
 
-    def _next(self) -> Sequence[Any]:
-        """The next items: what it lacks of the log's file, then what waits in memory."""
+    def _fill_batch(self) -> bool:
+        """Takes the next items: what it lacks of the log's file, then what waits in memory."""
         while not self._batch:
             if self._reader is not None:
-                if records := self._reader.read(BATCH_ITEMS):
-                    return records
-                self._drop_until(self._reader.last)
-                self._reader = None
-                self._catch_up()
+                self._batch = self._reader.read(BATCH_ITEMS)
+                if not self._batch:
+                    self._drop_passed()
+                    self._reader = None
+                    self._catch_up()
             elif self._misses:
-                self._misses, self._reader = False, self._log.reader(self._last)
+                self._misses, self._reader = False, self._log.reader(self.last)
                 self._fall_behind()
             elif self._texts:
                 self._batch = [self._texts.popleft() for _ in range(len(self._texts))]
             elif not self._fill():
                 break
-        return self._batch
+        return bool(self._batch)
 
     def _fill(self) -> bool:
         """Takes the next items from the queue; False if there are none."""
@@ -307,12 +310,12 @@ class Follower:
                 self._batch = [self._queue.popleft() for _ in range(len(self._queue))[:BATCH_ITEMS]]
             return bool(self._batch) or not is_whole
 
-    def _drop_until(self, last: StepRecord | None) -> None:
-        """Takes from the queue what the file had, up to this record; tells texts among it."""
+    def _drop_passed(self) -> None:
+        """Takes from the queue what the file had, up to the last record; tells texts among it."""
         with self._log.lock:
             count = len(self._queue)
             for item in reversed(self._queue):
-                if last is not None and _is_same(item, last):
+                if self.last is not None and _is_same(item, self.last):
                     break
                 count -= 1
             passed = [*self._texts, *(self._queue.popleft() for _ in range(count))]
@@ -322,11 +325,9 @@ class Follower:
                 self._tell_text(item)
 
     def _advance(self, count: int, last: StepRecord | None = None) -> None:
-        self._last = last or self._last
+        self.last = last or self.last
         self._passed += count
-        if self._reader is not None:
-            self._reader.advance(count)
-        elif not self._is_abandoned:
+        if not self._is_abandoned:
             del self._batch[:count]
 
     def _takes(self, item: Any) -> bool:
@@ -451,7 +452,7 @@ class Follower:
         """Notes in the log how far the sink got, for the next process."""
         if not self._is_behind:
             self._is_behind = True
-            step = -1 if self._last is None else self._last.step
+            step = -1 if self.last is None else self.last.step
             self._log.event(events.BEHIND, sink=self.name, step=step)
 
     def _works(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +24,25 @@ class LoggedRecords:
         log_period: see `LoggerConfig`.
         after: a record of the file, or a step; reading begins after its last line. None: reading
             begins at the first line.
-
-    Attributes:
-        last: the last record that was passed.
     """
 
     def __init__(
         self, path: Path, log_period: int, *, after: StepRecord | int | None = None
     ) -> None:
-        self.last = after if isinstance(after, StepRecord) else None
         self._path = path
         self._log_period = log_period
         self._after = after
         self._offset: int | None = None
-        self._ends: list[tuple[int, StepRecord]] = []
 
-    def read(self, most: int) -> Sequence[StepRecord]:
-        """Up to `most` records from the first one not yet passed; empty at the end of the file."""
+    def read(self, most: int) -> list[StepRecord]:
+        """The next records, `most` of them at most; none at the end of the file."""
         if self._offset is None:
             self._offset = 0 if self._after is None else self._place()
-        self._ends = []
-        for end, values in self._lines(self._offset):
-            self._ends.append((end, record_of(values, self._log_period)))
-            if len(self._ends) >= most:
-                break
-        return [record for _, record in self._ends]
-
-    def advance(self, count: int) -> None:
-        """Passes the first `count` records of the last `read`."""
-        if count:
-            self._offset, self.last = self._ends[count - 1]
-            del self._ends[:count]
+        found = []
+        for end, values in itertools.islice(self._lines(self._offset), most):
+            found.append(record_of(values, self._log_period))
+            self._offset = end
+        return found
 
     def _place(self) -> int:
         """Where the line after `after` begins."""

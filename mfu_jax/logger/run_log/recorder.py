@@ -12,6 +12,7 @@ at first: a whole one would be all but the first step of a run that is killed wi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -60,6 +61,7 @@ BREATH_SECONDS = 1e-4
 _LONG_SECONDS = 0.1
 
 
+@dataclasses.dataclass(eq=False)
 class RecorderThread:
     """Handles items in order on one daemon thread.
 
@@ -74,19 +76,15 @@ class RecorderThread:
         dropped: number of non-callable items that were never handled.
     """
 
-    def __init__(
-        self,
-        handle: Callable[[Sequence[Any]], None],
-        *,
-        size: int = 256,
-        period_seconds: float = 0.1,
-    ) -> None:
+    handle: Callable[[Sequence[Any]], None]
+    _: dataclasses.KW_ONLY
+    size: int = 256
+    period_seconds: float = 0.1
+
+    def __post_init__(self) -> None:
         self.dropped = 0
-        self._period_seconds = period_seconds
         self._began, self._took_at = math.inf, 0.0  # when items were taken: the first and the last
         self._patience_seconds, self._waited_at = PATIENCE_SECONDS, time.monotonic()
-        self._handle = handle
-        self._size = size
         self._queue: deque[Any] = deque()
         self._wake = Alarm()
         self._has_moved = threading.Event()
@@ -129,7 +127,7 @@ class RecorderThread:
 
     def _attend(self) -> None:
         """Wakes the thread: it is asleep, hurried, or many items wait."""
-        if len(self._queue) > self._size:
+        if len(self._queue) > self.size:
             self._make_room()
         self._hurried = max(0, self._hurried - 1)
         self._sleeps(False)
@@ -137,13 +135,13 @@ class RecorderThread:
 
     def _sleeps(self, is_asleep: bool) -> None:
         self._is_asleep = is_asleep
-        self._most = 0 if is_asleep or self._hurried else (self._size - 1) // 2
+        self._most = 0 if is_asleep or self._hurried else (self.size - 1) // 2
 
     def _make_room(self) -> None:
         begun = time.monotonic()
         regained = _REGAINED * (begun - self._waited_at)
         patience = min(PATIENCE_SECONDS, self._patience_seconds + regained)
-        while len(self._queue) > self._size:
+        while len(self._queue) > self.size:
             self._has_moved.clear()
             self._wake.set()
             left = begun + patience - time.monotonic()
@@ -160,7 +158,7 @@ class RecorderThread:
                 "steps are left out\n"
                 "hint: usually a metric that is a slow function, or an output that "
                 "never gets ready",
-                self._size,
+                self.size,
             )
         try:
             self.dropped += not callable(self._queue.popleft())
@@ -176,14 +174,14 @@ class RecorderThread:
             self._sleeps(False)
             items = self._take()
             # Calls alone, such as a set-up just before the loop, must not delay the first step.
-            waits = self._period_seconds > 0 and not all(map(callable, items))
+            waits = self.period_seconds > 0 and not all(map(callable, items))
             self._handle_all(items)
 
     def _due_seconds(self) -> float:
         """Until the next items are to be taken."""
         now = time.monotonic()
         self._began = min(self._began, self._took_at)
-        period = period_at(now - self._began, self._period_seconds)
+        period = period_at(now - self._began, self.period_seconds)
         return max(_SHORTEST_SECONDS, self._took_at + period - now)
 
     def _take(self) -> list[Any]:
@@ -204,7 +202,7 @@ class RecorderThread:
             del items[: len(steps)]
             with self._failsafe:
                 if steps:
-                    self._handle(steps)
+                    self.handle(steps)
                 else:
                     items.pop(0)()
             del steps

@@ -142,13 +142,16 @@ class TimedStep:
 
     def _measure(self, begin: Reading, end: Reading, suspension: Callable[[], float]) -> None:
         seconds, monotonic_seconds = end[0] - begin[0], end[1] - begin[1]
-        jump = seconds - monotonic_seconds
-        if abs(jump) > JUMP_SECONDS + JUMP_FRACTION * monotonic_seconds:
+        jump, slewed = seconds - monotonic_seconds, JUMP_FRACTION * monotonic_seconds
+        if abs(jump) > slewed:
+            # A thread may lose its turn between the two clocks for longer than a short step takes:
+            # by the wall clock, a step that another thread saw end may have ended before it began.
+            seconds = monotonic_seconds
+        if abs(jump) > JUMP_SECONDS + slewed:
             self.clock_jump_seconds = jump
             slept = suspension()
             # A suspension inside an earlier pause does not explain a jump now.
             self.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
-            seconds = monotonic_seconds
         self.seconds = seconds
         self.ended_at, self.ended_monotonic = end
 

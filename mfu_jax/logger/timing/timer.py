@@ -365,10 +365,6 @@ class GcPauses:
 
     The collector's callback costs less than a microsecond per collection.
 
-    Args:
-        monotonic: clock in seconds.
-        boundary: where failures are reported.
-
     Attributes:
         seconds: the sum so far.
 
@@ -378,19 +374,16 @@ class GcPauses:
     True
     """
 
-    def __init__(
-        self, monotonic: Callable[[], float] = time.monotonic, boundary: Boundary | None = None
-    ) -> None:
+    def __init__(self) -> None:
         self.seconds = 0.0
-        self._boundary = boundary or Boundary()
-        self._monotonic = monotonic
+        self._boundary = Boundary()
         self._began: float | None = None
         gc.callbacks.append(self._on_collection)
 
     @failsafe("pauses of the garbage collector are not known")
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            self._began = self._monotonic()
+            self._began = time.monotonic()
         elif self._began is not None:
-            self.seconds += self._monotonic() - self._began
+            self.seconds += time.monotonic() - self._began
             self._began = None

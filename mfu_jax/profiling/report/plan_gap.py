@@ -34,7 +34,7 @@ from mfu_jax.profiling.report.comparison import (
 from mfu_jax.profiling.report.comparison_text import changes_table, sums
 from mfu_jax.profiling.timeline.devices import ON_DEVICE
 from mfu_jax.util.formatting import columns, percent, printable
-from mfu_jax.verdict import NOTABLE, gap_sentence, largest_first
+from mfu_jax.verdict import NOTABLE, StepGap, largest_first
 
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
@@ -55,45 +55,25 @@ _SAME = 1e-3  # of the work of one program in two files
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanGap(TimeChanges):
+class PlanGap(StepGap, TimeChanges):
     """What a step takes beyond its plan.
 
     Attributes:
         path: the plan's file.
-        target: the chips planned for.
-        planned_seconds: of a step.
-        measured_seconds: the same.
-        notes: how sure the causes are.
     """
 
     path: str
-    target: str
-    planned_seconds: float
-    measured_seconds: float
-    notes: tuple[str, ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        """Extra seconds of a step."""
-        return self.measured_seconds - self.planned_seconds
 
     def by_reason(self) -> dict[str, float]:
         """Seconds by cause: those of the gap's own sign first, the largest first.
 
         A cause and its opposite are one: what a plan errs in each op by cancels in their sum.
         """
-        found = super().by_reason()
+        found = TimeChanges.by_reason(self)
         for cause, opposite in _OPPOSITES:
             net = found.pop(cause, 0.0) + found.pop(opposite, 0.0)
             found |= whole(cause if net > 0 else opposite, net)
         return largest_first(found, self.seconds)
-
-    @property
-    def sentence(self) -> str:
-        """The gap and its largest causes."""
-        return gap_sentence(
-            self.measured_seconds, self.planned_seconds, self.target, self.by_reason()
-        )
 
     def render(self, *, top: int = 15) -> str:
         """The gap by cause and by op.
@@ -108,16 +88,7 @@ class PlanGap(TimeChanges):
 
     def to_json(self) -> dict[str, Any]:
         """The gap as plain JSON values; in ``changes``, ``before`` is the plan's time."""
-        return {
-            "sentence": self.sentence,
-            "file": self.path,
-            "target": self.target,
-            "planned_seconds": self.planned_seconds,
-            "measured_seconds": self.measured_seconds,
-            "seconds": self.seconds,
-            **super().to_json(),
-            "notes": list(self.notes),
-        }
+        return {"file": self.path, **TimeChanges.to_json(self), **StepGap.to_json(self)}
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mfu_jax.flops.names import EXECUTED
 from mfu_jax.pages.bars import BarRow, bars
@@ -12,9 +13,11 @@ from mfu_jax.pages.tables import Column, Word, ledger_table, of_value, table
 from mfu_jax.runs.goodput.run_time import MEANING, Attempt, TimeSlice, product
 from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.runs.report.setup import ComponentRow
 from mfu_jax.runs.report.verdict import wall_name
 from mfu_jax.util.formatting import percent, readable
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.analytic.conventions import FlopsRow
 
 _KINDS = {
     "train": "model",
@@ -123,18 +126,18 @@ def executed_flops(run: RunData) -> int | None:
 
 
 def _components(run: RunData) -> Markup:
-    whole, mfu = float(sum(row.flops for row in run.model.components)), run.summary.mfu
+    whole, mfu = float(sum(row.training_flops for row in run.model.components)), run.summary.mfu
 
-    def share(row: ComponentRow) -> float | None:
-        return float(row.flops) / whole if whole else None
+    def share(row: FlopsRow) -> float | None:
+        return float(row.training_flops) / whole if whole else None
 
-    columns: list[Column[ComponentRow] | Word[ComponentRow]] = [
+    columns: list[Column[FlopsRow] | Word[FlopsRow]] = [
         of_value("layers", lambda r: r.repeats, str),
-        of_value("GFLOP", lambda r: float(r.flops) / 1e9, readable),
+        of_value("GFLOP", lambda r: float(r.training_flops) / 1e9, readable),
         of_value("of the model", share, percent),
         of_value("pts of MFU", lambda r: product(share(r), mfu), percent),
     ]
-    rows = sorted(run.model.components, key=lambda row: -row.flops)
+    rows = sorted(run.model.components, key=lambda row: -row.training_flops)
     return table("component", rows, lambda r: f"{r.layer} {r.component}", columns)
 
 

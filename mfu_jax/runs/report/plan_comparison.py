@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mfu_jax import names
 from mfu_jax.hardware.chips import find, table
@@ -18,7 +18,7 @@ from mfu_jax.names import THROTTLE_SCORE
 from mfu_jax.runs.report.run_data import RunData
 from mfu_jax.util.formatting import columns, percent, seconds_text
 from mfu_jax.util.user_files import read_text, unreadable
-from mfu_jax.verdict import gap_sentence, largest_first
+from mfu_jax.verdict import StepGap, largest_first
 
 _EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
 _MOST_BYTES = 2**24
@@ -76,81 +76,27 @@ class PlannedRow(NamedTuple):
         return self.name, self.text(self.predicted), self.text(self.measured), ratio
 
 
-class StepGap(Protocol):
-    """What a step takes beyond its plan, by cause: of a profile, or of a log."""
-
-    @property
-    def sentence(self) -> str:
-        """The gap and its largest causes."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """How sure the causes are."""
-
-    def by_reason(self) -> dict[str, float]:
-        """Seconds by cause; they sum to the gap."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
-
-    def render(self) -> str:
-        """The causes for a terminal."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class LoggedGap:
+class LoggedGap(StepGap):
     """The gap as far as a run's log divides it: a step with its share of waits and compilation.
 
     Attributes:
-        target: the chips planned for.
-        planned_seconds: of a step.
-        measured_seconds: the same, with its share of what the run waited and compiled.
         causes: seconds by cause.
-        notes: what the log does not tell.
     """
 
-    target: str
-    planned_seconds: float
-    measured_seconds: float
     causes: Mapping[str, float]
     notes: tuple[str, ...] = (
         "from the log alone: what a step itself takes beyond its plan is lower clock, as far as "
         "read, and unexplained; profile_steps=N-M divides it by op",
     )
 
-    @property
-    def sentence(self) -> str:
-        """The gap and its largest causes."""
-        return gap_sentence(
-            self.measured_seconds, self.planned_seconds, self.target, self.by_reason()
-        )
-
     def by_reason(self) -> dict[str, float]:
-        """Seconds by cause; they sum to the gap."""
-        more = self.measured_seconds - self.planned_seconds
-        return largest_first({why: s for why, s in self.causes.items() if s}, more)
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            "sentence": self.sentence,
-            "planned_seconds": self.planned_seconds,
-            "measured_seconds": self.measured_seconds,
-            "seconds": self.measured_seconds - self.planned_seconds,
-            "by_reason": self.by_reason(),
-            "notes": list(self.notes),
-        }
+        return largest_first({why: s for why, s in self.causes.items() if s}, self.seconds)
 
     def render(self) -> str:
-        """The causes for a terminal."""
         rows = [(why, seconds_text(seconds)) for why, seconds in self.by_reason().items()]
-        return "\n".join(
-            [
-                f"gap to the plan: {self.sentence}",
-                *columns([("cause", "seconds"), *rows]),
-                *_notes(self.notes),
-            ]
-        )
+        lines = columns([("cause", "seconds"), *rows])
+        return "\n".join([f"gap to the plan: {self.sentence}", *lines, *_notes(self.notes)])
 
 
 @dataclass(frozen=True, kw_only=True)

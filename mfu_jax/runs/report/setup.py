@@ -6,13 +6,15 @@ import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.ledger_table import LedgerRow, read_rows
 from mfu_jax.logger.run_log.events import SETUP
 from mfu_jax.runs.metrics.run_files import read_beside
+
+if TYPE_CHECKING:
+    from mfu_jax.flops.analytic.conventions import FlopsRow
 
 _DEVICES = re.compile(r"(\d+) × (.+?)(?: \(\d+ process(?:es)?\))?")
 _PEAK = re.compile(r"([\d.e+-]+) TFLOP/s")
@@ -102,15 +104,6 @@ def _pairs(text: str) -> dict[str, str]:
     return {key: value for key, equals, value in words if equals}
 
 
-class ComponentRow(NamedTuple):
-    """Training FLOPs of one component of the model, per step and device."""
-
-    layer: str
-    component: str
-    repeats: int
-    flops: int | Fraction
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelBreakdown:
     """A model's FLOPs from its config, per step and device.
@@ -120,7 +113,7 @@ class ModelBreakdown:
         conventions: TFLOPs by convention.
     """
 
-    components: tuple[ComponentRow, ...] = ()
+    components: tuple[FlopsRow, ...] = ()
     conventions: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -136,12 +129,9 @@ def count_model(config: Any, convention: str) -> ModelBreakdown:
     """
     from mfu_jax.flops.analytic.totals import TERA, compare_conventions, flops_breakdown
 
-    rows = flops_breakdown(config, convention)
     counted = compare_conventions(config)
     return ModelBreakdown(
-        components=tuple(
-            ComponentRow(row.layer, row.component, row.repeats, row.training_flops) for row in rows
-        ),
+        components=tuple(flops_breakdown(config, convention)),
         conventions={name: float(found.training) / TERA for name, found in counted.items()},
     )
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mfu_jax.flops.analytic.architectures.deepseek import _engram_rows, _is_prime
+from mfu_jax.flops.analytic.architectures.deepseek import _engram_rows
+from mfu_jax.flops.exact import is_prime
 
 
 def by_trial_division(number: int) -> bool:
@@ -28,13 +29,13 @@ def primes_from(base: int, taken: set[int]) -> Iterator[int]:
 @pytest.mark.parametrize("first", [0, 2**20, 2**30])
 def test_primes_are_those_of_trial_division(first: int) -> None:
     numbers = range(first, first + (5000 if first == 0 else 100))
-    assert [n for n in numbers if _is_prime(n)] == [n for n in numbers if by_trial_division(n)]
+    assert [n for n in numbers if is_prime(n)] == [n for n in numbers if by_trial_division(n)]
 
 
 def test_strong_pseudoprimes_are_no_primes() -> None:
     """The least numbers that pass for the first 1, 2, … 6 witnesses (OEIS A014233)."""
     least = (2047, 1373653, 25326001, 3215031751, 2152302898747, 3474749660383)
-    assert not any(map(_is_prime, least))
+    assert not any(map(is_prime, least))
 
 
 @settings(max_examples=30)

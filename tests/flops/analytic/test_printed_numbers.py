@@ -40,6 +40,48 @@ def test_printed(
     assert float(ours) == pytest.approx(printed, rel=relative, abs=0.05)
 
 
+# TFLOP/s and tokens/s in lines that MaxText logged; per chip or device, whose ratio is the same.
+# AI-Hypercomputer/tpu-recipes@c8cfe2f, training/: trillium, v5p, ironwood; the last one is of
+# MaxText@e591f30, docs/guides/monitoring_and_debugging/understand_logs_and_metrics.md. The oldest
+# ones count all pairs.
+@pytest.mark.parametrize(
+    ("model", "length", "convention", "tflops_per_sec", "tokens_per_sec"),
+    [
+        ("llama3.1-8b", 8192, "dense", 413.433, 7138.890),
+        ("llama3.1-70b", 8192, "dense", 462.297, 960.248),
+        ("llama3.1-405b", 8192, "dense", 392.454, 149.482),
+        ("mixtral-8x7b", 4096, "dense", 302.311, 3645.203),
+        ("gpt3-175b", 2048, "dense", 397.246, 369.059),
+        ("llama4-17b-128e", 8192, "dense", 160.005, 1321.725),
+        ("llama3.1-70b", 8192, "maxtext", 1207.05, 2686.98),
+        ("llama3.1-70b", 131072, "maxtext", 897.94, 963.03),
+        ("deepseek3-671b", 4096, "maxtext", 730.60, 2917.15),
+        ("deepseek2-16b", 2048, "maxtext", 134.924, 8672.758),
+    ],
+)
+def test_logged(
+    model: str, length: int, convention: str, tflops_per_sec: float, tokens_per_sec: float
+) -> None:
+    config = load_model_config(model, {"max_target_length": length})
+    ours = model_flops_per_device(config, convention).training / length / 1e12
+    assert float(ours) == pytest.approx(tflops_per_sec / tokens_per_sec, rel=1e-5)
+
+
+def test_gemma3_was_logged_with_half_of_each_windows_pairs() -> None:
+    """349.442 TFLOP/s at 4,477.768 tokens/s: MaxText halved S·W, as it halves S².
+
+    tpu-recipes@c8cfe2f, training/trillium/Gemma3-12B-MaxText, of tpu-recipes-v0.1.5.
+    """
+    length, window = 32768, 1024
+    config = load_model_config("gemma3-12b", {"max_target_length": length})
+    windows = {True: 0, False: 0}
+    for row in flops_breakdown(config, "maxtext"):
+        windows[row.layer == "local_layers" and row.has_pairs] += row.training_flops
+    kept = length * window - window**2 // 2
+    logged = windows[False] + windows[True] * length * window // (2 * kept)
+    assert float(logged / length) == pytest.approx(349.442e12 / 4477.768, rel=1e-5)
+
+
 def hy3(length: int):
     return from_hf_config({"model_type": "hy_v3", "max_target_length": length})
 

@@ -3,8 +3,7 @@
 import pytest
 
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.logger.records.diagnosis import diagnose
-from mfu_jax.logger.records.step_cost import StepCost
+from mfu_jax.logger.records.step_cost import StepCost, diagnose
 from tests.support.sinks import ListSink
 
 

@@ -4,6 +4,7 @@ import contextlib
 import math
 import weakref
 
+import jax
 import pytest
 
 from mfu_jax.logger.records.non_finite import NonFiniteLossError
@@ -71,8 +72,11 @@ def test_a_raised_error_keeps_nothing_of_the_loop_alive() -> None:
     assert loop()() is None
 
 
-def test_other_processes_write_nothing_but_see_a_broken_loss() -> None:
-    run = Run(is_main_process=False, abort_on_nan_loss=True)
+def test_other_processes_write_nothing_but_see_a_broken_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    run = Run(abort_on_nan_loss=True)
     run.steps(1.0, loss=math.nan)
     with pytest.raises(NonFiniteLossError):
         run.logger.close()

@@ -14,7 +14,7 @@ from mfu_jax.logger.records.step_record import RecordError
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.follower import MANY_ITEMS, Follower
-from mfu_jax.logger.run_log.reading import read_events
+from mfu_jax.logger.run_log.reading import LoggedRecords, read_events
 from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.run_log.writer import EventsFile
 from mfu_jax.sinks import JsonlSink, StepRecord
@@ -379,6 +379,25 @@ def test_a_sink_that_failed_within_a_batch_gets_what_came_after_it_in_order(
     assert sink.texts == [("tag", "20"), ("tag", "39")]
     assert follower.lost == {}
     log.close()
+
+
+def test_a_sink_that_fails_at_what_the_file_has_gets_each_record_once(tmp_path: Path) -> None:
+    file = JsonlSink(tmp_path / "metrics.jsonl")
+    file.write_many(records(*range(6)))
+    sink = ListSink([OSError("down")] * 3)
+    follower = Follower(RunLog(), sink, monotonic=FakeClock().monotonic)
+    follower.begin_behind(LoggedRecords(file.path, 1, after=0))
+    follower.start()
+    for _ in range(5):  # every flush is one more attempt
+        assert (follower.last is None) is (sink.steps == [])
+        follower.count_rest(is_on_disk=True)  # reads ahead, and passes nothing
+        settle(follower)
+    assert sink.steps == [1, 2, 3, 4, 5]
+    assert follower.lost == {}
+    assert follower.last == record(5)
+    follower.abandon()
+    follower._thread.join(HANG_SECONDS)
+    file.close()
 
 
 def log_file(folder: Path) -> Path:

@@ -247,7 +247,7 @@ def test_patience_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return False
 
     monkeypatch.setattr(thread._has_moved, "wait", never)
-    thread._size = -1  # always full
+    thread.size = -1  # always full
     for pause in (0.0, 0.0, 10.0, 1e6):
         clock.advance(pause)
         thread._make_room()

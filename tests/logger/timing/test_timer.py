@@ -345,6 +345,18 @@ def test_a_last_step_that_was_over_when_the_loop_came_back_late_has_a_time() -> 
     assert (last.seconds, last.ended_monotonic) == (2.0, 6.0)
 
 
+def test_a_last_step_seen_by_a_thread_that_lost_its_turn_between_two_clocks_has_a_time() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.step(2.0)
+    last = loop.take(loop.device.run(2.0))
+    assert loop.timer._mark == (1_000_006.0, 6.0)
+    last.seen = ((1_000_005.5, 5.5), (1_000_006.0 - 2**-12, 6.0 + 2**-12))
+    loop.clock.advance(60.0)
+    loop.timer.drain(is_last=True)
+    assert (last.seconds, last.clock_jump_seconds) == (2**-12, None)
+
+
 class Gated(FakeArray):
     """An array that is ready when its event is set."""
 

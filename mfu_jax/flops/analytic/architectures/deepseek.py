@@ -11,6 +11,7 @@ from mfu_jax.flops.analytic.components import Component, Layers, layers_of
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.attention import SparseAttentionConfig
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.exact import is_prime
 from mfu_jax.flops.masks import Causal, Mask, TopK
 from mfu_jax.util.values import shown
 
@@ -124,35 +125,13 @@ def _engram_rows(bases: tuple[int, ...], heads: int, layers: int) -> tuple[int, 
         for base in bases:
             candidate = last.get(base, base)
             for _ in range(heads):
-                while candidate in seen or not _is_prime(candidate):
+                while candidate in seen or not is_prime(candidate):
                     candidate += 1
                 seen.add(candidate)
                 total += candidate
             last[base] = candidate
         rows.append(total)
     return tuple(rows)
-
-
-def _is_prime(number: int) -> bool:
-    """Miller-Rabin test with bases that decide every number below 3.4e14.
-
-    Jaeschke, On strong pseudoprimes to several bases, Math. Comp. 61 (1993).
-
-    >>> [n for n in range(20) if _is_prime(n)], _is_prime(2**40 - 87), _is_prime(2**40 - 89)
-    ([2, 3, 5, 7, 11, 13, 17, 19], True, False)
-    """
-    if number in _WITNESSES or number < 2 or any(number % p == 0 for p in _WITNESSES):
-        return number in _WITNESSES
-    twos = ((number - 1) & (1 - number)).bit_length() - 1
-    odd = (number - 1) >> twos
-    return all(
-        (power := pow(witness, odd, number)) == 1
-        or any(pow(power, 2**i, number) == number - 1 for i in range(twos))
-        for witness in _WITNESSES
-    )
-
-
-_WITNESSES = (2, 3, 5, 7, 11, 13, 17)
 
 
 def deepseek4(config: ModelConfig) -> Layers:

@@ -8,25 +8,13 @@ from __future__ import annotations
 
 import math
 
-from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, names
 from mfu_jax.flops.analytic.architectures import blocks
 from mfu_jax.flops.analytic.components import Component, Layers, layer
 from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
 from mfu_jax.flops.analytic.towers.encoder import encoder_block, vision_layers
 from mfu_jax.flops.masks import Causal, Full, Mask
-
-
-def _require_config_json(config: ModelConfig) -> None:
-    """Raises a `UserError` if no translation of a config.json has set the encoder's fields."""
-    if config.encoder == EncoderConfig():
-        block = config.decoder_block
-        raise UserError(
-            f"decoder_block={block!r} comes from a config.json",
-            hint="give that instead",
-        )
 
 
 def _layer_norm(name: str, width: int, copies: int = 1) -> Component:
@@ -44,7 +32,6 @@ def _tables(config: ModelConfig) -> Components:
 
 def bert(config: ModelConfig) -> Layers:
     """Tables and a norm, post-norm encoder layers, and the heads of the trained class."""
-    _require_config_json(config)
     width = config.emb_dim
     last: list[Component] = []
     for head in config.encoder.output_heads:
@@ -108,7 +95,6 @@ def vit(config: ModelConfig) -> Layers:
 
     The image determines the number of tokens, whatever ``max_target_length`` is.
     """
-    _require_config_json(config)
     width, tokens = config.emb_dim, _image_patches(config) + 1
     block = encoder_block(
         width,
@@ -130,7 +116,6 @@ def clip(config: ModelConfig) -> Layers:
 
     Each text of the batch is compared with each of its images; pairs across devices are extra.
     """
-    _require_config_json(config)
     text, vision = config.emb_dim, config.vision.hidden_size_for_vit
     shared = config.encoder.projection_width
     images = config.step.images_per_sequence
@@ -138,10 +123,7 @@ def clip(config: ModelConfig) -> Layers:
     compared = config.step.per_device_batch_size * images * shared
     similarity = Component(name="similarity", kind="attention", macs=compared, tokens=1)
     return (
-        layer(
-            "text/embedding",
-            *_tables(config),
-        ),
+        layer("text/embedding", *_tables(config)),
         layer(
             "text/layers",
             *encoder_block(text, config.feed_forward.mlp_dim, blocks.global_mask(config)),
@@ -172,7 +154,6 @@ def t5(config: ModelConfig) -> Layers:
 
     The first layer of each stack has a table of relative positions: one value per bucket and head.
     """
-    _require_config_json(config)
     width, sizes = config.emb_dim, config.feed_forward
     heads, head_dim = config.attention.num_query_heads, config.attention.head_dim
     source = config.step.encoder_length or config.step.max_target_length
@@ -220,7 +201,6 @@ def whisper(config: ModelConfig) -> Layers:
 
     The audio determines the encoder's length, two mel frames per token. Keys have no bias.
     """
-    _require_config_json(config)
     width, source, sizes = config.emb_dim, config.step.encoder_length, config.encoder
     encoder = (
         _layer_norm("norms", width, copies=2),
@@ -244,10 +224,7 @@ def whisper(config: ModelConfig) -> Layers:
         ),
         layer("encoder/layers", *encoder, repeats=sizes.num_encoder_layers),
         layer("encoder/head", final),
-        layer(
-            "decoder/embedding",
-            *_tables(config),
-        ),
+        layer("decoder/embedding", *_tables(config)),
         layer("decoder/layers", *decoder, repeats=config.num_decoder_layers),
         layer("head", final, *_logits(config)),
     )

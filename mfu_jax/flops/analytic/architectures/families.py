@@ -11,6 +11,7 @@ import importlib
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.components import Layers
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
 
 # decoder_block → module.function in this folder
 FAMILIES = {
@@ -53,6 +54,12 @@ FAMILIES = {
 }
 
 
+def _is_translated(config: ModelConfig) -> bool:
+    """Whether a translation of a config.json has set what says how its layers differ."""
+    layers = config.stack.layer_types or config.sparse_attention.compress_ratios
+    return bool(layers) or config.encoder != EncoderConfig()
+
+
 def build(config: ModelConfig) -> Layers:
     """The layers of `config`.
 
@@ -64,6 +71,10 @@ def build(config: ModelConfig) -> Layers:
         raise UserError(
             f"decoder_block={block!r} is not known; known are {', '.join(sorted(FAMILIES))}",
             hint=f"{nearest(block, FAMILIES)}count_model_flops(fn, *args) counts any JAX function",
+        )
+    if block.startswith("hf_") and not _is_translated(config):
+        raise UserError(
+            f"decoder_block={block!r} comes from a config.json", hint="give that instead"
         )
     module, function = FAMILIES[block].split(".")
     family = importlib.import_module(f"mfu_jax.flops.analytic.architectures.{module}")

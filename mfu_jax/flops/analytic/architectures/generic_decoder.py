@@ -114,15 +114,9 @@ def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
     """Token mixer and feed-forward of each layer.
 
     Raises:
-        UserError: the config lists no layers, or too few.
+        UserError: the config lists too few layers.
     """
     layers, stack = config.num_decoder_layers, config.stack
-    if not stack.layer_types:
-        block = config.decoder_block
-        raise UserError(
-            f"decoder_block={block!r} comes from a config.json",
-            hint="give that instead",
-        )
     for name in ("layer_types", "feed_forward_types"):
         if len(kinds := config.value(name)) < layers:
             raise UserError(

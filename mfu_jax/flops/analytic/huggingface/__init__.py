@@ -10,9 +10,9 @@ Fields that a config omits take their defaults from transformers 5.23.0
 (``defaults.yml``).
 
 Adding one, in this order: a row of `decoder_table`, or a function (`model_type` is in `common`);
-into ``defaults.yml`` what ``python -m scripts.records.hugging_face_defaults NAME`` prints; into
+into ``defaults.yml`` what ``python -m scripts.hugging_face_defaults NAME`` prints; into
 tests/data/hf_defaults.json the real model's counts, which ``python -m
-scripts.records.count_hugging_face NAME`` prints and the existing tests read; its name in
+scripts.count_hugging_face NAME`` prints and the existing tests read; its name in
 docs/huggingface.md.
 """
 
@@ -63,15 +63,10 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
             f"config.json has, such as 'llama'",
             hint="docs/huggingface.md lists the known ones",
         )
-    translated = _translated(
-        Fields(config, model_type) if model_type in TRANSLATIONS else _text(config)
-    )
+    c = Fields(config, model_type) if model_type in TRANSLATIONS else _text(config)
+    translated = _with_head(c, TRANSLATIONS[c.model_type](c))
     step = {name: config[name] for name in _STEP_FIELDS if config.get(name) is not None}
     return translated.replace(**step)
-
-
-def _translated(c: Fields) -> ModelConfig:
-    return _with_head(c, TRANSLATIONS[c.model_type](c))
 
 
 def _text(config: Mapping[str, Any]) -> Fields:

@@ -106,6 +106,12 @@ def layer_types(
     return [renamed.get(kind, kind) for kind in checked_length(c, name, given)]
 
 
+def has_rope(c: Fields) -> Callable[[int], int]:
+    """Which layers have rotary positions: as listed, or all except every n-th."""
+    interval, listed = c.size("no_rope_layer_interval", 4), c.list_of(int, "no_rope_layers") or []
+    return lambda i: listed[i] if i < len(listed) else (i + 1) % interval
+
+
 def checked_length(c: Fields, name: str, given: list[Any]) -> list[Any]:
     """`given`, which must have one entry per layer."""
     layers = c.size("num_hidden_layers")
@@ -124,8 +130,14 @@ def first_of(interval: int, first: str, others: str) -> Callable[[int], str]:
     return lambda i: others if i % interval else first
 
 
-def moe_where(c: Fields, is_moe: Callable[[int], bool]) -> list[str]:
-    """``moe`` or ``dense`` for each layer: as in ``mlp_layer_types``, or else by ``is_moe(i)``."""
+# Which layers have experts: those from this one on, or from the one in this field; or a rule.
+Where = int | str | Callable[[int], bool]
+
+
+def moe_where(c: Fields, where: Where) -> list[str]:
+    """``moe`` or ``dense`` for each layer: as in ``mlp_layer_types``, or else by `where`."""
+    first = c.size(where, zero=True) if isinstance(where, str) else where
+    is_moe = first if callable(first) else first.__le__
     default = ["moe" if is_moe(i) else "dense" for i in range(c.size("num_hidden_layers"))]
     if not c.knows("mlp_layer_types"):
         return default
@@ -140,24 +152,31 @@ def experts(
     count: str,
     hidden: str = "moe_intermediate_size",
     used: str = "num_experts_per_tok",
+    *,
+    where: Where | None = None,
+    shared: str = "",
 ) -> dict[str, Any]:
-    """Number of experts, number used per token, and their hidden width."""
+    """Number of experts, number used per token, and their hidden width.
+
+    Args:
+        where: the layers that have them; None: not said here.
+        shared: the field with the number of shared experts of the same width.
+    """
     number, chosen = c.size(count), c.size(used)
     if chosen > number:
         c.fail(used, f"expected at most {count}={number}")
-    return {"num_experts": number, "num_experts_per_tok": chosen, "moe_mlp_dim": c.size(hidden)}
-
-
-def routed_and_shared(c: Fields) -> dict[str, Any]:
-    """DeepSeek's experts: dense layers first, then experts plus shared ones of the same width."""
-    layers = c.size("num_hidden_layers")
-    first = c.size("first_k_dense_replace", zero=True)
     return {
-        "first_num_dense_layers": min(first, layers),
-        "feed_forward_types": moe_where(c, lambda i: i >= first),
-        "shared_experts": c.optional_size("n_shared_experts"),
-        **experts(c, "n_routed_experts"),
+        "num_experts": number,
+        "num_experts_per_tok": chosen,
+        "moe_mlp_dim": c.size(hidden),
+        **({} if where is None else {"feed_forward_types": moe_where(c, where)}),
+        **({"shared_experts": c.optional_size(shared)} if shared else {}),
     }
+
+
+def deepseek_experts(c: Fields, where: Where) -> dict[str, Any]:
+    """Routed and shared experts under DeepSeek's names."""
+    return experts(c, "n_routed_experts", where=where, shared="n_shared_experts")
 
 
 def shared_expert(c: Fields, name: str = "shared_intermediate_size") -> dict[str, int]:
@@ -198,16 +217,23 @@ def tied_text(c: Fields, kind: str) -> Fields:
     return c.nested("text_config", kind).with_values(tie_word_embeddings=tied)
 
 
+def image(c: Fields) -> dict[str, Any]:
+    """Sizes of an image and of its patches."""
+    side, patch = c.size("image_size"), c.size("patch_size")
+    if side < patch:
+        c.fail("image_size", f"expected patch_size={patch} or more")
+    return {
+        "image_size_for_vit": side,
+        "patch_size_for_vit": patch,
+        "num_channels_for_vit": c.size("num_channels"),
+    }
+
+
 def vision_encoder(vision: Fields) -> dict[str, Any]:
     """Sizes of a plain vision transformer."""
     vision.quotient("hidden_size", "num_attention_heads")
-    image, patch = vision.size("image_size"), vision.size("patch_size")
-    if image < patch:
-        vision.fail("image_size", f"expected patch_size={patch} or more")
     return {
-        "image_size_for_vit": image,
-        "patch_size_for_vit": patch,
-        "num_channels_for_vit": vision.size("num_channels"),
+        **image(vision),
         "hidden_size_for_vit": vision.size("hidden_size"),
         "intermediate_size_for_vit": vision.size("intermediate_size"),
         "num_hidden_layers_for_vit": vision.size("num_hidden_layers"),

@@ -14,19 +14,22 @@ from mfu_jax.flops.analytic.huggingface.common import (
     PLAIN_MLP,
     TRANSLATIONS,
     Translate,
+    Where,
+    checked_length,
     decoder,
+    deepseek_experts,
     equal_heads,
     every,
     experts,
     first_of,
+    has_rope,
     heads,
     layer_types,
-    moe_where,
-    routed_and_shared,
+    refuse,
     shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.latent import latent, listed_experts
+from mfu_jax.flops.analytic.huggingface.latent import latent
 from mfu_jax.flops.analytic.huggingface.mixtures import delta_net, qwen_experts
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -52,12 +55,18 @@ def _gpt(*groups: FieldValues, **values: Any) -> Translate:
     return _llama(*groups, **{**GPT_STYLE, **values})
 
 
+def _width_as_n_embed(translate: Translate) -> Translate:
+    """Older files call the model's width so."""
+
+    def older(c: Fields) -> ModelConfig:
+        given = c.has("n_embed")
+        return translate(c.with_values(hidden_size=c.size("n_embed")) if given else c)
+
+    return older
+
+
 def _size(name: str) -> FieldValue:
     return lambda c: c.size(name)
-
-
-def _optional(name: str) -> FieldValue:
-    return lambda c: c.optional_size(name)
 
 
 def _flag(name: str, default: bool = False) -> FieldValue:
@@ -74,22 +83,13 @@ def _listed(default: Callable[[int], str]) -> FieldValue:
     return lambda c: layer_types(c, default)
 
 
-def _experts_where(is_moe: Callable[[int], bool]) -> FieldValue:
-    return lambda c: moe_where(c, is_moe)
+def _experts(*names: str, where: Where = 0, shared: str = "") -> FieldValues:
+    """Experts in every layer, or in some; `names` as of `common.experts`."""
+    return lambda c: experts(c, *names, where=where, shared=shared)
 
 
-def _experts(count: str) -> FieldValues:
-    return lambda c: experts(c, count)
-
-
-def _all_experts(
-    count: str, hidden: str = "intermediate_size", used: str = "num_experts_per_tok"
-) -> FieldValues:
-    """Experts in every layer."""
-    return lambda c: {
-        "feed_forward_types": ("moe",) * c.size("num_hidden_layers"),
-        **experts(c, count, hidden, used),
-    }
+def _deepseek(where: Where = "first_k_dense_replace") -> FieldValues:
+    return lambda c: deepseek_experts(c, where)
 
 
 def _late_windows(c: Fields) -> list[str]:
@@ -105,6 +105,66 @@ def _interval_windows(c: Fields) -> list[str]:
     windowed = c.optional_size("sliding_window") and not c.has("layer_types")
     interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
     return layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL)
+
+
+def _rope_free_windows(c: Fields) -> list[str]:
+    """Windows, if used, in the layers without rotary positions."""
+    windowed, rotary = (
+        c.flag("use_sliding_window") and c.optional_size("sliding_window"),
+        has_rope(c),
+    )
+    return layer_types(c, lambda i: SLIDING if windowed and not rotary(i) else FULL)
+
+
+def _attention_types(c: Fields) -> list[str]:
+    """``[[["global", "local"], 12]]``: each group of kinds with its number of repeats."""
+    groups = c.get("attention_types")
+    if groups is None:
+        groups = [[["global", "local"], 12]]
+    named = {"global": FULL, "local": SLIDING}
+    try:
+        kinds = [named[kind] for group, times in groups for _ in range(times) for kind in group]
+    except (TypeError, ValueError, KeyError):
+        c.fail("attention_types", 'expected lists such as [[["global", "local"], 12]]')
+    return checked_length(c, "attention_types", kinds)
+
+
+def _wider(multiple: int, name: str = "") -> FieldValue:
+    """The width in this field, or else a multiple of the model's."""
+    return lambda c: c.size(name, multiple * c.size("hidden_size"))
+
+
+def _even_heads(c: Fields) -> dict[str, int]:
+    if (sizes := heads(c))["num_kv_heads"] % 2:
+        c.fail("num_key_value_heads", "expected an even number")
+    return sizes
+
+
+def _square_heads(c: Fields) -> dict[str, int]:
+    sizes = heads(c)
+    if sizes["num_query_heads"] * sizes["head_dim"] != c.size("hidden_size"):
+        c.fail("head_dim", "expected hidden_size / num_attention_heads")
+    return sizes
+
+
+def _alone(c: Fields) -> dict[str, Any]:
+    """A decoder that reads no encoder."""
+    refuse(c, "add_cross_attention")
+    return {}
+
+
+def _falcon(c: Fields) -> dict[str, Any]:
+    """One key/value head, several, or one per query head; norms depend on the kind of block."""
+    sizes, grouped = equal_heads(c), c.flag("new_decoder_architecture")
+    if grouped:
+        sizes["num_kv_heads"] = c.size("num_kv_heads", sizes["num_query_heads"])
+        if sizes["num_query_heads"] % sizes["num_kv_heads"]:
+            c.fail("num_kv_heads", "expected a divisor of num_attention_heads")
+    elif c.flag("multi_query", default=True):
+        sizes["num_kv_heads"] = 1
+    parallel = c.flag("parallel_attn", default=True)
+    in_parallel = c.size("num_ln_in_parallel_attn", 2 if grouped else 1)
+    return {**sizes, "norms_per_layer": 2 if not parallel or in_parallel == 2 else 1}
 
 
 _DENSE = {
@@ -132,6 +192,11 @@ _DENSE = {
             c.size("num_hidden_layers") * (c.size("hidden_size") + c.size("intermediate_size"))
         )
     ),
+    # Differential attention
+    ("diffllama",): _llama(_even_heads, differential=True),
+    ("smollm3",): _llama(layer_types=_rope_free_windows),
+    # The output projection is square
+    ("helium",): _llama(_square_heads, attention_output_bias=False),
     ("cwm",): _llama(layer_types=_listed(first_of(4, FULL, SLIDING))),
     ("granite_swa",): _llama(attention_sinks=True, layer_types=_listed(first_of(4, FULL, SLIDING))),
     ("hyperclovax",): _llama(norms_per_layer=_choice("use_post_norm", 4, 2)),
@@ -190,13 +255,61 @@ _DENSE = {
         equal_heads,
         mlp_activations=PLAIN_MLP,
         attention_bias=False,
-        mlp_dim=lambda c: 4 * c.size("hidden_size"),
+        mlp_dim=_wider(4),
     ),
     ("youtu", "minicpm3"): _llama(latent),
     ("qwen3_5_text",): _llama(delta_net),
 }
 
+_LEARNED = {"position_embedding": "learned", "trainable_position_size": _size("n_positions")}
 _GPT = {
+    ("gpt2", "gpt-sw3"): _gpt(equal_heads, _alone, mlp_dim=_wider(4, "n_inner"), **_LEARNED),
+    ("gpt_bigcode",): _gpt(
+        equal_heads,
+        _alone,
+        lambda c: {"num_kv_heads": 1} if c.flag("multi_query", default=True) else {},
+        mlp_dim=_wider(4, "n_inner"),
+        **_LEARNED,
+    ),
+    # Norms after the blocks, none at the end
+    ("openai-gpt",): _gpt(equal_heads, mlp_dim=_wider(4), final_norm=False, **_LEARNED),
+    # No bias on q, k and v; full and windowed layers as listed
+    ("gpt_neo",): _gpt(
+        equal_heads,
+        attention_bias=False,
+        attention_output_bias=True,
+        position_embedding="learned",
+        trainable_position_size=_size("max_position_embeddings"),
+        mlp_dim=_wider(4, "intermediate_size"),
+        sliding_window_size=_size("window_size"),
+        layer_types=_attention_types,
+    ),
+    # Two extra rows in the table of positions; the token table may be narrower
+    ("opt",): _gpt(
+        equal_heads,
+        attention_bias=_flag("enable_bias", default=True),
+        use_bias=_flag("enable_bias", default=True),
+        normalization=_choice("layer_norm_elementwise_affine", "layernorm", "none", default=True),
+        final_norm=lambda c: (
+            c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm")
+        ),
+        position_embedding="learned",
+        trainable_position_size=lambda c: c.size("max_position_embeddings") + 2,
+        token_width=_wider(1, "word_embed_proj_dim"),
+        mlp_dim=_size("ffn_dim"),
+    ),
+    # Sinusoidal positions, which have no weights
+    ("xglm",): _gpt(equal_heads, _alone, mlp_dim=_size("ffn_dim")),
+    # ALiBi positions, a norm after the embedding
+    ("bloom",): _width_as_n_embed(_gpt(equal_heads, embedding_norm=True, mlp_dim=_wider(4))),
+    ("falcon",): _width_as_n_embed(
+        _gpt(
+            _falcon,
+            attention_bias=_flag("bias"),
+            use_bias=_flag("bias"),
+            mlp_dim=_wider(4, "ffn_hidden_size"),
+        )
+    ),
     # Sinusoidal positions; biases everywhere, including the head
     ("ctrl",): _gpt(equal_heads, head_bias=True, mlp_dim=_size("dff")),
     # Learned positions, in a table with two extra rows
@@ -211,7 +324,7 @@ _GPT = {
         attention_bias=False,
         norms_per_layer=1,
         head_bias=True,
-        mlp_dim=lambda c: c.size("n_inner", 4 * c.size("hidden_size")),
+        mlp_dim=_wider(4, "n_inner"),
     ),
     # One bias in the whole model, on the last layer's attention output
     ("gpt_neox_japanese",): _gpt(
@@ -243,57 +356,53 @@ _GPT = {
     ),
 }
 
+_LOCAL = ("num_local_experts", "intermediate_size")
 _MIXTURES = {
-    ("mixtral", "granitemoe"): _llama(_all_experts("num_local_experts")),
-    ("granitemoeshared",): _llama(_all_experts("num_local_experts"), shared_expert),
+    ("mixtral", "granitemoe"): _llama(_experts(*_LOCAL)),
+    ("granitemoeshared",): _llama(_experts(*_LOCAL), shared_expert),
     ("granitemoe_swa",): _llama(
-        _all_experts("num_local_experts"),
+        _experts(*_LOCAL),
         shared_expert,
         attention_sinks=True,
         layer_types=_listed(first_of(4, FULL, SLIDING)),
     ),
     # Shared experts as wide as the routed ones
     ("aria_text",): _llama(
-        _all_experts("moe_num_experts", used="moe_topk"),
-        shared_experts=_optional("moe_num_shared_experts"),
+        _experts(
+            "moe_num_experts", "intermediate_size", "moe_topk", shared="moe_num_shared_experts"
+        ),
     ),
     ("hunyuan_v1_moe",): _llama(
-        _all_experts("num_experts", used="moe_topk"), qk_norm="head", shared_experts=1
+        _experts("num_experts", "intermediate_size", "moe_topk"), qk_norm="head", shared_experts=1
     ),
-    ("minimax_m2",): _llama(_all_experts("num_local_experts"), qk_norm="all_heads"),
-    ("olmoe", "flex_olmo"): _llama(_all_experts("num_experts"), qk_norm="all_heads"),
+    ("minimax_m2",): _llama(_experts(*_LOCAL), qk_norm="all_heads"),
+    ("olmoe", "flex_olmo"): _llama(
+        _experts("num_experts", "intermediate_size"), qk_norm="all_heads"
+    ),
     # Biases on router and experts; one sink per head
     ("gpt_oss",): _llama(
-        _all_experts("num_local_experts"),
+        _experts(*_LOCAL),
         expert_bias=True,
         routed_bias=True,
         attention_sinks=True,
         layer_types=_listed(every(2, FULL, SLIDING)),
     ),
     ("solar_open",): _llama(
-        _all_experts("n_routed_experts", "moe_intermediate_size"),
+        _deepseek(0),
         attention_output_bias=False,
         mlp_dim=0,
-        shared_experts=_optional("n_shared_experts"),
     ),
     ("hy_v3",): _llama(
-        _experts("num_experts"),
-        qk_norm="head",
-        feed_forward_types=_experts_where(lambda i: i >= 1),
-        shared_experts=_optional("num_shared_experts"),
+        _experts("num_experts", where=1, shared="num_shared_experts"), qk_norm="head"
     ),
-    ("dots1",): _llama(routed_and_shared, qk_norm="head", layer_types=_late_windows),
+    ("dots1",): _llama(_deepseek(), qk_norm="head", layer_types=_late_windows),
     ("exaone_moe",): _llama(
-        _experts("num_experts"),
+        _experts("num_experts", where="first_k_dense_replace", shared="num_shared_experts"),
         qk_norm="head",
         layer_types=_interval_windows,
-        feed_forward_types=lambda c: moe_where(
-            c, lambda i: i >= c.size("first_k_dense_replace", 0, zero=True)
-        ),
-        shared_experts=_optional("num_shared_experts"),
     ),
     ("kolibri1",): _llama(
-        _all_experts("num_experts", "moe_intermediate_size"),
+        _experts("num_experts"),
         lambda c: shared_expert(c, "shared_expert_intermediate_size"),
         norms_per_layer=4,
         qk_norm="head",
@@ -301,21 +410,18 @@ _MIXTURES = {
         layer_types=_listed(every(5, FULL, SLIDING)),
     ),
     ("mellum",): _llama(
-        _experts("num_experts"),
-        qk_norm="head",
-        layer_types=_listed(lambda _: FULL),
-        feed_forward_types=_experts_where(lambda _: True),
+        _experts("num_experts"), qk_norm="head", layer_types=_listed(lambda _: FULL)
     ),
     ("glm4_moe", "glm4v_moe_text", "sarvam_moe"): _llama(
         lambda c: heads(c, floor=True),
-        routed_and_shared,
+        _deepseek(),
         attention_output_bias=False,
         qk_norm=_choice("use_qk_norm", "head", ""),
     ),
     ("qwen3_next",): _llama(delta_net, lambda c: qwen_experts(c, shared=True)),
-    ("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"): _llama(latent, routed_and_shared),
-    ("deepseek_ocr2_text",): _llama(lambda c: listed_experts(c, 1)),
-    ("glm4_moe_lite",): _llama(latent, lambda c: listed_experts(c, 1)),
+    ("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"): _llama(latent, _deepseek()),
+    ("deepseek_ocr2_text",): _llama(_deepseek(1)),
+    ("glm4_moe_lite",): _llama(latent, _deepseek(1)),
 }
 
 TABLES = (_DENSE, _GPT, _MIXTURES)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mfu_jax.flops.analytic.huggingface.common import PLAIN_MLP, model_type
+from mfu_jax.flops.analytic.huggingface.common import (
+    PLAIN_MLP,
+    image,
+    model_type,
+    vision_encoder,
+)
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-def _class_heads(c: Fields, heads: Mapping[str, tuple[str, ...]], default: str) -> tuple[str, ...]:
-    """The heads of the class named in ``architectures``; `default` if it names none."""
-    given = c.list_of(str, "architectures")
-    name = given[0] if given else default
+def _class_heads(c: Fields, heads: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The heads of the class named in ``architectures``; of the first one if it names none."""
+    name = next(iter(c.list_of(str, "architectures") or heads))
     if name not in heads:
         c.fail("architectures", f"expected one of {', '.join(heads)}")
     return heads[name]
@@ -45,24 +49,19 @@ def _encoder(c: Fields, block: str, **changes: Any) -> ModelConfig:
     return ModelConfig.from_mapping(values)
 
 
-_BERT_CLASSES = {
-    "BertForMaskedLM": ("mlm",),
-    "BertLMHeadModel": ("mlm",),
-    "BertModel": ("pooler",),
-    "BertForPreTraining": ("pooler", "mlm", "next_sentence"),
-    "BertForNextSentencePrediction": ("pooler", "next_sentence"),
-    "BertForSequenceClassification": ("pooler", "classifier"),
-    "BertForTokenClassification": ("token_classifier",),
-    "BertForQuestionAnswering": ("token_classifier",),
-}
-
-
-_ROBERTA_CLASSES = {
+# A class's name without its prefix → its heads.
+_TEXT_CLASSES = {
     "ForMaskedLM": ("mlm",),
-    "ForCausalLM": ("mlm",),
     "Model": ("pooler",),
     "ForTokenClassification": ("token_classifier",),
     "ForQuestionAnswering": ("token_classifier",),
+}
+_BERT_CLASSES = {
+    **_TEXT_CLASSES,
+    "LMHeadModel": ("mlm",),
+    "ForPreTraining": ("pooler", "mlm", "next_sentence"),
+    "ForNextSentencePrediction": ("pooler", "next_sentence"),
+    "ForSequenceClassification": ("pooler", "classifier"),
 }
 _ROBERTA_PREFIX = {
     "roberta": "Roberta",
@@ -75,18 +74,18 @@ _ROBERTA_PREFIX = {
 @model_type("roberta", "camembert", "xlm-roberta", "data2vec-text")
 def roberta(c: Fields) -> ModelConfig:
     """Like bert; its sequence classifier has a different head, which is not counted here."""
-    prefix = _ROBERTA_PREFIX[c.model_type]
-    classes = {f"{prefix}{name}": heads for name, heads in _ROBERTA_CLASSES.items()}
-    return _bert(c, classes, f"{prefix}ForMaskedLM")
+    classes = {**_TEXT_CLASSES, "ForCausalLM": ("mlm",)}
+    return _bert(c, classes, _ROBERTA_PREFIX[c.model_type])
 
 
 @model_type("bert")
 def bert(c: Fields) -> ModelConfig:
     """Post-norm encoder; masked-language-model head if ``architectures`` names no class."""
-    return _bert(c, _BERT_CLASSES, "BertForMaskedLM")
+    return _bert(c, _BERT_CLASSES, "Bert")
 
 
-def _bert(c: Fields, classes: Mapping[str, tuple[str, ...]], default: str) -> ModelConfig:
+def _bert(c: Fields, heads: Mapping[str, tuple[str, ...]], prefix: str) -> ModelConfig:
+    classes = {f"{prefix}{name}": of_class for name, of_class in heads.items()}
     for unsupported in ("add_cross_attention", "is_decoder"):
         if c.flag(unsupported):
             c.fail(unsupported, "only the encoder is counted from a config")
@@ -97,7 +96,7 @@ def _bert(c: Fields, classes: Mapping[str, tuple[str, ...]], default: str) -> Mo
         logits_via_embedding=c.flag("tie_word_embeddings", default=True),
         trainable_position_size=c.size("max_position_embeddings"),
         token_types=c.size("type_vocab_size"),
-        output_heads=_class_heads(c, classes, default),
+        output_heads=_class_heads(c, classes),
         num_labels=_num_labels(c),
     )
 
@@ -111,30 +110,19 @@ _VIT_CLASSES = {
 @model_type("vit")
 def vit(c: Fields) -> ModelConfig:
     """Image classifier if ``architectures`` names no class; a sequence is one image."""
-    labels, image = _num_labels(c), _image(c)
-    side = image["image_size_for_vit"] // image["patch_size_for_vit"]
+    labels, sizes = _num_labels(c), image(c)
+    side = sizes["image_size_for_vit"] // sizes["patch_size_for_vit"]
     return _encoder(
         c,
         "hf_vit",
         vocab_size=labels,
         max_target_length=side * side + 1,
         attention_bias=c.flag("qkv_bias", default=True),
-        output_heads=_class_heads(c, _VIT_CLASSES, "ViTForImageClassification"),
+        output_heads=_class_heads(c, _VIT_CLASSES),
         num_labels=labels,
         pooled_width=c.size("pooler_output_size", c.size("hidden_size")),
-        **image,
+        **sizes,
     )
-
-
-def _image(c: Fields) -> dict[str, Any]:
-    image, patch = c.size("image_size"), c.size("patch_size")
-    if image < patch:
-        c.fail("image_size", f"expected patch_size={patch} or more")
-    return {
-        "image_size_for_vit": image,
-        "patch_size_for_vit": patch,
-        "num_channels_for_vit": c.size("num_channels"),
-    }
 
 
 @model_type("clip")
@@ -142,7 +130,6 @@ def clip(c: Fields) -> ModelConfig:
     """Text and vision encoders with their projections; one image per text."""
     text = _clip_part(c, "text")
     vision = _clip_part(c, "vision")
-    vision.quotient("hidden_size", "num_attention_heads")
     return _encoder(
         text,
         "hf_clip",
@@ -150,10 +137,7 @@ def clip(c: Fields) -> ModelConfig:
         trainable_position_size=text.size("max_position_embeddings"),
         projection_width=c.size("projection_dim"),
         images_per_sequence=1,
-        hidden_size_for_vit=vision.size("hidden_size"),
-        intermediate_size_for_vit=vision.size("intermediate_size"),
-        num_hidden_layers_for_vit=vision.size("num_hidden_layers"),
-        **_image(vision),
+        **vision_encoder(vision),
     )
 
 
@@ -194,7 +178,7 @@ def t5(c: Fields) -> ModelConfig:
         normalization="rmsnorm",
         logits_via_embedding=True,
         position_buckets=c.size("relative_attention_num_buckets"),
-        output_heads=_class_heads(c, _T5_CLASSES, "T5ForConditionalGeneration"),
+        output_heads=_class_heads(c, _T5_CLASSES),
     )
 
 
@@ -224,5 +208,5 @@ def whisper(c: Fields) -> ModelConfig:
         trainable_position_size=c.size("max_target_positions"),
         audio_bins=c.size("num_mel_bins"),
         logits_via_embedding=c.flag("tie_word_embeddings", default=True),
-        output_heads=_class_heads(c, _WHISPER_CLASSES, "WhisperForConditionalGeneration"),
+        output_heads=_class_heads(c, _WHISPER_CLASSES),
     )

@@ -96,31 +96,43 @@ def gemma3n(c: Fields) -> ModelConfig:
     audio = c.nested("audio_config", "gemma3n_audio")
     if vision.text("architecture") != "mobilenetv5_300m_enc":
         vision.fail("architecture", "expected 'mobilenetv5_300m_enc', the only known one")
-    for name, sizes in (("sscp_conv_kernel_size", 3), ("sscp_conv_stride_size", 2)):
-        if audio.get(name) != [[sizes, sizes]] * 2:
-            audio.fail(name, f"expected {[[sizes, sizes]] * 2}")
-    left = max(audio.size("conf_attention_context_left", zero=True) - 1, 0)
-    right = audio.size("conf_attention_context_right", zero=True)
-    chunk = audio.size("conf_attention_chunk_size")
-    audio.quotient("hidden_size", "conf_num_attention_heads")
+    for name, side in (("sscp_conv_kernel_size", 3), ("sscp_conv_stride_size", 2)):
+        if audio.get(name) != [[side, side]] * 2:
+            audio.fail(name, f"expected {[[side, side]] * 2}")
+    sizes = _conformer(audio, "conf_")
     return gemma3n_text(tied_text(c, "gemma3n_text")).replace(
         vision_tower="gemma3n",
         hidden_size_for_vit=vision.size("hidden_size"),
         vision_vocab=vision.size("vocab_size"),
         audio_vocab=audio.size("vocab_size"),
         audio_channels=audio_channels(audio, "sscp_conv_channel_size"),
-        audio_heads=audio.size("conf_num_attention_heads"),
-        audio_kernel=audio.size("conf_conv_kernel_size"),
-        audio_chunk=chunk,
-        audio_context=chunk + left + right,
-        audio_past=left,
-        audio_future=right,
-        audio_relative_positions=left + right + 1,
+        audio_relative_positions=sizes["audio_past"] + sizes["audio_future"] + 1,
         audio_reduction=audio.size("conf_reduction_factor"),
         num_mel_bins_for_audio=audio.size("input_feat_size"),
-        d_model_for_audio=audio.size("hidden_size"),
-        encoder_layers_for_audio=audio.size("conf_num_hidden_layers"),
+        **sizes,
     )
+
+
+def _conformer(audio: Fields, prefix: str = "") -> dict[str, int]:
+    """Sizes of a conformer; the keys before and after a chunk that its queries are multiplied with.
+
+    Args:
+        prefix: of the fields' names.
+    """
+    audio.quotient("hidden_size", f"{prefix}num_attention_heads")
+    left = max(audio.size(f"{prefix}attention_context_left", zero=True) - 1, 0)
+    right = audio.size(f"{prefix}attention_context_right", zero=True)
+    chunk = audio.size(f"{prefix}attention_chunk_size")
+    return {
+        "audio_heads": audio.size(f"{prefix}num_attention_heads"),
+        "audio_kernel": audio.size(f"{prefix}conv_kernel_size"),
+        "audio_chunk": chunk,
+        "audio_context": chunk + left + right,
+        "audio_past": left,
+        "audio_future": right,
+        "d_model_for_audio": audio.size("hidden_size"),
+        "encoder_layers_for_audio": audio.size(f"{prefix}num_hidden_layers"),
+    }
 
 
 @model_type("gemma4_text", "gemma4_unified_text")
@@ -209,23 +221,15 @@ def _audio(audio: Fields) -> dict[str, Any]:
     channels = audio_channels(audio, "subsampling_conv_channels")
     if channels[0] % 4:
         audio.fail("subsampling_conv_channels", "expected a first number that 4 divides")
-    left = max(audio.size("attention_context_left") - 1, 0)
-    right = audio.size("attention_context_right", zero=True)
-    chunk = audio.size("attention_chunk_size")
-    audio.quotient("hidden_size", "num_attention_heads")
+    sizes = _conformer(audio)
     return {
+        **sizes,
         "audio_channels": channels,
-        "audio_heads": audio.size("num_attention_heads"),
-        "audio_kernel": audio.size("conv_kernel_size"),
-        "audio_chunk": chunk,
-        "audio_context": chunk + left + right,
         # On either side, the mask keeps one key fewer than a block holds.
-        "audio_past": max(left - 1, 0),
-        "audio_future": max(right - 1, 0),
-        "audio_relative_positions": (chunk + left + right) // 2 + 1,
+        "audio_past": max(sizes["audio_past"] - 1, 0),
+        "audio_future": max(sizes["audio_future"] - 1, 0),
+        "audio_relative_positions": sizes["audio_context"] // 2 + 1,
         # As many mel bins as channels, as the projection after the convolutions assumes.
         "num_mel_bins_for_audio": channels[0],
-        "d_model_for_audio": audio.size("hidden_size"),
-        "encoder_layers_for_audio": audio.size("num_hidden_layers"),
         "output_dim_for_audio": audio.size("output_proj_dims"),
     }

@@ -8,11 +8,11 @@ from typing import Any
 from mfu_jax.flops.analytic.huggingface.common import (
     checked_length,
     decoder,
+    deepseek_experts,
     every,
     experts,
     layer_types,
     model_type,
-    moe_where,
     needs_trace,
     refuse,
 )
@@ -44,7 +44,7 @@ def latent(c: Fields) -> dict[str, Any]:
 def axk1(c: Fields) -> ModelConfig:
     """Like deepseek_v3, with a norm after the experts."""
     needs_trace(c, "moe_layer_freq", without=1)
-    values = listed_experts(c, c.size("first_k_dense_replace", 1, zero=True))
+    values = deepseek_experts(c, c.size("first_k_dense_replace", 1, zero=True))
     sparse = values["feed_forward_types"].count("moe")
     return decoder(c, **latent(c), **values, further_vectors=sparse * c.size("hidden_size"))
 
@@ -52,7 +52,7 @@ def axk1(c: Fields) -> ModelConfig:
 @model_type("deepseek_v32", "glm_moe_dsa")
 def deepseek_v32(c: Fields) -> ModelConfig:
     """Like deepseek_v3; an indexer selects each query's keys."""
-    values = listed_experts(c, c.size("first_k_dense_replace", zero=True))
+    values = deepseek_experts(c, "first_k_dense_replace")
     # transformers does not read mlp_bias.
     return decoder(c, use_bias=False, **latent(c), **values, **_indexer(c))
 
@@ -92,15 +92,6 @@ def _own_indexers(c: Fields, default: int) -> list[bool]:
     return [max(i - offset + 1, 0) % interval == 0 for i in range(c.size("num_hidden_layers"))]
 
 
-def listed_experts(c: Fields, dense: int) -> dict[str, Any]:
-    """Experts where ``mlp_layer_types`` lists them, else after `dense` layers; also shared ones."""
-    return {
-        "feed_forward_types": moe_where(c, lambda i: i >= dense),
-        "shared_experts": c.optional_size("n_shared_experts"),
-        **experts(c, "n_routed_experts"),
-    }
-
-
 @model_type("hy_v4", "hy_v4_vl_text")
 def hy_v4(c: Fields) -> ModelConfig:
     """Latent attention with an indexer, a gate and sinks; several residual streams."""
@@ -111,7 +102,7 @@ def hy_v4(c: Fields) -> ModelConfig:
         attention_sinks=True,
         mhc_expansion_rate=c.size("hc_mult"),
         **sizes,
-        **listed_experts(c, 1),
+        **deepseek_experts(c, 1),
         **_indexer(c),
     )
 
@@ -138,7 +129,7 @@ def glm5_next_text(c: Fields) -> ModelConfig:
         mhc_expansion_rate=c.size("hc_mult"),
         stream_mixing=True,
         **latent(c),
-        **listed_experts(c, 3),
+        **deepseek_experts(c, 3),
         **kinds,
     )
 

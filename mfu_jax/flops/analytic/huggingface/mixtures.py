@@ -1,9 +1,8 @@
-"""Decoders with experts as wide as given, and Llama 4's and Qwen 3.5's vision towers."""
+"""Decoders with experts, and Llama 4's and Qwen 3.5's vision towers."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,12 @@ from mfu_jax.flops.analytic.huggingface.common import (
     decoder,
     every,
     experts,
+    has_rope,
+    heads,
     layer_types,
     model_type,
-    moe_where,
+    needs_trace,
+    shared_expert,
     tied_text,
     vision_encoder,
 )
@@ -28,6 +30,7 @@ from mfu_jax.flops.analytic.model_configs.layers import (
     SLIDING,
 )
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.exact import is_prime
 
 
 @model_type("phimoe")
@@ -39,8 +42,7 @@ def phimoe(c: Fields) -> ModelConfig:
         c,
         normalization="layernorm",
         head_bias=c.flag("lm_head_bias"),
-        feed_forward_types=("moe",) * c.size("num_hidden_layers"),
-        **experts(c, "num_local_experts", "intermediate_size"),
+        **experts(c, "num_local_experts", "intermediate_size", where=0),
     )
 
 
@@ -76,11 +78,8 @@ def qwen3_5_moe_text(c: Fields) -> ModelConfig:
     return decoder(
         c,
         mlp_dim=0,
-        feed_forward_types=("moe",) * c.size("num_hidden_layers"),
-        shared_experts=1,
-        shared_expert_dim=c.size("shared_expert_intermediate_size"),
-        shared_expert_gate=True,
-        **experts(c, "num_experts"),
+        **_gated_expert(c),
+        **experts(c, "num_experts", where=0),
         **delta_net(c),
     )
 
@@ -120,7 +119,7 @@ def _ngram_tables(c: Fields, layers: int) -> dict[str, int]:
     if not heads or width % heads:
         c.fail("ple_embed_dim", f"expected a multiple of {heads}, its heads")
     multiple, base = c.size("make_ngram_vocab_size_divisible_by"), c.size("ngram_vocab_size_base")
-    primes = (n for n in itertools.count(base) if n > 1 and all(n % d for d in _divisors(n)))
+    primes = filter(is_prime, itertools.count(base))
     rows = [sum(itertools.islice(primes, heads)) for _ in range(layers)]
     return {
         "engram_num_heads": heads,
@@ -128,10 +127,6 @@ def _ngram_tables(c: Fields, layers: int) -> dict[str, int]:
         "engram_kernel_size": c.size("ple_conv_kernel_size"),
         "ngram_rows": sum(-(-row // multiple) * multiple for row in rows),
     }
-
-
-def _divisors(number: int) -> range:
-    return range(2, math.isqrt(number) + 1)
 
 
 def delta_net(c: Fields) -> dict[str, Any]:
@@ -152,44 +147,192 @@ def delta_net(c: Fields) -> dict[str, Any]:
 
 
 def qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
-    """Experts in every n-th layer, except in mlp_only_layers."""
-    dense = c.list_of(int, "mlp_only_layers") or []
-    step = c.size("decoder_sparse_step")
-    number = c.optional_size("num_experts")
-    values: dict[str, Any] = {
-        "feed_forward_types": moe_where(
-            c, lambda i: number > 0 and i not in dense and (i + 1) % step == 0
-        ),
-        **(experts(c, "num_experts") if number else {}),
+    """Experts in every n-th layer, except in mlp_only_layers; with a gated shared one."""
+    if not c.optional_size("num_experts"):
+        return {}
+    dense, step = c.list_of(int, "mlp_only_layers") or [], c.size("decoder_sparse_step")
+    return {
+        **experts(c, "num_experts", where=lambda i: i not in dense and (i + 1) % step == 0),
+        **(_gated_expert(c) if shared else {}),
     }
-    if shared and number:
-        values["shared_experts"] = 1
-        values["shared_expert_dim"] = c.size("shared_expert_intermediate_size")
-        values["shared_expert_gate"] = True
-    return values
+
+
+def _gated_expert(c: Fields) -> dict[str, Any]:
+    return {**shared_expert(c, "shared_expert_intermediate_size"), "shared_expert_gate": True}
+
+
+@model_type("ernie4_5_moe")
+def ernie4_5_moe(c: Fields) -> ModelConfig:
+    """One switch for all biases; experts in every n-th layer of a range, selected with a bias."""
+    bias, layers = c.flag("use_bias"), c.size("num_hidden_layers")
+    first, step = c.size("moe_layer_start_index", zero=True), c.size("moe_layer_interval")
+    end = c.get("moe_layer_end_index")
+    last = layers - 1 if end in (-1, None) else c.size("moe_layer_end_index", zero=True)
+    return decoder(
+        c,
+        attention_bias=bias,
+        use_bias=bias,
+        head_bias=bias,
+        routed_bias=True,
+        **experts(
+            c,
+            "moe_num_experts",
+            used="moe_k",
+            where=lambda i: (i + 1) % step == 0 and first <= i <= last,
+            shared="moe_num_shared_experts",
+        ),
+    )
+
+
+@model_type("flint")
+def flint(c: Fields) -> ModelConfig:
+    """One sink per head; full attention in layers 0, 1, 5, 9, … and the last; a shared expert."""
+    layers, step = c.size("num_hidden_layers"), c.size("decoder_sparse_step")
+    dense = c.list_of(int, "mlp_only_layers")
+    skipped = [0, 1] if dense is None else dense
+    full = {0, 1, layers - 1}
+    return decoder(
+        c,
+        qk_norm="head",
+        attention_sinks=True,
+        layer_types=layer_types(c, lambda i: FULL if i in full or i % 4 == 1 else SLIDING),
+        **shared_expert(c, "shared_expert_intermediate_size"),
+        **experts(c, "num_experts", where=lambda i: i not in skipped and (i + 1) % step == 0),
+    )
+
+
+@model_type("afmoe")
+def afmoe(c: Fields) -> ModelConfig:
+    """A gate as wide as the heads; norms before and after; a bias helps select the experts."""
+    attention = heads(c)
+    return decoder(
+        c,
+        norms_per_layer=4,
+        qk_norm="head",
+        attention_gate_width=attention["head_dim"],
+        layer_types=layer_types(c, every(c.size("global_attn_every_n_layers"), FULL, SLIDING)),
+        routed_bias=True,
+        **experts(c, "num_experts", where="num_dense_layers", shared="num_shared_experts"),
+        **attention,
+    )
+
+
+@model_type("laguna")
+def laguna(c: Fields) -> ModelConfig:
+    """One gate per head or channel; a shared expert; a bias helps select the experts."""
+    if len(set(c.list_of(int, "num_attention_heads_per_layer") or [0])) > 1:
+        c.fail("num_attention_heads_per_layer", "expected the same number in each layer")
+    attention = heads(c)
+    return decoder(
+        c,
+        qk_norm="head",
+        attention_gate_width=1 if c.get("gating") in (True, "per-head") else attention["head_dim"],
+        layer_types=layer_types(c, lambda _: FULL),
+        routed_bias=True,
+        **shared_expert(c, "shared_expert_intermediate_size"),
+        **experts(c, "num_experts", where=1),
+        **attention,
+    )
+
+
+@model_type("beam")
+def beam(c: Fields) -> ModelConfig:
+    """One gate with a bias per head; norms before and after each block; no shared expert."""
+    attention, layers = heads(c), c.size("num_hidden_layers")
+    return decoder(
+        c,
+        norms_per_layer=4,
+        qk_norm="head",
+        attention_gate_width=attention["head_dim"],
+        layer_types=layer_types(
+            c, lambda i: FULL if (i + 1) % 6 == 0 or i == layers - 1 else SLIDING
+        ),
+        further_vectors=layers * attention["num_query_heads"],
+        **experts(c, "num_experts", where=3),
+        **attention,
+    )
+
+
+@model_type("mimo_v2_flash")
+def mimo_v2_flash(c: Fields) -> ModelConfig:
+    """Values narrower than keys; windowed layers have twice the key/value heads, and sinks."""
+    attention = heads(c)
+    if attention["num_query_heads"] % (doubled := 2 * attention["num_kv_heads"]):
+        c.fail("num_key_value_heads", f"expected num_attention_heads to be a multiple of {doubled}")
+    window = c.optional_size("sliding_window_size")
+    return decoder(
+        c,
+        attention_output_bias=False,
+        attention_sinks=True,
+        sinks_in_windows=True,
+        sliding_kv_heads=doubled,
+        value_head_dim=c.size("v_head_dim"),
+        sliding_window_size=window + 1 if window else c.size("sliding_window"),
+        layer_types=layer_types(c, lambda i: FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING),
+        **experts(c, "n_routed_experts", where=1),
+        **attention,
+    )
+
+
+@model_type("minimax_m3_vl_text")
+def minimax_m3_vl_text(c: Fields) -> ModelConfig:
+    """Norms on queries and keys, a shared expert; no layers whose indexer selects key blocks."""
+    needs_trace(c, "sparse_attention_config")
+    sparse = c.list_of(int, "moe_layer_freq")
+    kinds = layer_types(c, lambda _: FULL)
+    if set(kinds) != {FULL}:
+        c.fail("layer_types", "expected full_attention only; --trace counts the others")
+    return decoder(
+        c,
+        qk_norm="head",
+        layer_types=kinds,
+        mlp_dim=c.size("dense_intermediate_size"),
+        **shared_expert(c),
+        **experts(
+            c,
+            "num_local_experts",
+            "intermediate_size",
+            where=lambda i: sparse is None or sparse[i : i + 1] != [0],
+        ),
+    )
+
+
+@model_type("cohere2_moe")
+def cohere2_moe(c: Fields) -> ModelConfig:
+    """One norm for attention and experts in parallel; the first layers may be dense."""
+    dense, hidden = c.optional_size("first_k_dense_replace"), c.size("intermediate_size")
+    prefix, rest = c.size("prefix_dense_sliding_window_pattern"), c.size("sliding_window_pattern")
+
+    def kind(i: int) -> str:
+        interval, index = (prefix, i) if i < dense else (rest, i - dense)
+        return every(interval, FULL, SLIDING)(index)
+
+    return decoder(
+        c,
+        norms_per_layer=1,
+        mlp_dim=c.size("prefix_dense_intermediate_size", hidden),
+        layer_types=layer_types(c, kind),
+        **experts(c, "num_experts", "intermediate_size", where=dense, shared="num_shared_experts"),
+    )
 
 
 @model_type("llama4_text")
 def llama4_text(c: Fields) -> ModelConfig:
     """Chunked attention except in every n-th layer; experts plus a shared one where listed."""
-    interval, step = c.size("no_rope_layer_interval", 4), c.size("interleave_moe_layer_step")
-    rotary = c.list_of(int, "no_rope_layers")
-    sparse = c.list_of(int, "moe_layers")
-
-    def kind(i: int) -> str:
-        has_rope = rotary[i] if rotary and i < len(rotary) else (i + 1) % interval != 0
-        return CHUNKED if has_rope else FULL
-
+    step, sparse = c.size("interleave_moe_layer_step"), c.list_of(int, "moe_layers")
+    is_chunked = has_rope(c)
     return decoder(
         c,
-        layer_types=layer_types(c, kind),
+        layer_types=layer_types(c, lambda i: CHUNKED if is_chunked(i) else FULL),
         chunk_attn_window_size=c.optional_size("attention_chunk_size"),
         mlp_dim=c.size("intermediate_size_mlp"),
-        feed_forward_types=moe_where(
-            c, lambda i: i in sparse if sparse is not None else (i + 1) % step == 0
-        ),
         shared_experts=1,
-        **experts(c, "num_local_experts", "intermediate_size"),
+        **experts(
+            c,
+            "num_local_experts",
+            "intermediate_size",
+            where=lambda i: i in sparse if sparse is not None else (i + 1) % step == 0,
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Decoders with Mamba, RWKV, RG-LRU or lightning attention, some also with attention."""
+"""Decoders with a recurrence, convolutions or looped layers, most with attention in some layers."""
 
 from __future__ import annotations
 
@@ -14,34 +14,107 @@ from mfu_jax.flops.analytic.huggingface.common import (
     heads,
     layer_types,
     model_type,
-    moe_where,
     shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.hybrids import mamba2_mixer, state_space
 from mfu_jax.flops.analytic.huggingface.latent import latent
-from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.layers import FULL, HYBRID, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-@model_type("mamba", "falcon_mamba")
+def _mamba(c: Fields, inner: int = 0) -> dict[str, Any]:
+    """Sizes of Mamba layers, version 1 if their time step has a rank.
+
+    Args:
+        inner: their channels; 0: a multiple of the width.
+    """
+
+    def known(*names: str) -> str:
+        return next(filter(c.knows, names), "")
+
+    width = c.size("hidden_size")
+    inner = inner or c.size(known("expand", "mamba_expand")) * width
+    bias = c.flag(known("use_bias", "mamba_proj_bias", "add_bias_linear"))
+    values = {
+        "mamba_inner": inner,
+        "mamba_state": c.size(known("state_size", "ssm_state_size", "mamba_d_state")),
+        "mamba_kernel": c.size(known("conv_kernel", "mamba_d_conv")),
+        "mamba_bias": bias,
+        "mamba_conv_bias": c.flag(known("use_conv_bias", "mamba_conv_bias"), default=True),
+    }
+    if rank := known("time_step_rank", "mamba_dt_rank"):
+        return {**values, "mamba_rank": -(-width // 16) if c.get(rank) == "auto" else c.size(rank)}
+    field = known("num_heads", "mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
+    head_dim, number = known("mamba_d_head", "mamba_head_dim", "head_dim"), c.size(field)
+    is_given = head_dim and c.get(head_dim) != "auto"
+    if inner % number or (is_given and number * c.size(head_dim) != inner):
+        c.fail(field, f"expected {field} · {head_dim} = {inner}")
+    return {
+        **values,
+        "mamba_heads": number,
+        "mamba_groups": c.size(known("n_groups", "mamba_n_groups", "mamba_ngroups")),
+        "mamba_output_bias": bias,
+        "mamba_norm": True,
+    }
+
+
+@model_type("mamba", "falcon_mamba", "mamba2")
 def mamba(c: Fields) -> ModelConfig:
-    """Mamba-1 layers only: one norm, no feed-forward."""
-    layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
-    bias, rank = c.flag("use_bias"), c.get("time_step_rank")
+    """Mamba layers only: one norm, no feed-forward."""
+    layers, kind = c.size("num_hidden_layers"), "mamba2" if c.model_type == "mamba2" else "mamba"
     return decoder(
         c,
         num_query_heads=0,
         mlp_dim=0,
         norms_per_layer=1,
-        layer_types=("mamba",) * layers,
+        layer_types=(kind,) * layers,
         feed_forward_types=("none",) * layers,
-        mamba_inner=c.size("expand") * width,
-        mamba_state=c.size("state_size"),
-        mamba_kernel=c.size("conv_kernel"),
-        mamba_rank=-(-width // 16) if rank == "auto" else c.size("time_step_rank"),
-        mamba_bias=bias,
-        mamba_conv_bias=c.flag("use_conv_bias", default=True),
+        **_mamba(c),
+    )
+
+
+@model_type("bamba")
+def bamba(c: Fields) -> ModelConfig:
+    """Mamba-2 layers, attention in the layers of attn_layer_indices; an MLP in each layer."""
+    attended = c.list_of(int, "attn_layer_indices") or []
+    kinds = layer_types(
+        c,
+        lambda i: FULL if i in attended else "mamba2",
+        "layers_block_type",
+        attention=FULL,
+        mamba="mamba2",
+    )
+    return decoder(c, layer_types=kinds, **_mamba(c))
+
+
+@model_type("falcon_h1")
+def falcon_h1(c: Fields) -> ModelConfig:
+    """Mamba-2 and attention side by side in every layer."""
+    sizes = _mamba(c, c.size("mamba_d_ssm", 0))
+    sizes["mamba_output_bias"] = c.flag("projectors_bias")
+    sizes["mamba_norm"] = c.flag("mamba_rms_norm")
+    return decoder(c, layer_types=(f"mamba2+{FULL}",) * c.size("num_hidden_layers"), **sizes)
+
+
+@model_type("jamba")
+def jamba(c: Fields) -> ModelConfig:
+    """Mamba-1 with attention in every n-th layer, experts in every m-th."""
+    period, offset = c.size("attn_layer_period"), c.size("attn_layer_offset", zero=True)
+    sparse, first = c.size("expert_layer_period"), c.size("expert_layer_offset", zero=True)
+    routed: dict[str, Any] = {}
+    if c.size("num_experts") > 1:  # with a single expert, the layer is a plain MLP
+        routed = experts(
+            c, "num_experts", "intermediate_size", where=lambda i: (i - first) % sparse == 0
+        )
+    layers = range(c.size("num_hidden_layers"))
+    return decoder(
+        c,
+        attention_bias=False,
+        layer_types=["mamba" if (i - offset) % period else FULL for i in layers],
+        mamba_norm=True,
+        **_mamba(c),
+        **routed,
+        **heads(c),
     )
 
 
@@ -50,23 +123,18 @@ def granitemoehybrid(c: Fields) -> ModelConfig:
     """Mamba-2 and attention as listed; experts plus a shared one, or only the shared one."""
     renamed = {"attention": FULL, "mamba": "mamba2", "linear_attention": "mamba2"}
     kinds = layer_types(c, lambda _: "mamba2", **renamed)
-    number = c.optional_size("num_local_experts")
     routed: dict[str, Any] = {}
-    if number:
+    if c.optional_size("num_local_experts"):
         routed = {
-            "feed_forward_types": ("moe",) * len(kinds),
-            **experts(c, "num_local_experts", "intermediate_size"),
+            **experts(c, "num_local_experts", "intermediate_size", where=0),
             **shared_expert(c),
         }
-    bias = c.flag("mamba_proj_bias")
     return decoder(
         c,
         layer_types=kinds,
         mlp_dim=c.optional_size("shared_intermediate_size"),
-        mamba_output_bias=bias,
-        mamba_norm=True,
         **routed,
-        **state_space(c, c.size("mamba_expand") * c.size("hidden_size")),
+        **_mamba(c),
     )
 
 
@@ -80,8 +148,6 @@ def nemotron_h(c: Fields) -> ModelConfig:
     blocks = [_BLOCKS.get(letter, letter) for letter in pattern]
     blocks = blocks or c.list_of(str, "layers_block_type") or list(_BLOCKS.values())
     renamed = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": FULL}
-    state_heads = c.size("mamba_num_heads")
-    inner = state_heads * c.size("mamba_head_dim")
     return decoder(
         c.with_values(num_hidden_layers=len(blocks)),
         # transformers reads neither tie_word_embeddings nor attention_bias.
@@ -91,7 +157,7 @@ def nemotron_h(c: Fields) -> ModelConfig:
         norms_per_layer=1,
         layer_types=["none" if b in ("mlp", "moe") else renamed.get(b, b) for b in blocks],
         feed_forward_types=[{"mlp": "dense", "moe": "moe"}.get(b, "none") for b in blocks],
-        **mamba2_mixer(c, state_heads, inner, state=c.size("ssm_state_size")),
+        **_mamba(c, c.size("mamba_num_heads") * c.size("mamba_head_dim")),
         moe_expert_input_dim=c.optional_size("moe_latent_size"),
         **shared_expert(c, "moe_shared_expert_intermediate_size"),
         **experts(c, "n_routed_experts"),
@@ -106,8 +172,7 @@ def minimax(c: Fields) -> ModelConfig:
     return decoder(
         c,
         layer_types=kinds,
-        feed_forward_types=("moe",) * len(kinds),
-        **experts(c, "num_local_experts", "intermediate_size"),
+        **experts(c, "num_local_experts", "intermediate_size", where=0),
     )
 
 
@@ -150,13 +215,11 @@ def kimi_linear(c: Fields) -> ModelConfig:
         full = i + 1 in attended if isinstance(attended, list) else i > 0 and i % 4 == 0
         return FULL if full else "kimi_delta"
 
-    dense = c.size("first_k_dense_replace", 1, zero=True)
     sizes, width, residuals = latent(c), c.size("hidden_size"), c.get("attn_res_block_size")
     return decoder(
         c,
         logits_via_embedding=False,  # transformers does not read tie_word_embeddings
         layer_types=layer_types(c, kind, linear_attention="kimi_delta"),
-        feed_forward_types=moe_where(c, lambda i: i >= dense),
         gdn_num_value_heads=inner.size("linear_num_heads"),
         gdn_value_head_dim=inner.size("linear_head_dim"),
         gdn_conv_kernel_dim=inner.size("linear_conv_kernel_dim"),
@@ -165,9 +228,13 @@ def kimi_linear(c: Fields) -> ModelConfig:
         moe_expert_input_dim=c.optional_size("routed_expert_hidden_size"),
         latent_norm=True,
         further_vectors=2 * width * (2 * c.size("num_hidden_layers") + 1) if residuals else 0,
-        shared_experts=c.optional_size("n_shared_experts"),
         **sizes,
-        **experts(c, "num_local_experts"),
+        **experts(
+            c,
+            "num_local_experts",
+            where=c.size("first_k_dense_replace", 1, zero=True),
+            shared="n_shared_experts",
+        ),
     )
 
 
@@ -182,19 +249,64 @@ _KIMI = {
 def bailing_hybrid(c: Fields) -> ModelConfig:
     """Like kimi_linear, but the gates have full rank, and attention has one gate per head."""
     group = c.size("layer_group_size")
-    dense = c.size("first_k_dense_replace", zero=True)
     return decoder(
         c,
         logits_via_embedding=False,  # transformers does not read tie_word_embeddings
         layer_types=layer_types(c, every(group, FULL, "kimi_delta"), linear_attention="kimi_delta"),
-        feed_forward_types=moe_where(c, lambda i: i >= dense),
         attention_gate_width=1,
         gdn_num_value_heads=c.size("num_attention_heads"),
         gdn_value_head_dim=c.size("head_dim"),
         gdn_conv_kernel_dim=c.size("short_conv_kernel_size"),
-        shared_experts=c.optional_size("n_shared_experts"),
         **latent(c),
-        **experts(c, "num_local_experts"),
+        **experts(c, "num_local_experts", where="first_k_dense_replace", shared="n_shared_experts"),
+    )
+
+
+@model_type("dory")
+def dory(c: Fields) -> ModelConfig:
+    """Layers in the middle run several times; weightless norms, gates, learned scales (nGPT)."""
+    # A released file lists attention and MLP as separate layers.
+    kinds = c.list_of(str, "layer_types") or []
+    blocks = 2 if "mlp" in kinds else 1
+    layers = c.size("num_hidden_layers") // blocks
+    inner = c.with_values(num_hidden_layers=layers, layer_types=kinds[::blocks] or None)
+    first, last = (c.size(f"n_{part}_layers", zero=True) // blocks for part in ("input", "output"))
+    if (looped := layers - first - last) < 1:
+        c.fail("n_input_layers", f"expected fewer than num_hidden_layers={layers} around the loop")
+    sizes = heads(c)
+    scales = 2 * (sizes["num_query_heads"] * sizes["head_dim"] + c.size("hidden_size"))
+    return decoder(
+        inner,
+        normalization="none",
+        attention_gate_width=sizes["head_dim"],
+        layer_types=layer_types(inner, every(4, FULL, SLIDING)),
+        layer_passes=(1,) * first + (c.size("n_recurrent_loops"),) * looped + (1,) * last,
+        further_vectors=layers * (scales + 2 * c.size("intermediate_size")) + c.size("vocab_size"),
+        **sizes,
+    )
+
+
+@model_type("hrm_text")
+def hrm_text(c: Fields) -> ModelConfig:
+    """Two stacks in nested cycles: H times L runs of one, H of the other; weightless norms.
+
+    A gradient flows through the last `L_bp_cycles` of the L runs of each cycle: backward is less
+    than twice forward.
+    """
+    high, low = c.size("H_cycles"), c.size("L_cycles")
+    stack = c.size("num_layers_per_stack", c.size("num_hidden_layers"))
+    given = c.list_of(int, "L_bp_cycles") or [2]
+    graded = ([1] * max(0, high - len(given)) + given)[:high]
+    inner = c.with_values(num_hidden_layers=2 * stack)
+    sizes = heads(c)
+    return decoder(
+        inner,
+        normalization="none",
+        attention_gate_width=sizes["head_dim"],
+        layer_passes=(high * low,) * stack + (high,) * stack,
+        graded_passes=(sum(min(g, low) for g in graded),) * stack + (high,) * stack,
+        further_vectors=c.size("hidden_size"),
+        **sizes,
     )
 
 
@@ -214,25 +326,49 @@ def rwkv(c: Fields) -> ModelConfig:
     )
 
 
+@model_type("lfm2")
+def lfm2(c: Fields) -> ModelConfig:
+    """Gated short convolutions, attention in the layers of full_attn_idxs."""
+    attended = c.list_of(int, "full_attn_idxs")
+    hidden = c.size("block_ff_dim", c.size("intermediate_size"))
+    if c.flag("block_auto_adjust_ff_dim", default=True):
+        hidden = _adjusted(c, hidden)
+    return _lfm2(
+        c,
+        layer_types=layer_types(c, lambda i: FULL if attended is None or i in attended else "conv"),
+        mlp_dim=hidden,
+    )
+
+
 @model_type("lfm2_moe")
 def lfm2_moe(c: Fields) -> ModelConfig:
     """Like lfm2, with experts after the first layers."""
-    dense = c.size("num_dense_layers", zero=True)
+    kinds = checked_length(c, "layer_types", c.list_of(str, "layer_types") or [])
+    return _lfm2(c, layer_types=kinds, **experts(c, "num_experts", where="num_dense_layers"))
+
+
+def _lfm2(c: Fields, **changes: Any) -> ModelConfig:
     return decoder(
         c,
         attention_bias=False,
         qk_norm="head",
-        layer_types=_listed(c),
-        feed_forward_types=moe_where(c, lambda i: i >= dense),
         conv_kernel=c.size("conv_L_cache"),
         conv_bias=c.flag("conv_bias"),
         logits_via_embedding=c.flag("tie_embedding", default=c.flag("tie_word_embeddings")),
-        **experts(c, "num_experts"),
+        **changes,
     )
 
 
-def _listed(c: Fields) -> list[str]:
-    return checked_length(c, "layer_types", c.list_of(str, "layer_types") or [])
+def _adjusted(c: Fields, hidden: int) -> int:
+    """Two thirds of the width (it is a gated MLP), times a factor, rounded up to a multiple."""
+    hidden = 2 * hidden // 3
+    factor = c.get("block_ffn_dim_multiplier", 1.0)
+    if factor is None:
+        return hidden
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 2**20:
+        c.fail("block_ffn_dim_multiplier", "expected a positive number")
+    multiple = c.size("block_multiple_of")
+    return -(-int(factor * hidden) // multiple) * multiple
 
 
 @model_type("lfm3")
@@ -247,4 +383,75 @@ def lfm3(c: Fields) -> ModelConfig:
         layer_types=layer_types(c, lambda i: attended.get(i % 4, "conv") if i else "conv"),
         conv_kernel=c.size("conv_L_cache"),
         conv_bias=c.flag("conv_bias"),
+    )
+
+
+@model_type("olmo_hybrid")
+def olmo_hybrid(c: Fields) -> ModelConfig:
+    """Gated delta nets with attention in every fourth layer; a dense MLP."""
+    query_heads, layers = c.size("num_attention_heads"), c.size("num_hidden_layers")
+    kinds = layer_types(c, every(4, FULL, "linear_attention"))
+    if FULL not in kinds and not c.has("layer_types"):
+        kinds[-1] = FULL
+    key_heads = c.size("linear_num_key_heads", query_heads)
+    key_dim = c.size("linear_key_head_dim", int(0.75 * c.size("hidden_size") / key_heads))
+    return decoder(
+        c,
+        qk_norm="all_heads",
+        layer_types=kinds[:layers],
+        gdn_num_key_heads=key_heads,
+        gdn_num_value_heads=c.size("linear_num_value_heads", query_heads),
+        gdn_key_head_dim=key_dim,
+        gdn_value_head_dim=c.size("linear_value_head_dim", 2 * key_dim),
+        gdn_conv_kernel_dim=c.size("linear_conv_kernel_dim"),
+    )
+
+
+@model_type("zamba")
+def zamba(c: Fields) -> ModelConfig:
+    """Mamba-1, and one shared block in every n-th layer."""
+    width = c.size("hidden_size")
+    period, offset = c.size("attn_layer_period"), c.size("attn_layer_offset", zero=True)
+
+    def hybrid(i: int) -> bool:
+        return i == 2 or (i > 2 and (i - 3) % period == offset)
+
+    return _zamba(
+        c,
+        [HYBRID if hybrid(i) else "mamba" for i in range(c.size("num_hidden_layers"))],
+        shared_blocks=1,
+        head_dim=c.size("attention_head_dim", 2 * width // c.size("num_attention_heads")),
+    )
+
+
+@model_type("zamba2")
+def zamba2(c: Fields) -> ModelConfig:
+    """Mamba-2, and shared blocks in the layers listed as hybrid, each with adapters."""
+    width = c.size("hidden_size")
+    hybrids = {6, 12, 18, 24, 30, 36, 42, 47, 51}
+    return _zamba(
+        c,
+        [HYBRID if i in hybrids else "mamba" for i in range(54)],
+        shared_blocks=c.size("num_mem_blocks"),
+        shared_adapter_rank=c.size("adapter_rank"),
+        shared_attention_adapters=c.flag("use_shared_attention_adapter"),
+        head_dim=2 * width // c.size("num_attention_heads"),
+        mlp_dim=c.size("intermediate_size", 4 * width),
+        use_bias=c.flag("add_bias_linear"),
+    )
+
+
+def _zamba(c: Fields, default: list[str], **values: Any) -> ModelConfig:
+    """What both have in common, with the file's list of layers or else `default`."""
+    given = c.list_of(str, "layers_block_type")
+    kinds = checked_length(c, "layers_block_type", default if given is None else given)
+    query_heads = c.size("num_attention_heads")
+    return decoder(
+        c,
+        decoder_block="hf_zamba",
+        layer_types=kinds,
+        num_query_heads=query_heads,
+        num_kv_heads=c.size("num_key_value_heads", query_heads),
+        **_mamba(c),
+        **values,
     )

@@ -34,55 +34,25 @@ _STEM_MACS = 9 * 3 * 64 * 384**2
 
 
 def gemma4_vision(config: ModelConfig) -> Layers:
-    """MaxText's Gemma 4: 3 × 3 tokens averaged, then scaled and shifted by learned values."""
-    heads, width = config.vision.num_attention_heads_for_vit, config.vision.hidden_size_for_vit
-    *layers, projector = _gated_vision_transformer(
-        config, heads=heads, kv_heads=heads, head_dim=width // heads, pooling=3
-    )
-    learned = layer("vision/final", vector("standardize", 2 * width))
-    return (*layers, learned, projector)
-
-
-def gemma4_vision_by_heads(config: ModelConfig) -> Layers:
-    """Gemma 4's vision transformer from a config.json, which gives its heads."""
-    vision = config.vision
-    return _gated_vision_transformer(
-        config,
-        heads=vision.vision_heads,
-        kv_heads=vision.vision_kv_heads,
-        head_dim=vision.vision_head_dim,
-        pooling=vision.vision_pooling,
-    )
-
-
-def gemma4_audio(config: ModelConfig) -> Layers:
-    """Gemma 4's conformer and its projector."""
-    _, tokens = _audio_tokens(config)
-    inputs = config.audio.output_dim_for_audio
-    heard = projection("projection", inputs, config.emb_dim, tokens=tokens)
-    return (*_conformer(config), layer("audio/projector", heard))
-
-
-def _gated_vision_transformer(
-    config: ModelConfig, *, heads: int, kv_heads: int, head_dim: int, pooling: int
-) -> Layers:
     """Patches ``[3·p², C]``, one table per axis, layers of attention and a gated MLP.
 
     k × k tokens are averaged before the projector. Their positions determine which: there is no
-    weight and nothing to multiply.
-
-    Args:
-        pooling: k, the side of the square.
+    weight and nothing to multiply. A config.json gives k and the heads; in MaxText's, k is 3, each
+    head has its own keys, and the averages are scaled and shifted by learned values.
     """
-    vision = config.vision
-    width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
-    patch, (rows, columns) = vision.patch_size_for_vit, vision.patch_grid
-    tokens = rows * columns
+    vision, images = config.vision, config.step.images_per_sequence
+    width, patch, (rows, columns) = (
+        vision.hidden_size_for_vit,
+        vision.patch_size_for_vit,
+        vision.patch_grid,
+    )
+    tokens, pooling = rows * columns, vision.vision_pooling or 3
+    heads = vision.vision_heads or vision.num_attention_heads_for_vit
     attended = attention(
         width,
         heads,
-        kv_heads,
-        head_dim,
+        vision.vision_kv_heads or heads,
+        vision.vision_head_dim or width // heads,
         Full(queries=tokens),
         qk_norm=True,
         tokens=tokens * images,
@@ -93,6 +63,7 @@ def _gated_vision_transformer(
         *mlp(width, vision.intermediate_size_for_vit, gated=True, tokens=tokens * images),
     )
     pooled = (rows // pooling) * (columns // pooling) * images
+    learned = layer("vision/final", vector("standardize", 2 * width))
     return (
         layer(
             "vision/patches",
@@ -100,8 +71,17 @@ def _gated_vision_transformer(
             table("vision/positions", 2 * vision.num_position_embeddings_for_vit, width),
         ),
         layer("vision/layers", *block, repeats=vision.num_hidden_layers_for_vit),
+        *(() if vision.vision_heads else (learned,)),
         layer("vision/projector", projection("projection", width, config.emb_dim, tokens=pooled)),
     )
+
+
+def gemma4_audio(config: ModelConfig) -> Layers:
+    """Gemma 4's conformer and its projector."""
+    _, tokens = _audio_tokens(config)
+    inputs = config.audio.output_dim_for_audio
+    heard = projection("projection", inputs, config.emb_dim, tokens=tokens)
+    return (*_conformer(config), layer("audio/projector", heard))
 
 
 def gemma3n_vision(config: ModelConfig) -> Layers:

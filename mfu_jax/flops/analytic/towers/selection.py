@@ -57,11 +57,11 @@ _TOWERS: dict[str, tuple[tuple[str, ...], str]] = {
 
 # vision_tower, as a config.json's translation names it → module.function of its towers
 _NAMED = {
-    "siglip": ("vision.siglip_with_tokens",),
-    "llama4": ("vision.llama4_by_width",),
+    "siglip": ("vision.siglip",),
+    "llama4": ("vision.llama4_vision",),
     "qwen3_5": ("vision.qwen3_vision",),
     "gemma3n": ("gemma_towers.gemma3n_vision", "gemma_towers.gemma3n_audio"),
-    "gemma4": ("gemma_towers.gemma4_vision_by_heads", "gemma_towers.gemma4_audio"),
+    "gemma4": ("gemma_towers.gemma4_vision", "gemma_towers.gemma4_audio"),
 }
 
 

@@ -5,7 +5,6 @@ Shapes as in `encoder`. A config gives the size of an image, not the number per 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from mfu_jax.flops.analytic.components import Layers, layer
@@ -15,12 +14,24 @@ from mfu_jax.flops.analytic.towers.encoder import patch_embedding, vision_layers
 
 
 def siglip(config: ModelConfig) -> Layers:
-    """Gemma 3: SigLIP, its tokens averaged 4 × 4, one projection."""
+    """Gemma 3: SigLIP, its tokens averaged to `image_tokens` or 4 × 4, a norm and a projection.
+
+    SigLIP's own pooling head, if a config.json has one, is not used: weights without FLOPs.
+    """
     vision = config.vision
     width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
     rows, columns = vision.patch_grid
-    tokens = rows * columns
-    pooled = (rows // 4) * (columns // 4)
+    tokens, hidden = rows * columns, vision.intermediate_size_for_vit
+    pooled = vision.image_tokens or (rows // 4) * (columns // 4)
+    unread: Components = ()
+    if vision.vision_pooling_head:
+        unread = (
+            vector("pooling/probe", width),
+            projection("pooling/attention", width, width, bias=True, copies=4, tokens=0),
+            norm("pooling/norm", width, bias=True),
+            projection("pooling/wi", width, hidden, bias=True, tokens=0),
+            projection("pooling/wo", hidden, width, bias=True, tokens=0),
+        )
     return (
         layer(
             "vision/patches",
@@ -28,7 +39,7 @@ def siglip(config: ModelConfig) -> Layers:
             table("vision/positions", tokens, width),
         ),
         vision_layers(config, tokens, images),
-        layer("vision/final", norm("norm", width, bias=True)),
+        layer("vision/final", norm("norm", width, bias=True), *unread),
         layer(
             "vision/projector",
             norm("norm", width),
@@ -38,7 +49,10 @@ def siglip(config: ModelConfig) -> Layers:
 
 
 def llama4_vision(config: ModelConfig) -> Layers:
-    """Llama 4: tiles with a class token, pixel shuffle, an MLP, one projection."""
+    """Llama 4: tiles with a class token, pixel shuffle, an MLP, one projection.
+
+    A config.json has a separate field for the width that the projection reads.
+    """
     vision = config.vision
     width, side = (
         vision.hidden_size_for_vit,
@@ -49,6 +63,7 @@ def llama4_vision(config: ModelConfig) -> Layers:
     shuffled = int(patches * vision.pixel_shuffle_ratio_for_vit**2)
     mixed = vision.projector_input_dim_for_vit
     last = vision.projector_output_dim_for_vit
+    read = vision.vision_output_dim or last
     return (
         layer(
             "vision/patches",
@@ -65,7 +80,7 @@ def llama4_vision(config: ModelConfig) -> Layers:
         ),
         layer(
             "vision/projector",
-            projection("projection", last, config.emb_dim, tokens=shuffled * tiles),
+            projection("projection", read, config.emb_dim, tokens=shuffled * tiles),
         ),
     )
 
@@ -97,46 +112,4 @@ def qwen3_vision(config: ModelConfig) -> Layers:
         vision_layers(config, tokens, images),
         *inner,
         layer("vision/projector", *merger(width)),
-    )
-
-
-def siglip_with_tokens(config: ModelConfig) -> Layers:
-    """Gemma 3: SigLIP, pooled to `image_tokens`, a norm and a projection.
-
-    SigLIP's own pooling head, if the config has one, is not used: weights without FLOPs.
-    """
-    vision = config.vision
-    *layers, projector = siglip(config)
-    width, hidden = vision.hidden_size_for_vit, vision.intermediate_size_for_vit
-    *others, last = projector.components
-    tokens = vision.image_tokens * config.step.images_per_sequence
-    unread: Components = ()
-    if vision.vision_pooling_head:
-        unread = (
-            vector("pooling/probe", width),
-            projection("pooling/attention", width, width, bias=True, copies=4, tokens=0),
-            norm("pooling/norm", width, bias=True),
-            projection("pooling/wi", width, hidden, bias=True, tokens=0),
-            projection("pooling/wo", hidden, width, bias=True, tokens=0),
-        )
-    final = dataclasses.replace(layers[-1], components=(*layers[-1].components, *unread))
-    read = last.replace(tokens=tokens)
-    return (*layers[:-1], final, dataclasses.replace(projector, components=(*others, read)))
-
-
-def llama4_by_width(config: ModelConfig) -> Layers:
-    """Llama 4: like MaxText's, with a separate field for the projector's input width."""
-    *layers, shuffle, projector = llama4_vision(config)
-    first, second = shuffle.components
-    out = config.vision.projector_output_dim_for_vit
-    read = config.vision.vision_output_dim or out
-    tokens = second.tokens
-    return (
-        *layers,
-        dataclasses.replace(
-            shuffle, components=(first, projection("fc2", out, out, tokens=tokens))
-        ),
-        dataclasses.replace(
-            projector, components=(projection("projection", read, config.emb_dim, tokens=tokens),)
-        ),
     )

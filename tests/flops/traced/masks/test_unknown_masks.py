@@ -31,6 +31,11 @@ def multiplied(scores: jax.Array, mask: jax.Array) -> jax.Array:
     return scores + (1.0 - mask.astype(jnp.float32)) * jnp.finfo(jnp.float32).min
 
 
+def sum_added(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    keys = (1.0 - mask[:, :, :1].astype(jnp.float32)) * -1e9
+    return scores + (jnp.where(mask, 0.0, -1e9) + keys)
+
+
 def as_maxtext(scores: jax.Array, mask: jax.Array) -> jax.Array:
     bias = jnp.where(mask, 0.0, VERY_NEGATIVE)
     return jnp.where(bias >= VERY_NEGATIVE * 0.5, scores, VERY_NEGATIVE)
@@ -43,7 +48,7 @@ def attention(
     return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(masking(scores, mask)), v).sum()
 
 
-@pytest.mark.parametrize("masking", [filled, added, multiplied, as_maxtext])
+@pytest.mark.parametrize("masking", [filled, added, multiplied, sum_added, as_maxtext])
 def test_a_mask_that_is_data_is_counted_in_full_and_told(masking: Masking) -> None:
     def of(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
         return attention(masking, q, k, v, mask)
@@ -55,6 +60,19 @@ def test_a_mask_that_is_data_is_counted_in_full_and_told(masking: Masking) -> No
     with attention_mask("causal"):
         declared = count_model_flops(of, *HEADS, MASK)
     assert (declared.unknown_masks, declared.by_mask) == (0, {"causal": 2 * PRODUCT})
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_known_mask_beside_one_that_is_data_bounds_it(is_first: bool) -> None:
+    """As EasyDeL's attention fills scores: by the triangle, then by the documents."""
+
+    def of(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+        masks = [jnp.tril(jnp.ones((S, S), bool)), mask]
+        first, then = masks if is_first else reversed(masks)
+        return attention(lambda scores, _: filled(filled(scores, first), then), q, k, v, mask)
+
+    count = count_model_flops(jax.value_and_grad(of, argnums=(0, 1, 2)), *HEADS, MASK)
+    assert (count.unknown_masks, count.by_mask) == (0, {"at most causal": 6 * PRODUCT})
 
 
 def test_masks_that_are_known_and_dropout_are_none_of_these() -> None:

@@ -63,8 +63,8 @@ def _device(
     tracks = [_PROGRAMS + row for row in rows(spans)]
     for track in sorted({*tracks}):
         yield _name("thread_name", process, track, "programs")
-    for program, track, span in zip(runs.programs, tracks, spans, strict=True):
-        yield _event(program.module, process, track, span, began, {})
+    for program, track, run in zip(runs.programs, tracks, spans, strict=True):
+        yield _event(program.module, process, track, run, began, {})
     joined = join.ops(timeline.names)
     costs = [_cost(op, profile) for op in joined]
     for op, lane, *span in zip(

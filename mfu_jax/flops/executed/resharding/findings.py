@@ -200,9 +200,7 @@ class _Doctor:
             if differing:
                 varies = any(self._varies(use.computation, o, exchange.groups) for o in differing)
                 return "slice" if varies else "mixed"
-            # In the loop itself, a stack that the loop changes must be gathered again each time.
-            in_loop = use.in_loop or self._origin(exchange)[1]
-            return "stack" if in_loop and _slices_gathered(use, exchange) else ""
+            return "stack" if _slices_gathered(use, exchange) else ""
         if opcode == "conditional":
             return "mixed"
         return "" if _is_same(self._held(user), exchange.groups) else "mixed"

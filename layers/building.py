@@ -127,7 +127,7 @@ class Inputs:
         return dataclasses.replace(self, tokens=ahead)
 
 
-class Spec(Protocol):
+class PartSpec(Protocol):
     """The description of a part of a layer; hashable, so that equal layers can be scanned."""
 
     @property

@@ -122,7 +122,7 @@ class Verdict:
             yield self.finding
         yield self._number
         large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
-        if self.kind != "tune":  # which looks at whole steps
+        if self.losses:  # none are known without a peak, or of a sweep, which looks at whole steps
             yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
         yield f"next: {self.next_steps[0]}"
         if self.like_runs is not None:
@@ -145,6 +145,20 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """The schema's object."""
         return {"schema": SCHEMA, "sentence": self.sentence, **asdict(self)}
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Verdict:
+        """The verdict of a schema's object."""
+        known = {name: value for name, value in found.items() if name in cls.__dataclass_fields__}
+        like = known.get("like_runs")
+        return cls(
+            **known
+            | {
+                "losses": tuple(TimeLoss(**loss) for loss in known["losses"]),
+                "next_steps": tuple(NextStep(**step) for step in known["next_steps"]),
+                "like_runs": like and LikeRuns(**like),
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

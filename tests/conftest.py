@@ -28,6 +28,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
 import jax  # noqa: E402  # reads the environment now; what is set below is for child processes
+from jax._src import monitoring  # noqa: E402
 
 from tests.support.lanes import Lanes  # noqa: E402
 from tests.support.paths import ROOT  # noqa: E402
@@ -72,10 +73,23 @@ def _cpu() -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_heap() -> None:
-    """A collection of garbage visits what this module made, not all that tests before it left."""
+def nothing_left_behind() -> Iterator[None]:
+    """What one module leaves costs the next ones nothing.
+
+    A collection of garbage visits what a module made itself. Loggers that its tests do not close no
+    longer listen, and the lanes go on counting where a test has cleared JAX's listeners.
+    """
     gc.collect()
     gc.freeze()
+    callbacks, listeners = [*gc.callbacks], monitoring.get_event_duration_listeners()
+    yield
+    gc.callbacks[:] = callbacks
+    monitoring._event_duration_secs_listeners = listeners
+    for thread in threading.enumerate():
+        function = next(iter(getattr(thread, "_args", ())), None)
+        writer = getattr(function, "__self__", None)
+        if type(writer).__name__ == "LogWriter":  # of a log until exit: it shows signs of life
+            writer.close(0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,12 @@ def test_a_sentence_has_the_number_the_loss_the_next_step_and_how_good_it_is() -
     assert max(map(len, FULL.render().splitlines())) <= 100
 
 
+def test_the_schema_gives_the_verdict_back() -> None:
+    for verdict in (FULL, Verdict(kind="gate", next_steps=NEXT)):
+        text = json_text(verdict.to_json())
+        assert json_text(Verdict.of_json({**json.loads(text), "newer": 1}).to_json()) == text
+
+
 def test_small_losses_and_unknown_numbers_are_said() -> None:
     small = (TimeLoss(name="wait for data", fraction=0.012),)
     verdict = Verdict(kind="gate", finding="passed: no regression", losses=small, next_steps=NEXT)

@@ -12,7 +12,7 @@ from ..attention.compressed import CompressedAttentionSpec
 from ..attention.latent import LatentAttentionSpec
 from ..attention.ops import AttentionPattern
 from ..attention.rope import yarn_scale
-from ..building import Spec
+from ..building import PartSpec
 from ..feed_forward.routers import RouterSpec
 from ..stack.block import LayerSpec
 from ..stack.engram import EngramSpec, table_sizes
@@ -31,7 +31,7 @@ def deepseek(config: Any) -> ModelSpec:
     sparse = dense
     if config.num_experts > 1:
         sparse = blocks.experts(config, deepseek_router(config))
-    mixer: Spec = blocks.attention(config)
+    mixer: PartSpec = blocks.attention(config)
     if config.attention_type == "mla":
         mixer = latent_attention(config)
     engrams = _engrams(config)

@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from ..building import Builder, Inputs, Spec
+from ..building import Builder, Inputs, PartSpec
 from ..normalizations import with_whole_gradient
 from ..sharding import BATCH_AXES, IMAGE_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
 from .engram import EngramSpec
@@ -44,8 +44,8 @@ class LayerSpec:
         deep: which of the tower's inner layers is added to the result, counted from 1; 0: none.
     """
 
-    mixer: Spec
-    feed_forward: Spec | None = None
+    mixer: PartSpec
+    feed_forward: PartSpec | None = None
     norms: tuple[str, ...] = PRE_NORMS
     streams: int = 0
     engram: EngramSpec | None = None

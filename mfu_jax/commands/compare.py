@@ -74,26 +74,21 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def ledger_of_config(
-    arguments: Sequence[str], devices: Sequence[jax.Device] | None = None
-) -> Ledger:
+def ledger_of_config(arguments: Sequence[str]) -> Ledger:
     """Compiles the reference model's train step and explains its FLOPs.
 
     Args:
         arguments: a YAML file and ``key=value``, as the trainer takes them.
-        devices: to compile for, attached or not; by default the attached ones.
 
     Raises:
-        UserError: the config is wrong, or does not fit the devices.
+        UserError: the config is wrong, or does not fit the attached devices.
     """
     from mfu_jax.trainer.run.run_logger import count_step
 
-    return count_step(*compiled_config(arguments, devices)).ledger
+    return count_step(*compiled_config(arguments)).ledger
 
 
-def compiled_config(
-    arguments: Sequence[str], devices: Sequence[jax.Device] | None = None
-) -> tuple[Config, jax.stages.Compiled]:
+def compiled_config(arguments: Sequence[str]) -> tuple[Config, jax.stages.Compiled]:
     """The config and the reference model's compiled train step; arguments as `ledger_of_config`."""
     from mfu_jax.trainer.config.pyconfig import load
     from mfu_jax.trainer.step.mesh import make_mesh, with_mesh_sizes
@@ -102,8 +97,8 @@ def compiled_config(
 
     config = load(arguments)
     _refuse_absurd(config)
-    config = with_mesh_sizes(config, devices)
-    mesh = make_mesh(config, devices)
+    config = with_mesh_sizes(config)
+    mesh = make_mesh(config)
     config = resolve_attention(config, mesh)
     return config, compile_train_step(config, mesh, abstract_state(config, mesh))
 

@@ -262,7 +262,7 @@ def _table(answer: dict[str, Any]) -> str:
     lines = [
         f"{answer['model'] or answer['decoder_block']}: {count['total']:,} parameters"
         + (f", {count['active']:,} active" if count["active"] not in (None, count["total"]) else "")
-        + f", {count['embedding']:,} of them in tables",
+        + f", {count['embedding']:,} of them embeddings",
         f"one optimizer step on one device: {answer['tokens_per_device']:,} tokens "
         f"(per_device_batch_size={answer['per_device_batch_size']}, "
         f"max_target_length={answer['max_target_length']}, "

@@ -32,7 +32,8 @@ from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink, find_sink, make_sink
 from mfu_jax.runs.live.following import local_metrics_file
 from mfu_jax.util.arguments import Arguments, parse
-from mfu_jax.util.formatting import json_text
+from mfu_jax.util.formatting import counted, json_text
+from mfu_jax.verdict import Verdict
 
 _OWN_KEYS = ("sink", "from_step")
 _FOR_SINKS = (events.SETUP, events.TEXT, events.FAILURE)
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         print("no record to write" if last is None else f"written up to step {last}")
         if lost:
-            print(f"{name}: {lost} records could not be written")
+            print(f"{name}: {counted(lost, 'record')} could not be written")
     return int(lost > 0)
 
 
@@ -118,5 +119,8 @@ def _summary(totals: Sequence[dict[str, Any]]) -> Summary:
     """The totals that the run wrote at its end, if it did."""
     if not totals:
         return Summary(steps=0)
-    known = Summary.__dataclass_fields__.keys() - {"verdict"}
-    return Summary(**{name: value for name, value in totals[-1].items() if name in known})
+    known = Summary.__dataclass_fields__.keys()
+    found = {name: value for name, value in totals[-1].items() if name in known}
+    if "verdict" in found:
+        found["verdict"] = Verdict.of_json(found["verdict"])
+    return Summary(**found)

@@ -193,12 +193,12 @@ def kernels_named(name: str) -> tuple[AttentionKernel, ...]:
     return tuple(kernel for kernel in KERNELS if re.search(kernel.name, name))
 
 
-Dims = tuple[int, ...]
+Dimensions = tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=1024)
 def kernel_in_scope(
-    scope: str, operands: tuple[Dims, ...], results: tuple[Dims, ...]
+    scope: str, operands: tuple[Dimensions, ...], results: tuple[Dimensions, ...]
 ) -> AttentionKernel | None:
     """The row of a kernel without a name; None if it is not an attention kernel.
 
@@ -219,7 +219,9 @@ def kernel_in_scope(
     return (*chosen, *fitting, None)[0]
 
 
-def _has_shapes_of_attention(operands: tuple[Dims, ...], results: tuple[Dims, ...]) -> bool:
+def _has_shapes_of_attention(
+    operands: tuple[Dimensions, ...], results: tuple[Dimensions, ...]
+) -> bool:
     """Whether operands are Q, K, V and, backward, dO and two numbers per head and query."""
     q, k, v, *rest = operands
     if not results or k != v or [len(q), len(k), len(results[0])] != [4, 4, 4]:

@@ -211,11 +211,7 @@ class StepObserver:
 
     def flops(self) -> StepFlops | None:
         """All counts of the last program run; waits for them."""
-        analysis = None if self.current is None else self.current.analysis
-        if analysis is None:
-            return None
-        analysis.wait(COUNT_SECONDS)
-        return analysis.flops
+        return None if (counted := self._counted()) is None else counted.flops
 
     def close(self) -> None:
         """Ends the trace and the counts; writes nothing more."""
@@ -252,11 +248,15 @@ class StepObserver:
 
     def _traced_peak(self) -> Peak | None:
         """The peak for the last program run, once its dump is beside the trace."""
+        counted = self._counted()
+        return None if counted is None or counted.peaks is None else counted.peaks.main
+
+    def _counted(self) -> ProgramAnalysis | None:
+        """The analysis of the last program run, once it is counted; None if there is none."""
         analysis = None if self.current is None else self.current.analysis
-        if analysis is None:
-            return None
-        analysis.wait(COUNT_SECONDS)
-        return None if analysis.peaks is None else analysis.peaks.main
+        if analysis is not None:
+            analysis.wait(COUNT_SECONDS)
+        return analysis
 
     def _program_of(
         self, pending: PendingCall, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -472,11 +472,13 @@ class MetricLogger:
                 _log.warning("%s", self._pipeline.failure)
 
     def _summarize(self) -> Summary:
+        dropped = self._pipeline.dropped_by_sink
         summary = self._builder.summary(
-            total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
+            self._timer.elapsed_seconds() + self._compiled_before_seconds,
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
-            dropped_by_sink=self._pipeline.dropped_by_sink,
+            dropped_records=sum(dropped.values()),
+            dropped_by_sink=dropped,
             phases=self._phases.totals.values(),
         )
         if self.judge is not None and summary.steps:

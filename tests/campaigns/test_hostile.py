@@ -16,11 +16,12 @@ from tests.campaigns.hostile import failures, hostile_inputs, promises
     not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc"
 )
 def test_hostile_inputs_get_one_line_and_exit_code_2() -> None:
-    results = hostile_inputs(random_seed=10, count=320)
-    assert len(results) >= 300
+    """A slice of the 3,000 of `scripts/campaigns.sh faults`."""
+    results = hostile_inputs(random_seed=10, count=110)
+    assert len(results) >= 100
     codes = Counter(result.code for result in results)
-    assert codes[0] > 10, "the inputs never get past the first check"
-    assert codes[2] > 100
+    assert codes[0] > 3, "the inputs never get past the first check"
+    assert codes[2] > 33
     assert not [text for promise in promises(results) for text in promise.failures]
 
 

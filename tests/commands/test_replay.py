@@ -9,6 +9,7 @@ import pytest
 from mfu_jax.cli import main
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.sinks import CsvSink, JsonlSink, Sink, StepRecord, TensorBoardSink, register_sink
+from mfu_jax.verdict import NextStep, Verdict
 from tests.support.sinks import ListSink
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -98,6 +99,16 @@ def test_a_sink_of_ones_own_that_was_down_gets_all_and_its_texts(
     assert "written up to step 4" in capsys.readouterr().out
 
 
+def test_the_summary_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "unix_seconds": 1.0}\n')
+    verdict = Verdict(kind="report", mfu=0.4, next_steps=(NextStep(text="go on"),))
+    summary = {"e": "summary", "t": 1.0, "m": 1.0, "steps": 1, "verdict": verdict.to_json()}
+    text = json.dumps(summary, separators=(",", ":"))
+    (tmp_path / "metrics.jsonl.events.0.jsonl").write_text(f"{text}\n")
+    assert main(["replay", str(tmp_path), "--sink=console"]) == 0
+    assert f"\n{verdict.sentence}\nsummary: 1 " in capsys.readouterr().out
+
+
 def test_what_the_log_says_a_sink_has_is_not_written_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {n}, "unix_seconds": 1.0}}\n' for n in range(6)))
@@ -122,7 +133,7 @@ def test_what_a_sink_never_takes_is_counted(
     register_sink("refusing")(Refusing)
     run(tmp_path, steps=4)
     assert main(["replay", str(tmp_path), "--sink=refusing"]) == 1
-    assert "refusing: 1 records could not be written" in capsys.readouterr().out
+    assert "refusing: 1 record could not be written" in capsys.readouterr().out
     assert main(["replay", str(tmp_path), "--sink=refusing", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found == {"sink": "refusing", "first_step": 0, "last_step": 3, "lost": 1}

@@ -21,6 +21,7 @@ from mfu_jax.dumps import load
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.profiling.join.unnamed_kernels import KernelSchedule
 from mfu_jax.profiling.profile import Profile, read_profile
+from mfu_jax.profiling.report.page import page
 
 DATA = Path(__file__).parents[1] / "data"
 STEPS = 5  # that were traced; the last one only ends the one before
@@ -82,6 +83,9 @@ def test_tiles_in_the_names_of_cublas_kernels_are_beyond_executed(profile: Profi
     assert rows["tiles, stated"] == executed.beyond["tiles, stated"] + of_cublas
     assert rows["tiles, assumed"] == executed.beyond["tiles, assumed"]
     assert profile.overview()["beyond_executed"] == rows
+    shown = page(profile)
+    assert all(f"beyond it: {label}" in shown for label in rows)
+    assert f"{rows['tiles, stated']:,}" in shown
 
 
 def test_every_instruction_runs_as_often_as_its_loop_says(profile: Profile) -> None:

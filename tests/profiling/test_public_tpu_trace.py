@@ -13,7 +13,7 @@ import pytest
 
 from mfu_jax.cli import main
 from mfu_jax.profiling.profile import Profile, read_profile
-from scripts.comparisons.xprof import our_kpis
+from tests.campaigns.xprof import our_kpis
 
 FILE = Path(__file__).parents[1] / "data" / "xprof_tpu_v6e.xplane.pb.xz"
 

@@ -48,7 +48,9 @@ class Lanes:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Leaves tests of the full lane out.
+        """Leaves tests of the full lane out, or puts their modules first.
+
+        What takes long begins early, so that no worker is left with it while others have nothing.
 
         Raises:
             pytest.UsageError: a case to keep does not exist.
@@ -58,6 +60,8 @@ class Lanes:
         if not self._is_full:
             config.hook.pytest_deselected(items=[item for item in items if is_for_full(item)])
             items[:] = [item for item in items if not is_for_full(item)]
+        long = {item.path for item in items if item.get_closest_marker("full")}
+        items.sort(key=lambda item: item.path not in long)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:

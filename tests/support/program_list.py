@@ -1,6 +1,6 @@
 """The programs that are compiled and recorded for the tests, with what each must execute.
 
-`scripts/records/record_programs.py` compiles them; `test_recorded_programs.py` counts what it
+`tests/support/record_programs.py` compiles them; `test_recorded_programs.py` counts what it
 recorded.
 """
 

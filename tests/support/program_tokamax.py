@@ -28,7 +28,7 @@ def _pretend(platform: str) -> None:
     from jax.extend import backend
     from tokamax._src.ops import op
 
-    from scripts.records.absent_devices import devices
+    from tests.support.absent_devices import devices
 
     flags.FLAGS(["tokamax"])
     (device, *_) = devices(platform)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked_trainer import ForkedTrainer
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
 
@@ -34,30 +35,32 @@ def one_device() -> dict[str, str]:
     return {**os.environ, "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
 
 
-def start(
-    folder: Path, *arguments: str, wrapper: Sequence[str] = (), **options: Any
-) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str) -> ForkedTrainer:
+    return ForkedTrainer([*TINY, f"base_output_directory={folder}", *arguments], one_device())
+
+
+def start_anew(folder: Path, *arguments: str, wrapper: Sequence[str] = ()) -> tuple[int, str, str]:
+    """As its user starts it, imports and all: the exit code and texts of the command."""
     command = [sys.executable, "-m", "mfu_jax.train", *TINY, f"base_output_directory={folder}"]
-    return subprocess.Popen(
+    done = subprocess.run(
         [*wrapper, *command, *arguments],
         cwd=ROOT,
         env=one_device(),
         text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
+        capture_output=True,
+        timeout=HANG_SECONDS,
     )
+    return done.returncode, done.stdout, done.stderr
 
 
-def send_after(process: subprocess.Popen[str], step: int, signum: int) -> None:
-    assert process.stdout is not None
+def send_after(process: ForkedTrainer, step: int, signum: int) -> None:
     for line in process.stdout:
         if line.startswith(f"completed step: {step},"):
             process.send_signal(signum)
             return
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+def run(folder: Path, *arguments: str) -> tuple[int | None, str, str]:
     process = start(folder, *arguments)
     out, err = process.communicate(timeout=HANG_SECONDS)
     return process.returncode, out, err
@@ -77,7 +80,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_job(folder: Path, count: int, *keys: str) -> list[subprocess.Popen[str]]:
+def start_job(folder: Path, count: int, *keys: str) -> list[ForkedTrainer]:
     job = (*keys, f"coordinator_address=localhost:{free_port()}", f"num_processes={count}")
     return [start(folder, *job, f"process_id={i}") for i in range(count)]
 

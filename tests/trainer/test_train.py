@@ -24,6 +24,7 @@ from tests.support.trainer_process import (
     run,
     send_after,
     start,
+    start_anew,
 )
 from tests.support.work import HANG_SECONDS
 
@@ -33,7 +34,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Forty steps without a break."""
     folder = tmp_path_factory.mktemp("straight")
     tensorboard = f"tensorboard_dir={folder / 'events'}"
-    code, out, err = run(folder, "steps=40", "eval_interval=20", "profile_steps=31-34", tensorboard)
+    keys = ("steps=40", "eval_interval=20", "profile_steps=31-34", tensorboard)
+    code, out, err = start_anew(folder, *keys)
     assert code == 0, err
     return folder, out
 
@@ -200,9 +202,9 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_earlier_one_res
     process.communicate(timeout=HANG_SECONDS)
     saved = len(records(tmp_path))
 
-    limited = start(tmp_path, *keys, wrapper=(sys.executable, "-c", LIMIT_FILE_SIZE))
-    _, err = limited.communicate(timeout=HANG_SECONDS)
-    assert limited.returncode == CHECKPOINT_EXIT_CODE, err
+    limited = (sys.executable, "-c", LIMIT_FILE_SIZE)
+    code, _, err = start_anew(tmp_path, *keys, wrapper=limited)
+    assert code == CHECKPOINT_EXIT_CODE, err
     said = [_NOT_WRITTEN.search(line) for line in err.splitlines()]
     assert all(said), err
     failed = {int(one[1]): int(one[2]) for one in said if one}

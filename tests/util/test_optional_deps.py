@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from flax import nnx
+
+from tests.support.trainer_process import SIZES, one_device
 
 PARTS = ("absl", "flax", "grain", "optax", "orbax", "rich", "tensorboardX")
 
@@ -43,7 +44,7 @@ def run(blocked: tuple[str, ...], code: str, *arguments: str) -> subprocess.Comp
     source = f"BLOCKED = {set(blocked)!r}\n{BLOCK}\n{code}"
     return subprocess.run(
         [sys.executable, "-c", source, *arguments],
-        env={**os.environ, "XLA_FLAGS": ""},
+        env=one_device(),
         capture_output=True,
         text=True,
         timeout=120,
@@ -106,17 +107,14 @@ def test_a_missing_part_is_one_line_that_names_the_extra(
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(nnx, "List"), reason="the trainer needs a newer flax")
 def test_the_trainer_on_random_tokens_needs_no_grain(tmp_path: Path) -> None:
-    keys = {
-        "steps": 4,
-        "emb_dim": 32,
-        "mlp_dim": 64,
-        "dataset_type": "synthetic",
-        "eval_interval": 2,
-        "enable_checkpointing": "false",
-        "base_output_directory": tmp_path,
-    }
+    keys = (
+        "steps=4",
+        "dataset_type=synthetic",
+        "eval_interval=2",
+        f"base_output_directory={tmp_path}",
+    )
     code = "import mfu_jax.train as t; raise SystemExit(t.main(sys.argv[1:]))"
-    done = run(("grain",), code, *(f"{key}={keys[key]}" for key in keys))
+    done = run(("grain",), code, *SIZES, *keys, "enable_checkpointing=false")
     assert done.returncode == 0, done.stderr
     assert "completed step: 3" in done.stdout
 

@@ -24,7 +24,6 @@ A killed or spent search goes on with the same command.
   evidence=FILE.jsonl  where trials are kept (default: in ~/.cache/mfu_jax/tune, by the search)
   cache=FOLDER         cache of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
   compile_seconds=N    time limit for the compiler (default 1800)
-  seed=N               of ties
   --json               one JSON object on stdout
 
 example: mfu-jax tune model=llama3-8b topology=v6e-8 dtype=bfloat16"""
@@ -67,11 +66,11 @@ from mfu_jax.trainer.planned.trial_run import WARMUP_STEPS, flags_variable, tria
 from mfu_jax.trainer.planned.tuned_axes import ACCUMULATION, TOKENS, axes_of
 from mfu_jax.util.arguments import Arguments, check_key, own_key, parse
 from mfu_jax.util.formatting import json_text
-from mfu_jax.util.values import field_types, typed
+from mfu_jax.util.values import field_types, number_of, typed
 
 _OWN = (
     *(*CHIPS, "keep", "precisions", "budget", "plans", "runs", "trial_steps", "xla_flags"),
-    *("evidence", "cache", "compile_seconds", "seed", "follow"),
+    *("evidence", "cache", "compile_seconds", "follow"),
 )
 _BUDGET, _STEPS = "10min", 6
 
@@ -117,6 +116,7 @@ class _Command:
             for one in listed(key, text) if is_swept(text) else ():
                 typed(key, one, kinds[key])
         self.flags = compiler_flags(values.get("xla_flags", ""))
+        self.steps = number_of(values, "trial_steps", int, _STEPS, is_positive=True)
         self.budget = seconds_of(values.get("budget", _BUDGET))
         keep = _words(values.get("keep", ""))
         for key in keep:
@@ -132,10 +132,8 @@ class _Command:
         self.target = self._target()
         platform, count = self._platform()
         chip = self.target.chip if self.target else None
-        begun = {key: text for key, text in given.items() if not is_swept(text)}
-        config = load([*self.files, *(f"{key}={text}" for key, text in begun.items())])
         axes, self.fixed = axes_of(
-            config,
+            self._config({key: text for key, text in given.items() if not is_swept(text)}),
             given,
             platform=platform,
             devices=count,
@@ -149,6 +147,12 @@ class _Command:
         self.space = Space(axes)
         self.tokens = self._tokens(self.space.start) if TOKENS in keep else 0.0
         self.source = None if self.target is None else TrainerStep(self.target, self.files)
+
+    def _words(self, keys: Mapping[str, str]) -> list[str]:
+        return [*self.files, *(f"{key}={text}" for key, text in keys.items())]
+
+    def _config(self, keys: Mapping[str, str]) -> Config:
+        return load(self._words(keys))
 
     def _target(self) -> Target | None:
         """The chips to plan for; None: attached devices for which there is no compiler."""
@@ -167,8 +171,7 @@ class _Command:
     def about(self) -> dict[str, Any]:
         """What all trials have in common."""
         devices = None if self.devices is None else dataclasses.asdict(self.devices)
-        config = load([*self.files, *(f"{key}={text}" for key, text in self.fixed.items())])
-        fixed = dataclasses.asdict(config)
+        fixed = dataclasses.asdict(self._config(self.fixed))
         del fixed["webhook_url"]  # a secret, which no trial uses
         return {
             "fixed": {k: str(v) for k, v in sorted(fixed.items())},
@@ -198,10 +201,9 @@ class _Command:
             invalid=self.invalid,
             limit_bytes=self._limit_bytes(),
             budget_seconds=self.budget,
-            most_plans=_whole(values, "plans"),
-            most_runs=_whole(values, "runs"),
-            steps=WARMUP_STEPS + (_whole(values, "trial_steps") or _STEPS),
-            seed=_whole(values, "seed") or 0,
+            most_plans=number_of(values, "plans", int, is_positive=True),
+            most_runs=number_of(values, "runs", int, is_positive=True),
+            steps=WARMUP_STEPS + self.steps,
             notes=self.notes,
         )
 
@@ -222,7 +224,7 @@ class _Command:
         keys, _ = self.keys(point)
         if self.source is not None:
             return self.source.run_words(keys)
-        return [*self.files, *(f"{key}={text}" for key, text in keys.items())]
+        return self._words(keys)
 
     def command_line(self, point: Point) -> list[str]:
         """The command that trains with a point's settings."""
@@ -249,8 +251,7 @@ class _Command:
 
     def _tokens(self, point: Point) -> float:
         """Sequences per device and step."""
-        keys, _ = self.keys(point)
-        config = load([*self.files, *(f"{key}={text}" for key, text in keys.items())])
+        config = self._config(self.keys(point)[0])
         return float(getattr(config, BATCH) * getattr(config, ACCUMULATION))
 
     def plan(self, point: Point, seconds: float) -> Trial:
@@ -258,7 +259,7 @@ class _Command:
         if self.source is None or self.target is None:
             raise ValueError("no chips to plan for")
         keys, flags = self.keys(point)
-        most = typed("compile_seconds", self.values.get("compile_seconds", "1800"), float)
+        most = number_of(self.values, "compile_seconds", float, Limits.seconds)
         try:
             plan = compiled_plan(
                 self.source,
@@ -268,9 +269,9 @@ class _Command:
                 folder=cache.chosen_folder(self.values),
                 flags=(*self.flags, *(f"{key}={text}" for key, text in flags.items())),
             )
-        except NoCompilerError:
-            raise
         except UserError as error:
+            if isinstance(error, NoCompilerError):
+                raise
             return Trial(values={}, by="plan", source="failed", note=first_line(error))
         return Trial(
             values={},
@@ -292,7 +293,7 @@ class _Command:
             {**given, **flags},
             platform=self.platform,
             devices_per_chip=self.chip.devices_per_chip if self.chip else 1,
-            steps=_whole(self.values, "trial_steps") or _STEPS,
+            steps=self.steps,
             seconds=seconds,
         )
 
@@ -314,15 +315,6 @@ def _target_of(devices: AttachedDevices) -> Target | None:
 
 def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
-
-
-def _whole(values: Mapping[str, str], key: str) -> int | None:
-    if key not in values:
-        return None
-    number = typed(key, values[key], int)
-    if number < (0 if key == "seed" else 1):
-        raise UserError(f"{key}={number}; expected a whole number, 1 or more")
-    return number
 
 
 def _progress(word: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops.count import operation
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced.jaxprs import inner_jaxprs, is_call, scan_of, stack_below
+from mfu_jax.flops.traced.jaxprs import inner_jaxprs, interpret, is_call, scan_of, stack_below
 from mfu_jax.flops.traced.kernels.ragged import RAGGED_DOTS
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.undifferentiated import Purpose
@@ -77,17 +77,14 @@ class _Numbering:
 
     def walk(self, jaxpr: Any, given: Sequence[_Value], stack: str) -> list[_Value]:
         """Numbers a jaxpr's values, given those of its inputs; returns those of its results."""
-        known = dict(zip(jaxpr.invars, given, strict=True))
 
-        def read(atom: Any) -> _Value:
+        def fixed(atom: Any) -> _Value:
             if isinstance(atom, Literal):
                 return self._of(("literal", str(atom.aval), str(atom.val)), ())
-            return known[atom] if atom in known else self._of(("constant", atom), ())
+            return self._of(("constant", atom), ())
 
-        for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [read(v) for v in eqn.invars], stack)
-            known.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        known = dict(zip(jaxpr.invars, given, strict=True))
+        return interpret(jaxpr, known, fixed, lambda eqn, on: self._equation(eqn, on, stack))
 
     def _of(
         self, key: Hashable, operands: Sequence[_Value], alike: frozenset[int] = frozenset()

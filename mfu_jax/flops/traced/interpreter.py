@@ -29,6 +29,7 @@ from mfu_jax.flops.traced.integers.known_values import constant, scalar
 from mfu_jax.flops.traced.jaxprs import (
     MESH_KERNELS,
     inner_jaxprs,
+    interpret,
     is_call,
     operand_dtype,
     stack_below,
@@ -139,26 +140,25 @@ class JaxprCounter:
     def _walk(
         self, jaxpr: Any, inputs: Sequence[AbstractValue], stack: str, decided: Decided
     ) -> tuple[Values, WorkTotals]:
-        env: dict[Any, AbstractValue] = {}
+        totals = WorkTotals()
 
-        def bind(variables: Sequence[Any], values: Sequence[AbstractValue]) -> None:
-            for variable, value in zip(variables, values, strict=True):
-                known = decided.values.get(variable)
-                env[variable] = value if known is None else value._replace(known=known)
+        def decide(variables: Sequence[Any], values: Sequence[AbstractValue]) -> Values:
+            known = (decided.values.get(variable) for variable in variables)
+            pairs = zip(values, known, strict=True)
+            return [value if k is None else value._replace(known=k) for value, k in pairs]
 
-        env.update((variable, self.constants.get(variable, INPUT)) for variable in jaxpr.constvars)
-        bind(jaxpr.invars, inputs)
-
-        def read(atom: Any) -> AbstractValue:
+        def fixed(atom: Any) -> AbstractValue:
             if isinstance(atom, Literal):
                 return of_constant(scalar(atom.val))
-            return env[atom]
+            return self.constants.get(atom, INPUT)
 
-        totals = WorkTotals()
-        for eqn in jaxpr.eqns:
-            operands = [read(v) for v in eqn.invars]
-            bind(eqn.outvars, self._equation(eqn, operands, stack_below(stack, eqn), totals))
-        return [read(v).without_value() for v in jaxpr.outvars], totals
+        def equation(eqn: Any, operands: Values) -> Values:
+            results = self._equation(eqn, operands, stack_below(stack, eqn), totals)
+            return decide(eqn.outvars, results)
+
+        given = dict(zip(jaxpr.invars, decide(jaxpr.invars, inputs), strict=True))
+        results = interpret(jaxpr, given, fixed, equation)
+        return [value.without_value() for value in results], totals
 
     def _equation(
         self, eqn: Any, values: Values, stack: str, totals: WorkTotals

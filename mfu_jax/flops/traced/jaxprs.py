@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from mfu_jax.util.jax_internals import open_jaxpr, scan_groups
+from mfu_jax.util.jax_internals import Literal, open_jaxpr, scan_groups
+
+ValueT = TypeVar("ValueT")
 
 _SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex": "c"}
 
@@ -54,6 +56,31 @@ def operand_dtype(eqn: Any) -> str:
     """The dtype of the wider operand; the left one's if both are equally wide."""
     dtypes = [v.aval.dtype for v in eqn.invars[:2] if hasattr(v.aval, "dtype")]
     return short_dtype(max(dtypes, key=lambda dtype: dtype.itemsize))
+
+
+def interpret(
+    jaxpr: Any,
+    given: Mapping[Any, ValueT],
+    fixed: Callable[[Any], ValueT],
+    equation: Callable[[Any, list[ValueT]], Sequence[ValueT]],
+) -> list[ValueT]:
+    """The values of an open jaxpr's results.
+
+    Args:
+        jaxpr: the open jaxpr.
+        given: values of its inputs.
+        fixed: the value of a literal or, if it is not given, of a constant.
+        equation: the values of an equation's results, from those of its operands.
+    """
+    known = dict(given)
+
+    def read(atom: Any) -> ValueT:
+        return fixed(atom) if isinstance(atom, Literal) or atom not in known else known[atom]
+
+    for eqn in jaxpr.eqns:
+        results = equation(eqn, [read(v) for v in eqn.invars])
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]
 
 
 def stack_below(stack: str, eqn: Any) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced.jaxprs import inner_jaxprs, stack_below
+from mfu_jax.flops.traced.jaxprs import inner_jaxprs, interpret, stack_below
 from mfu_jax.flops.undifferentiated import ProgramValue
-from mfu_jax.util.jax_internals import Literal, open_jaxpr, scan_groups
+from mfu_jax.util.jax_internals import open_jaxpr, scan_groups
 
 # Primitives whose result has their operands' elements: moved, cast, or scaled.
 _MOVES = {
@@ -48,20 +48,12 @@ class _ValueGraphBuilder:
 
     def inline(self, jaxpr: Any, given: Sequence[int], stack: str) -> list[int]:
         """Adds a jaxpr's values, given those of its inputs; returns those of its results."""
-        known = dict(zip(jaxpr.invars, given, strict=True))
-
-        def read(atom: Any) -> int:
-            if isinstance(atom, Literal):
-                return self.add((), atom.aval)
-            if atom not in known:  # a constant
-                known[atom] = self.add((), atom.aval)
-            return known[atom]
-
-        for eqn in jaxpr.eqns:
-            given = [read(v) for v in eqn.invars]
-            results = self._equation(eqn, given, stack_below(stack, eqn))
-            known.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        return interpret(
+            jaxpr,
+            dict(zip(jaxpr.invars, given, strict=True)),
+            lambda atom: self.add((), atom.aval),
+            lambda eqn, operands: self._equation(eqn, operands, stack_below(stack, eqn)),
+        )
 
     def _equation(self, eqn: Any, given: list[int], stack: str) -> Sequence[int]:
         name = eqn.primitive.name

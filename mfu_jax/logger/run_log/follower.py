@@ -7,6 +7,7 @@ order, with back-off.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import sys
@@ -172,9 +173,8 @@ class Follower:
         """Gives up a hung sink: it gets no more records, and another thread closes it."""
         self._is_abandoned = True
         self._wake.set()
-        Boundary().thread(
-            f"mfu_jax {self.name}", "a sink is not closed", self._call, "close"
-        ).start()
+        name, missing = f"mfu_jax {self.name}", f"{self.name} is not closed"
+        Boundary().thread(name, missing, self._call, "close").start()
 
     def count_rest(self, *, is_on_disk: bool) -> None:
         """At the end of the run, says what the sink lacks, or counts it as lost.
@@ -185,7 +185,7 @@ class Follower:
         rest, reader = self._batch, self._reader
         if reader is None and self._misses:
             rest, reader = [], self._log.reader(self.last)
-        rest = [*rest, *(reader.read(sys.maxsize) if reader else ())]
+        rest = [*rest, *(copy.copy(reader).read(sys.maxsize) if reader else ())]
         if reader is None or not is_on_disk:
             rest += self._queue
         lacks = sum(not isinstance(item, Event) and self._wants(item) for item in rest)

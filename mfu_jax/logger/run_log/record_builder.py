@@ -134,16 +134,13 @@ class RecordBuilder:
         for name, spent in spans.items():
             self._seconds_by_use[name] += spent
 
-    def summary(
-        self,
-        *,
-        total_seconds: float,
-        compile_seconds: float,
-        compile_count: int,
-        dropped_by_sink: Mapping[str, int],
-        phases: Mapping[str, Mapping[str, float]],
-    ) -> Summary:
-        """Totals of the run so far."""
+    def summary(self, total_seconds: float, **of_others: Any) -> Summary:
+        """Totals of the run so far.
+
+        Args:
+            total_seconds: of the run.
+            **of_others: fields of `Summary` that the records do not have.
+        """
         uses = dict(self._seconds_by_use)
         uses["other"] = max(0.0, total_seconds - sum(uses.values()))
         return Summary(
@@ -152,15 +149,11 @@ class RecordBuilder:
             warmup_steps=self._kinds["warmup"],
             compile_steps=self._kinds["compile"],
             last_loss=self._last_loss,
-            compile_seconds=compile_seconds,
-            compile_count=compile_count,
             total_seconds=max(total_seconds, sum(uses.values())),
             seconds_by_use=uses,
             clock_jumps=self._clock_jumps,
-            dropped_records=sum(dropped_by_sink.values()),
-            dropped_by_sink=dropped_by_sink,
             flags=dict(self._flags),
-            phases=phases,
+            **of_others,
         )
 
     def _is_of_late_step(self, kind: str, seconds: float, rates: StepRates) -> bool:

@@ -18,7 +18,6 @@ _NOISE = 0.01  # of a time, as a fraction
 _MEMORY_NOISE = 0.01
 _WORTH = 0.0005  # the least expected gain, as a fraction, that is worth a trial
 _FAILURES = 2  # of a choice, and no success: it is given up
-_BEST = 3  # points whose neighbours are candidates in a large space
 _STEP = 2  # from a batch that fits to the next: a much larger one rarely does
 
 
@@ -64,8 +63,9 @@ class TuningSearch:
     def next(self) -> Point | None:
         """The point to try next; None if no other is expected to be worth it."""
         best = self.best()
-        ranked = sorted(self.trials, key=lambda p: -speed(self.trials[p]))[:_BEST]
-        listed = self._planned or self.space.candidates([self.space.start, *ranked])
+        listed = self._planned or self.space.candidates(
+            {self.space.start, best or self.space.start}
+        )
         bad, (least, most) = self._given_up(), self._batches()
         points = [
             point

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,7 @@ class Space:
         ]
         return " ".join(words) or "the start"
 
-    def candidates(self, best: Sequence[Point]) -> list[Point]:
+    def candidates(self, best: Iterable[Point]) -> list[Point]:
         """All points; of a large space those within one change of some points."""
         if self.size <= _MOST_LISTED:
             return list(itertools.product(*map(range, self.sizes)))
@@ -111,8 +111,10 @@ class Space:
 
     def _near(self, point: Point) -> Iterator[Point]:
         yield point
-        for axis, size in enumerate(self.sizes):
-            yield from (moved(point, axis, i) for i in range(size) if i != point[axis])
+        for number, (axis, size) in enumerate(zip(self.axes, self.sizes, strict=True)):
+            reach = size if axis.positions is None else 1  # the next number, any other word
+            for i in range(max(0, point[number] - reach), min(size, point[number] + reach + 1)):
+                yield moved(point, number, i)
 
 
 def moved(point: Point, axis: int, choice: int) -> Point:

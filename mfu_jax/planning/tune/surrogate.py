@@ -7,7 +7,6 @@ are compared by the logarithm of their value, others by equality.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -20,9 +19,8 @@ from mfu_jax.planning.tune.space import Point, Space
 _Array = NDArray[np.floating[Any]]
 
 _BIAS = 0.5  # standard deviation of the mean
-_AMPLITUDES = (0.03, 0.1, 0.3, 1.0)  # of the effects, as a logarithm: 0.1 is about 10%
-_INTERACTIONS = (0.1, 0.3)  # their share of the variance
-_FEWEST = 4  # values before anything is fitted
+_AMPLITUDE = 0.3  # of the effects, as a logarithm: about 30%
+_INTERACTION = 0.3  # its share of their variance
 _ALIKE = 0.3  # how alike two points stay for the interaction where an axis differs
 
 
@@ -42,7 +40,6 @@ class Surrogate:
             np.arange(size, dtype=float) if column is None else np.array(column)
             for column, size in zip(columns, space.sizes, strict=True)
         ]
-        self._amplitude, self._interaction = 0.3, _INTERACTIONS[0]
         self._points: list[Point] = []
 
     def fit(self, points: Sequence[Point], values: Sequence[float]) -> None:
@@ -50,19 +47,17 @@ class Surrogate:
         self._points = list(points)
         self._mean = float(np.mean(values)) if len(values) else 0.0
         self._values = np.asarray(values, dtype=float) - self._mean
-        self._alike = self._similarities(self._points, self._points)
-        if len(points) >= _FEWEST:
-            self._choose()
-        self._factor = self._cholesky()
+        covariance = self._covariance(self._points, self._points)
+        self._factor = np.linalg.cholesky(covariance + self._noise**2 * np.eye(len(points)))
         self._weights = _solved(self._factor, self._values)
 
     def predict(self, points: Sequence[Point]) -> tuple[_Array, _Array]:
         """Mean and standard deviation at each point."""
         lines = self._lines(points)
-        own = _BIAS**2 + self._amplitude**2 * (1 + (lines**2).sum(1))
+        own = _BIAS**2 + _AMPLITUDE**2 * (1 + (lines**2).sum(1))
         if not self._points:
             return np.zeros(len(points)), np.sqrt(own)
-        across = self._covariance(points, self._points, self._similarities(points, self._points))
+        across = self._covariance(points, self._points)
         known = np.linalg.solve(self._factor, across.T)
         spread = np.sqrt(np.maximum(own - (known**2).sum(0), 1e-12))
         return self._mean + across @ self._weights, spread
@@ -85,34 +80,12 @@ class Surrogate:
             each.append(np.exp(-(apart**2) / 2) if self._numeric[i] else (apart == 0).astype(float))
         return np.stack(each)
 
-    def _covariance(self, some: Sequence[Point], others: Sequence[Point], alike: _Array) -> _Array:
+    def _covariance(self, some: Sequence[Point], others: Sequence[Point]) -> _Array:
+        alike = self._similarities(some, others)
         together = np.prod(_ALIKE + (1 - _ALIKE) * alike, axis=0)
-        share = self._interaction
-        effects = (
-            (1 - share) * alike.mean(0)
-            + share * together
-            + self._lines(some) @ self._lines(others).T
-        )
-        return _BIAS**2 + self._amplitude**2 * effects
-
-    def _cholesky(self) -> _Array:
-        covariance = self._covariance(self._points, self._points, self._alike)
-        return np.linalg.cholesky(covariance + self._noise**2 * np.eye(len(self._points)))
-
-    def _likelihood(self) -> float:
-        """log p(values), of the marginal distribution."""
-        factor = self._cholesky()
-        return float(
-            -self._values @ _solved(factor, self._values) / 2 - np.log(np.diag(factor)).sum()
-        )
-
-    def _choose(self) -> None:
-        """Chooses the effects' size and the interaction by the marginal likelihood."""
-        found = []
-        for both in itertools.product(_AMPLITUDES, _INTERACTIONS):
-            self._amplitude, self._interaction = both
-            found.append((self._likelihood(), *both))
-        _, self._amplitude, self._interaction = max(found)
+        lines = self._lines(some) @ self._lines(others).T
+        effects = (1 - _INTERACTION) * alike.mean(0) + _INTERACTION * together + lines
+        return _BIAS**2 + _AMPLITUDE**2 * effects
 
 
 def _solved(factor: _Array, values: _Array) -> _Array:

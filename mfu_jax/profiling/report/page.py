@@ -6,6 +6,7 @@ Adding a section: a section here; only `mfu_jax.pages` makes HTML.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax import names
@@ -166,7 +167,7 @@ def _rest(rows: Sequence[TableRow]) -> Markup:
 
 
 def _ledger(profile: Profile) -> Markup:
-    """The ledger from model FLOPs to executed FLOPs of one run of the main program."""
-    ledger = profile.program.ledger
+    """The ledger of one run of the main program, with what its kernels run beyond it."""
+    ledger = replace(profile.program.ledger, beyond=profile.beyond)
     rows = [row for row in ledger.rows() if row.flops or row.label == RESIDUAL]
     return ledger_table("FLOPs per run and device", rows, ledger.executed)

@@ -15,7 +15,7 @@ from mfu_jax.runs.live.following import MetricsTail
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.runs.report.verdict import run_verdict
-from mfu_jax.util.formatting import loss_text, percent, readable
+from mfu_jax.util.formatting import counted, loss_text, percent, readable
 from mfu_jax.util.optional_deps import TRAIN, require
 from mfu_jax.verdict import Verdict
 
@@ -118,16 +118,14 @@ def _headline(path: Path, found: Mapping[str, Any]) -> Any:
     text.append(ago, style=style)
     if found["restarts"]:
         text.append(f", restarts seen: {found['restarts']}", style="yellow")
-    median, medians = found["median"], []
-    for name in ("mfu", "hfu"):
-        if median[name] is not None:
-            medians.append(f"{name.upper()} {percent(median[name])}")
-    if median["step_time_seconds"] is not None:
-        medians.append(f"{readable(median['step_time_seconds'])} s a step")
+    means = found["verdict"]  # of the same numbers as in its sentence, and in a report
+    parts = [f"{n.upper()} {percent(means[n])}" for n in ("mfu", "hfu") if means[n] is not None]
+    if means["step_time_seconds"] is not None:
+        parts.append(f"{readable(means['step_time_seconds'])} s a step")
     if found["seconds_left"]:
-        medians.append(f"{_age(found['seconds_left'])} to go")
-    if medians:
-        text.append(f"\nmedian of {median['steps']} steps: {', '.join(medians)}")
+        parts.append(f"{_age(found['seconds_left'])} to go")
+    if parts:
+        text.append(f"\nmean of {counted(found['median']['steps'], 'step')}: {', '.join(parts)}")
     if chip := ", peak ".join(filter(None, (found["devices"], found["peak"]))):
         text.append(f"\n{_plain(chip)}", style="dim")
     if found["fall"]:

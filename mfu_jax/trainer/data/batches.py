@@ -140,6 +140,8 @@ def make_iterator(
     def numbered(number: int) -> dict[str, np.ndarray]:
         first = number * batch_rows
         own = [rows[(first + i) * shares + share] for i in range(batch_rows)]
+        if cut is split_row:
+            return shaped(split_row(np.stack(own)))
         parts = [cut(row) for row in own]
         return shaped({key: np.stack([part[key] for part in parts]) for key in of_row})
 
@@ -169,7 +171,7 @@ def _cut(config: Config) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
 
 
 def split_row(row: np.ndarray) -> dict[str, np.ndarray]:
-    """A row of S + 1 packed tokens → inputs, targets, positions and segments; each int32 [S].
+    """Rows of S + 1 packed tokens → inputs, targets, positions and segments; each int32 […, S].
 
     Positions count from 0 in each document, segments from 1 in each row. The separator belongs to
     the document that it ends, and its target has weight 0.
@@ -181,16 +183,17 @@ def split_row(row: np.ndarray) -> dict[str, np.ndarray]:
     [1, 1, 0, 1]
     """
     row = row.astype(np.int32)
-    inputs, targets = row[:-1], row[1:]
+    inputs, targets = row[..., :-1], row[..., 1:]
     ends = inputs == SEPARATOR
-    first_of_document = np.concatenate([[True], ends[:-1]])
-    index = np.arange(len(inputs), dtype=np.int32)
-    start = np.maximum.accumulate(np.where(first_of_document, index, 0))
+    first_of_document = np.ones(ends.shape, bool)
+    first_of_document[..., 1:] = ends[..., :-1]
+    index = np.arange(inputs.shape[-1], dtype=np.int32)
+    start = np.maximum.accumulate(np.where(first_of_document, index, 0), axis=-1)
     return {
         "inputs": inputs,
         "targets": targets,
         "inputs_position": (index - start).astype(np.int32),
-        "inputs_segmentation": np.cumsum(first_of_document, dtype=np.int32),
+        "inputs_segmentation": np.cumsum(first_of_document, axis=-1, dtype=np.int32),
         "targets_weight": (~ends).astype(np.int32),
     }
 

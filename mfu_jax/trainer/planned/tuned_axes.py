@@ -153,7 +153,8 @@ def _standard(
     if keeps_tokens:
         yield ACCUMULATION, _single(ACCUMULATION, ("1", "2", "4", "8"))
     yield _REMATERIALIZATION, {**_REMAT, **(_OFFLOADED if platform == "tpu" else {})}
-    yield "attention", _single("attention", _ATTENTION[platform])
+    known = "auto" if config.attention == "cudnn_flash" else ""  # what auto stands for
+    yield "attention", _single("attention", [a for a in _ATTENTION[platform] if a != known])
     if platform == "tpu" and runs:
         yield (
             "sa_block",
@@ -174,7 +175,7 @@ def _standard(
     if devices > 1:
         yield _MESH, dict(_meshes(config, devices))
         if platform == "tpu":
-            yield "weight_gathers", _single("weight_gathers", ("auto", "first", "xla"))
+            yield "weight_gathers", _single("weight_gathers", ("first", "xla"))
     if precisions:
         yield "precision", {word: _precision(word) for word in precisions}
     yield from _flags(platform, devices, chip, runs)

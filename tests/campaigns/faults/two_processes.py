@@ -7,16 +7,13 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.campaigns.promises import Promise
-from tests.support.paths import ROOT
+from tests.support.forked_trainer import ForkedTrainer
 
 _SIZES = (
     "num_decoder_layers=1 emb_dim=32 mlp_dim=64 num_query_heads=2 num_kv_heads=1 head_dim=16 "
@@ -60,14 +57,10 @@ class ProcessPair:
             address = f"localhost:{probe.getsockname()[1]}"
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"
         env = {**os.environ, "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
-        command = [sys.executable, "-m", "mfu_jax.train", "configs/base.yml", *_SIZES]
+        command = ["configs/base.yml", *_SIZES]
         command += [f"base_output_directory={folder}", "enable_checkpointing=true", *keys]
         command += [f"coordinator_address={address}", "num_processes=2"]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.processes: list[Any] = [
-            subprocess.Popen([*command, f"process_id={i}"], cwd=ROOT, env=env, text=True, **pipes)
-            for i in range(2)
-        ]
+        self.processes = [ForkedTrainer([*command, f"process_id={i}"], env) for i in range(2)]
         self.errors: list[list[str]] = [[], []]
         self.first_step = threading.Event()
         self._readers = [

@@ -90,7 +90,7 @@ def _config_only(argv: Sequence[str]) -> int:
     return 0
 
 
-def _no_ledger(argv: Sequence[str], _: object = None) -> Any:
+def _no_ledger(argv: Sequence[str]) -> Any:
     load(argv)
     raise UserError("nothing is compiled here")
 

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from mfu_jax.dumps.files import load, write
 from mfu_jax.planning.targets import Target, parse_target
-from scripts.records.absent_devices import TPU_ENVIRONMENT
 from tests.campaigns.planted.judging import Judged, add_arguments, judge, verdict
 from tests.campaigns.planted.scheduled_trace import Schedule, write_scheduled
 from tests.campaigns.planted.step_faults import FAULTS, Side
+from tests.support.absent_devices import TPU_ENVIRONMENT
 
 _WHAT = "faults in the step on an absent TPU v6e"
 _HEAD = ("fault", "step", "advice", "gain", "scheduled", "off", "others")
@@ -66,7 +66,7 @@ def _compile(side: Side, topology: str, path: Path) -> None:
     from mfu_jax.trainer.config import pyconfig
     from mfu_jax.trainer.planned.planned_step import lower
     from mfu_jax.trainer.run.run_logger import model_of
-    from scripts.records.absent_devices import devices
+    from tests.support.absent_devices import devices
 
     with side.plant():
         lowered = lower(side.words, devices("tpu", topology)[:1])

@@ -80,7 +80,7 @@ def test_runs_on_the_cpu_measure_and_explain(tmp_path):
         (("remat_policy=none,fulll",), "remat_policy='fulll'"),
         (("keep=fsdpp",), "unknown key 'fsdpp'"),
         (("budget=soon",), "expected a time"),
-        (("plans=0",), "plans=0; expected a whole number"),
+        (("plans=0",), "plans=0: expected a number above 0"),
         (("precisions=fp4",), "precisions=fp4: expected some of"),
         (("tensor=3", "fsdp=2"), "does not fill the 8 devices"),
     ],

@@ -1,7 +1,7 @@
 """The executed count on recorded programs of real compiles: TPU v4 to 7x, H100, CPU.
 
 Expected numbers are hand arithmetic on the shapes (`program_list`, `reference_model`), written out
-here where XLA merged or repeated work. `scripts/records/record_programs.py` makes the
+here where XLA merged or repeated work. `tests/support/record_programs.py` makes the
 recordings again.
 """
 
@@ -13,12 +13,12 @@ import pytest
 
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.ledger import compare_flops
-from scripts.records.record_programs import without_paths
 from tests.support import program_kernels as kernels
 from tests.support import program_models as models
 from tests.support.jax_versions import reads_recorded_kernels
 from tests.support.paths import RECORDED
 from tests.support.program_list import PROGRAMS
+from tests.support.record_programs import without_paths
 from tests.support.recorded import count, index, names, text_of
 from tests.support.reference_model import Shape
 

@@ -21,7 +21,7 @@ from mfu_jax.logger.loop.phases import PhaseBook
 from mfu_jax.logger.records.step_cost import StepCost, add_costs
 from tests.support.fake_device import FakeClock
 from tests.support.floats import assert_close_as_float32
-from tests.support.paths import SCRIPTS
+from tests.support.paths import ROOT
 from tests.support.sinks import ListSink
 from tests.support.work import HANG_SECONDS
 
@@ -238,7 +238,7 @@ def test_wrong_nesting_says_what_to_do() -> None:
 
 
 def rl_phases() -> Any:
-    path = SCRIPTS / "rl_phases.py"
+    path = ROOT / "examples" / "rl_phases.py"
     spec = importlib.util.spec_from_file_location("rl_phases", path)
     assert spec is not None
     assert spec.loader is not None

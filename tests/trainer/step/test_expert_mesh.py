@@ -1,5 +1,7 @@
 """Experts over a mesh: eight devices give the losses of one, dropless and with a capacity."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -19,6 +21,9 @@ def config(**keys: object) -> pyconfig.Config:
         "attention": "dot_product",
         "max_target_length": LENGTH,
         "learning_rate": 1e-2,
+        # Two, so that `tensor` can split them.
+        "num_kv_heads": 2,
+        "override_model_config": True,
     }
     return pyconfig.from_mapping({}, overrides={**sizes, **keys})
 
@@ -43,6 +48,11 @@ def losses(c: pyconfig.Config, devices: int) -> list[float]:
     return out
 
 
+@functools.cache
+def losses_of_one_device(capacity: float) -> list[float]:
+    return losses(config(per_device_batch_size=ROWS, capacity_factor=capacity), 1)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("capacity", "whole", "expert"),
@@ -52,9 +62,6 @@ def losses(c: pyconfig.Config, devices: int) -> list[float]:
 def test_a_mesh_of_eight_gives_the_losses_of_one_device(
     capacity: float, whole: bool, expert: int
 ) -> None:
-    # Two key/value heads, so that `tensor` can split them.
-    both = {"capacity_factor": capacity, "num_kv_heads": 2, "override_model_config": True}
     axes = {"fsdp": 4 // expert, "expert": expert, "tensor": 2, "shard_exp_on_fsdp": whole}
-    eight = config(per_device_batch_size=1, **axes, **both)
-    one = config(per_device_batch_size=ROWS, **both)
-    assert_close_as_float32(losses(eight, 8), losses(one, 1), terms=64 * ROWS * LENGTH)
+    eight = losses(config(per_device_batch_size=1, capacity_factor=capacity, **axes), 8)
+    assert_close_as_float32(eight, losses_of_one_device(capacity), terms=64 * ROWS * LENGTH)

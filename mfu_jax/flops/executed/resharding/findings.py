@@ -69,7 +69,7 @@ _ELEMENTWISE = ELEMENTWISE | TRANSCENDENTAL
 _SHARD_MAP = "shard_map"
 _SUMS = re.compile(r"/(dot_general|conv_general_dilated|reduce\w*|add_any|psum\w*)$")
 
-_Dims = tuple[int, ...]
+
 _Groups = Sequence[Sequence[int]]
 
 
@@ -200,9 +200,7 @@ class _Doctor:
             if differing:
                 varies = any(self._varies(use.computation, o, exchange.groups) for o in differing)
                 return "slice" if varies else "mixed"
-            # In the loop itself, a stack that the loop changes must be gathered again each time.
-            in_loop = use.in_loop or self._origin(exchange)[1]
-            return "stack" if in_loop and _slices_gathered(use, exchange) else ""
+            return "stack" if _slices_gathered(use, exchange) else ""
         if opcode == "conditional":
             return "mixed"
         return "" if _is_same(self._held(user), exchange.groups) else "mixed"
@@ -451,7 +449,7 @@ class _Doctor:
         made = self._made_of(start, _UNCHANGED) or [start]
         return made[0], len(made) == 1 and self._is_argument(made[0])
 
-    def _before(self, exchange: _Exchange) -> tuple[_Dims, Spec | None]:
+    def _before(self, exchange: _Exchange) -> tuple[tuple[int, ...], Spec | None]:
         """Dimensions on one device, and the split, of the value that is moved."""
         value, _ = self._origin(exchange)
         dims, spec = next(value.instruction.shape.leaves()).dims, self._specs.of(value)

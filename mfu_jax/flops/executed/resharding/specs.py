@@ -86,7 +86,7 @@ class Specs:
         return tuple(sorted(steps, key=lambda axis: -steps[axis]))
 
     def _found(self, value: Value, depth: int) -> Spec | None:
-        computation, instruction, _, _ = value
+        computation, instruction, _ = value
         opcode = instruction.opcode
         if opcode == "parameter" and computation is self.module.entry:
             return self._of_parameter(int(instruction.operand_text), instruction)

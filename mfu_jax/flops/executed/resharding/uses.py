@@ -26,14 +26,12 @@ class Use(NamedTuple):
         user: the instruction; at the program's end its root, with `operand` −1.
         operand: which of its operands the value is.
         path: indices to the value in the operand, if that is a tuple.
-        in_loop: whether the value was carried into a loop on the way.
     """
 
     computation: HloComputation
     user: HloInstruction
     operand: int
     path: tuple[int, ...] = ()
-    in_loop: bool = False
 
 
 class Value(NamedTuple):
@@ -42,36 +40,35 @@ class Value(NamedTuple):
     computation: HloComputation
     instruction: HloInstruction
     path: tuple[int, ...] = ()
-    in_loop: bool = False
 
 
 def uses(module: HloModule, value: Value) -> Iterator[Use | Value]:
     """The direct uses of a value; where it only changes its place, the value there."""
-    computation, instruction, path, in_loop = value
+    computation, instruction, path = value
     for user in computation.users.get(instruction.name, ()):
         for number, name in enumerate(user.operands):
             if name != instruction.name:
                 continue
             if user.opcode == "tuple":
-                yield Value(computation, user, (number, *path), in_loop)
+                yield Value(computation, user, (number, *path))
             elif user.opcode == "get-tuple-element":
                 index = int(user.attribute("index") or 0)
                 if not path or path[0] == index:
-                    yield Value(computation, user, path[1:], in_loop)
+                    yield Value(computation, user, path[1:])
             elif user.opcode in _INSIDE and user.callees:
                 inner = module[user.callees[0]]
                 if number in inner.parameters:
-                    yield Value(inner, inner.parameters[number], path, in_loop)
+                    yield Value(inner, inner.parameters[number], path)
             elif user.opcode == "while":
                 body = module[user.loop_computations[0]]
-                yield Value(body, body.parameters[0], path, True)
+                yield Value(body, body.parameters[0], path)
             else:
-                yield Use(computation, user, number, path, in_loop)
+                yield Use(computation, user, number, path)
     if instruction is computation.root:
         if computation is module.entry:
-            yield Use(computation, instruction, -1, path, in_loop)
+            yield Use(computation, instruction, -1, path)
         elif (caller := module.caller(computation.name)) and caller[1].opcode in _INSIDE:
-            yield Value(*caller, path, in_loop)
+            yield Value(*caller, path)
 
 
 def followed(module: HloModule, value: Value, passes: Callable[[Use], bool]) -> Iterator[Use]:
@@ -89,7 +86,7 @@ def followed(module: HloModule, value: Value, passes: Callable[[Use], bool]) -> 
                 continue
             yield use
             if use.operand >= 0 and passes(use):
-                queue.append(Value(use.computation, use.user, (), use.in_loop))
+                queue.append(Value(use.computation, use.user))
 
 
 def sources(module: HloModule, value: Value, stops: Callable[[Value], bool]) -> Iterator[Value]:
@@ -110,33 +107,33 @@ def sources(module: HloModule, value: Value, stops: Callable[[Value], bool]) -> 
 
 def made_of(module: HloModule, value: Value) -> Iterator[Value]:
     """The operands of a value; where it only changed its place, the value at its other place."""
-    computation, instruction, path, in_loop = value
+    computation, instruction, path = value
     opcode = instruction.opcode
     if opcode == "get-tuple-element":
         index = int(instruction.attribute("index") or 0)
-        yield Value(computation, computation.operand(instruction, 0), (index, *path), in_loop)
+        yield Value(computation, computation.operand(instruction, 0), (index, *path))
     elif opcode == "tuple" and path:
         operand = computation.operand(instruction, path[0])
-        yield Value(computation, operand, path[1:], in_loop)
+        yield Value(computation, operand, path[1:])
     elif opcode in _INSIDE and instruction.callees:
         inner = module[instruction.callees[0]]
-        yield Value(inner, inner.root, path, in_loop)
+        yield Value(inner, inner.root, path)
     elif opcode == "while":
         body = module[instruction.loop_computations[0]]
-        yield Value(body, body.root, path, in_loop)
-        yield Value(computation, computation.operand(instruction, 0), path, in_loop)
+        yield Value(body, body.root, path)
+        yield Value(computation, computation.operand(instruction, 0), path)
     elif opcode == "parameter":
         caller = module.caller(computation.name)
         if caller and caller[1].opcode == "while":
-            yield Value(caller[0], caller[0].operand(caller[1], 0), path, in_loop)
-            yield Value(computation, computation.root, path, True)
+            yield Value(caller[0], caller[0].operand(caller[1], 0), path)
+            yield Value(computation, computation.root, path)
         elif caller and caller[1].opcode in _INSIDE:
             number = int(instruction.operand_text)
             if number < len(caller[1].operands):
-                yield Value(caller[0], caller[0].operand(caller[1], number), path, in_loop)
+                yield Value(caller[0], caller[0].operand(caller[1], number), path)
     else:
         for name in instruction.operands:
-            yield Value(computation, computation[name], (), in_loop)
+            yield Value(computation, computation[name])
 
 
 def numbers_by_device(module: HloModule, value: Value, devices: int) -> np.ndarray | None:
@@ -186,5 +183,7 @@ _ARITHMETIC: dict[str, Callable[..., np.ndarray | None]] = {
     "and": np.bitwise_and,
     "clamp": lambda low, value, high: np.clip(value, low, high),
     "dynamic-slice": _looked_up,
-    **dict.fromkeys(("convert", "bitcast", "reshape", "copy", *_PASSED_ON), _same),
+    **dict.fromkeys(
+        ("convert", "bitcast", "reshape", "copy", "copy-start", "copy-done", *_PASSED_ON), _same
+    ),
 }

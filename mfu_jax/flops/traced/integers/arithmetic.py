@@ -1,5 +1,7 @@
 """Integer and boolean primitives of a jaxpr on NumPy values, with XLA's overflow and division.
 
+Float scalars are followed as long as they are exact: a counter that grows by 0.5, not by 0.1.
+
 A value is a NumPy number or array. Inside a Pallas kernel, a scalar may have one value per program
 of the grid, so elementwise rules broadcast.
 """
@@ -8,13 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from mfu_jax.flops.traced.integers.arrays import ARRAYS, IntegerRule
-from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known, is_integer
+from mfu_jax.flops.traced.integers.known_values import (
+    ConstantTable,
+    Known,
+    can_be_known,
+    is_float,
+)
 
+_CHOOSES = frozenset("abs clamp copy eq ge gt le lt max min ne neg select_n".split())  # of floats
 _LARGEST_RESULT = 2**16  # elements: what controls a loop is small, and evaluated in each iteration
 
 
@@ -29,20 +38,38 @@ def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
     if any(v is None for v in operands) or not _agree(eqn, operands):
         return None
     with np.errstate(over="ignore"):
-        return typed(rule(eqn, operands), eqn.outvars[0].aval)
+        result = typed(rule(eqn, operands), eqn.outvars[0].aval)
+    return result if not _has_floats(eqn) or _is_exact(eqn, operands, result) else None
+
+
+def _has_floats(eqn: Any) -> bool:
+    return any(is_float(atom.aval) for atom in (*eqn.invars, *eqn.outvars))
+
+
+def _is_exact(eqn: Any, operands: Sequence[Any], result: Any) -> bool:
+    """Whether a result of floats is exact, and so the same in any order of operations."""
+    name = eqn.primitive.name
+    if np.ndim(result) or not np.all(np.isfinite([*operands, result])):
+        return False
+    numbers = [Fraction(value.item()) for value in operands]
+    if name == "convert_element_type":
+        return Fraction(result.item()) == numbers[0]
+    if name in ("add", "sub", "mul"):
+        return Fraction(result.item()) == _FUNCTIONS[name](*numbers)
+    return name in _CHOOSES
 
 
 def is_evaluable(eqn: Any) -> bool:
     """Whether `evaluate` has a rule for this equation."""
-    return eqn.primitive.name in _RULES and is_integer(eqn.outvars[0].aval)
+    return eqn.primitive.name in _RULES and can_be_known(eqn.outvars[0].aval)
 
 
 def typed(value: Known, aval: Any) -> Known:
-    """A known value in its variable's dtype; None if that is not an integer dtype."""
-    if value is None or not is_integer(aval):
+    """A known value in its variable's dtype; None if that cannot be known."""
+    if value is None or not can_be_known(aval):
         return None
     value = value.values if isinstance(value, ConstantTable) else value
-    if isinstance(value, float):
+    if isinstance(value, float) and not is_float(aval):
         return None
     if isinstance(value, np.generic) and value.dtype == aval.dtype:
         return value
@@ -60,7 +87,7 @@ def where(runs: Any, new: Known, old: Known) -> Known:
 
 
 def _fits(aval: Any) -> bool:
-    return is_integer(aval) and 0 < math.prod(aval.shape) <= _LARGEST_RESULT
+    return can_be_known(aval) and 0 < math.prod(aval.shape) <= _LARGEST_RESULT
 
 
 def _agree(eqn: Any, operands: Sequence[Any]) -> bool:
@@ -85,7 +112,7 @@ def _despite_unknowns(eqn: Any, known: Sequence[Known]) -> Known:
         if which is None or np.ndim(which):
             return None
         return typed(known[1 + int(which)], eqn.outvars[0].aval)
-    absorbing = {"and": 0, "or": 1, "mul": 0}.get(name)
+    absorbing = {"and": 0, "or": 1, "mul": 0}.get(name) if not _has_floats(eqn) else None
     is_bool = eqn.outvars[0].aval.dtype == bool
     if absorbing is None or (name == "or" and not is_bool):
         return None

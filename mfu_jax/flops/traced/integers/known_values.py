@@ -1,4 +1,4 @@
-"""Integers known while tracing: loop counters, bounds, positions in a kernel's grid.
+"""Numbers known while tracing: loop counters, bounds, positions in a kernel's grid.
 
 A known value is a number, a NumPy array (with its variable's shape, or, for a scalar inside a
 Pallas kernel, one number per program of the grid), or a `ConstantTable`.
@@ -54,6 +54,15 @@ def scalar(value: Any) -> int | float | None:
     return item if isinstance(item, int | float) else None
 
 
-def is_integer(aval: Any) -> bool:
-    """Whether a variable of this type can be known; dtypes of typed random keys have no kind."""
-    return getattr(getattr(aval, "dtype", None), "kind", "") in {"i", "u", "b"}
+def can_be_known(aval: Any) -> bool:
+    """Whether a variable of this type can be: integers, booleans, and float scalars."""
+    return _kind(aval) in {"i", "u", "b"} or (is_float(aval) and aval.shape == ())
+
+
+def is_float(aval: Any) -> bool:
+    """Whether a variable's elements are float32 or float64."""
+    return _kind(aval) == "f" and aval.dtype.itemsize >= 4
+
+
+def _kind(aval: Any) -> str:
+    return getattr(getattr(aval, "dtype", None), "kind", "")  # typed random keys have none

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops.traced.integers.arithmetic import is_evaluable
 from mfu_jax.flops.traced.integers.exchanges import EXCHANGES
-from mfu_jax.flops.traced.integers.known_values import is_integer
+from mfu_jax.flops.traced.integers.known_values import can_be_known
 from mfu_jax.flops.traced.jaxprs import (
     MESH_KERNELS,
     Branches,
@@ -215,7 +215,7 @@ class Needs:
 
 
 def _can_be_known(atom: Any) -> bool:
-    return not isinstance(atom, Literal) and is_integer(atom.aval)
+    return not isinstance(atom, Literal) and can_be_known(atom.aval)
 
 
 def _variables(eqn: Any, operands: Iterable[int]) -> list[Any]:

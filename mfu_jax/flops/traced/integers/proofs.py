@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mfu_jax.flops.traced.integers.arithmetic import typed
-from mfu_jax.flops.traced.integers.known_values import Known
+from mfu_jax.flops.traced.integers.known_values import Known, is_float
 from mfu_jax.flops.traced.jaxprs import InlinedCall, Scan, While
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _apply(eqn: Any, operands: list[Any]) -> Any:
     """The result of an equation on lines and conditions."""
     name = eqn.primitive.name
     aval = eqn.outvars[0].aval
-    if aval.shape != ():
+    if aval.shape != () or any(is_float(v.aval) for v in (*eqn.invars, *eqn.outvars)):
         return None
     if name in _SAME and (isinstance(operands[0], Until) == (aval.dtype == bool)):
         return operands[0]

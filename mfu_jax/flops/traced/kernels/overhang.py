@@ -334,6 +334,21 @@ def copies(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> None:
     memory.copy(slot, _made(dims, is_bound), runs)
 
 
+def reads_beyond(eqn: Any, known: Sequence[Known], runs: np.ndarray) -> bool:
+    """Whether a `copy_gmem_to_smem` may read elements beyond its array's end: it fills in zeros."""
+    tree, shape = eqn.params["src_transforms_treedef"], eqn.invars[0].aval.shape
+    first = 2 + eqn.params.get("has_barrier", True)  # after the array and the memory
+    for transform in tree.unflatten(bare(known[first : first + tree.num_leaves])):
+        if hasattr(transform, "indices"):
+            part, shape = _read(None, transform.indices, shape), transform.get_indexer_shape()
+            pairs = zip(part.dims, shape, strict=False) if part else ()
+            if any(e is not None and np.any((e < size) & (runs > 0)) for e, size in pairs):
+                return True
+            if part and part.is_bound:
+                return True
+    return False
+
+
 def _read(ref: Known, indices: Sequence[Any], shape: Sequence[int]) -> InArrays | None:
     dims: list[Extent] = []
     is_bound = isinstance(ref, InArrays) and ref.is_bound

@@ -19,7 +19,14 @@ from mfu_jax.flops.attention_kernels import AttentionKernel
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.traced.integers.arithmetic import evaluate, where
 from mfu_jax.flops.traced.integers.known_values import ConstantTable, Known, scalar
-from mfu_jax.flops.traced.jaxprs import MESH_KERNELS, While, inner_jaxprs, operand_dtype, while_of
+from mfu_jax.flops.traced.jaxprs import (
+    MESH_KERNELS,
+    While,
+    inner_jaxprs,
+    interpret,
+    operand_dtype,
+    while_of,
+)
 from mfu_jax.flops.traced.kernels.attention import attention_kernel, flops_of_all_pairs, pallas_name
 from mfu_jax.flops.traced.kernels.mosaic_gpu import (
     INSTRUCTIONS,
@@ -41,6 +48,7 @@ from mfu_jax.flops.traced.kernels.overhang import (
     may_overhang,
     product,
     reads,
+    reads_beyond,
     stores,
     union,
 )
@@ -58,6 +66,7 @@ TripCount = Callable[[While, Sequence[Known]], Known]
 # Loops are unrolled if a condition may depend on their counter, up to this length to bound
 # the time.
 _LONGEST_UNROLLED = 4096
+_OVERHANG = "how far its blocks overhang their arrays: what lies beyond is counted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,44 +123,36 @@ def pallas_cost(
     if None in bounds or (exact.unknown and is_grouped(eqn)):
         if (estimate := eqn.params.get("cost_estimate")) is not None:
             share, wrong = share_of_rows(eqn, lengths)
-            flops = Counter(dict.fromkeys(list(exact.flops)[:1], int(estimate.flops * share)))
             kernel = attention_kernel(eqn)
-            return _estimated(name, _all_pairs(eqn, kernel, flops) if kernel else flops, wrong)
+            flops = flops_of_all_pairs(eqn, kernel) if kernel else int(estimate.flops * share)
+            return _estimated(name, exact.flops, flops, wrong)
         exact.unknown.add("the grid's size depends on data: one program was counted")
     if exact.unknown and (grouped := grouped_on_gpu(eqn, lengths)):
-        return _of_rows(name, exact.flops, *grouped)
+        return _estimated(name, exact.flops, *grouped)
     all_pairs, kernel = unskipped.needed, attention_kernel(eqn)
     if kernel and (bounds or "splash" in name):
         # The grid may cover only a mask's blocks; the body appears twice, masked and unmasked.
-        all_pairs = _all_pairs(eqn, kernel, all_pairs)
+        all_pairs = _of_first_dtype(all_pairs, flops_of_all_pairs(eqn, kernel))
     return PallasCost(
         name=name,
         flops=exact.flops,
         needed=exact.needed,
         unskipped=all_pairs,
         unknown=tuple(sorted(exact.unknown)),
-        bounds=tuple(sorted(exact.bounds)),
+        bounds=tuple(sorted(exact.bounds if exact.flops else ())),
     )
 
 
-def _estimated(name: str, flops: Counter[str], wrong: str) -> PallasCost:
+def _estimated(name: str, counted: Counter[str], flops: int, wrong: str) -> PallasCost:
+    known = _of_first_dtype(counted, flops)
     unknown = (wrong,) if wrong else ()
     return PallasCost(
-        name=name,
-        flops=flops,
-        needed=flops,
-        unskipped=flops,
-        unknown=unknown,
-        is_estimate=True,
+        name=name, flops=known, needed=known, unskipped=known, unknown=unknown, is_estimate=True
     )
 
 
-def _of_rows(name: str, counted: Counter[str], flops: int, wrong: str) -> PallasCost:
-    return _estimated(name, Counter(dict.fromkeys(list(counted)[:1], flops)), wrong)
-
-
-def _all_pairs(eqn: Any, kernel: AttentionKernel, counted: Counter[str]) -> Counter[str]:
-    return Counter(dict.fromkeys(list(counted)[:1], flops_of_all_pairs(eqn, kernel)))
+def _of_first_dtype(counted: Counter[str], flops: int) -> Counter[str]:
+    return Counter(dict.fromkeys(list(counted)[:1], flops))
 
 
 def _grid(sizes: Sequence[Any], bounds: Sequence[Known]) -> tuple[int, ...]:
@@ -196,15 +197,17 @@ def mesh_kernel_cost(
                 unknown |= run.unknown
                 bounds |= run.bounds
     name = str(eqn.params.get("name") or "kernel")
+    if attention:
+        unskipped = _of_first_dtype(unskipped, flops_of_all_pairs(eqn, attention))
     if unknown and (grouped := grouped_on_gpu(eqn, lengths)):
-        return _of_rows(name, exact, *grouped)
+        return _estimated(name, exact, *grouped)
     return PallasCost(
         name=name,
         flops=ran,
         needed=exact,
-        unskipped=_all_pairs(eqn, attention, unskipped) if attention else unskipped,
+        unskipped=unskipped,
         unknown=tuple(sorted(unknown)),
-        bounds=tuple(sorted(bounds)),
+        bounds=tuple(sorted(bounds if ran else ())),
     )
 
 
@@ -287,18 +290,13 @@ class _KernelPrograms:
         return self._walk(jaxpr, dict(zip(operands, known, strict=False)), times)
 
     def _walk(self, jaxpr: Any, known: dict[Any, Known], times: np.ndarray) -> list[Known]:
-        env = {**dict.fromkeys((*jaxpr.constvars, *jaxpr.invars)), **known}
+        given = {**dict.fromkeys((*jaxpr.constvars, *jaxpr.invars)), **known}
 
-        def read(atom: Any) -> Known:
-            if not isinstance(atom, Literal):
-                return env[atom]
-            value = scalar(atom.val)
+        def fixed(literal: Literal) -> Known:
+            value = scalar(literal.val)
             return FILL if value is None else value
 
-        for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [read(v) for v in eqn.invars], times)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        return interpret(jaxpr, given, fixed, lambda eqn, on: self._equation(eqn, on, times))
 
     def _equation(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
         name = eqn.primitive.name
@@ -310,6 +308,7 @@ class _KernelPrograms:
             flops *= int(self._issued(eqn, times).sum())
             self.flops[dtype] += flops
             self.needed[dtype] += flops
+            self.bounds |= {_OVERHANG} if self.overhangs else set()
             return nothing
         if name == "program_id":
             return [self.position(self.axes[eqn.params["axis"]])]
@@ -326,6 +325,9 @@ class _KernelPrograms:
             return nothing
         if name == "dma_start" and self.overhangs:
             copies(eqn, known, times)
+            return nothing
+        if name == "copy_gmem_to_smem":  # what is multiplied of it is not followed
+            self.bounds |= {_OVERHANG} if reads_beyond(eqn, known, times) else set()
             return nothing
         if name == "cond":
             return self._cond(eqn, known, times)
@@ -357,7 +359,7 @@ class _KernelPrograms:
         self.flops[dtype] += flops * int(times.sum())
         self.needed[dtype] += inside.needed
         if inside.is_bound:
-            self.bounds.add("how far its blocks overhang their arrays: what lies beyond is counted")
+            self.bounds.add(_OVERHANG)
         return inside.result
 
     def _issued(self, eqn: Any, times: np.ndarray) -> np.ndarray:

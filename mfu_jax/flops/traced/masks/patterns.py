@@ -26,7 +26,7 @@ DimMap = Callable[[int], int | None]
 
 PatternKind = Literal[
     "positions", "distance", "quotient", "remainder", "sign", "at_zero", "inexact", "table",
-    "keeps", "drops", "zeros", "negative",
+    "computed", "keeps", "drops", "zeros", "negative",
 ]  # fmt: skip
 Fill = Literal["zeros", "negative"]
 
@@ -41,7 +41,8 @@ class Pattern:
             ``quotient``: a position, not negative, divided by `size` and rounded down; and
             ``remainder``: what is left. ``inexact``: true where that is not 0; ``sign``: of the
             position; ``at_zero``: true where that is 0.
-            ``table``: the element of `table` at a position.
+            ``table``: the element of `table` at a position. ``computed``: from positions, in
+            another way.
             ``keeps``: true (or 1) where band.low ≤ index along dim a − along dim b ≤ band.high, for
             `terms` ((a, 1), (b, −1)); everywhere if there are no terms.
             ``drops``: true (or 1) where that does not hold.
@@ -85,6 +86,7 @@ _VERY_NEGATIVE = -1e4
 _LONGEST_TABLE = 256
 
 EVERYWHERE = Pattern("keeps")
+_COMPUTED = Pattern("computed")
 UNKNOWN = Pattern("keeps", partial=True)
 """A mask that depends on data."""
 
@@ -188,14 +190,24 @@ def _bound(values: np.ndarray) -> Pattern | None:
 def follow(eqn: Any, patterns: Sequence[Pattern | None], index: int = 0) -> Pattern | None:
     """The pattern of an equation's result with this index, or None.
 
-    What is computed from a mask in a way that is not followed is an unknown mask.
+    What is computed from a mask in a way that is not followed is an unknown mask, and so is what
+    positions are compared with.
     """
-    found = _follow(eqn, patterns, index)
+    if (found := _follow(eqn, patterns, index)) is not None:
+        return found
     is_bool, is_moved = eqn.outvars[0].aval.dtype == bool, eqn.primitive.name in {*MOVES, *CUTS}
-    if found is None and (is_bool or is_moved):
-        found = unfollowed(*patterns)
-        return UNKNOWN if found and is_bool else found
-    return found
+    found = unfollowed(*patterns) if is_bool or is_moved else None
+    if found is None and any(_is_of_places(p) or (p and _is_unsure(p)) for p in patterns):
+        known = (_is_of_places(p) or _number(p) is not None or (p and p.is_mask) for p in patterns)
+        found = _COMPUTED if is_bool or all(known) else None
+    return UNKNOWN if found and is_bool else found
+
+
+def _is_of_places(pattern: Pattern | None) -> bool:
+    """Whether it depends on where its elements are, and on no data."""
+    if pattern is None or pattern.is_mask or pattern.kind in _LEFT:
+        return False
+    return bool(pattern.terms) or pattern == _COMPUTED
 
 
 def unfollowed(*patterns: Pattern | None) -> Pattern | None:

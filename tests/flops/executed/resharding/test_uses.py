@@ -27,7 +27,9 @@ ENTRY %main (x: f32[4]) -> (s32[], s32[]) {
   %me = u32[] partition-id()
   %zero = s32[] constant(0)
   %line = s32[4] constant({3, 2, 1, 0})
-  %own = s32[1] dynamic-slice(%line, %me), dynamic_slice_sizes={1}
+  %copying = (s32[4], s32[4], u32[]) copy-start(%line)
+  %copied = s32[4] copy-done(%copying)
+  %own = s32[1] dynamic-slice(%copied, %me), dynamic_slice_sizes={1}
   %table = s32[2,2] constant({ { 3, 2 }, { 1, 0 } })
   %cell = s32[1,1] dynamic-slice(%table, %me, %zero), dynamic_slice_sizes={1,1}
   %first = (s32[], s32[]) tuple(%zero, %zero)

@@ -39,6 +39,8 @@ LOOPS = {
     "bound is computed": (loop(lambda i: i < jnp.minimum(jnp.int32(9), 7), lambda i: i + 1), 7),
     "other side": (loop(lambda i: jnp.int32(10) >= i, lambda i: i + 5), 3),
     "downwards": (loop(lambda i: i >= 2, lambda i: i - 3, 9), 3),
+    "a float": (loop(lambda t: t < 2.0, lambda t: t + 0.25, 0.0), 8),
+    "halved until it is small": (loop(lambda t: t > 0.1, lambda t: t * 0.5, 8.0), 7),
     "never": (loop(lambda i: i < 0, lambda i: i + 1), 0),
     "very often": (loop(lambda i: i < 10**9, lambda i: i + 1), 10**9),
 }

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
 from mfu_jax.flops.traced.kernels import mosaic_gpu
 from tests.support import program_kernel_bodies as programs
 from tests.support.jax_versions import VERSION
 from tests.support.small_functions import shape
-from tests.support.tensor_core_kernels import BODIES, ONE, TILE, kernel, multiply
+from tests.support.tensor_core_kernels import BLOCKS, BODIES, ONE, TILE, kernel, multiply
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -40,6 +41,28 @@ def test_jaxs_matmul_for_hopper() -> None:
     count = count_model_flops(function, *arguments)
     assert count.total == 2 * programs.M * programs.N * programs.K
     assert not count.unaccounted
+
+
+def of_blocks(acc: Any, a: Any, b: Any, x: Any, *_: Any) -> None:
+    """Each block copies its own rows of an array, and multiplies them."""
+
+    def copy(barrier: Any) -> None:
+        rows = pl.ds(jax.lax.axis_index("block") * TILE, TILE)
+        plgpu.copy_gmem_to_smem(x.at[rows], a, barrier)
+        plgpu.barrier_wait(barrier)
+        multiply(acc, a, b)
+
+    pl.run_scoped(copy, plgpu.Barrier(), collective_axes="wg")
+
+
+@pytest.mark.skipif(VERSION < (0, 10), reason="kernels on a mesh had no operands")
+@pytest.mark.parametrize("beyond", [0, 10])
+def test_rows_copied_from_beyond_an_array_are_counted_and_said(beyond: int) -> None:
+    function = kernel(of_blocks, ((TILE, TILE),))
+    rows = shape(BLOCKS * TILE - beyond, TILE, dtype=jnp.float16)
+    count = count_model_flops(function, rows)
+    assert count.total == BODIES["multiply"][1] * ONE
+    assert ["overhang" in item.reason for item in count.unaccounted] == [True] * bool(beyond)
 
 
 QUERIES, KEYS, HEADS, WIDTH = 192, 128, 2, 64

@@ -279,7 +279,15 @@ def test_unmasked_scores_of_which_a_part_is_used_are_a_bound():
     assert (count.by_mask, count.unknown_masks) == ({"at most all pairs": 2 * H * D * ALL}, 0)
 
 
+def distance():
+    return jnp.arange(S)[:, None] - jnp.arange(S)
+
+
 LOST = {
+    "blocks before it": lambda flag: jnp.arange(S)[:, None] // 4 >= jnp.arange(S) // 4,
+    "every other key": lambda flag: distance() % 2 == 0,
+    "a window of data": lambda flag: distance() < jnp.where(flag, 3, S),
+    "documents": lambda flag: (d := jnp.cumsum(jnp.arange(S) % 8 == 0))[:, None] == d,
     "a window or data, negated": lambda flag: ~(local() | flag) | causal(),
     "a window or data in a triangle, negated": lambda flag: ~(causal() & (local() | flag)),
     "the sum of two masks": lambda flag: local().astype(int) + causal().astype(int) == 2,

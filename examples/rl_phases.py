@@ -1,6 +1,6 @@
 """Actor-critic on CartPole, entirely in JAX, environment included: FLOPs, time, MFU per phase.
 
-    python scripts/rl_phases.py [--iterations 60] [--metrics_file rl.jsonl …]
+    python examples/rl_phases.py [--iterations 60] [--metrics_file rl.jsonl …]
 
 Each iteration is one step of two phases: a rollout that plays (inference, many small matmuls) and
 an update that learns (forward and backward over everything played).

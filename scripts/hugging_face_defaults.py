@@ -1,7 +1,7 @@
 """Writes what a config.json may omit: the entries of huggingface/defaults.yml.
 
-    python -m scripts.records.hugging_face_defaults vaultgemma cwm      # prints the entries
-    python -m scripts.records.hugging_face_defaults 'nemotron:{"num_key_value_heads": 8}'
+    python -m scripts.hugging_face_defaults vaultgemma cwm      # prints the entries
+    python -m scripts.hugging_face_defaults 'nemotron:{"num_key_value_heads": 8}'
 
 Needs transformers. An entry has the fields that the type's translation reads, with the defaults of
 its configuration class; register the translation first. Fields after the colon are for types that

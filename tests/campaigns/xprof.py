@@ -1,6 +1,6 @@
 """Compares per-op times and FLOPs, and the KPIs, with xprof's own tables of the same trace.
 
-    python -m scripts.comparisons.xprof TRACE --xprof /path/to/venv/bin/python
+    python -m tests.campaigns.xprof TRACE --xprof /path/to/venv/bin/python
 
 TRACE is a folder. xprof has no tables for CPU devices (its tables read only accelerator planes), so
 each thread's thunks on the first CPU become a stream of a GPU plane, with the same

@@ -1,6 +1,6 @@
 """Compiles real TPU, GPU and CPU programs, without that hardware, and records their HLO text.
 
-    python -m scripts.records.record_programs [--only=REGEX] [--out=tests/programs]
+    python -m tests.support.record_programs [--only=REGEX] [--out=tests/programs]
 
 Run it from the repository root. Each platform's programs are compiled in a separate process,
 because libtpu and the CUDA plugin need their own environment, and a compiler crash takes its
@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.records.absent_devices import ROOT, TPU_ENVIRONMENT, TPU_TOPOLOGIES, devices
+from tests.support.absent_devices import ROOT, TPU_ENVIRONMENT, TPU_TOPOLOGIES, devices
 
 _ENVIRONMENT = {
     "cpu": {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
@@ -123,7 +123,7 @@ def _record_apart(platform: str, names: list[str], out: Path) -> list[str]:
     environment = {**os.environ, **_ENVIRONMENT.get(platform, TPU_ENVIRONMENT)}
     failed = []
     while names:
-        module = (sys.executable, "-m", "scripts.records.record_programs")
+        module = (sys.executable, "-m", "tests.support.record_programs")
         command = [*module, f"--out={out.resolve()}", "--here", *names]
         done = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False

@@ -122,7 +122,7 @@ class Verdict:
             yield self.finding
         yield self._number
         large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
-        if self.kind != "tune":  # which looks at whole steps
+        if self.losses:  # none are known without a peak, or of a sweep, which looks at whole steps
             yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
         yield f"next: {self.next_steps[0]}"
         if self.like_runs is not None:

@@ -77,7 +77,7 @@ def ledger_block() -> str:
 
 
 def compared_runs_block() -> str:
-    """Errors of predictions without the run itself, for dense models and those with experts."""
+    """Errors of predictions, for dense models and those with experts."""
     lines = []
     for experts, models in ((False, "dense models"), (True, "models with experts")):
         errors = sorted(
@@ -103,7 +103,6 @@ def plan_vs_measured() -> str:
                 "measured s": run.measured_seconds,
                 "bound s": run.bound_seconds,
                 "predicted s": run.predicted_seconds,
-                "without it s": run.left_out_seconds or "",
                 "error": f"{run.error:+.1%}",
                 "note": "; ".join(notes),
             }

@@ -60,27 +60,29 @@ class StepCounts:
 
     @cached_property
     def lacking(self) -> Mapping[str, Fraction]:
-        """What the program lacks of the model's operations, without those of attention kernels.
+        """What the program lacks of the model's operations, without those that have a line.
 
         An operation of whose name the program has nothing runs under another one, before one that
         it has; what it may avoid, it runs last.
         """
-        return missing_operations(self._traced, self._ran, self._order)
+        ran = self._without_a_line(self.executed.by_operation)
+        return missing_operations(self._without_a_line(self.operations), ran, self._order)
 
     @cached_property
     def surplus(self) -> Mapping[str, Fraction]:
-        """What the program has beyond the model's operations, without those of kernels."""
-        return missing_operations(self._ran, self._traced) if self.operations else {}
+        """What the program has beyond the model's operations, without those that have a line."""
+        ran = self._without_a_line(self.executed.by_operation)
+        model = self._without_a_line(self.operations)
+        return missing_operations(ran, model) if self.operations else {}
 
-    @property
-    def _traced(self) -> Operations:
-        kernels = self.executed.attention_operations
-        return {name: n for name, n in self.operations.items() if name not in kernels}
-
-    @property
-    def _ran(self) -> Operations:
-        kernels = self.executed.attention_operations
-        return {name: n for name, n in self.executed.by_operation.items() if name not in kernels}
+    def _without_a_line(self, operations: Operations) -> Operations:
+        """Neither what attention kernels run, nor FFTs if the program has more of them."""
+        kernels, has_line = self.executed.attention_operations, _more_ffts(self) > 0
+        return {
+            name: n
+            for name, n in operations.items()
+            if not (name in kernels or (has_line and _FFT.search(name)))
+        }
 
     def _order(self, operation: str) -> int:
         return 2 if operation in self.avoidable else self.is_named(operation)
@@ -209,16 +211,20 @@ def _dense_expansion(of: StepCounts) -> Iterator[LedgerLine]:
 
 def _ffts(of: StepCounts) -> Iterator[LedgerLine]:
     """Operations named after an FFT: on TPUs, matmuls have its function's name."""
-    ran = _of_ffts(of.executed.by_operation)
-    flops = ran - _of_ffts(of.operations)
-    if not of.operations or flops <= 0:
+    if not of.operations or (flops := _more_ffts(of)) <= 0:
         return
+    ran = _of_ffts(of.executed.by_operation)
     if of.executed.kernels.get("fft", 0) >= ran:  # none of it in matmuls
         note = "an inverse real transform of n points has n/2 + 1 columns along its other axes"
         yield LedgerLine(label=names.FFT_BY_AXES, flops=round(flops), note=note)
     else:
         note = "matmuls with a table of sines, beyond the 5·N·log₂N of an FFT"
         yield LedgerLine(label=names.FFT_BY_MATMULS, flops=round(flops), note=note)
+
+
+def _more_ffts(of: StepCounts) -> Fraction:
+    """What the program runs in FFTs beyond the model's."""
+    return _of_ffts(of.executed.by_operation) - _of_ffts(of.operations)
 
 
 def _of_ffts(operations: Operations) -> Fraction:

@@ -153,8 +153,8 @@ class StepProfile:
         _log.info("device trace of %s: %s", steps, self._folder)
         if jax.process_index() == 0:  # only this one has sinks
             self._reading = TraceReading(
-                folder=self._folder,
-                steps=steps,
+                self._folder,
+                steps,
                 peak=self._peak,
                 hardware=self._hardware,
                 boundary=self._boundary,
@@ -171,7 +171,7 @@ class StepProfile:
         return failsafe(missing, self._boundary, passes=RERAISED)
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclasses.dataclass(eq=False)
 class TraceReading:
     """One trace being read.
 
@@ -189,6 +189,7 @@ class TraceReading:
 
     folder: str
     steps: str
+    _: dataclasses.KW_ONLY
     peak: Callable[[], Peak | None]
     hardware: str
     boundary: Boundary

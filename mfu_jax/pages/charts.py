@@ -125,6 +125,7 @@ def curves(
     y_text: Callable[[float], str],
     marks: Sequence[tuple[float, str]] = (),
     has_zero: bool = False,
+    possible: float = math.inf,
 ) -> Markup:
     """Curves in one chart: the mean of each stretch as a line, its extremes as a band.
 
@@ -136,8 +137,9 @@ def curves(
         y_text: formats a value of y.
         marks: x and label of vertical lines, such as restarts.
         has_zero: whether the y axis begins at 0.
+        possible: the y axis is that of values up to here, unless most are higher.
     """
-    axes = _axes(series, marks, has_zero)
+    axes = _axes(series, marks, has_zero, possible)
     picture = svg.chart(
         *_grid(axes, x_text, y_text),
         svg.text((_LEFT + _WIDTH) / 2, _HEIGHT - 6, x_title, "middle"),
@@ -154,10 +156,13 @@ def curves(
     return tag("figure", tag("figcaption", *caption), picture, data_x=x_title)
 
 
-def _axes(series: Sequence[Curve], marks: Sequence[tuple[float, str]], has_zero: bool) -> _Axes:
+def _axes(
+    series: Sequence[Curve], marks: Sequence[tuple[float, str]], has_zero: bool, possible: float
+) -> _Axes:
     points = [point for curve in series for point in curve.points if point is not None]
     xs = [point.x for point in points] + [x for x, _ in marks]
-    low, high = _range(points, has_zero)
+    likely = [point for point in points if point.mean <= possible]
+    low, high = _range(likely if 2 * len(likely) > len(points) else points, has_zero)
     return _Axes(min(xs), max(xs), low, high)
 
 

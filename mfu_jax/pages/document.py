@@ -119,7 +119,7 @@ def _numbers(of: Verdict) -> Iterable[tuple[str, float | None, str]]:
     yield percent(of.mfu), of.mfu, ", ".join(filter(None, (of.convention, peak, reach)))
     loss = of.losses[0] if of.losses else None
     if loss is None:
-        yield "none", None, "above 2%"
+        yield "n/a", None, "not known"
     else:
         yield percent(loss.fraction), loss.fraction, f"{loss.name}, of the {loss.of}"
     time = of.step_time_seconds

@@ -34,7 +34,8 @@ from mfu_jax.trainer.run.run_logger import count_step, model_of
 from mfu_jax.trainer.step import mesh, state
 from mfu_jax.trainer.step import train_step as step
 
-ROWS, LENGTH, LAYERS, STEPS = 16, 32, 4, 10
+ROWS, LENGTH, LAYERS = 16, 32, 4
+STEPS, STEPS_OF_A_TEST = 10, 3
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 64, 16, 8, 8, 64
 EXPERTS, PER_TOKEN = 8, 2
 TOKENS = ROWS * LENGTH
@@ -121,24 +122,26 @@ def batch() -> dict[str, np.ndarray]:
     }
 
 
-def trained(keys: Mapping[str, Any], devices: int) -> tuple[list[float], StepFlops]:
-    """The losses of `STEPS` steps, and the counts of the program that gave them."""
+def trained(
+    keys: Mapping[str, Any], devices: int, steps: int = STEPS_OF_A_TEST
+) -> tuple[list[float], StepFlops]:
+    """The losses of some steps, and the counts of the program that gave them."""
     c = config(per_device_batch_size=ROWS / devices, **keys)
     grid = mesh.make_mesh(c, jax.devices()[:devices])
     lowered = step.lower_train_step(c, grid, state.abstract_state(c, grid))
     compiled = lowered.compile(compiler_options=FAST)
     train_state = state.create_state(c, grid)
     losses = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         train_state, metrics = compiled(train_state, mesh.put_batch(batch(), grid))
         losses.append(float(metrics["loss"]))
     return losses, count_step(c, compiled)
 
 
 @functools.cache
-def one_device(kind: str) -> tuple[list[float], StepFlops]:
+def one_device(kind: str, steps: int = STEPS_OF_A_TEST) -> tuple[list[float], StepFlops]:
     """`trained` on a single device."""
-    return trained(KINDS[kind], 1)
+    return trained(KINDS[kind], 1, steps)
 
 
 def extra(kind: str, axes: str) -> dict[str, int]:
@@ -215,8 +218,8 @@ def _show_lines(kind: str, axes: str, devices: list[Any]) -> None:
 
 
 def _shown(kind: str, axes: str) -> bool:
-    expected, one = one_device(kind)
-    losses, flops = trained({**KINDS[kind], **MESHES[axes]}, 8)
+    expected, one = one_device(kind, STEPS)
+    losses, flops = trained({**KINDS[kind], **MESHES[axes]}, 8, STEPS)
     off = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
     beyond = flops.executed.total * 8 - one.executed.total
     by_hand = sum(extra(kind, axes).values())

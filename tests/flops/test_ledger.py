@@ -168,6 +168,19 @@ def test_complex_products_are_done_by_three_real_ones_or_their_real_part_by_two(
         assert lines == {"model": 800, label: ran - 800}
 
 
+def test_what_ffts_run_beyond_the_model_stands_for_no_complex_product() -> None:
+    """Of complex products, 100 FLOPs are missing; the FFT runs in matmuls under its own name."""
+    model = {"forward fft": 50, "forward dot_general": 400}
+    ran = {"forward jit(fft)": 900, "forward dot_general": 300}
+    executed = ExecutedCount(forward=1200, by_operation=ran, by_dtype={"f32": 1200})
+    ledger = compare_flops(
+        model=450, executed=executed, operations=model, is_whole=True, complex_products=400
+    )
+    lines = {line.label: line.flops for line in ledger.lines[1:] if line.flops}
+    assert lines == {"FFT by matmuls": 850, "complex products by three real ones": -100}
+    assert ledger.residual == 0
+
+
 def test_backward_work_that_a_checkpoint_repeats_unnamed_has_a_line() -> None:
     names = {"forward dot_general": 100, "backward dot_general": 200}
     model = FlopCount(forward=100, backward=200, rematerialized=150, by_operation=names)

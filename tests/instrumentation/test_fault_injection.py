@@ -184,7 +184,7 @@ class Lines(logging.Handler):
 OF_THE_LOOP = (
     "util.failsafe:",
     "instrumentation.instrumented_step:InstrumentedStep.__call__",
-    "instrumentation.wrapped_step:WrappedStep.__enter__",
+    "instrumentation.instrumented_step:WrappedStep.__enter__",
 )
 # The threads behind the loop tell of a failure each, and a sink of each method that fails.
 OF_THREADS = re.compile(

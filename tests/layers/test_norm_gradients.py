@@ -10,7 +10,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.config import pyconfig
 from mfu_jax.trainer.planned import planned_step
-from tests.campaigns.meshes import STEPS, TOKENS, trained
+from tests.campaigns.meshes import STEPS_OF_A_TEST, TOKENS, trained
 from tests.support.floats import assert_close_as_float32
 from tests.support.platforms import resolved_on
 
@@ -44,7 +44,7 @@ def test_whole_gradients_change_no_loss_and_no_flop() -> None:
         trained({"remat_policy": "full", "norm_gradients": how}, 1) for how in ("whole", "fused")
     ]
     (whole, flops), (fused, of_fused) = ways
-    assert_close_as_float32(whole, fused, terms=STEPS * TOKENS)
+    assert_close_as_float32(whole, fused, terms=STEPS_OF_A_TEST * TOKENS)
     assert flops.executed.total == of_fused.executed.total
     assert flops.ledger.residual == 0
 

@@ -486,7 +486,7 @@ def test_the_summary_has_the_judges_verdict_first_and_what_to_do_last(tmp_path: 
     lines = text.getvalue().splitlines()
     assert summary.verdict.sentence in lines[lines.index("summary: 1 measured steps") - 1]
     assert lines[-2:] == [
-        "  loss         idle, 30.0% of the step",
+        "  lost to      idle, 30.0% of the step",
         "  next         mfu-jax report RUN",
     ]
     written = json.loads(path.with_name("metrics.jsonl.summary.json").read_text())

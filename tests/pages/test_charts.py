@@ -50,6 +50,17 @@ def test_one_far_value_does_not_flatten_the_curve() -> None:
     assert len(heights) == 3  # both of its values, and the edge
 
 
+def test_impossible_values_do_not_set_the_axis_unless_most_are() -> None:
+    for above, top in ((5, 0.4), (35, 20.0)):
+        ys = [0.4] * (40 - above) + [20.0] * above
+        points = thinned(list(range(40)), ys)
+        curve = Curve(name="", points=points)
+        text = curves("MFU", [curve], x_title="step", x_text=str, y_text="y={}".format, possible=1)
+        labels = [float(label) for label in re.findall(r">y=(.*?)<", text)]
+        assert top / 2 < max(labels) <= 1.5 * top
+        assert "|20.0" in text.replace("y=", "")  # under the pointer, whatever the axis
+
+
 def test_waits_that_are_mostly_zero_have_an_axis_from_zero_to_their_spike() -> None:
     values = [0.0] * 300
     values[150] = 0.8

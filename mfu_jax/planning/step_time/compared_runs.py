@@ -27,8 +27,6 @@ class ComparedRun:
         measured_seconds: as reported by whoever ran it.
         predicted_seconds: from the walk of the schedule.
         bound_seconds: lower bound on the program's time.
-        left_out_seconds: leave-one-out prediction: efficiencies fitted to the other runs; None if
-            nothing was fitted to this one.
         fitted: an efficiency was fitted to this run alone, so it cannot be judged.
         experts: whether the model has experts.
         note: where the compiled step is known to differ.
@@ -40,20 +38,14 @@ class ComparedRun:
     measured_seconds: float
     predicted_seconds: float
     bound_seconds: float
-    left_out_seconds: float | None = None
     fitted: bool = False
     experts: bool = False
     note: str = ""
 
     @property
     def error(self) -> float:
-        """Relative error of `judged_seconds` against the measured time."""
-        return self.judged_seconds / self.measured_seconds - 1
-
-    @property
-    def judged_seconds(self) -> float:
-        """The prediction without anything fitted to this run."""
-        return self.left_out_seconds or self.predicted_seconds
+        """Relative error of the prediction against the measured time."""
+        return self.predicted_seconds / self.measured_seconds - 1
 
 
 @functools.cache
@@ -75,16 +67,15 @@ def residuals(platform: str, experts: bool | None = None) -> tuple[float, float]
     Returns:
         The lower and the upper ratio; None if too few runs were compared.
     """
-    own = _interval(platform, experts)
-    if not experts or own is None:
-        return own
-    of_all = _interval(platform, None) or own
+    own, of_all = _interval(platform, experts), _interval(platform, None)
+    if not experts or own is None or of_all is None:
+        return own or of_all
     return min(own[0], of_all[0]), max(own[1], of_all[1])
 
 
 def _interval(platform: str, experts: bool | None) -> tuple[float, float] | None:
     ratios = [
-        math.log(run.measured_seconds / run.judged_seconds)
+        math.log(run.measured_seconds / run.predicted_seconds)
         for run in compared_runs()
         if run.platform == platform and not run.fitted and experts in (None, run.experts)
     ]

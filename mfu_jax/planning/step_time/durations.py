@@ -65,10 +65,9 @@ class Efficiencies:
         odd_matmul: those with a dimension that is no multiple of 8: 0.24 to 0.43 there.
         gpu_attention: cuDNN's attention over long sequences, from the same table.
         gpu_masked_attention: the same with a mask or a bias.
-        tpu_matmul: the same in a TPU program without cycle estimates. Fitted by
-            scripts/comparisons/fit_plan.py to the runs in compared_runs.yml with
-            ``left_out_seconds``; XLA's cycles imply 0.82 to 0.90, a profile of Qwen3 8B on a v6e
-            0.82, and one large matmul reached 0.79 there (yangwhale/gpu-tpu-pedia, v7_perf).
+        tpu_matmul: the same in a TPU program without cycle estimates: 0.82 in a profile of Qwen3
+            8B on a v6e (vlasenkoalexey/tpu_performance_autoresearch_wiki), 0.79 in one large matmul
+            there (yangwhale/gpu-tpu-pedia, v7_perf). Not fitted to a step.
         tpu_fusion: other fusions in such a program, of the memory bandwidth: additions of 5 GB
             take 8.02 ms on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree
             there; for bfloat16 they imply half of it, as they count elements of whatever width.

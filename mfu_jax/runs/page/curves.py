@@ -119,6 +119,7 @@ def _over_steps(metric: _CurveMetric, runs: Mapping[str, RunData]) -> Markup | N
         y_text=metric.text,
         marks=marks if len(runs) == 1 else [],
         has_zero=metric.has_zero,
+        possible=1.0 if metric.text is percent else math.inf,
     )
 
 

@@ -15,7 +15,15 @@ from mfu_jax.layers.projections.gathered_products import gathered_product
 from mfu_jax.errors import UserError
 from mfu_jax.trainer.config import pyconfig
 from mfu_jax.trainer.planned import planned_step
-from tests.campaigns.meshes import KINDS, MESHES, STEPS, TOKENS, extra, one_device, trained
+from tests.campaigns.meshes import (
+    KINDS,
+    MESHES,
+    STEPS_OF_A_TEST,
+    TOKENS,
+    extra,
+    one_device,
+    trained,
+)
 from tests.support.floats import assert_close_as_float32
 from tests.support.platforms import resolved_on
 
@@ -96,7 +104,7 @@ def test_the_backward_pass_keeps_the_part_of_a_weight() -> None:
 def test_a_mesh_with_gathered_weights_trains_as_one_device(kind: str, axes: str) -> None:
     losses, flops = trained({**KINDS[kind], **MESHES[axes], "weight_gathers": "first"}, 8)
     expected, of_one = one_device(kind)
-    assert_close_as_float32(losses, expected, terms=STEPS * TOKENS)
+    assert_close_as_float32(losses, expected, terms=STEPS_OF_A_TEST * TOKENS)
     more = sum(extra(kind, axes).values())
     assert flops.executed.total * 8 == of_one.executed.total + more
     assert flops.ledger.residual == 0
@@ -107,7 +115,7 @@ def test_a_mesh_with_gathered_weights_trains_as_one_device(kind: str, axes: str)
 def test_gathers_change_no_loss_and_no_flop(keys: dict[str, Any]) -> None:
     ways = [trained({"fsdp": 8, **keys, "weight_gathers": how}, 8) for how in ("first", "xla")]
     (first, flops), (xla, of_xla) = ways
-    assert_close_as_float32(first, xla, terms=STEPS * TOKENS)
+    assert_close_as_float32(first, xla, terms=STEPS_OF_A_TEST * TOKENS)
     assert flops.executed.total == of_xla.executed.total
     assert flops.executed.rematerialized == of_xla.executed.rematerialized
     assert flops.ledger.residual == 0

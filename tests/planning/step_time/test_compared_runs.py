@@ -1,5 +1,6 @@
 """The range of a prediction, by a prediction interval worked out here."""
 
+import dataclasses
 import math
 
 import pytest
@@ -33,22 +34,24 @@ def test_the_range_is_a_prediction_interval_of_the_errors(monkeypatch):
     assert residuals("cuda") is None
 
 
-def test_a_run_is_judged_by_the_prediction_that_does_not_know_it(monkeypatch):
-    run = _run(2.0, left_out_seconds=1.5)
-    assert run.error == -0.25
-    runs = [_run(2.0 * math.exp(k), left_out_seconds=2.0) for k in (-1, 1, -1, 1)]
+def test_the_range_is_around_the_mean_of_the_errors(monkeypatch):
+    assert _run(2.0).error == -0.5
+    runs = [_run(2.0 * math.exp(k)) for k in (-1, 1, -1, 1)]
     monkeypatch.setattr(module, "compared_runs", lambda: tuple(runs))
     low, high = residuals("tpu")
-    assert low * high == pytest.approx(1.0)  # around no error: of 2 s, not of 1 s
+    assert low * high == pytest.approx(4.0)  # runs take twice the prediction
 
 
-def test_models_with_experts_have_a_range_of_their_own(monkeypatch):
+def test_models_with_experts_have_a_range_of_their_own_and_no_narrower_one_than_all(monkeypatch):
     few = [_run(math.exp(k / 10)) for k in (-1, 1, -1, 1)]
     many = [_run(math.exp(k), experts=True) for k in (-1, 1, -1, 1)]
     monkeypatch.setattr(module, "compared_runs", lambda: (*few, *many))
     dense, experts, unknown = (residuals("tpu", of) for of in (False, True, None))
     assert math.log(experts[1]) == pytest.approx(10 * math.log(dense[1]))
     assert dense[1] < unknown[1] < experts[1]
+    other = [dataclasses.replace(run, experts=not run.experts) for run in (*few, *many)]
+    monkeypatch.setattr(module, "compared_runs", lambda: tuple(other))
+    assert residuals("tpu", True) == pytest.approx(unknown)
 
 
 def test_no_measured_run_is_faster_than_its_bound():

@@ -72,14 +72,23 @@ TOKENS = {
 
 @pytest.mark.parametrize("of", ["seconds of a step", "tokens/s of a chip"])
 def test_measured_runs_of_one_model_are_in_their_measured_order(of):
-    """On v6e and TPU7x, with 8,192 and 131,072 tokens: all pairs of the table."""
+    """On v6e and TPU7x, with 8,192 and 131,072 tokens: all pairs of the table that differ.
+
+    A rerun of one recipe differs by 1% (compared_runs.yml and its pages), so two rates within that
+    have no order: those of 8,192 tokens on v6e and of 131,072 on TPU7x.
+    """
     runs = [run for run in compared_runs() if run.run in TOKENS]
     pairs = list(itertools.combinations(runs, 2))
     assert len(pairs) == 3
+    alike = 0
     for pair in pairs:
         amounts = [TOKENS[run.run] if of.startswith("tokens") else 1 for run in pair]
         measured, predicted = (
             [amount / seconds for amount, seconds in zip(amounts, times, strict=True)]
-            for times in ([r.measured_seconds for r in pair], [r.judged_seconds for r in pair])
+            for times in ([r.measured_seconds for r in pair], [r.predicted_seconds for r in pair])
         )
-        assert (predicted[0] < predicted[1]) == (measured[0] < measured[1])
+        if abs(measured[0] / measured[1] - 1) < 0.01:
+            alike += 1
+        else:
+            assert (predicted[0] < predicted[1]) == (measured[0] < measured[1])
+    assert alike == (1 if of.startswith("tokens") else 0)

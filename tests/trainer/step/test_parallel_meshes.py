@@ -2,7 +2,16 @@
 
 import pytest
 
-from tests.campaigns.meshes import KINDS, MESHES, SAMPLE, STEPS, TOKENS, extra, one_device, trained
+from tests.campaigns.meshes import (
+    KINDS,
+    MESHES,
+    SAMPLE,
+    STEPS_OF_A_TEST,
+    TOKENS,
+    extra,
+    one_device,
+    trained,
+)
 from tests.support.floats import assert_close_as_float32
 
 
@@ -11,7 +20,7 @@ from tests.support.floats import assert_close_as_float32
 def test_a_mesh_trains_as_one_device(kind: str, axes: str) -> None:
     losses, flops = trained({**KINDS[kind], **MESHES[axes]}, 8)
     expected, of_one = one_device(kind)
-    assert_close_as_float32(losses, expected, terms=STEPS * TOKENS)
+    assert_close_as_float32(losses, expected, terms=STEPS_OF_A_TEST * TOKENS)
     more = extra(kind, axes)
     assert flops.executed.total * 8 == of_one.executed.total + sum(more.values())
     bubble = sum(line.flops for line in flops.ledger.lines if line.label == "pipeline bubble")

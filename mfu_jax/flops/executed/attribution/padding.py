@@ -122,11 +122,11 @@ class WasteFinder:
         return whole(shape)
 
     def _kept(self, owner: HloComputation, select: HloInstruction) -> Fraction | None:
-        """The share of results that a select keeps: one group's, in a depthwise gradient."""
+        """The share of results that a select keeps: one group's, in what is computed densely."""
         frame = self.dataflow.frame_in_fusions(owner)
         if not self.zeros.is_zero(frame, owner.operand(select, 2)):
             return None
-        return group_share(owner, select)
+        return group_share(owner, select) or self.zeros.share_of_rows(frame, select)
 
 
 def _is_xlas_own(_: HloComputation, moved: HloInstruction) -> bool:

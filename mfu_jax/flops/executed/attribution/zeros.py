@@ -272,6 +272,14 @@ class Zeros:
             return Fraction(1, groups)
         return Fraction(sum(sizes), rows * groups)
 
+    def share_of_rows(self, frame: Frame, select: HloInstruction) -> Fraction | None:
+        """The share of a ragged product that XLA keeps: of each group's result, its own rows."""
+        try:
+            found = self._rows(frame, frame.computation.operand(select, 0))
+        except (UnknownValueError, ValueError, IndexError):
+            return None
+        return self._share_in_groups(*found) if found and not select.op_name else None
+
     def _rows(self, frame: Frame, mask: HloInstruction) -> tuple[int, int] | None:
         """Rows and groups of a mask ``start ≤ row`` and ``row < end`` per group; else None."""
         frame, mask = self._origin(frame, mask)

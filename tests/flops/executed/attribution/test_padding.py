@@ -50,6 +50,38 @@ def test_a_width_padded_from_960_to_1024_and_cut_again() -> None:
         assert executed.padding == 2 * M * (1024 - N) * K
 
 
+def test_rows_of_other_groups_in_the_result_of_a_ragged_product_are_its_dense_expansion() -> None:
+    """A TPU multiplies 12 rows by all of 3 groups' matrices, and keeps each row of its own group.
+
+    A select with a name is the user's own, whose product belongs to the model.
+    """
+    body = """
+    %rows = f32[12,4] parameter(0)
+    %w = f32[3,4,5] parameter(1)
+    %starts = s32[3] parameter(2)
+    %ends = s32[3] parameter(3)
+    %zero = f32[] constant(0)
+    %zeros = f32[3,12,5] broadcast(%zero), dimensions={}
+    %copies = f32[3,12,4] broadcast(%rows), dimensions={1,2}
+    %row = s32[3,12] iota(), iota_dimension=1
+    %first = s32[3,12] broadcast(%starts), dimensions={0}
+    %last = s32[3,12] broadcast(%ends), dimensions={0}
+    %after = pred[3,12] compare(%first, %row), direction=LE
+    %before = pred[3,12] compare(%row, %last), direction=LT
+    %own = pred[3,12] and(%after, %before)
+    %mask = pred[3,12,5] broadcast(%own), dimensions={0,1}
+    %d = f32[3,12,5] dot(%copies, %w), lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_contracting_dims={1}, metadata={op_name="jit(f)/dot_general"}
+    ROOT %s = f32[3,12,5] select(%mask, %d, %zeros)"""  # noqa: E501
+    signature = "(r: f32[12,4], w: f32[3,4,5], a: s32[3], b: s32[3]) -> f32[3,12,5]"
+    executed, dense = count(body, signature), 3 * 2 * 12 * 4 * 5
+    assert (executed.total, executed.expansion) == (dense, dense * 2 // 3)
+    users = body.replace(
+        "select(%mask, %d, %zeros)",
+        'select(%mask, %d, %zeros), metadata={op_name="jit(f)/select_n"}',
+    )
+    assert count(users, signature).expansion == 0
+
+
 def test_results_that_are_cut_off_are_padding_too() -> None:
     body = f"""
     %d = f32[8,960] dot(%x, %w), {DOT}

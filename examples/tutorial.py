@@ -16,7 +16,7 @@ LENGTH, WIDTH, HEADS, LAYERS, VOCABULARY, STEPS = 128, 384, 6, 2, 512, 24
 stage = int(sys.argv[1])
 metrics_file = sys.argv[2] if len(sys.argv) > 2 else f"runs/tutorial{stage}.jsonl"
 is_update_jitted, is_remat, batch = stage >= 1, stage < 2, 4 if stage >= 3 else 1
-optimizer = optax.adamw(1e-3)
+optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 
 
 def block(x, w):
@@ -43,7 +43,7 @@ def loss_fn(params, tokens):
 
 def update(params, opt_state, gradient):
     updates, opt_state = optimizer.update(gradient, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state
+    return optax.apply_updates(params, updates), opt_state, optax.global_norm(gradient)
 
 
 @jax.jit
@@ -53,7 +53,8 @@ def loss_and_gradient(params, tokens):
 
 def train_step(params, opt_state, tokens):
     loss, gradient = jax.value_and_grad(loss_fn)(params, tokens)
-    return *update(params, opt_state, gradient), loss
+    params, opt_state, norm = update(params, opt_state, gradient)
+    return params, opt_state, {"loss": loss, "grad_norm": norm}
 
 
 def init(key):
@@ -83,10 +84,10 @@ options = {
 if is_update_jitted:
     step = mfu_jax.instrument(jax.jit(train_step, donate_argnums=(0, 1)), **options)
     for _ in range(STEPS):
-        params, opt_state, loss = step(params, opt_state, tokens)
+        params, opt_state, metrics = step(params, opt_state, tokens)
 else:
     step = mfu_jax.instrument(loss_and_gradient, metrics=lambda output: output[0], **options)
     for _ in range(STEPS):
         loss, gradient = step(params, tokens)
-        params, opt_state = update(params, opt_state, gradient)  # op by op
+        params, opt_state, norm = update(params, opt_state, gradient)  # op by op
 step.close()

@@ -13,7 +13,7 @@ ROWS=(
     "kauldron 3.11 kauldron      kauldron==1.4.2"
     "tunix   3.11 tunix           google-tunix==0.1.7"
     "levanter 3.11 levanter      levanter==1.2.dev1644 gitpython chex"
-    "easydel 3.11 easydel        easydel==0.3.0 pillow"
+    "easydel 3.11 easydel        easydel==0.3.0 pillow torch"
     "maxtext 3.12 maxtext         maxtext[tpu]==0.2.5"
 )
 

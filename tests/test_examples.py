@@ -72,7 +72,8 @@ def test_the_cells_of_the_notebook_run_in_order(
 
 def test_every_example_is_tested_and_listed() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    tests = [*(ROOT / "tests" / "integrations").glob("test_*.py"), Path(__file__)]
+    integrations = (ROOT / "tests" / "integrations").glob("test_*.py")
+    tests = [*integrations, ROOT / "tests" / "logger" / "loop" / "test_phases.py", Path(__file__)]
     tested = "".join(path.read_text(encoding="utf-8") for path in tests)
     for example in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")):
         assert f"({example.name})" in page

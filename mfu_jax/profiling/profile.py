@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -150,7 +151,9 @@ class Profile:
         step = seconds_text(self.measured.step_seconds)
         title = f"Where the peak went: step {step}, MFU {percent(self.mfu)}"
         rows = [(b.name, seconds_text(b.seconds), f"{b.mfu_points:.2f}") for b in self.waterfall]
-        return fragment(title, ("bar", "time", "pts of MFU"), rows, notes=self.notes)
+        ends = itertools.accumulate((bar.mfu_points for bar in self.waterfall), initial=0.0)
+        bars = [*itertools.pairwise(ends)]
+        return fragment(title, ("bar", "time", "pts of MFU"), rows, notes=self.notes, bars=bars)
 
     def to_json(self, *, depth: int = 0, sort: str = "time") -> dict[str, Any]:
         """The whole profile as plain JSON values; `depth` and `sort` as in `table`."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import jax
 import pytest
@@ -65,6 +68,19 @@ def test_a_summary_has_the_lines_of_its_text() -> None:
     ]
 
 
+def test_a_summary_draws_its_steps_and_its_json_leaves_them_out() -> None:
+    times = [0.5] * 900 + [2.0] + [0.5] * 99
+    summary = Summary(steps=1000, mean_seconds=0.5015, times=times)
+    text = summary._repr_html_()
+    cells(text)  # small, no scripts
+    figure = ElementTree.fromstring(text[text.index("<figure") : text.index("</figure>") + 9])
+    (line,) = figure.iter("polyline")
+    assert len(line.get("points", "").split()) == 60
+    assert "593.750 ms (500.000 ms to 2.000 s)" in line.get("data-y", "")
+    assert "times" not in summary.to_json()
+    assert summary == replace(summary, times=())
+
+
 def test_a_table_of_modules() -> None:
     model = nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), jax.nn.relu)
     shown = cells(tabulate(model, jax.ShapeDtypeStruct((2, 8), "float32"))._repr_html_())
@@ -97,6 +113,11 @@ def test_a_profile(tmp_path: Path) -> None:
     shown = cells(profile._repr_html_())
     assert shown[3::3] == [bar.name for bar in profile.waterfall]
     assert shown[5::3] == [f"{bar.mfu_points:.2f}" for bar in profile.waterfall]
+    ends = re.findall(r"--from:([\d.]+)%;--share:([\d.]+)%", profile._repr_html_())
+    assert len(ends) == len(profile.waterfall)
+    assert ends[0][0] == "0"
+    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(ends))
+    assert float(ends[-1][1]) == pytest.approx(100, abs=0.01)
 
 
 def test_a_long_table_is_cut() -> None:

@@ -125,6 +125,9 @@ def test_keys_that_mean_nothing_are_named():
     assert notes == ("not understood, ignored: remat; expected MaxText's keys in other_flags",)
     (note,) = read_run({**RUN, "env": None, "remat_policy": None}).notes
     assert note.startswith("no remat_policy: MaxText's default, full, is planned")
+    (note,) = read_run({**RUN, "env": None, "splash": None}).notes
+    assert note.startswith("no sa_block sizes: MaxText's default, 512, is planned")
+    assert not read_run({**RUN, "env": None, "splash": None, "hardware": "h100", "chips": 8}).notes
 
 
 def test_lists_are_one_value():

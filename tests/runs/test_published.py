@@ -62,3 +62,22 @@ def test_every_row_names_source_and_known_formulas():
         for check in run.checks:
             assert check["value"] in published.VALUES
             assert check.get("formula", "palm") in published.FORMULAS
+
+
+@pytest.mark.parametrize(
+    ("name", "printed", "counted"),
+    [
+        ("tpu-recipes-ironwood-llama3.1-8b-4096k", 1175.0, 1),
+        ("tpu-recipes-ironwood-llama3.1-8b-4096k-no-dvfs", 1025.4, 1),
+        ("maxtext-tpu7x-64-qwen3-235b-bf16-pdbs8", 613.0, 1),
+        # With the weights of its prediction module: tests/flops/analytic/test_printed_numbers.py.
+        ("maxtext-tpu7x-64-hy3-295b-b", 580, 138.86 / 137.19),
+        ("maxtext-tpu7x-64-hy3-295b-c", 630, 138.86 / 137.19),
+    ],
+)
+def test_teraflops_printed_per_chip_of_two_devices(
+    name: str, printed: float, counted: float
+) -> None:
+    run = published.find_run(name)
+    per_chip = 2 * run.flops_per_token("maxtext") * run.rate_by_step_time.value / 1e12
+    assert counted * per_chip == pytest.approx(printed, rel=3e-4)

@@ -11,15 +11,19 @@ import statistics
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mfu_jax import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
 from mfu_jax.logger.records.step_record import strict
-from mfu_jax.util.formatting import counted, loss_text, percent, readable
+from mfu_jax.util.formatting import counted, loss_text, percent, readable, seconds_text
 from mfu_jax.verdict import NOTABLE, Verdict
 
+if TYPE_CHECKING:
+    from mfu_jax.pages.markup import Markup
+
 _MOST_LOSSES = 3
+_CHART_POINTS = 60
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
@@ -88,6 +92,7 @@ class Summary:
         flags: name of each impossible number → number of steps that have it.
         phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
         verdict: what the totals mean, if the logger has a `judge`.
+        times: seconds of each measured step of this process, for a notebook's chart; not in JSON.
     """
 
     steps: int
@@ -115,6 +120,7 @@ class Summary:
     flags: Mapping[str, int] = dataclasses.field(default_factory=dict)
     phases: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     verdict: Verdict | None = None
+    times: Sequence[float] = dataclasses.field(default=(), repr=False, compare=False)
 
     @property
     def has_steps(self) -> bool:
@@ -138,8 +144,8 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, and what derives from them, as plain values that `json.dump` accepts."""
-        values = dataclasses.asdict(dataclasses.replace(self, verdict=None))
-        del values["verdict"]
+        values = dataclasses.asdict(dataclasses.replace(self, verdict=None, times=()))
+        del values["verdict"], values["times"]
         if self.verdict is not None:
             values["verdict"] = self.verdict.to_json()
         values |= {"shares": self.shares, "train_fraction": self.train_fraction}
@@ -157,7 +163,21 @@ class Summary:
         labelled = [(label, value) for label, value in rows if label]
         phases = [value for label, value in rows if not label]
         title = self._head() if self.verdict is None else self.verdict.sentence
-        return fragment(title, ("", ""), labelled, words=(1,), notes=phases)
+        chart = self._chart() if self.times else None
+        return fragment(title, ("", ""), labelled, words=(1,), notes=phases, chart=chart)
+
+    def _chart(self) -> Markup:
+        from mfu_jax.pages.charts import Curve, curves, thinned
+
+        points = thinned(range(len(self.times)), self.times, most=_CHART_POINTS)
+        return curves(
+            "step time",
+            [Curve(name="", points=points)],
+            x_title="measured step",
+            x_text=lambda step: f"{step:,.0f}",
+            y_text=seconds_text,
+            has_zero=True,
+        )
 
     def render(self) -> str:
         """A few lines of text for the end of a run."""
@@ -269,6 +289,11 @@ class StepStatistics:
 
     def __len__(self) -> int:
         return len(self._seconds)
+
+    @property
+    def times(self) -> Sequence[float]:
+        """Seconds of each step."""
+        return self._seconds[:]
 
     def add(self, seconds: float, rates: StepRates) -> None:
         """Adds one step, usually with the same rates as the one before."""

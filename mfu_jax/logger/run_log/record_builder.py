@@ -153,6 +153,7 @@ class RecordBuilder:
             seconds_by_use=uses,
             clock_jumps=self._clock_jumps,
             flags=dict(self._flags),
+            times=self._run.times,
             **of_others,
         )
 

@@ -67,10 +67,9 @@ def residuals(platform: str, experts: bool | None = None) -> tuple[float, float]
     Returns:
         The lower and the upper ratio; None if too few runs were compared.
     """
-    own = _interval(platform, experts)
-    if not experts or own is None:
-        return own
-    of_all = _interval(platform, None) or own
+    own, of_all = _interval(platform, experts), _interval(platform, None)
+    if not experts or own is None or of_all is None:
+        return own or of_all
     return min(own[0], of_all[0]), max(own[1], of_all[1])
 
 

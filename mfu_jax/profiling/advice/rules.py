@@ -62,7 +62,7 @@ RULES: Mapping[str, CauseRule] = {
         "JAX_EXPLAIN_CACHE_MISSES=1 names the argument that changes",
     ),
     "unscanned dispatch": CauseRule(
-        host.dispatch, "scan_layers=true, or jax.lax.scan over several calls or steps"
+        host.dispatch, "one jit around the whole step, scan_layers=true, or jax.lax.scan over steps"
     ),
     "eval in the loop": CauseRule(work.evaluation, "eval_interval=N"),
     "host callback in the step": CauseRule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import dump_files, trace_files
 
-_MICROSECOND = 1e6  # picoseconds
+_SECOND = 1e12  # picoseconds
+_NANOSECOND = 1000
 _PROGRAMS = 10_000  # the lane of whole programs
 
 
@@ -55,25 +56,44 @@ def _device(
 ) -> Iterator[Mapping[str, Any]]:
     """A process of the trace: a track for each lane, and one for whole programs."""
     yield _name("process_name", process, 0, timeline.device)
-    yield _name("thread_name", process, _PROGRAMS, "programs")
     for lane in sorted({*map(int, timeline.lanes)}):
         yield _name("thread_name", process, lane, f"lane {lane}")
     runs = timeline.executions
-    for program, *span in zip(runs.programs, runs.starts, runs.ends, strict=True):
-        yield _event(program.module, process, _PROGRAMS, span, began, {})
+    spans = [*zip(map(int, runs.starts), map(int, runs.ends), strict=True)]
+    tracks = [_PROGRAMS + row for row in rows(spans)]
+    for track in sorted({*tracks}):
+        yield _name("thread_name", process, track, "programs")
+    for program, track, run in zip(runs.programs, tracks, spans, strict=True):
+        yield _event(program.module, process, track, run, began, {})
     joined = join.ops(timeline.names)
     costs = [_cost(op, profile) for op in joined]
     for op, lane, *span in zip(
         timeline.ops, timeline.lanes, timeline.starts, timeline.ends, strict=True
     ):
         name, (args, flops, least, share) = joined[op].name.name, costs[op]
-        if seconds := (int(span[1]) - int(span[0])) / _MICROSECOND**2:
+        if seconds := (int(span[1]) - int(span[0])) / _SECOND:
             # A library's call is several kernels on GPUs: a faster one than the peak allows is not
             # the one that multiplies.
             rates: dict[str, Any] = {}
             if 0 < least <= seconds:
                 rates = {"mfu": least * share / seconds, "hfu": least / seconds, "flops": flops}
             yield _event(name, process, int(lane), span, began, {**args, **rates})
+
+
+def rows(spans: Sequence[tuple[int, int]]) -> list[int]:
+    """The first row in which each span overlaps none that began before; Perfetto drops such spans.
+
+    >>> rows([(0, 10), (4, 12), (10, 14)])
+    [0, 1, 0]
+    """
+    ends: list[int] = []
+    found = [0] * len(spans)
+    for place in sorted(range(len(spans)), key=spans.__getitem__):
+        start, end = spans[place]
+        row = next((row for row, last in enumerate(ends) if last <= start), len(ends))
+        ends[row : row + 1] = [end]
+        found[place] = row
+    return found
 
 
 def _cost(op: JoinedOp, profile: Profile) -> tuple[dict[str, Any], int, float, float]:
@@ -94,8 +114,10 @@ def _cost(op: JoinedOp, profile: Profile) -> tuple[dict[str, Any], int, float, f
 def _event(
     name: str, process: int, lane: int, span: Any, began: int, args: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    start, end = map(int, span)
-    times = {"ts": (start - began) / _MICROSECOND, "dur": (end - start) / _MICROSECOND}
+    # Whole nanoseconds: Perfetto cuts both numbers off there, and drops an op whose end then lies
+    # behind that of the op around it.
+    start, end = ((int(at) - began) // _NANOSECOND for at in span)
+    times = {"ts": start / 1000, "dur": (end - start) / 1000}
     return {"ph": "X", "name": name, "pid": process, "tid": lane, **times, "args": args}
 
 

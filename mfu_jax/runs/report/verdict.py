@@ -164,7 +164,8 @@ def _next_steps(
     if largest is not None and largest.of == "wall clock" and (text := _remedy(largest, setup)):
         yield NextStep(text=text)
     if has_profile:
-        yield NextStep(text=f"mfu-jax profile {run}")
+        where = "DIR, its profile_dir" if run.endswith(".jsonl") else run
+        yield NextStep(text=f"mfu-jax profile {where}")
     else:
         is_in_folder = path.endswith("/metrics.jsonl")
         folder = "DIR" if run == "RUN" else f"{run.removesuffix('.jsonl')}/profile"

@@ -29,6 +29,7 @@ RUN = {
     "per_device_batch_size": 1,
     "max_target_length": 2048,
     "remat_policy": "full",
+    "splash": {"sa_block_q": 512},
 }
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.ad_checkpoint import checkpoint_name
-from mfu_jax.layers.attention import kernels  # noqa: F401  (registers them)
+from jax.experimental.pallas.ops.tpu import splash_attention
+from mfu_jax.layers.attention.kernels import _by_blocks, _Uniform
 from mfu_jax.layers.attention.ops import CONTEXT, AttentionInputs, attended
 from mfu_jax.layers.stack.remat import TENSORS, remat
 
@@ -65,3 +68,21 @@ def test_cudnns_context_is_offloaded_as_any(monkeypatch: pytest.MonkeyPatch) -> 
     none = kept_by(layer, remat_policy="custom", **{**places, "decoder_layer_input": "offload"})
     context = kept_by(layer, remat_policy="custom", **{**places, "context": "offload"})
     assert len(context) == len(none) + 1
+
+
+@pytest.mark.parametrize("left", [None, 0, 1, 5, 16, 31, 95, 200])
+def test_blocks_of_a_mask_are_those_of_jaxs_and_full_and_empty_ones_are_not_compared(
+    left: int | None,
+) -> None:
+    size = 96
+    kind = splash_attention.CausalMask if left is None else splash_attention.LocalMask
+    of = ((size, size),) if left is None else ((size, size), (left, 0), 0)
+    ours, theirs = _by_blocks(kind)(*of), kind(*of)
+    assert ours == _by_blocks(kind)(*of)  # JAX joins the heads whose masks are equal
+    for rows, columns in itertools.product((1, 8, 32, 96), repeat=2):
+        for i, j in itertools.product(range(0, size, rows), range(0, size, columns)):
+            index = slice(i, i + rows), slice(j, j + columns)
+            found, wanted = ours[index], theirs[index]
+            np.testing.assert_array_equal(found, wanted)
+            assert (found.any(), found.all()) == (wanted.any(), wanted.all())
+    assert isinstance(ours[:1, 2:4], _Uniform)

@@ -37,8 +37,8 @@ def judged(
     profile: dict[str, float] | None = None,
     setup: Setup = ON_V5P,
     summary: Summary = SUMMARY,
+    path: str = "runs/a/metrics.jsonl",
 ) -> Verdict:
-    path = "runs/a/metrics.jsonl"
     return run_verdict(path, summary, setup, wall=wall or {}, profile=profile or {})
 
 
@@ -120,6 +120,8 @@ def test_a_profile_splits_the_steps() -> None:
         ("idle", pytest.approx(0.25)),
     ]
     assert verdict.next_steps[0].text == "mfu-jax profile runs/a"
+    verdict = judged(path="runs/a.jsonl", profile=profile)  # its trace is elsewhere
+    assert verdict.next_steps[0].text == "mfu-jax profile DIR, its profile_dir"
 
 
 def test_a_run_is_placed_among_published_ones_in_its_own_convention_and_peak() -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.huggingface.common import TRANSLATIONS
-from mfu_jax.flops.analytic.huggingface.fields import Fields, tied_wrappers
+from mfu_jax.flops.analytic.huggingface.fields import Fields, wrappers
 from mfu_jax.flops.analytic.model_configs.group import own_fields
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.towers import EncoderConfig
@@ -96,9 +96,12 @@ def _text(config: Mapping[str, Any]) -> Fields:
         f"counted; --trace lists what else the PyTorch model has",
         stacklevel=4,
     )
-    # The head is the wrapper's: it says whether it is tied, not the text model.
-    tied = config.get("tie_word_embeddings", outer in tied_wrappers())
-    own = {"tie_word_embeddings": tied, "architectures": config.get("architectures")}
+    own = {"architectures": config.get("architectures")}
+    # The head is the wrapper's, which says whether it is tied, unless it is part of the text model.
+    if outer not in wrappers("wrappers_with_inner_head"):
+        own["tie_word_embeddings"] = config.get(
+            "tie_word_embeddings", outer in wrappers("tied_wrappers")
+        )
     return Fields({**part, **own}, kind, path)
 
 

@@ -173,6 +173,7 @@ _DENSE = {
         "llama",
         "exaone",
         "granite",
+        "granite4_vision_text",
         "granite_docling_text",
         "mistral",
         "ministral3",
@@ -200,7 +201,7 @@ _DENSE = {
     ("cwm",): _llama(layer_types=_listed(first_of(4, FULL, SLIDING))),
     ("granite_swa",): _llama(attention_sinks=True, layer_types=_listed(first_of(4, FULL, SLIDING))),
     ("hyperclovax",): _llama(norms_per_layer=_choice("use_post_norm", 4, 2)),
-    ("hunyuan_v1_dense",): _llama(qk_norm="head"),  # after the rotary embedding
+    ("hunyuan_v1_dense", "hunyuan_vl_text"): _llama(qk_norm="head"),  # after the rotary embedding
     ("nanochat",): _llama(mlp_activations=PLAIN_MLP, normalization="none"),
     ("nemotron", "jais2"): _llama(mlp_activations=PLAIN_MLP, normalization="layernorm"),
     ("cosmos3_edge_text",): _llama(mlp_activations=PLAIN_MLP),
@@ -244,6 +245,12 @@ _DENSE = {
     ),
     # Attention and MLP in parallel after one norm
     ("cohere",): _llama(norms_per_layer=1, qk_norm=_choice("use_qk_norm", "all_heads", "")),
+    ("cohere_compass_text",): _llama(norms_per_layer=1, layer_types=_listed(lambda _: FULL)),
+    ("molmo2_text",): _llama(
+        attention_output_bias=False,
+        further_vectors=lambda c: c.optional_size("additional_vocab_size") * c.size("hidden_size"),
+        qk_norm=lambda c: "head" if c.get("qk_norm_type") == "qwen3" else "all_heads",
+    ),
     ("cohere2",): _llama(
         norms_per_layer=1,
         layer_types=lambda c: layer_types(
@@ -357,6 +364,7 @@ _GPT = {
 }
 
 _LOCAL = ("num_local_experts", "intermediate_size")
+_LARA = ("linear_attention", SLIDING, "linear_attention", FULL, SLIDING)
 _MIXTURES = {
     ("mixtral", "granitemoe"): _llama(_experts(*_LOCAL)),
     ("granitemoeshared",): _llama(_experts(*_LOCAL), shared_expert),
@@ -417,6 +425,17 @@ _MIXTURES = {
         _deepseek(),
         attention_output_bias=False,
         qk_norm=_choice("use_qk_norm", "head", ""),
+    ),
+    # Like qwen3_next, with windows too, without the gates of attention and of the shared expert
+    ("lara_mini",): _llama(
+        delta_net,
+        _experts("num_experts"),
+        lambda c: shared_expert(c, "shared_expert_intermediate_size"),
+        lambda c: {
+            "attention_output_gate": False,
+            "mlp_dim": 0,
+            "layer_types": layer_types(c, lambda i: _LARA[i % len(_LARA)]),
+        },
     ),
     ("qwen3_next",): _llama(delta_net, lambda c: qwen_experts(c, shared=True)),
     ("deepseek_v2", "deepseek_v3", "mistral4", "sarvam_mla"): _llama(latent, _deepseek()),

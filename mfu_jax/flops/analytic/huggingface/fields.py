@@ -23,9 +23,9 @@ def _all_defaults() -> dict[str, Any]:
     return read_mapping(DEFAULTS_FILE)
 
 
-def tied_wrappers() -> list[str]:
-    """The model types around a text model whose head is tied by default."""
-    return list(_all_defaults()["tied_wrappers"])
+def wrappers(kind: str) -> list[str]:
+    """The model types around a text model that this list names."""
+    return list(_all_defaults()[kind])
 
 
 class Fields:

@@ -86,17 +86,20 @@ class Ledger:
         return {**asdict(self), "residual": self.residual, "xla_factor": self.xla_factor}
 
     def render(self) -> str:
-        """The ledger as a table for the console; only the residual is shown if zero."""
+        """The ledger as a table for the console."""
         notes = (f"  note: {note}" for note in self.notes)
-        model, *rows = [*self.rows(), *self._reported_rows()]
-        rows = [row for row in rows if row.flops != 0 or row.label == names.RESIDUAL]
-        return "\n".join([*render_rows([model, *rows], self.executed, self.unit), *notes])
+        return "\n".join([*render_rows(self._shown_rows(), self.executed, self.unit), *notes])
 
     def _repr_html_(self) -> str:
         from mfu_jax.pages.fragment import fragment
 
-        rows = (row.cells(self.executed) for row in [*self.rows(), *self._reported_rows()])
+        rows = (row.cells(self.executed) for row in self._shown_rows())
         return fragment("FLOPs ledger", head(self.unit), rows, words=(3,), notes=self.notes)
+
+    def _shown_rows(self) -> list[LedgerRow]:
+        """All rows but those of zero, of which only the residual is shown."""
+        model, *rows = [*self.rows(), *self._reported_rows()]
+        return [model, *(row for row in rows if row.flops != 0 or row.label == names.RESIDUAL)]
 
     def rows(self) -> list[LedgerRow]:
         """The rows from model FLOPs to executed FLOPs, their parts, and what runs beyond them."""

@@ -95,7 +95,9 @@ def logger_of(
         boundary=boundary,
         run_log=run_log or (open_run_log(settings.metrics_file) if settings.metrics_file else None),
     )
-    logger.judge = functools.partial(_judged, settings.metrics_file)
+    files = (getattr(sink, "metrics_file", None) for sink in sinks)
+    file = settings.metrics_file or next(filter(None, files), "")
+    logger.judge = functools.partial(_judged, str(file))
     return logger
 
 

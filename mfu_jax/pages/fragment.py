@@ -17,6 +17,7 @@ _STYLE = """
 .mfu-jax th { font-weight: 400; border-bottom: 1px solid currentColor }
 .mfu-jax tbody th { border: 0 }
 .mfu-jax .word, .mfu-jax tbody th { text-align: left }
+.mfu-jax td + .word { padding-left: 10px }
 .mfu-jax td[style] { min-width: 160px; background: linear-gradient(90deg,
   transparent var(--from, 0%), color-mix(in srgb, currentColor 18%, transparent) 0 var(--share),
   transparent 0) }

@@ -12,13 +12,12 @@ import pytest
 
 import mfu_jax
 
-transformers = pytest.importorskip("transformers")
-
 BATCH, LENGTH, WIDTH, LAYERS, HEADS, VOCABULARY = 2, 12, 16, 2, 2, 64
 
 
 @pytest.mark.full
 def test_flax_gpt2(capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")  # two seconds of every collection otherwise
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY,
         n_positions=LENGTH,

@@ -441,6 +441,15 @@ def test_a_run_dir_has_what_every_command_reads(
         mfu_jax.instrument(train_step, run_dir=True)
 
 
+def test_the_next_step_names_the_file_that_a_sink_writes(tmp_path: Path) -> None:
+    sink = make_sink("jsonl", str(tmp_path / "metrics.jsonl"))
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[sink], **PEAK)
+    run(step)
+    summary = step.close()
+    assert summary.verdict is not None
+    assert summary.verdict.next_steps[-1].text.startswith(f"mfu-jax report {tmp_path} ")
+
+
 def test_outputs_that_sinks_replace_are_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

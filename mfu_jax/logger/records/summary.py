@@ -172,7 +172,7 @@ class Summary:
         points = thinned(range(len(self.times)), self.times, most=_CHART_POINTS)
         return curves(
             "step time",
-            [Curve(name="step time", points=points)],
+            [Curve(name="", points=points)],
             x_title="measured step",
             x_text=lambda step: f"{step:,.0f}",
             y_text=seconds_text,

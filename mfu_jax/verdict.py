@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mfu_jax.util.formatting import percent, seconds_text
+from mfu_jax.util.formatting import counted, percent, seconds_text
 
 SCHEMA = 1
 NOTABLE = 0.02
@@ -70,11 +70,17 @@ class LikeRuns:
     high_mfu: float
     runs: tuple[str, ...]
 
-    def __str__(self) -> str:
+    @property
+    def span(self) -> str:
+        """The lowest and the highest MFU."""
         low, high = percent(self.low_mfu), percent(self.high_mfu)
-        span = low if low == high else f"{low} to {high}"
-        count = len(self.runs)
-        return f"{self.like} reach {span} ({count} published run{'s' * (count > 1)})"
+        return low if low == high else f"{low} to {high}"
+
+    def judged(self, mfu: float) -> str:
+        """How good an MFU is beside these runs."""
+        place = "above" if mfu > self.high_mfu else "below" if mfu < self.low_mfu else "within"
+        count = counted(len(self.runs), "published run")
+        return f"{place} what {self.like} reach, {self.span} ({count})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,33 +120,46 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """All of it in one sentence."""
-        return f"{'; '.join(self._clauses())}."
+        """All of it in one sentence; what to do next comes last, as it is typed."""
+        return f"{'; '.join(self._clauses())}; {self._next}"
 
     def _clauses(self) -> Iterator[str]:
         if self.finding:
             yield self.finding
         yield self._number
+        if self.mfu is not None and self.like_runs is not None:
+            yield self.like_runs.judged(self.mfu)
+        elif self.mfu is not None and self.kind == "report":
+            yield "no published run is like it"
+        if self.bound_mfu is not None:
+            yield f"its plan's bound is {percent(self.bound_mfu)}"
         large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
         if self.losses:  # none are known without a peak, or of a sweep, which looks at whole steps
             yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
-        yield f"next: {self.next_steps[0]}"
-        if self.like_runs is not None:
-            yield str(self.like_runs)
-        if self.bound_mfu is not None:
-            yield f"its plan's bound is {percent(self.bound_mfu)}"
+
+    @property
+    def _next(self) -> str:
+        return f"next: {self.next_steps[0]}"
 
     @property
     def _number(self) -> str:
         if self.mfu is None:
             return "MFU not known"
         peak = f"peak {self.peak}" if self.peak else ""
-        aside = ", ".join(filter(None, (self.convention, peak)))
-        return f"{percent(self.mfu)} MFU" + (f" ({aside})" if aside else "")
+        aside = ", ".join(filter(None, (self.counted, peak)))
+        number = f"{percent(self.mfu)} MFU{' planned' * (self.kind == 'plan')}"
+        return f"{number} ({aside})" if aside else number
+
+    @property
+    def counted(self) -> str:
+        """How the model FLOPs are counted, in words; empty if not known."""
+        return f"{self.convention} FLOPs" if self.convention else ""
 
     def render(self) -> str:
-        """The sentence for a terminal, at most 100 columns wide."""
-        return textwrap.fill(self.sentence, COLUMNS, break_long_words=False, break_on_hyphens=False)
+        """The sentence for a terminal, at most 100 columns wide; the next step begins a line."""
+        parts = (f"{'; '.join(self._clauses())};", self._next)
+        wrapped = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False)
+        return "\n".join(map(wrapped.fill, parts))
 
     def to_json(self) -> dict[str, Any]:
         """The schema's object."""

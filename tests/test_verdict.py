@@ -1,7 +1,10 @@
+import dataclasses
 import json
 import re
 from dataclasses import fields
 from pathlib import Path
+
+import pytest
 
 from mfu_jax.util.formatting import json_text
 from mfu_jax.verdict import LikeRuns, NextStep, TimeLoss, Verdict
@@ -23,11 +26,27 @@ FULL = Verdict(
 
 def test_a_sentence_has_the_number_the_loss_the_next_step_and_how_good_it_is() -> None:
     assert FULL.sentence == (
-        "20.2% MFU (maxtext, peak 989.4 TFLOP/s bf16); largest loss: compile, 24.0% of the wall "
-        "clock; next: remat_policy=minimal (saves 11.8%); dense models of 4B to 16B on H100 reach "
-        "40.0% to 55.0% (2 published runs); its plan's bound is 61.0%."
+        "20.2% MFU (maxtext FLOPs, peak 989.4 TFLOP/s bf16); below what dense models of 4B to 16B "
+        "on H100 reach, 40.0% to 55.0% (2 published runs); its plan's bound is 61.0%; largest "
+        "loss: compile, 24.0% of the wall clock; next: remat_policy=minimal (saves 11.8%)"
     )
-    assert max(map(len, FULL.render().splitlines())) <= 100
+    lines = FULL.render().splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[-1] == "next: remat_policy=minimal (saves 11.8%)"  # it can be pasted
+
+
+@pytest.mark.parametrize(
+    ("mfu", "place"),
+    [(0.39, "below"), (0.4, "within"), (0.5, "within"), (0.55, "within"), (0.551, "above")],
+)
+def test_an_mfu_is_placed_among_runs_like_it(mfu: float, place: str) -> None:
+    assert f"; {place} what dense models" in dataclasses.replace(FULL, mfu=mfu).sentence
+
+
+def test_a_run_like_none_says_so() -> None:
+    alone = dataclasses.replace(FULL, like_runs=None)
+    assert "; no published run is like it; " in alone.sentence
+    assert "published" not in dataclasses.replace(alone, mfu=None).sentence
 
 
 def test_the_schema_gives_the_verdict_back() -> None:

@@ -83,10 +83,12 @@ def page_head(
     """
     rows = [tag("span", tag("b", key), f" {value}") for key, value in about if value]
     first, semicolon, rest = sentence.partition("; ")
+    rest, is_next, step = rest.partition("next: ")
+    answer = (tag("strong", first), f"{semicolon}{rest}", tag("span", is_next, step))
     return tag(
         "header",
         tag("h1", name),
-        tag("p", tag("strong", first), f"{semicolon}{rest}", class_="verdict"),
+        tag("p", *answer, class_="verdict"),
         _three(verdicts),
         tag("p", *rows, class_="about"),
     )
@@ -115,8 +117,8 @@ def _numbers(of: Verdict) -> Iterable[tuple[str, float | None, str]]:
     peak = f"of {of.peak}" if of.peak else ""
     like, reach = of.like_runs, ""
     if like is not None:
-        reach = f"runs like it reach {percent(like.low_mfu)} to {percent(like.high_mfu)}"
-    yield percent(of.mfu), of.mfu, ", ".join(filter(None, (of.convention, peak, reach)))
+        reach = f"runs like it reach {like.span}"
+    yield percent(of.mfu), of.mfu, ", ".join(filter(None, (of.counted, peak, reach)))
     loss = of.losses[0] if of.losses else None
     if loss is None:
         yield "n/a", None, "not known"

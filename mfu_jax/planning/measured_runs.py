@@ -103,6 +103,14 @@ class MeasuredRun:
         return tiles_of_run(self.keys, config.emb_dim)
 
     @property
+    def has_constant_maximum(self) -> bool:
+        """Whether its attention kernel is tokamax's, with a constant for each row's maximum."""
+        estimate = typed(
+            "use_max_logit_estimate", self.keys.get("use_max_logit_estimate", "-1"), float
+        )
+        return self.keys.get("use_tokamax_splash") == "true" and estimate > 0
+
+    @property
     def loss_bytes(self) -> float:
         """Bytes that MaxText's loss may hold beyond the reference model's, on one device."""
         config = as_model_config(self.model)

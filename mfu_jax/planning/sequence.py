@@ -87,7 +87,11 @@ class SequencePlan:
             )
             for name, one in self.plans.items()
         ]
-        notes = [f"note: {name}: {note}" for name, p in self.plans.items() for note in p.notes]
+        said: dict[str, list[str]] = {}
+        for name, one in self.plans.items():
+            for note in one.notes:
+                said.setdefault(note, []).append(name)
+        notes = [f"note: {', '.join(names)}: {note}" for note, names in said.items()]
         return "\n".join(
             [
                 f"{first.target}: {verdict}: {size_text(peaks[worst])}{limit} in {worst}, "

@@ -121,8 +121,8 @@ class Profile:
         """What the place of advice says without any."""
         least = least_gain(self.measured)
         folder = self.source.partition("/plugins/profile/")[0]
-        more = f"mfu-jax profile {folder} by=op,kernel has the longest ops"
-        return f"nothing above {least:.0%} of a step found; {more}"
+        longest = f"mfu-jax profile {folder} by=op,kernel, for the longest ops"
+        return f"{longest} (no known remedy saves {least:.0%} of a step)"
 
     def gain_of(self, advice: Advice) -> str:
         """What following the advice saves, as text."""

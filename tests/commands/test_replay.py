@@ -106,7 +106,7 @@ def test_the_summary_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixtu
     text = json.dumps(summary, separators=(",", ":"))
     (tmp_path / "metrics.jsonl.events.0.jsonl").write_text(f"{text}\n")
     assert main(["replay", str(tmp_path), "--sink=console"]) == 0
-    assert f"\n{verdict.sentence}\nsummary: 1 " in capsys.readouterr().out
+    assert f"\n{verdict.render()}\nsummary: 1 " in capsys.readouterr().out
 
 
 def test_what_the_log_says_a_sink_has_is_not_written_again(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_one_frame_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("run7: step 11, ")
     assert "mean of 12 steps: MFU 50.0%, 2.000 s a step" in lines[1]
-    assert lines[2].startswith("50.0% MFU; largest loss: inside steps, not matmuls at their peak, ")
+    assert lines[2].startswith("50.0% MFU; no published run is like it; largest loss: inside ")
     rows = [line.split() for line in lines if line.strip().startswith("11 ")]
     assert rows == [["11", "2.000", "50.0%", "3.250"]]
     # 12 × 2 s of steps, 12 × 0.5 s of waiting: 80% and 20%.

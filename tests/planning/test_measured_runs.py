@@ -166,3 +166,15 @@ def test_what_maxtexts_loss_may_need_more(flags, peak, again, fits, words):
     assert found.fits == fits
     assert words in "".join(found.notes)
     assert bool(found.notes) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("splash", "is_constant"),
+    [
+        ({"use_tokamax_splash": True, "use_max_logit_estimate": 30}, True),
+        ({"use_tokamax_splash": True, "use_max_logit_estimate": -1}, False),
+        ({"use_max_logit_estimate": 30}, False),
+    ],
+)
+def test_tokamaxs_kernel_may_subtract_a_constant(splash, is_constant):
+    assert read_run({**RUN, "splash": splash}).has_constant_maximum == is_constant

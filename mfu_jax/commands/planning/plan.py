@@ -189,7 +189,8 @@ def _of_run(arguments: Arguments) -> Plan:
     run = load_run(arguments.one_name("file with a run, or -"))
     source, keys, nearest = _source_of_run(arguments, run)
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
-    work = replace(source.placed(work_of(run.model), keys), tiles=tiles)
+    work = source.placed(work_of(run.model), keys)
+    work = replace(work, tiles=tiles, constant_maximum=run.has_constant_maximum)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
     if nearest:
         plan = judged(plan, run)

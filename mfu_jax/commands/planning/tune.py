@@ -272,9 +272,8 @@ class _Command:
         except UserError as error:
             if isinstance(error, NoCompilerError):
                 raise
-            return Trial(values={}, by="plan", source="failed", note=first_line(error))
+            return Trial(by="plan", source="failed", note=first_line(error))
         return Trial(
-            values={},
             by="plan",
             source="planned",
             fits=plan.fits,

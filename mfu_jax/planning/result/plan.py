@@ -31,6 +31,7 @@ class StepWork:
         own_rows: share of their rows that grouped kernels multiply (expert parallelism).
         tiles: tile sizes of grouped kernels; None: the program's own.
         mesh: axis → size, in device order; empty: as the program says.
+        constant_maximum: whether its attention kernel subtracts a constant, not each row's maximum.
         pipeline: ticks of the step's pipeline; None: it has none, or they are not known.
     """
 
@@ -41,6 +42,7 @@ class StepWork:
     own_rows: float = 1.0
     tiles: KernelTiles | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
+    constant_maximum: bool = False
     pipeline: PipelineTicks | None = None
 
 

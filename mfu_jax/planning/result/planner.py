@@ -95,6 +95,7 @@ def make_plan(
         efficiencies=efficiencies or Efficiencies(),
         tiles=work.tiles if work else None,
         mesh=(work.mesh if work else {}) or program.topology.mesh,
+        constant_maximum=work.constant_maximum if work else False,
     )
     line = predicted_time(costs, durations, work.pipeline if work else None)
     if residuals is None:

@@ -8,7 +8,7 @@ from mfu_jax.verdict import LikeRuns, NextStep, TimeLoss, Verdict
 _GIB = 2**30
 _SWEEP = "mfu-jax plan --sweep with several values of a key, as remat_policy=none,full"
 _WORK = ("matmul", "kernel")  # causes that hold the model's FLOPs
-_BEYOND = "matmuls and kernels beyond the model's FLOPs at the peak"
+_BEYOND = "matmuls and kernels: extra FLOPs, and below the peak"
 _SMALLER = "a smaller per_device_batch_size=, a remat_policy= that keeps less, or more chips"
 
 

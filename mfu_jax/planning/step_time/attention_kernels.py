@@ -28,6 +28,9 @@ _QKV = 3
 _FUSED_RESULTS = 3  # gradients of queries, keys and values, all from one kernel
 _PAIRS_PER_CYCLE = 636  # whose softmax a TensorCore forms
 _CYCLES_PER_MATMUL = 367  # of a step of the grid
+# Of the softmax, what a constant maximum leaves forward: tokamax's kernel on a TPU7x reached 1.28
+# times the FLOP/s with one, backward the same (gpu-tpu-pedia, Hunyuan3-295B).
+_CONSTANT_MAXIMUM = 0.48
 _UNITS_OF_CORE = 4  # matrix units of a TensorCore, of any generation in hardware.yml
 
 
@@ -67,13 +70,17 @@ class KernelTime(NamedTuple):
     vector_seconds: float
 
 
-def time_on_tpu(record: InstructionRecord, flops: int, chip: Chip) -> KernelTime | None:
+def time_on_tpu(
+    record: InstructionRecord, flops: int, chip: Chip, *, constant_maximum: bool = False
+) -> KernelTime | None:
     """The time of one run of an attention kernel; None for other instructions and chips.
 
     Args:
         record: the kernel's.
         flops: of its matmuls.
         chip: the chip.
+        constant_maximum: whether the run's kernel subtracts a constant instead of each row's
+            maximum.
     """
     rows, unit, clock = _rows(record), chip.matrix_unit, (chip.clock_ghz or 0.0) * 1e9
     arrays = _queries_keys_values(record)
@@ -89,6 +96,8 @@ def time_on_tpu(record: InstructionRecord, flops: int, chip: Chip) -> KernelTime
     cores = round(peak / (2 * unit * unit * _UNITS_OF_CORE * clock)) or 1
     pairs = flops / (2 * sum(widths))
     steps = math.prod(queries.dims[:-2]) * _grid_steps(record)
+    if constant_maximum and "O" in products:  # the forward kernel
+        pairs *= _CONSTANT_MAXIMUM
     cycles = pairs / _PAIRS_PER_CYCLE + steps * len(products) * _CYCLES_PER_MATMUL
     return KernelTime(sum(widths) / filled, cycles / (cores * clock))
 

@@ -122,12 +122,14 @@ class Durations:
         efficiencies: shares of the chips' peaks that instructions reach.
         tiles: tile sizes of grouped-matmul kernels; None: the program's own.
         mesh: axis → size, in the order of the program's devices; empty: not known.
+        constant_maximum: as of `time_on_tpu`.
     """
 
     target: Target
     efficiencies: Efficiencies
     tiles: KernelTiles | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
+    constant_maximum: bool = False
 
     @property
     def matmul_share(self) -> float:
@@ -231,7 +233,8 @@ class Durations:
 
     def _of_kernel(self, record: InstructionRecord, flops: Mapping[str, int]) -> float:
         """The time of a kernel that multiplies this much."""
-        if attention := time_on_tpu(record, sum(flops.values()), self.target.chip):
+        chip, constant = self.target.chip, self.constant_maximum
+        if attention := time_on_tpu(record, sum(flops.values()), chip, constant_maximum=constant):
             return self._seconds(flops, attention.matmul_share) + attention.vector_seconds
         return self._seconds(flops, self.efficiencies.kernel)
 

@@ -104,10 +104,9 @@ def tune(
             is_memory = OUT_OF_MEMORY.search(answer) is not None
             source: Source = "measured" if is_memory else "failed"
             fits = False if is_memory else None
-            return Trial(values={}, by="run", source=source, fits=fits, note=answer[:500])
+            return Trial(by="run", source=source, fits=fits, note=answer[:500])
         took, peak = answer
         return Trial(
-            values={},
             by="run",
             source="measured",
             fits=True,

@@ -30,6 +30,7 @@ class Trial(SweepRow):
         wall_seconds: what it took.
     """
 
+    values: Mapping[str, str] = field(default_factory=dict)
     by: By
     settings: Mapping[str, str] = field(default_factory=dict)
     wall_seconds: float = 0.0

@@ -224,16 +224,17 @@ class _Run:
         """The winner without changes that brought nothing, and what the others brought."""
         if best is None:
             return None, ()
-        trials, plain = self.searches[by].trials, best
-        changes = tuple(self._changes(by, best))
-        for change in changes:
-            if change.gain_fraction is not None and abs(change.gain_fraction) < _NOTHING:
+        search, plain = self.searches[by], best
+        for change in self._changes(by, best):
+            if change.gain_fraction is not None and change.gain_fraction < _NOTHING:
                 axis = next(i for i, a in enumerate(self.space.axes) if a.name == change.axis)
                 plain = moved(plain, axis, self.space.start[axis])
-        is_as_fast = self._tried(by, plain) >= (1 - _NOTHING) * speed(trials[best])
-        if plain == best or plain not in trials or not is_as_fast:
-            return best, changes
-        return plain, tuple(self._changes(by, plain))
+        self._tried(by, plain)
+        best = search.best() or best  # one of these trials may be faster
+        if plain in search.trials:
+            least = (1 - _NOTHING) * speed(search.trials[best])
+            best = plain if search.predicted(plain) >= least else best
+        return best, tuple(self._changes(by, best))
 
     def _changes(self, by: By, winner: Point) -> Iterator[Change]:
         """From the start to the winner, always the change that then brings most."""

@@ -1,24 +1,36 @@
-"""Chooses the next point: where a model of what is known expects to gain most, if it fits."""
+"""Chooses the next point: where a model of what is known expects to gain most, if it fits.
+
+The model is a Gaussian-process regression in plain numpy: each axis has an effect of its own, and
+all of them together an interaction (Rasmussen and Williams, Gaussian Processes for Machine
+Learning, 2006, chapters 2 and 5). Numeric axes, such as the batch, are compared by the logarithm
+of their value, others by equality.
+"""
 
 from __future__ import annotations
 
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mfu_jax.planning.sweep.outcomes import speed
 from mfu_jax.planning.tune.evidence import Trial
 from mfu_jax.planning.tune.space import Point, Space
-from mfu_jax.planning.tune.surrogate import Surrogate
 
-_NOISE = 0.01  # of a time, as a fraction
-_MEMORY_NOISE = 0.01
+_NOISE = 0.01  # of a time and of memory, as a fraction
 _WORTH = 0.0005  # the least expected gain, as a fraction, that is worth a trial
 _FAILURES = 2  # of a choice, and no success: it is given up
 _STEP = 2  # from a batch that fits to the next: a much larger one rarely does
+_BIAS = 0.5  # standard deviation of the mean
+_AMPLITUDE = 0.3  # of the effects, as a logarithm: about 30%
+_INTERACTION = 0.3  # its share of their variance
+_ALIKE = 0.3  # how alike two points stay for the interaction where an axis differs
+
+_Array = NDArray[np.floating[Any]]
 
 
 class TuningSearch:
@@ -48,8 +60,7 @@ class TuningSearch:
         self._planned = planned
         self._is_valid = is_valid
         self._rng = random.Random(seed)
-        self._times = Surrogate(space, _NOISE)
-        self._peaks = Surrogate(space, _MEMORY_NOISE)
+        self._times, self._peaks = _Surrogate(space), _Surrogate(space)
 
     def record(self, point: Point, trial: Trial) -> None:
         """Takes a trial's result."""
@@ -166,3 +177,69 @@ def _below(z: np.ndarray) -> np.ndarray:
 def _expected_gain(z: np.ndarray) -> np.ndarray:
     """Expected improvement of a normal variable, in standard deviations."""
     return z * _below(z) + np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+
+
+class _Surrogate:
+    """Learns a number, such as the logarithm of a time, from the points where it is known.
+
+    Args:
+        space: the points' axes.
+    """
+
+    def __init__(self, space: Space) -> None:
+        columns = [axis.positions for axis in space.axes]
+        self._numeric = [column is not None for column in columns]
+        self._columns = [
+            np.arange(size, dtype=float) if column is None else np.array(column)
+            for column, size in zip(columns, space.sizes, strict=True)
+        ]
+        self._points: list[Point] = []
+
+    def fit(self, points: Sequence[Point], values: Sequence[float]) -> None:
+        """Takes all known values in place of the earlier ones."""
+        self._points = list(points)
+        self._mean = float(np.mean(values)) if len(values) else 0.0
+        self._values = np.asarray(values, dtype=float) - self._mean
+        covariance = self._covariance(self._points, self._points)
+        self._factor = np.linalg.cholesky(covariance + _NOISE**2 * np.eye(len(points)))
+        self._weights = _solved(self._factor, self._values)
+
+    def predict(self, points: Sequence[Point]) -> tuple[_Array, _Array]:
+        """Mean and standard deviation at each point."""
+        lines = self._lines(points)
+        own = _BIAS**2 + _AMPLITUDE**2 * (1 + (lines**2).sum(1))
+        if not self._points:
+            return np.zeros(len(points)), np.sqrt(own)
+        across = self._covariance(points, self._points)
+        known = np.linalg.solve(self._factor, across.T)
+        spread = np.sqrt(np.maximum(own - (known**2).sum(0), 1e-12))
+        return self._mean + across @ self._weights, spread
+
+    def _lines(self, points: Sequence[Point]) -> _Array:
+        """log2 of numeric choices, from the middle of their axis, [points, numeric axes]."""
+        taken = [
+            column[[point[i] for point in points]] - column.mean()
+            for i, column in enumerate(self._columns)
+            if self._numeric[i]
+        ]
+        size = math.sqrt(len(self._columns))
+        return np.stack(taken, axis=1) / size if taken else np.zeros((len(points), 1))
+
+    def _similarities(self, some: Sequence[Point], others: Sequence[Point]) -> _Array:
+        """Similarity of each pair on each axis, [axes, some, others]."""
+        each = []
+        for i, column in enumerate(self._columns):
+            apart = column[[p[i] for p in some]][:, None] - column[[p[i] for p in others]]
+            each.append(np.exp(-(apart**2) / 2) if self._numeric[i] else (apart == 0).astype(float))
+        return np.stack(each)
+
+    def _covariance(self, some: Sequence[Point], others: Sequence[Point]) -> _Array:
+        alike = self._similarities(some, others)
+        together = np.prod(_ALIKE + (1 - _ALIKE) * alike, axis=0)
+        lines = self._lines(some) @ self._lines(others).T
+        effects = (1 - _INTERACTION) * alike.mean(0) + _INTERACTION * together + lines
+        return _BIAS**2 + _AMPLITUDE**2 * effects
+
+
+def _solved(factor: _Array, values: _Array) -> _Array:
+    return np.linalg.solve(factor.T, np.linalg.solve(factor, values))

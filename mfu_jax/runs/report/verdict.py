@@ -23,8 +23,8 @@ _PROFILED_STEP = "profile/step_time_seconds"
 _TABLE = re.compile(r"\(table: ([^,]+)[,)]")  # the chip in the text of a peak
 _PEAK = re.compile(r"([\d.e+-]+ TFLOP/s)/device in (\w+)")
 _MOST_LOSSES = 5
-_BEYOND = "work beyond the model's FLOPs, such as recomputation"
-_INSIDE = "inside steps, not matmuls at their peak"
+_BEYOND = "extra FLOPs, such as recomputation"
+_INSIDE = "inside steps, not yet profiled"
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 # Category of the wall clock → its name, and what shortens it.
 _OF_WALL = {

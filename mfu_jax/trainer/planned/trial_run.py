@@ -70,10 +70,10 @@ def trial_run(
         if code == 0:
             return _measured(metrics, devices_per_chip)
     if code == -signal.SIGKILL or OUT_OF_MEMORY.search(said):
-        return Trial(values={}, by="run", source="measured", fits=False, note="ran out of memory")
+        return Trial(by="run", source="measured", fits=False, note="ran out of memory")
     last = [line for line in said.splitlines() if line.strip()][-1:]
     why = f"not finished after {seconds:.0f} s" if code is None else f"exit code {code}"
-    return Trial(values={}, by="run", source="failed", note=": ".join([why, *last])[:500])
+    return Trial(by="run", source="failed", note=": ".join([why, *last])[:500])
 
 
 def environment(flags: Mapping[str, str], platform: str) -> dict[str, str]:
@@ -121,10 +121,9 @@ def _measured(metrics: Path, devices_per_chip: int) -> Trial:
             peaks.append(json.loads(line).get("memory/peak_bytes_in_use") or 0.0)
     seconds, mean = summary["median_seconds"], summary["mean_seconds"]
     if not seconds:
-        return Trial(values={}, by="run", source="failed", note="no step was measured")
+        return Trial(by="run", source="failed", note="no step was measured")
     rate = summary["tokens_per_sec_per_device"]
     return Trial(
-        values={},
         by="run",
         source="measured",
         fits=True,

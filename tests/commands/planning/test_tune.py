@@ -135,6 +135,30 @@ def test_axes_are_those_of_the_model_and_the_devices():
     assert {"scheduler", "collectives"} <= set(found)
 
 
+@pytest.mark.parametrize(
+    ("given", "choices"),
+    [({}, ["auto", "dot_product"]), ({"attention": "cudnn_flash"}, ["cudnn_flash", "dot_product"])],
+)
+def test_cudnns_attention_is_a_choice_once_and_only_where_it_takes_the_dtype(given, choices):
+    """auto is cuDNN's for 16 bits, and another for float32."""
+    config = load(
+        ["model_name=llama2-7b", "dtype=bfloat16", *(f"{k}={v}" for k, v in given.items())]
+    )
+    axes, _ = axes_of(config, given, platform="gpu", devices=8, chip=None, runs=False)
+    assert [*next(axis for axis in axes if axis.name == "attention").choices] == choices
+
+
+def test_the_flags_of_a_run_are_kept_or_left_out():
+    config = load(["model_name=llama2-7b"])
+    flags = ["--xla_tpu_scoped_vmem_limit_kib=65536", "--xla_bare"]
+    axes, _ = axes_of(config, {}, platform="tpu", devices=8, chip=None, runs=False, flags=flags)
+    found = {axis.name: axis for axis in axes}
+    as_given = {"--xla_tpu_scoped_vmem_limit_kib": "65536", "--xla_bare": "true"}
+    assert found["flags"].choices == {"as given": as_given, "none": {}}
+    assert "vmem" not in found
+    assert "collectives" in found
+
+
 def test_a_mesh_that_was_given_is_named_by_its_axes():
     config = load(["model_name=llama2-7b", "fsdp=2"])
     axes, fixed = axes_of(config, {"fsdp": "2"}, platform="gpu", devices=6, chip=None, runs=True)

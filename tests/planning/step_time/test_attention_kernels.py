@@ -115,6 +115,18 @@ def test_published_times_of_the_splash_kernel_alone(
     assert duration.seconds == pytest.approx(milliseconds / 1e3, rel=0.06)
 
 
+def test_a_constant_maximum_leaves_half_of_the_softmax_of_the_forward_kernel_alone() -> None:
+    target = parse_target(topology="tpu7x:2x2x1")
+    plain = Durations(target=target, efficiencies=Efficiencies())
+    constant = dataclasses.replace(plain, constant_maximum=True)
+    pairs = 64 * 4 * 2**20
+    for products, fused, saved in ((2, False, 0.52 * pairs / 636 / 2.2e9), (5, True, 0.0)):
+        name = "splash_mha_dkv_no_residuals" if fused else "splash_mha_fwd"
+        record = counted(name, 128, products * 2 * 128 * pairs, (1, 1), fused)
+        (before,), (after,) = plain.of(record), constant.of(record)
+        assert before.seconds - after.seconds == pytest.approx(saved)
+
+
 def test_other_kernels_and_counted_ones_are_not_guessed() -> None:
     assert half_of_all_pairs(kernel("my_mlp", (Q,))) == {}
     assert half_of_all_pairs(kernel("splash_mha_fwd_residuals", (Q,), unaccounted=())) == {}

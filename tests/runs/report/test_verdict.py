@@ -45,12 +45,13 @@ def judged(
 def test_losses_of_steps_and_of_the_wall_clock_are_compared_by_the_wall_clock() -> None:
     verdict = judged(WALL)
     assert [(loss.name, loss.of, round(loss.fraction, 6)) for loss in verdict.losses] == [
-        ("inside steps, not matmuls at their peak", "step", 0.74),  # 44 of 100 s
+        ("inside steps, not yet profiled", "step", 0.74),  # 44 of 100 s
         ("compilation", "wall clock", 0.24),
         ("wait for data", "wall clock", 0.16),
-        ("work beyond the model's FLOPs, such as recomputation", "step", 0.06),
+        ("extra FLOPs, such as recomputation", "step", 0.06),
     ]
-    assert verdict.sentence.startswith("20.0% MFU (maxtext, peak 459 TFLOP/s bf16); largest loss: ")
+    assert verdict.sentence.startswith("20.0% MFU (maxtext FLOPs, peak 459 TFLOP/s bf16); ")
+    assert "; largest loss: inside steps" in verdict.sentence
     assert [str(step) for step in verdict.next_steps] == [
         "profile_steps=10-12 profile_dir=runs/a/profile, then mfu-jax profile runs/a/profile",
         "mfu-jax report runs/a --html=report.html",
@@ -164,4 +165,4 @@ def test_without_a_like_model_all_runs_on_the_chip_are_named_as_others() -> None
 def test_an_unknown_mfu_names_what_would_make_it_known() -> None:
     unknown = Summary(steps=4, mean_seconds=1.0)
     verdict = judged(setup=Setup(), summary=unknown)
-    assert verdict.sentence == ("MFU not known; next: mfu-jax report runs/a hardware=NAME.")
+    assert verdict.sentence == ("MFU not known; next: mfu-jax report runs/a hardware=NAME")

@@ -78,8 +78,8 @@ class Scratch:
         self.slots[slot] = value
 
     def content(self, slot: Slot) -> Known:
-        """What a slot holds."""
-        if slot in self.slots:
+        """What a slot holds; None: one of them, it is unknown which one."""
+        if slot is not None and slot in self.slots:
             return self.slots[slot]
         return union([*self.slots.values(), self.stored])
 

@@ -78,8 +78,16 @@ def test_a_pipeline_inside_a_kernel_needs_what_it_copies(name: str) -> None:
     assert (executed.total, executed.on_hardware) == (pipeline.needed, pipeline.in_blocks)
 
 
-def test_cores_that_read_different_halves_of_a_buffer_are_counted_in_full_and_say_so() -> None:
-    pipeline = Pipeline(sizes=(17, 299, 149), blocks=(8, 128, 256), order=(2, 1, 0), cores=2)
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        Pipeline(sizes=(17, 299, 149), blocks=(8, 128, 256), order=(2, 1, 0), cores=2),
+        Pipeline(sizes=(9, 74, 846), blocks=(16, 128, 256), cores=2),  # the second one has no rows
+    ],
+)
+def test_cores_that_read_different_halves_of_a_buffer_are_counted_in_full_and_say_so(
+    pipeline: Pipeline,
+) -> None:
     call, arguments = pipeline_function(pipeline)
     with pretended_tpu():
         count = count_model_flops(call, *arguments)

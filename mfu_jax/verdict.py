@@ -132,7 +132,8 @@ class Verdict:
         elif self.mfu is not None and self.kind == "report":
             yield "no published run is like it"
         if self.bound_mfu is not None:
-            yield f"its plan's bound is {percent(self.bound_mfu)}"
+            owner = "its" if self.kind == "plan" else "its plan's"
+            yield f"{owner} bound is {percent(self.bound_mfu)}"
         large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
         if self.losses:  # none are known without a peak, or of a sweep, which looks at whole steps
             yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"

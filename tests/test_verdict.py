@@ -43,6 +43,10 @@ def test_an_mfu_is_placed_among_runs_like_it(mfu: float, place: str) -> None:
     assert f"; {place} what dense models" in dataclasses.replace(FULL, mfu=mfu).sentence
 
 
+def test_a_plans_bound_is_its_own() -> None:
+    assert "; its bound is 61.0%; " in dataclasses.replace(FULL, kind="plan").sentence
+
+
 def test_a_run_like_none_says_so() -> None:
     alone = dataclasses.replace(FULL, like_runs=None)
     assert "; no published run is like it; " in alone.sentence

@@ -167,17 +167,20 @@ class Verdict:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Verdict:
-        """The verdict of a schema's object."""
-        known = {name: value for name, value in found.items() if name in cls.__dataclass_fields__}
-        like = known.get("like_runs")
+        """The verdict of a schema's object; fields that a newer version added are left out."""
+        like = found.get("like_runs")
         return cls(
-            **known
+            **_known(cls, found)
             | {
-                "losses": tuple(TimeLoss(**loss) for loss in known["losses"]),
-                "next_steps": tuple(NextStep(**step) for step in known["next_steps"]),
-                "like_runs": like and LikeRuns(**like),
+                "losses": tuple(TimeLoss(**_known(TimeLoss, loss)) for loss in found["losses"]),
+                "next_steps": tuple(NextStep(**_known(NextStep, s)) for s in found["next_steps"]),
+                "like_runs": like and LikeRuns(**_known(LikeRuns, like)),
             }
         )
+
+
+def _known(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name in kind.__dataclass_fields__}
 
 
 @dataclass(frozen=True, kw_only=True)

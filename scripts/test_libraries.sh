@@ -13,7 +13,7 @@ ROWS=(
     "kauldron 3.11 kauldron      kauldron==1.4.2"
     "tunix   3.11 tunix           google-tunix==0.1.7"
     "levanter 3.11 levanter      levanter==1.2.dev1644 gitpython chex"
-    "easydel 3.11 easydel        easydel==0.3.0 pillow torch"
+    "easydel 3.11 easydel        easydel==0.3.0 pillow torch==2.13.0"
     "maxtext 3.12 maxtext         maxtext[tpu]==0.2.5"
 )
 
@@ -34,9 +34,10 @@ run() { # row $1
     python=$(find_python "$python") || true
     [ -n "$python" ] || { echo "$name: skipped, no Python new enough on this machine" && return; }
     if [ "$(cat "$venv/.installed" 2>/dev/null)" != "$wanted" ]; then
-        # shellcheck disable=SC2086
+        # shellcheck disable=SC2046,SC2086
         rm -rf "$venv" && "$python" -m venv "$venv" &&
-            "$venv/bin/python" -m pip install -qq uv && # pip takes half an hour to choose versions
+            # pip takes half an hour to choose versions, but knows where this machine has CPU builds of torch.
+            "$venv/bin/python" -m pip install -qq uv $(grep -o 'torch==[^ ]*' <<<"$requirements") &&
             "$venv/bin/uv" pip install -q --python "$venv/bin/python" -e ".[test-core]" $requirements 2>"$log" &&
             echo "$wanted" >"$venv/.installed"
     fi

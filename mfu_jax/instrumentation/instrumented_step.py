@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.lengths import Lengths
@@ -31,9 +33,6 @@ from mfu_jax.util.failsafe import failsafe
 
 if TYPE_CHECKING:
     from mfu_jax.flops.ledger import Ledger
-import functools
-import types
-from typing import NoReturn, Self
 
 _log = logging.getLogger("mfu_jax")
 _LIKE_IT = ("__module__", "__qualname__", "__annotations__")

@@ -27,7 +27,7 @@ def instrument_trainer(trainer: Any, **options: Any) -> Any:
         **options: of `mfu_jax.instrument`.
 
     Returns:
-        The trainer; the end of ``train`` closes the step, and leaves the trainer as it was.
+        The trainer; the end of ``train`` closes the step. A second ``train`` is measured, too.
     """
     train, evaluate = trainer.train, trainer.eval
 

@@ -102,15 +102,27 @@ class Boundary:
     ) -> threading.Thread:
         """An unstarted thread that runs ``function(*args)`` inside this boundary."""
         safe = failsafe(missing, self)(_called)
-        return _Thread(target=safe, name=name, args=(function, *args), daemon=daemon)
+        thread = _Thread(target=safe, name=name, args=(function, *args), daemon=daemon)
+        thread.report = functools.partial(self.report, missing=missing)
+        return thread
 
 
 class _Thread(threading.Thread):
-    """Python 3.12 starts no thread at exit: then it never lives."""
+    """A thread that may never live: Python 3.12 starts none at exit, a system only so many."""
+
+    report: Callable[[Exception], None]
 
     def start(self) -> None:
-        with contextlib.suppress(RuntimeError):
+        try:
             super().start()
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                hint = "usually a limit on threads; raise ulimit -u, or the container's pids limit"
+                self.report(UserError(f"its thread does not start ({error})", hint=hint))
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:
+            super().join(timeout)
 
 
 class Once:

@@ -8,6 +8,7 @@ import logging
 import re
 import signal
 import tempfile
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -114,6 +115,27 @@ def test_a_block_goes_on_behind_it_and_a_scope_that_fails_is_entered_all_the_sam
         "train_step is not logged",
         "x is not known",
     ]
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [("can't start new thread", 1), ("can't create new thread at interpreter shutdown", 0)],
+)
+def test_a_thread_that_cannot_start_is_said_but_at_exit_and_joined_at_once(
+    why: str, said: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError(why)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    thread = Boundary().thread("mfu_jax test", "nothing is watched", print)
+    thread.start()
+    thread.join()
+    assert not thread.is_alive()
+    assert [line.partition(" (")[0] for line in caplog.messages] == [
+        "nothing is watched: its thread does not start"
+    ] * said
+    assert caplog.text.count("ulimit -u") == said
 
 
 class PreemptedError(RuntimeError):

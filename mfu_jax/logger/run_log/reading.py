@@ -38,10 +38,10 @@ class LoggedRecords:
         """The next records, `most` of them at most; none at the end of the file."""
         if self._offset is None:
             self._offset = 0 if self._after is None else self._place()
-        found = []
-        for end, values in itertools.islice(self._lines(self._offset), most):
-            found.append(record_of(values, self._log_period))
-            self._offset = end
+        lines = list(itertools.islice(self._lines(self._offset), most))
+        found = [record_of(values, self._log_period) for _, values in lines]
+        if lines:  # only now: after an error, the same records come again
+            self._offset = lines[-1][0]
         return found
 
     def _place(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +55,23 @@ def test_a_record_that_the_file_skipped_is_no_hole(tmp_path: Path) -> None:
     path = written(tmp_path, 0, 2, 3)
     after = StepRecord(step=1, unix_seconds=0.5, scalars={})
     assert [record.step for record in LoggedRecords(path, 1, after=after).read(99)] == [2, 3]
+
+
+def test_records_before_an_error_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = LoggedRecords(written(tmp_path, 0, 1, 2), 1)
+    lines = reader._lines
+
+    def torn(offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        yield next(lines(offset))
+        raise OSError("stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "_lines", torn)
+        with pytest.raises(OSError, match="stale"):
+            reader.read(9)
+    assert [record.step for record in reader.read(9)] == [0, 1, 2]
 
 
 def test_what_was_read_is_not_read_again_and_what_comes_later_is(tmp_path: Path) -> None:

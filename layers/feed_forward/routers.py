@@ -103,7 +103,8 @@ class Router(nnx.Module):
         if spec.bias == "choice":
             wanted = wanted + jax.lax.stop_gradient(self.choice_bias[...]).astype(jnp.float32)
         if spec.groups > 1:
-            wanted = jnp.where(self._open(wanted), wanted, -jnp.inf)
+            least = jnp.finfo(wanted.dtype).min  # above what `highest` has taken
+            wanted = jnp.where(self._open(wanted), wanted, least)
         return highest(wanted, spec.per_token)
 
     def _open(self, wanted: jax.Array) -> jax.Array:

@@ -183,7 +183,10 @@ def _with_defaults(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str
         notes.append("no remat_policy: MaxText's default, full, is planned")
     splash = run.get("splash")
     named = (*given, *(splash if isinstance(splash, Mapping) else ()))
-    if generation_of(str(run.get("hardware"))) and not any(key.startswith("sa_") for key in named):
+    hardware = str(run.get("hardware"))
+    is_tpu = generation_of(hardware) or generation_of(hardware.rpartition("-")[0])
+    has_blocks = given.get("attention") in (*_MISSING, "autoselected", "flash")
+    if is_tpu and has_blocks and not any(key.startswith("sa_") for key in named):
         notes.append(
             "no sa_block sizes: MaxText's default, 512, is planned; recipes with up to 2,048 halve "
             "the time of attention"

@@ -55,23 +55,27 @@ class SequencePlan:
         )
 
     @property
-    def seconds(self) -> Mapping[str, float]:
-        """Predicted time of all runs of each program."""
+    def seconds(self) -> Mapping[str, float | None]:
+        """Predicted time of all runs of each program; None: the compiler refused it."""
         return {
-            name: self.runs[name] * (one.step_time_seconds or 0.0)
+            name: None if (once := one.step_time_seconds) is None else self.runs[name] * once
             for name, one in self.plans.items()
         }
 
     @property
     def tokens_per_sec_per_chip(self) -> float | None:
-        """The rate of the sequence; None if its tokens are not known."""
-        (first, *_), whole = self.plans.values(), sum(self.seconds.values())
+        """The rate of the sequence; None if its tokens or a program's time are not known."""
+        (first, *_), whole = self.plans.values(), self._whole_seconds()
         return self.tokens / whole / first.chips if self.tokens and whole else None
+
+    def _whole_seconds(self) -> float | None:
+        known = [seconds for seconds in self.seconds.values() if seconds is not None]
+        return sum(known) if len(known) == len(self.plans) else None
 
     def __str__(self) -> str:
         """The sequence as a table, its largest memory first said; each program is in `plans`."""
         (first, *_), peaks, seconds = self.plans.values(), self.peak_bytes, self.seconds
-        worst, whole = max(peaks, key=lambda name: peaks[name]), sum(seconds.values())
+        worst, whole = max(peaks, key=lambda name: peaks[name]), self._whole_seconds()
         limit = f" of {size_text(first.memory_limit_bytes)}" if first.memory_limit_bytes else ""
         verdict = "fits" if self.fits else "does NOT fit"
         rate = self.tokens_per_sec_per_chip
@@ -80,8 +84,8 @@ class SequencePlan:
             (
                 f"  {name}",
                 f"{self.runs[name]:,}",
-                seconds_text(seconds[name]),
-                percent(seconds[name] / whole if whole else None),
+                "n/a" if (own := seconds[name]) is None else seconds_text(own),
+                percent(own / whole if own is not None and whole else None),
                 size_text(one.memory_peak_bytes or 0),
                 size_text(self.beside_bytes[name]),
             )
@@ -96,7 +100,8 @@ class SequencePlan:
             [
                 f"{first.target}: {verdict}: {size_text(peaks[worst])}{limit} in {worst}, "
                 f"{size_text(self.resident_bytes)} resident",
-                f"predicted    {seconds_text(whole)} a sequence"
+                "predicted    "
+                + ("not known" if whole is None else f"{seconds_text(whole)} a sequence")
                 + (f", {rate:,.0f} tokens/s/chip" if rate else ""),
                 *columns(rows, "<>>>>>"),
                 *notes,

@@ -127,7 +127,9 @@ def test_keys_that_mean_nothing_are_named():
     assert note.startswith("no remat_policy: MaxText's default, full, is planned")
     (note,) = read_run({**RUN, "env": None, "splash": None}).notes
     assert note.startswith("no sa_block sizes: MaxText's default, 512, is planned")
+    assert note in read_run({**RUN, "env": None, "splash": None, "hardware": "v6e-8"}).notes
     assert not read_run({**RUN, "env": None, "splash": None, "hardware": "h100", "chips": 8}).notes
+    assert not read_run({**RUN, "env": None, "splash": None, "attention": "dot_product"}).notes
 
 
 def test_lists_are_one_value():

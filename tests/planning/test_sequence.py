@@ -1,5 +1,7 @@
 """`mfu_jax.plan_sequence`: what the other programs keep while one runs, by hand."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -67,6 +69,17 @@ def test_gradients_live_between_two_programs_and_the_state_throughout(compiled):
     assert text.startswith("v6e: fits: 2.98 KiB of 39.1 KiB in accumulate, 4.5 KiB resident")
     assert text.endswith("note: accumulate, update: a note")  # said once
     assert found.to_json()["peak_bytes"] == {"accumulate": OWN + WEIGHTS, "update": OWN + ROWS}
+
+
+def test_a_program_without_a_time_leaves_the_sequence_without_one(monkeypatch):
+    refused = Plan(target="v6e", chips=1, hardware="v6e", devices=DEVICES, fits=False)
+    plans = iter([replace(refused, fits=True, step_time_seconds=2.0), refused])
+    monkeypatch.setattr(sequence, "plan", lambda *args, **options: next(plans))
+    programs = {"train": (jnp.sin, *arrays((BATCH,))), "update": (jnp.sin, *arrays((BATCH,)))}
+    found = mfu_jax.plan_sequence(programs, tokens=800)
+    assert found.seconds == {"train": 2.0, "update": None}
+    assert found.tokens_per_sec_per_chip is None
+    assert "predicted    not known" in str(found)
 
 
 def test_a_rollout_runs_beside_the_optimizer_and_a_cache_lives_only_with_it():

@@ -120,6 +120,12 @@ def test_only_the_best_groups_are_open() -> None:
     assert (chosen // 2 == best[..., None]).all()
 
 
+def test_a_token_goes_to_an_expert_once_though_too_few_are_open() -> None:
+    layer = router(score="sigmoid", groups=4, top_groups=1, per_token=5)
+    chosen = np.sort(np.asarray(layer(jnp.asarray(X), inputs()).experts), axis=-1)
+    assert (np.diff(chosen) > 0).all()
+
+
 def test_hashed_routing_depends_on_the_token_alone() -> None:
     layer, read = router(hashed=True, score="sigmoid"), inputs()
     chosen = np.asarray(layer(jnp.asarray(X), read).experts)

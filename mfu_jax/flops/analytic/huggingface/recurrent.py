@@ -48,7 +48,8 @@ def _mamba(c: Fields, inner: int = 0) -> dict[str, Any]:
     head_dim, number = known("mamba_d_head", "mamba_head_dim", "head_dim"), c.size(field)
     is_given = head_dim and c.get(head_dim) != "auto"
     if inner % number or (is_given and number * c.size(head_dim) != inner):
-        c.fail(field, f"expected {field} · {head_dim} = {inner}")
+        product = f"{field} · {head_dim} = {inner}" if head_dim else f"a divisor of {inner}"
+        c.fail(field, f"expected {product}")
     return {
         **values,
         "mamba_heads": number,

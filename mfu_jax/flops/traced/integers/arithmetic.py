@@ -23,21 +23,23 @@ from mfu_jax.flops.traced.integers.known_values import (
     is_float,
 )
 
-_CHOOSES = frozenset("abs clamp copy eq ge gt le lt max min ne neg select_n".split())  # of floats
+# Of floats: primitives with exact results, and those whose results are exact for some operands.
+_CHOOSES = frozenset("abs clamp copy eq ge gt le lt max min ne neg select_n".split())
+_OF_FLOATS = _CHOOSES | {"add", "sub", "mul", "convert_element_type"}
 _LARGEST_RESULT = 2**16  # elements: what controls a loop is small, and evaluated in each iteration
 
 
 def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
     """The only result of an equation on known integers; None if it is not known."""
-    rule = _RULES.get(eqn.primitive.name)
-    if rule is None or not _fits(eqn.outvars[0].aval):
+    if not _has_rule(eqn) or not _fits(eqn.outvars[0].aval):
         return None
     if any(v is None for v in known):
         return _despite_unknowns(eqn, known)
     operands = [typed(v, atom.aval) for v, atom in zip(known, eqn.invars, strict=True)]
     if any(v is None for v in operands) or not _agree(eqn, operands):
         return None
-    with np.errstate(over="ignore"):
+    rule = _RULES[eqn.primitive.name]
+    with np.errstate(over="ignore", invalid="ignore"):
         result = typed(rule(eqn, operands), eqn.outvars[0].aval)
     return result if not _has_floats(eqn) or _is_exact(eqn, operands, result) else None
 
@@ -61,7 +63,13 @@ def _is_exact(eqn: Any, operands: Sequence[Any], result: Any) -> bool:
 
 def is_evaluable(eqn: Any) -> bool:
     """Whether `evaluate` has a rule for this equation."""
-    return eqn.primitive.name in _RULES and can_be_known(eqn.outvars[0].aval)
+    return _has_rule(eqn) and can_be_known(eqn.outvars[0].aval)
+
+
+def _has_rule(eqn: Any) -> bool:
+    """Whether a rule holds for an equation's dtypes: some are of integers only, as `div`."""
+    name = eqn.primitive.name
+    return name in _RULES and (name in _OF_FLOATS or not _has_floats(eqn))
 
 
 def typed(value: Known, aval: Any) -> Known:

@@ -103,6 +103,11 @@ def test_a_field_may_have_another_name_of_the_model_type() -> None:
     assert from_hf_config({"model_type": "gpt2", **long}) == short
 
 
+def test_channels_that_heads_do_not_share_equally_are_an_error() -> None:
+    with pytest.raises(UserError, match="n_mamba_heads=3: expected a divisor of 5120"):
+        from_hf_config({"model_type": "zamba2", "hidden_size": 2560, "n_mamba_heads": 3})
+
+
 def test_gemma4_global_heads_by_their_own_field_or_layer_by_layer() -> None:
     config = {"model_type": "gemma4_text", "num_hidden_layers": 12}
     by_field = from_hf_config({**config, "global_head_dim": 128})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from mfu_jax.flops.traced.integers.arithmetic import evaluate
 from mfu_jax.flops.traced.integers.evaluation import IntegerEvaluator
 
 EDGES = np.array([-128, -7, -1, 0, 1, 2, 3, 9, 100, 127])
@@ -45,6 +46,23 @@ def test_two_operands(dtype):
 def test_one_operand(dtype):
     for fn in UNARY:
         check(fn, A.astype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("fn", "values"),
+    [
+        (lax.pow, (0.25, -1)),
+        (lax.pow, (2, np.inf)),  # has no end by squaring
+        (lax.div, (np.inf, 2)),
+        (lambda a: lax.integer_pow(a, -2), (0.5,)),
+        (lambda a: lax.convert_element_type(a, "int32"), (np.inf,)),
+        (lambda a: lax.convert_element_type(a, "int32"), (3e9,)),
+    ],
+)
+def test_floats_without_an_exact_result_are_unknown(fn, values):
+    values = [np.float32(value) for value in values]
+    (eqn,) = jax.make_jaxpr(fn)(*values).eqns
+    assert evaluate(eqn, values) is None
 
 
 @pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])

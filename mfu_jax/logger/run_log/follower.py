@@ -225,18 +225,20 @@ class Follower:
         for request in self._requests:
             request.set()
 
-    def _sleep(self, longest: float | None = None) -> None:
+    def _sleep(self) -> None:
         """Waits for work: the next attempt, the next period, or, if idle, an item."""
         if self._retry_seconds:
-            wait = max(0.0, self._retry_at - self._monotonic())
-            self._wake.wait(wait if longest is None else min(wait, longest))
+            self._wait(max(0.0, self._retry_at - self._monotonic()))
         elif self._has_written and self._pause_seconds:
-            self._wake.wait(self._pause_seconds)
+            self._wait(self._pause_seconds)
         else:
             self._is_asleep = True  # set first, so that `put` sees it
             if not (self._queue or self._reader):
-                self._wake.wait(longest)
+                self._wait(None)
             self._is_asleep = False
+
+    def _wait(self, seconds: float | None) -> None:
+        self._wake.wait(seconds)
 
     def _work(self) -> None:
         finish, requests = self._finish, list(self._requests)

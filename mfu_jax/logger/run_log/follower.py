@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.alarm import Alarm
-from mfu_jax.logger.records.step_record import encodable
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event
 from mfu_jax.logger.sinks.base import StepRecord, is_permanent
 from mfu_jax.util.failsafe import Boundary, Once
+from mfu_jax.util.formatting import encodable
 
 if TYPE_CHECKING:
     from mfu_jax.logger.records.summary import Summary

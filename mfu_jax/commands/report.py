@@ -6,7 +6,6 @@ usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html [FILE]]
 RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
                 - reads standard input: zcat log.gz | mfu-jax report -
-                Also JSON lines of levanter's json_logger and of torchtitan, and its console.
                 Several runs are each compared with the first.
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
 warmup_steps=3  steps excluded after each start, if the file does not mark them

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.hardware.chips import find
+from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
 from mfu_jax.util.child_process import child_environment
 
 _PROBE = (
@@ -35,6 +37,20 @@ class AttachedDevices:
 
     def __str__(self) -> str:
         return f"{self.count} × {self.kind}"
+
+    def target(self) -> Target | None:
+        """The devices as chips to plan for; None for those that the table does not know."""
+        chips = find(self.kind)
+        if self.platform == "cpu" or len(chips) != 1:
+            return None
+        chip = chips[0]
+        try:
+            if generation := generation_of(chip.name):
+                name = slice_name(generation, self.count // chip.devices_per_chip)
+                return parse_target(topology=name)
+            return parse_target(hardware=chip.name, devices=self.count)
+        except UserError:
+            return None
 
 
 def attached(**variables: str) -> AttachedDevices:

@@ -17,7 +17,8 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import lookup
 from mfu_jax.planning.targets import generation_of, slice_name
-from scripts.benchmarks.platforms import Device, performance_flags
+from mfu_jax.planning.tune.attached_devices import AttachedDevices
+from scripts.benchmarks.platforms import performance_flags
 
 _PLANNER = (sys.executable, "-m", "mfu_jax.cli", "plan")
 _PYTORCH = (sys.executable, "-m", "scripts.comparisons.pytorch_step")
@@ -39,7 +40,7 @@ class Baseline:
 
 def predicted(
     settings: Mapping[str, Any],
-    device: Device,
+    device: AttachedDevices,
     *,
     timeout: float,
     planner: Sequence[str] = _PLANNER,
@@ -56,7 +57,7 @@ def predicted(
         target = _target(device)
     except UserError as error:
         return Baseline(why=str(error))
-    flags = performance_flags(device.platform, device.kind, device.count)
+    flags = performance_flags(device)
     compiler = " ".join(text for text in flags.values() if text.startswith("--"))
     words = [f"{key}={value}" for key, value in settings.items()]
     command = [*planner, *target, *words, *([f"xla_flags={compiler}"] * bool(compiler)), "--json"]
@@ -64,7 +65,7 @@ def predicted(
     return Baseline(values={k: found.values.get(k) for k in _PLANNED}) if found.values else found
 
 
-def _target(device: Device) -> list[str]:
+def _target(device: AttachedDevices) -> list[str]:
     """A plan's arguments for these devices.
 
     Raises:
@@ -82,7 +83,7 @@ def _target(device: Device) -> list[str]:
 
 def beside_pytorch(
     settings: Mapping[str, Any],
-    device: Device,
+    device: AttachedDevices,
     *,
     timeout: float,
     is_trial: bool = False,

@@ -37,8 +37,11 @@ class AttachedDevices:
         return f"{self.count} × {self.kind}"
 
 
-def attached() -> AttachedDevices:
+def attached(**variables: str) -> AttachedDevices:
     """Finds the devices in a child process: a TPU belongs to one process at a time.
+
+    Args:
+        **variables: of its environment, beside this process's own.
 
     Raises:
         UserError: JAX does not start.
@@ -46,7 +49,7 @@ def attached() -> AttachedDevices:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE],
-            env=child_environment(),
+            env=child_environment(**variables),
             capture_output=True,
             text=True,
             timeout=_PROBE_SECONDS,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.planning.tune.attached_devices import AttachedDevices
 from mfu_jax.trainer.config import pyconfig
 from scripts.benchmarks import run as benchmarking
 from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
@@ -41,7 +42,7 @@ def _stand_in(script: str) -> tuple[str, ...]:
         (IRONWOOD, "topology=tpu7x-8"),  # a device is a core here
     ],
 )
-def test_a_run_is_planned_for_its_own_devices(device: benchmarking.Device, target: str) -> None:
+def test_a_run_is_planned_for_its_own_devices(device: AttachedDevices, target: str) -> None:
     settings = {"model_name": "llama3-8b", "fsdp": device.count}
     found = predicted(settings, device, timeout=HANG_SECONDS, planner=_stand_in(PLANNER))
     words = found.values["mfu"]

@@ -25,6 +25,7 @@ def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> 
 
     Queries through ``[D, q_rank]`` and ``[q_rank, H·(nope+rope)]``, or one matrix if there is
     no q-LoRA; keys and values through ``[D, kv_rank+rope]`` and ``[kv_rank, H·(nope+v)]``.
+    With `gated_queries`, ``[2·q_rank, H·(nope+rope+v)]``.
     """
     config.require("num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
     if not config.decoder_block.startswith("hf_"):  # a config.json may have no rotary part
@@ -37,7 +38,11 @@ def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> 
         query = (
             projection("attention/q_a", width, rank, bias=bias),
             norm("attention/q_norm", rank),
-            projection("attention/q_b", rank, heads * (nope + rope)),
+            projection(
+                "attention/q_b",
+                (1 + sizes.gated_queries) * rank,
+                heads * (nope + rope + sizes.gated_queries * value),
+            ),
         )
     return (
         *query,

@@ -29,6 +29,7 @@ def generic_decoder(config: ModelConfig) -> Layers:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
             *blocks.norms(config, config.stack.norms_per_layer),
+            *_norm_gates(config, 1 + (kind[1] == "moe")),
             *_streams(config),
             *token_mixer(config, kind[0]),
             *_feed_forward(config, kind[1]),
@@ -54,6 +55,17 @@ def generic_decoder(config: ModelConfig) -> Layers:
         tables = (formulas.table("ngram_tables", memory.ngram_rows, memory.engram_head_dim),)
     layers = layers_of(_passes(config), run)
     return blocks.decoder(config, layers, embedding=tables, closing=closing)
+
+
+def _norm_gates(config: ModelConfig, copies: int) -> Components:
+    """``[D, r], [r, D]``: each of `copies` norms gates its own output (A.X-K2)."""
+    width, rank = config.emb_dim, config.stack.norm_gate_rank
+    if not rank:
+        return ()
+    return (
+        formulas.projection("norms/gate_in", width, rank, copies=copies),
+        formulas.projection("norms/gate_out", rank, width, copies=copies),
+    )
 
 
 def _streams(config: ModelConfig) -> Components:
@@ -152,20 +164,20 @@ def token_mixer(config: ModelConfig, kind: str) -> Components:
 
 
 def _attention(config: ModelConfig, kind: str, selected: Mask | None = None) -> Components:
+    if kind == SLIDING:
+        config = config.replace(**{str(name): value for name, value in config.attention.in_windows})
     sizes, mask = config.attention, selected or mask_of_layer(config, kind)
     if sizes.attention_type == "mla":
         attended = mixers.latent_attention(config, mask, bias=sizes.attention_bias)
         return (*_gate(config), *attended)
-    windowed = kind == SLIDING and sizes.sliding_kv_heads > 0
     attended = blocks.attention(
         config,
         mask,
         bias=sizes.attention_bias,
         output_bias=sizes.attention_output_bias,
         output_gate=sizes.attention_output_gate,
-        sinks=sizes.attention_sinks and (kind == SLIDING or not sizes.sinks_in_windows),
+        sinks=sizes.attention_sinks,
         value_dim=sizes.value_head_dim,
-        **({"kv_heads": sizes.sliding_kv_heads} if windowed else {}),
         qk_norm=bool(sizes.qk_norm),
         qk_norm_all_heads=sizes.qk_norm == "all_heads",
     )
@@ -255,9 +267,14 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
             formulas.projection(names.ROUTER, width, sizes.num_experts, bias=sizes.routed_bias),
             formulas.projection("moe/latent/in_proj", width, latent, bias=biased),
             *(part for part in experts if part.name != names.ROUTER),
-            formulas.norm("moe/latent/norm", latent * sizes.latent_norm),
+            formulas.norm("moe/latent/norm", latent, copies=sizes.latent_norms),
             formulas.projection("moe/latent/out_proj", latent, width, bias=biased),
         )
+    if sizes.idle_moe_mlp_dim:
+        others = config.replace(moe_mlp_dim=sizes.idle_moe_mlp_dim, shared_experts=0)
+        idle = blocks.moe(others, bias=sizes.expert_bias)
+        unused = {"macs": 0, "active_parameters": 0}
+        experts += tuple(part.replace(name=f"idle_{part.name}", **unused) for part in idle)
     if not sizes.shared_expert_gate:
         return experts
     return (*experts, formulas.projection(names.SHARED_GATE, config.emb_dim, 1))

@@ -43,9 +43,10 @@ class ExpertsConfig(FieldGroup):
         routed_bias: bias of the router; `expert_bias`: of the routed experts.
         shared_expert_dim: hidden width of the shared expert, if it is not
             ``shared_experts · moe_mlp_dim``.
-        latent_norm: whether a norm follows experts of the width `moe_expert_input_dim`.
+        latent_norms: norms before or after experts of the width `moe_expert_input_dim`.
         shared_expert_gate: a ``[D, 1]`` gate scales the shared expert.
         moe_beside_mlp: every layer has experts in addition to its MLP.
+        idle_moe_mlp_dim: hidden width of as many routed experts that no token of text uses.
     """
 
     num_experts: int = 1
@@ -62,8 +63,9 @@ class ExpertsConfig(FieldGroup):
     expert_bias: bool = hugging_face(False)
     shared_expert_dim: int = hugging_face(0)
     shared_expert_gate: bool = hugging_face(False)
-    latent_norm: bool = hugging_face(False)
+    latent_norms: int = hugging_face(0)
     moe_beside_mlp: bool = hugging_face(False)
+    idle_moe_mlp_dim: int = hugging_face(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,7 +94,8 @@ class LayerStackConfig(FieldGroup):
         feed_forward_types: feed-forward of each layer: ``dense``, ``moe``, ``rwkv`` or ``none``.
         layer_passes: how often each layer runs, if not once (a looped model);
             `graded_passes`: how many of these a gradient flows through.
-        norms_per_layer: norms over the model width per layer.
+        norms_per_layer: norms over the model width per layer; `norm_gate_rank`: rank of the gates
+            after those before attention and experts.
         final_norm: whether a norm with weights follows the last layer.
         altup_inputs: streams of AltUp; 0: none.
         laurel_rank: rank of the low-rank residual; 0: none.
@@ -113,6 +116,7 @@ class LayerStackConfig(FieldGroup):
     layer_passes: tuple[int, ...] = hugging_face(())
     graded_passes: tuple[int, ...] = hugging_face(())
     norms_per_layer: int = hugging_face(2)
+    norm_gate_rank: int = hugging_face(0)
     final_norm: bool = hugging_face(True)
     altup_inputs: int = hugging_face(0)
     laurel_rank: int = hugging_face(0)

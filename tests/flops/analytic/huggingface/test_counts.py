@@ -153,7 +153,8 @@ def test_every_model_type_has_a_translation_and_a_counted_model() -> None:
 
 @pytest.mark.parametrize("row", rows("hf_wrappers"))
 def test_a_wrapper_counts_as_the_text_model_that_pytorch_runs(row: dict[str, Any]) -> None:
-    config = {key: row[key] for key in ("model_type", "text_config")}
+    config = {"model_type": row["model_type"], "text_config": row["text_config"]}
+    config |= row.get("outer", {})
     with pytest.warns(UserWarning, match="counted as its text model"):
         found = from_hf_config({**config, "max_target_length": row["seq"]})
     replaced, theirs = excluded(row)

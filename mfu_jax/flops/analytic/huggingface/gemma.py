@@ -143,8 +143,8 @@ def gemma4_text(c: Fields) -> ModelConfig:
     window = c.optional_size("sliding_window")
     kinds = layer_types(c, every(6, FULL, SLIDING))
     kinds[-1] = FULL
-    equal = c.flag("attention_k_eq_v", default=not c.knows("attention_k_eq_v"))
-    beside = c.flag("enable_moe_block", default=not c.knows("enable_moe_block"))
+    equal = c.flag("attention_k_eq_v")
+    beside = c.flag("enable_moe_block")
     return decoder(
         c,
         decoder_block="hf_gemma",
@@ -181,7 +181,8 @@ def diffusion_gemma(c: Fields) -> ModelConfig:
         c.fail("tie_word_embeddings", "expected true: encoder and decoder have the same weights")
     text = tied_text(c, "diffusion_gemma_text")
     refuse(text, "attention_bias")  # the only weights that transformers has twice
-    return gemma4_text(text).replace(
+    always = {"attention_k_eq_v": True, "enable_moe_block": True}
+    return gemma4_text(text.with_values(**always)).replace(
         decoder_block="hf_diffusion_gemma",
         causal_block_size=c.size("canvas_length"),
         vision_tower="gemma4",

@@ -20,9 +20,13 @@ class AttentionConfig(FieldGroup):
         attention_gate_width: width per head of a gate with its own projection.
         differential: the difference of two softmaxes weighs values of twice the width.
         value_head_dim: width of a value head, if it differs from `head_dim`.
-        sliding_kv_heads: key/value heads of windowed layers, if not `num_kv_heads`.
+        sliding_query_heads, sliding_kv_heads, sliding_head_dim: of windowed layers, if they differ.
         sinks_in_windows: only windowed layers have `attention_sinks`.
         bidirectional: no causal mask.
+        relative_dim: width in which a query chooses among learned biases of `relative_extent`
+            distances (in windowed layers, as many as the window has).
+        projected_sinks: the sinks, and taps of full layers' convolutions, come from the input.
+        qk_kernels: of convolutions over queries and keys, per channel, then within heads (ZAYA).
     """
 
     num_query_heads: int = 0
@@ -52,9 +56,15 @@ class AttentionConfig(FieldGroup):
     attention_gate_width: int = hugging_face(0)
     differential: bool = hugging_face(False)
     value_head_dim: int = hugging_face(0)
+    sliding_query_heads: int = hugging_face(0)
     sliding_kv_heads: int = hugging_face(0)
+    sliding_head_dim: int = hugging_face(0)
     sinks_in_windows: bool = hugging_face(False)
     bidirectional: bool = hugging_face(False)
+    relative_dim: int = hugging_face(0)
+    relative_extent: int = hugging_face(0)
+    projected_sinks: bool = hugging_face(False)
+    qk_kernels: tuple[int, ...] = hugging_face(())
 
     def __post_init__(self) -> None:
         super().__post_init__()

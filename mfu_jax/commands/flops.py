@@ -139,7 +139,7 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
     if config.vision.use_multimodal and not config.step.images_per_sequence:
         notes.append("text only: a config does not say how many images; images_per_sequence=1 does")
     bounds: dict[str, Any] = {}
-    if config.experts.idle_experts:
+    if config.experts.zero_experts:
         low, high = flops_bounds(config, convention)
         bounds["training_flops_range"] = [low.training, high.training]
         notes.append(_range_note(config, *bounds["training_flops_range"]))
@@ -167,13 +167,13 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
 
 def _range_note(config: ModelConfig, low: Number, high: Number) -> str:
     sizes = config.experts
-    skipped, total = sizes.idle_experts_per_tok, sizes.num_experts + sizes.idle_experts
+    skipped, total = sizes.zero_experts_per_tok, sizes.num_experts + sizes.zero_experts
     used = float(sizes.num_experts_per_tok - skipped)
-    reason = "the mean if routing is uniform" if skipped else "as PyTorch computes them"
+    reason = "the mean of uniform routing" if skipped else "as PyTorch runs it"
     return (
         f"FLOPs depend on the tokens, from {float(low) / TERA:.6g} to {float(high) / TERA:.6g} "
-        f"TFLOP: {sizes.idle_experts} of {total} experts compute nothing; counted are {used:g} "
-        f"computing experts of {sizes.num_experts_per_tok} a token, {reason}"
+        f"TFLOP: {sizes.zero_experts} of {total} experts compute nothing; each token is counted "
+        f"with {used:g} of its {sizes.num_experts_per_tok} computing, {reason}"
     )
 
 

@@ -39,13 +39,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.errors import UserError, first_line
+from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import find
 from mfu_jax.planning.compilation import cache
-from mfu_jax.planning.compilation.compiling import Limits, NoCompilerError, compiler_flags
+from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, load_run
 from mfu_jax.planning.step_sources import compiled_plan
-from mfu_jax.planning.sweep.space import BATCH, is_swept, listed, seconds_of
 from mfu_jax.planning.targets import (
     CHIPS,
     Target,
@@ -57,8 +56,8 @@ from mfu_jax.planning.targets import (
 from mfu_jax.planning.tune.attached_devices import AttachedDevices, attached
 from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.result import tune_verdict
-from mfu_jax.planning.tune.running import Tuning, tune
-from mfu_jax.planning.tune.space import Point, Space
+from mfu_jax.planning.tune.running import Tuning, planned, tune
+from mfu_jax.planning.tune.space import BATCH, Point, Space, is_swept, listed, seconds_of
 from mfu_jax.trainer.config.pyconfig import Config, load
 from mfu_jax.trainer.planned.planned_run import followed
 from mfu_jax.trainer.planned.planned_step import TrainerStep
@@ -256,31 +255,21 @@ class _Command:
 
     def plan(self, point: Point, seconds: float) -> Trial:
         """A plan of a point's step."""
-        if self.source is None or self.target is None:
+        source, target = self.source, self.target
+        if source is None or target is None:
             raise ValueError("no chips to plan for")
         keys, flags = self.keys(point)
         most = number_of(self.values, "compile_seconds", float, Limits.seconds)
-        try:
-            plan = compiled_plan(
-                self.source,
-                self.target,
+        limits = Limits(seconds=min(most, seconds), code_seconds=0.0)
+        return planned(
+            lambda: compiled_plan(
+                source,
+                target,
                 keys,
-                limits=Limits(seconds=min(most, seconds), code_seconds=0.0),
+                limits=limits,
                 folder=cache.chosen_folder(self.values),
                 flags=(*self.flags, *(f"{key}={text}" for key, text in flags.items())),
             )
-        except UserError as error:
-            if isinstance(error, NoCompilerError):
-                raise
-            return Trial(by="plan", source="failed", note=first_line(error))
-        return Trial(
-            by="plan",
-            source="planned",
-            fits=plan.fits,
-            memory_peak_bytes=plan.memory_peak_bytes,
-            step_time_seconds=plan.step_time_seconds,
-            tokens_per_sec_per_chip=plan.tokens_per_sec_per_chip,
-            mfu=plan.mfu,
         )
 
     def run(self, point: Point, seconds: float) -> Trial:

@@ -177,19 +177,19 @@ def moe(
     bias: bool = False,
     router_bias: bool = False,
     capacity_factor: Number | None = None,
-    idle: int = 0,
-    idle_per_token: Number = 0,
+    zero: int = 0,
+    zero_per_token: Number = 0,
 ) -> Components:
     """A router ``[T,D]@[D,E]`` and, per token, `per_token` of E expert MLPs.
 
     Args:
         capacity_factor: None: no token is dropped and no slot padded (the model's FLOPs). A
             number: each expert computes ⌈capacity⌉ = factor·T·k/E slots, filled or not.
-        idle: further experts that compute nothing; `idle_per_token`: of the `per_token` used.
+        zero: further experts that compute nothing; `zero_per_token`: of the `per_token` used.
     """
-    used = per_token - idle_per_token
+    used = per_token - zero_per_token
     slots = used if capacity_factor is None else integral(used * Fraction(capacity_factor))
-    parts = [projection(names.ROUTER, width, experts + idle, bias=router_bias)]
+    parts = [projection(names.ROUTER, width, experts + zero, bias=router_bias)]
     for part in mlp(width, hidden, gated=gated, bias=bias, name=names.EXPERTS):
         parts.append(
             part.replace(

@@ -27,6 +27,7 @@ def latent_attention(
 
     Queries through ``[D, q_rank]`` and ``[q_rank, H·(nope+rope)]``, or one matrix if there is
     no q-LoRA; keys and values through ``[D, kv_rank+rope]`` and ``[kv_rank, H·(nope+v)]``.
+    With `gated_queries`, ``[2·q_rank, H·(nope+rope+v)]``.
 
     Args:
         borrowed: the latent of keys and values, the first of these, is an earlier layer's.
@@ -42,7 +43,11 @@ def latent_attention(
         query = (
             projection("attention/q_a", width, rank, bias=bias),
             norm("attention/q_norm", rank),
-            projection("attention/q_b", rank, heads * (nope + rope)),
+            projection(
+                "attention/q_b",
+                (1 + sizes.gated_queries) * rank,
+                heads * (nope + rope + sizes.gated_queries * value),
+            ),
         )
     latent: Components = (
         projection("attention/kv_a", width, kv_rank + rope, bias=bias),
@@ -396,27 +401,27 @@ def rwkv_channel_mixing(config: ModelConfig) -> Components:
     )
 
 
-def relative_positions(config: ModelConfig, *, windowed: bool) -> Components:
+def relative_positions(config: ModelConfig) -> Components:
     """What Inkling adds to attention: learned biases by distance, and convolutions.
 
     A query chooses in ``[D, H·r]``, and ``[r, extent]`` is shared by the heads. Depthwise
-    convolutions run over keys, values and the outputs of both blocks; in full layers of Inkling 2,
-    ``[D, K·k]`` adds to the taps of each key and value head, and ``[D, H]`` are sinks everywhere.
+    convolutions run over keys, values and the outputs of both blocks; in Inkling 2, ``[D, H]`` are
+    sinks, and in its full layers ``[D, K·k]`` adds to the taps of each key head and value head.
     """
     sizes, width, kernel = config.attention, config.emb_dim, config.state_space.conv_kernel
     heads, dim, kv_heads = sizes.num_query_heads, sizes.relative_dim, sizes.num_kv_heads
-    extent = sizes.sliding_window_size if windowed else sizes.relative_extent
+    extent = sizes.relative_extent
     parts: Components = (
         projection("attention/relative_proj", width, heads * dim),
         projection("attention/relative_bias", dim, extent).replace(macs=heads * dim * extent),
         short_convolution("attention/kv/conv", kernel, 2 * kv_heads * sizes.head_dim),
         short_convolution("outputs/conv", kernel, 2 * width),
     )
-    if not sizes.projected_sinks:
-        return parts
-    taps = projection("attention/taps_proj", width, 2 * kv_heads * kernel)
-    sinks = projection("attention/sinks_proj", width, heads)
-    return (*parts, sinks) if windowed else (*parts, sinks, taps)
+    if sizes.projected_sinks:
+        parts += (projection("attention/sinks_proj", width, heads),)
+    if sizes.projected_taps:
+        parts += (projection("attention/taps_proj", width, 2 * kv_heads * kernel),)
+    return parts
 
 
 def messages(config: ModelConfig) -> Components:

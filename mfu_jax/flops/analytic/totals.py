@@ -58,9 +58,9 @@ def flops_bounds(config: Any, convention: str = "dense") -> tuple[FlopsPerDevice
     Different only for a model with such experts, whose FLOPs depend on the tokens.
     """
     model_config = as_model_config(config)
-    most = model_config.experts.num_experts_per_tok * (model_config.experts.idle_experts > 0)
+    most = model_config.experts.num_experts_per_tok * (model_config.experts.zero_experts > 0)
     low, high = (
-        model_flops_per_device(model_config.replace(idle_experts_per_tok=number), convention)
+        model_flops_per_device(model_config.replace(zero_experts_per_tok=number), convention)
         for number in (most, 0)
     )
     return low, high

@@ -10,8 +10,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.planning.sweep.space import BATCH, is_swept, listed
-from mfu_jax.planning.tune.space import SearchAxis
+from mfu_jax.planning.tune.space import BATCH, SearchAxis, listed_axes
 from mfu_jax.trainer.config.mesh_axes import axis_keys, mesh_shape
 from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.trainer.config.pyconfig import Config
@@ -110,8 +109,8 @@ def axes_of(
     Raises:
         UserError: a list of values is empty or wrong.
     """
-    swept = {key: listed(key, text) for key, text in given.items() if is_swept(text)}
-    fixed = {key: text for key, text in given.items() if key not in swept}
+    swept, fixed = listed_axes(given)
+    listed_keys = {axis.name for axis in swept}
     parts = [flag.partition("=") for flag in flags]
     of_start = {name: text if is_set else "true" for name, is_set, text in parts}
     axes = []
@@ -123,18 +122,14 @@ def axes_of(
         keys = {key for settings in choices.values() for key in settings}
         if name == _REMATERIALIZATION:
             keys |= {*field_types(RematKeys)}  # of a policy that was given: no other takes them
-        if not choices or keys & {*keep, *swept, *of_start}:
+        if not choices or keys & {*keep, *listed_keys, *of_start}:
             continue
         mine = {key: fixed.pop(key) for key in sorted(keys & set(fixed))}
         if axis := _axis(name, choices, _start(config, name, choices, mine, devices)):
             axes.append(axis)
         else:
             fixed |= mine
-    axes += [
-        SearchAxis(name=key, choices={text: {key: text} for text in texts})
-        for key, texts in swept.items()
-    ]
-    return axes, fixed
+    return [*axes, *swept], fixed
 
 
 def _standard(

@@ -33,6 +33,7 @@ def generic_decoder(config: ModelConfig) -> Layers:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
             *blocks.norms(config, config.stack.norms_per_layer),
+            *_norm_gates(config, 1 + (kind[1] == "moe")),
             *_streams(config),
             *token_mixer(config, kind[0]),
             *_feed_forward(config, kind[1]),
@@ -64,6 +65,17 @@ def generic_decoder(config: ModelConfig) -> Layers:
         tables = (formulas.table("ngram_tables", memory.ngram_rows, memory.engram_head_dim),)
     layers = layers_of(_passes(config), run)
     return blocks.decoder(config, layers, embedding=tables, closing=closing)
+
+
+def _norm_gates(config: ModelConfig, copies: int) -> Components:
+    """``[D, r], [r, D]``: each of `copies` norms gates its own output (A.X-K2)."""
+    width, rank = config.emb_dim, config.stack.norm_gate_rank
+    if not rank:
+        return ()
+    return (
+        formulas.projection("norms/gate_in", width, rank, copies=copies),
+        formulas.projection("norms/gate_out", rank, width, copies=copies),
+    )
 
 
 def _streams(config: ModelConfig) -> Components:
@@ -162,10 +174,9 @@ def token_mixer(config: ModelConfig, kind: str) -> Components:
 
 
 def _attention(config: ModelConfig, kind: str, selected: Mask | None = None) -> Components:
-    mask = selected or mask_of_layer(config, kind)
     if kind == SLIDING:
-        config = _with_windowed_heads(config)
-    sizes = config.attention
+        config = config.replace(**{str(name): value for name, value in config.attention.in_windows})
+    sizes, mask = config.attention, selected or mask_of_layer(config, kind)
     if sizes.attention_type == "mla":
         attended = mixers.latent_attention(config, mask, bias=sizes.attention_bias)
         return (*_gate(config), *attended)
@@ -175,7 +186,7 @@ def _attention(config: ModelConfig, kind: str, selected: Mask | None = None) -> 
         bias=sizes.attention_bias,
         output_bias=sizes.attention_output_bias,
         output_gate=sizes.attention_output_gate,
-        sinks=sizes.attention_sinks and (kind == SLIDING or not sizes.sinks_in_windows),
+        sinks=sizes.attention_sinks,
         value_dim=sizes.value_head_dim,
         qk_norm=bool(sizes.qk_norm),
         qk_norm_all_heads=sizes.qk_norm == "all_heads",
@@ -191,17 +202,8 @@ def _attention(config: ModelConfig, kind: str, selected: Mask | None = None) -> 
     if sizes.qk_kernels:
         attended = (*attended, *mixers.query_key_convolutions(config))
     if sizes.relative_dim:
-        attended = (*attended, *mixers.relative_positions(config, windowed=kind == SLIDING))
+        attended = (*attended, *mixers.relative_positions(config))
     return (*_gate(config), *attended)
-
-
-def _with_windowed_heads(config: ModelConfig) -> ModelConfig:
-    sizes = config.attention
-    return config.replace(
-        num_query_heads=sizes.sliding_query_heads or sizes.num_query_heads,
-        num_kv_heads=sizes.sliding_kv_heads or sizes.num_kv_heads,
-        head_dim=sizes.sliding_head_dim or sizes.head_dim,
-    )
 
 
 def _gate(config: ModelConfig) -> Components:
@@ -300,11 +302,16 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
             formulas.projection(names.ROUTER, width, sizes.num_experts, bias=sizes.routed_bias),
             formulas.projection("moe/latent/in_proj", width, latent, bias=biased),
             *(part for part in experts if part.name != names.ROUTER),
-            formulas.norm("moe/latent/norm", latent * sizes.latent_norm),
+            formulas.norm("moe/latent/norm", latent, copies=sizes.latent_norms),
             formulas.projection("moe/latent/out_proj", latent, width, bias=biased),
         )
     if sizes.router_rank:
         experts = (*_deep_router(config), *(part for part in experts if part.name != names.ROUTER))
+    if sizes.idle_moe_mlp_dim:
+        others = config.replace(moe_mlp_dim=sizes.idle_moe_mlp_dim, shared_experts=0)
+        idle = blocks.moe(others, bias=sizes.expert_bias)
+        unused = {"macs": 0, "active_parameters": 0}
+        experts += tuple(part.replace(name=f"idle_{part.name}", **unused) for part in idle)
     if not sizes.shared_expert_gate:
         return experts
     gates = max(sizes.shared_experts, 1)
@@ -318,5 +325,5 @@ def _deep_router(config: ModelConfig) -> Components:
         formulas.projection(f"{names.ROUTER}/down", config.emb_dim, rank, bias=True),
         formulas.norm(f"{names.ROUTER}/norm", rank),
         formulas.projection(f"{names.ROUTER}/hidden", rank, rank, bias=True, copies=2),
-        formulas.projection(names.ROUTER, rank, sizes.num_experts + sizes.idle_experts),
+        formulas.projection(names.ROUTER, rank, sizes.num_experts + sizes.zero_experts),
     )

@@ -24,9 +24,13 @@ def _inkling(c: Fields, kinds: list[str]) -> dict[str, Any]:
         "logits_via_embedding": False,  # transformers never ties them
         "embedding_norm": True,
         "layer_types": kinds,
-        "sliding_query_heads": c.size("swa_num_attention_heads"),
-        "sliding_kv_heads": c.size("swa_num_key_value_heads"),
-        "sliding_head_dim": c.size("swa_head_dim"),
+        "in_windows": [
+            ("num_query_heads", c.size("swa_num_attention_heads")),
+            ("num_kv_heads", c.size("swa_num_key_value_heads")),
+            ("head_dim", c.size("swa_head_dim")),
+            ("relative_extent", c.size("sliding_window_size")),
+            ("projected_taps", 0),
+        ],
         "sliding_window_size": c.size("sliding_window_size"),
         "relative_dim": c.size("d_rel"),
         "relative_extent": c.size("rel_extent"),
@@ -79,11 +83,12 @@ def inkling2_text(c: Fields) -> ModelConfig:
     layers, width, rows = c.size("num_hidden_layers"), c.size("hidden_size"), c.size("vocab_size")
     kinds = layer_types(c, every(6, FULL, SLIDING), **_KINDS)
     common = _inkling(c, kinds)
-    of_kind = {
-        FULL: common["num_query_heads"] * (common["head_dim"] + common["relative_dim"]) + 2 * width,
-        SLIDING: common["sliding_query_heads"]
-        * (common["sliding_head_dim"] + common["relative_dim"]),
-    }
+    windowed = {**common, **dict(common["in_windows"])}
+    scales, of_windows = (
+        sizes["num_query_heads"] * (sizes["head_dim"] + sizes["relative_dim"])
+        for sizes in (common, windowed)
+    )
+    of_kind = {FULL: scales + 2 * width, SLIDING: of_windows}
     queries = [(3 if kind == FULL else 1) * (i > 0) for i, kind in enumerate(kinds)]
     block = c.size("n_layers_per_attn_res_block")
     sources = [
@@ -113,6 +118,7 @@ def inkling2_text(c: Fields) -> ModelConfig:
         vocab_size=outputs,
         attention_output_gate=True,
         projected_sinks=True,
+        projected_taps=True,
         residual_sources=total,
         further_vectors=vectors + (rows - outputs) * width,
         **experts(c, "n_routed_experts", where=0),

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
+    changed_layers,
     checked_length,
     decoder,
     deepseek_experts,
@@ -15,11 +16,17 @@ from mfu_jax.flops.analytic.huggingface.common import (
     has_rope,
     layer_types,
     model_type,
-    needs_trace,
     refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.model_configs.layers import BORROWED, INDEXED, NOPE, SHARED_INDEX
+from mfu_jax.flops.analytic.model_configs.layers import (
+    BORROWED,
+    FULL,
+    INDEXED,
+    NOPE,
+    SHARED_INDEX,
+    SLIDING,
+)
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
@@ -45,10 +52,79 @@ def latent(c: Fields) -> dict[str, Any]:
 @model_type("axk1")
 def axk1(c: Fields) -> ModelConfig:
     """Like deepseek_v3, with a norm after the experts."""
-    needs_trace(c, "moe_layer_freq", without=1)
-    values = deepseek_experts(c, c.size("first_k_dense_replace", 1, zero=True))
+    values = deepseek_experts(c, _is_sparse(c))
     sparse = values["feed_forward_types"].count("moe")
     return decoder(c, **latent(c), **values, further_vectors=sparse * c.size("hidden_size"))
+
+
+@model_type("axk2")
+def axk2(c: Fields) -> ModelConfig:
+    """Like deepseek_v32; gates after norms, and queries that also produce an output gate."""
+    return decoder(
+        c,
+        norm_gate_rank=c.size("gated_norm_rank"),
+        gated_queries=True,
+        **latent(c),
+        **deepseek_experts(c, _is_sparse(c)),
+        **_indexer(c),
+    )
+
+
+@model_type("dots3_note_text")
+def dots3_note_text(c: Fields) -> ModelConfig:
+    """Latent attention with an indexer, or windows with sizes of their own; one gate per head."""
+    renamed = {}
+    if c.has("use_dsa") or not c.has("per_layer_config"):
+        sparse = c.flag("use_dsa", default=True)
+        renamed = {FULL: INDEXED} if sparse else {INDEXED: FULL}
+    windows = c.flag("use_sliding_window", default=True)
+    indexed = _indexer(
+        c, lambda i: SLIDING if windows and i > 1 and i % 4 != 1 else INDEXED, **renamed
+    )
+    kinds, sizes = indexed["layer_types"], latent(c)
+    in_windows = latent(changed_layers(c, kinds, SLIDING) or _dots_windows(c))
+    # One more norm, of the rotary part of the keys
+    rope = {True: in_windows["qk_rope_head_dim"], False: sizes["qk_rope_head_dim"]}
+    return decoder(
+        c,
+        use_bias=False,  # transformers does not read mlp_bias
+        attention_gate_width=1,
+        in_windows=list(in_windows.items()),
+        sliding_window_size=c.size("sliding_window", c.size("sliding_window_size", 512)),
+        further_vectors=sum(rope[kind == SLIDING] for kind in kinds),
+        shared_expert_dim=c.size(
+            "moe_shared_expert_intermediate_size", c.size("shared_experts_intermediate_size")
+        ),
+        **sizes,
+        **deepseek_experts(c, _is_sparse(c)),
+        **indexed,
+    )
+
+
+def _dots_windows(c: Fields) -> Fields:
+    """The sizes of the windowed layers in published files, or else their defaults."""
+    defaults = {
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 1024,
+        "kv_lora_rank": 1024,
+        "head_dim": 256,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 128,
+    }
+    sizes = {name: c.size(f"swa_{name}", size) for name, size in defaults.items()}
+    rope = c.size("swa_qk_rope_head_dim", sizes["head_dim"] - sizes["qk_nope_head_dim"])
+    return c.with_values(qk_rope_head_dim=rope, **sizes)
+
+
+def _is_sparse(c: Fields) -> Callable[[int], bool]:
+    """Whether a layer has experts: from the first on every n-th, or as listed."""
+    first = c.size("first_k_dense_replace", 1, zero=True)
+    if isinstance(c.get("moe_layer_freq"), list | tuple):
+        listed = c.list_of(int, "moe_layer_freq") or []
+        return lambda i: i >= first and listed[i : i + 1] != [0]
+    step = c.size("moe_layer_freq", 1)
+    return lambda i: i >= first and i % step == 0
 
 
 @model_type("deepseek_v32", "glm_moe_dsa")
@@ -188,8 +264,8 @@ def longcat_flash(c: Fields) -> ModelConfig:
         feed_forward_types=("dense+moe", "dense") * layers,
         mlp_dim=c.size("ffn_hidden_size"),
         routed_bias=c.flag("router_bias"),
-        idle_experts=idle,
-        idle_experts_per_tok=share * values["num_experts_per_tok"],
+        zero_experts=idle,
+        zero_experts_per_tok=share * values["num_experts_per_tok"],
         **latent(c),
         **values,
     )

@@ -227,7 +227,7 @@ def kimi_linear(c: Fields) -> ModelConfig:
         gdn_low_rank_gates=1 if nested.get("use_full_rank_gate") is True else 2,
         attention_gate_width=sizes["v_head_dim"] if c.flag("mla_use_output_gate") else 0,
         moe_expert_input_dim=c.optional_size("routed_expert_hidden_size"),
-        latent_norm=True,
+        latent_norms=1,
         further_vectors=2 * width * (2 * c.size("num_hidden_layers") + 1) if residuals else 0,
         **sizes,
         **experts(
@@ -329,7 +329,7 @@ def zaya(c: Fields) -> ModelConfig:
         head_bias=c.flag("lm_head_bias"),
         qk_kernels=(c.size("cca_time0"), c.size("cca_time1")),
         router_rank=rank,
-        idle_experts=1,
+        zero_experts=1,
         layer_types=layer_types(c, lambda _: FULL, hybrid=FULL, hybrid_sliding=SLIDING),
         further_vectors=(8 * layers + 2) * width
         + layers * sizes["num_kv_heads"]

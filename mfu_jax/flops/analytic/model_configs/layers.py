@@ -45,12 +45,13 @@ class ExpertsConfig(FieldGroup):
         routed_bias: bias of the router; `expert_bias`: of the routed experts.
         shared_expert_dim: hidden width of the shared expert, if it is not
             ``shared_experts · moe_mlp_dim``.
-        latent_norm: whether a norm follows experts of the width `moe_expert_input_dim`.
+        latent_norms: norms before or after experts of the width `moe_expert_input_dim`.
         shared_expert_gate: a ``[D, 1]`` gate scales each shared expert.
         moe_beside_mlp: every layer has experts in addition to its MLP.
+        idle_moe_mlp_dim: hidden width of as many routed experts that no token of text uses.
         router_rank: width of a router of four matrices; 0: it is one.
-        idle_experts: further experts in the router, which compute nothing: FLOPs depend on the
-            tokens; `idle_experts_per_tok`: how many of them a token is counted with.
+        zero_experts: further experts in the router, which compute nothing: FLOPs depend on the
+            tokens; `zero_experts_per_tok`: how many of them a token is counted with.
     """
 
     num_experts: int = 1
@@ -67,11 +68,12 @@ class ExpertsConfig(FieldGroup):
     expert_bias: bool = hugging_face(False)
     shared_expert_dim: int = hugging_face(0)
     shared_expert_gate: bool = hugging_face(False)
-    latent_norm: bool = hugging_face(False)
+    latent_norms: int = hugging_face(0)
     moe_beside_mlp: bool = hugging_face(False)
     router_rank: int = hugging_face(0)
-    idle_experts: int = hugging_face(0)
-    idle_experts_per_tok: Number = hugging_face(0)
+    zero_experts: int = hugging_face(0)
+    zero_experts_per_tok: Number = hugging_face(0)
+    idle_moe_mlp_dim: int = hugging_face(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +107,8 @@ class LayerStackConfig(FieldGroup):
         message_rank: rank of the gates for the messages of a layer's previous pass.
         residual_sources: sum over all passes, layers and queries of the earlier outputs that a
             learned query chooses from (attention residuals).
-        norms_per_layer: norms over the model width per layer.
+        norms_per_layer: norms over the model width per layer; `norm_gate_rank`: rank of the gates
+            after those before attention and experts.
         final_norm: whether a norm with weights follows the last layer.
         altup_inputs: streams of AltUp; 0: none.
         laurel_rank: rank of the low-rank residual; 0: none.
@@ -128,6 +131,7 @@ class LayerStackConfig(FieldGroup):
     message_rank: int = hugging_face(0)
     residual_sources: int = hugging_face(0)
     norms_per_layer: int = hugging_face(2)
+    norm_gate_rank: int = hugging_face(0)
     final_norm: bool = hugging_face(True)
     altup_inputs: int = hugging_face(0)
     laurel_rank: int = hugging_face(0)

@@ -72,20 +72,6 @@ class StepSource(Protocol):
         return None
 
 
-def request_for(
-    source: StepSource, target: Target, values: Mapping[str, str], flags: Sequence[str] = ()
-) -> Request:
-    """The step of these values as a program to compile, with compiler flags."""
-    return Request(
-        module=source.module,
-        target=target,
-        python=source.python,
-        config={"arguments": source.words(values)},
-        flags=tuple(flags),
-        identity=source.identity(values),
-    )
-
-
 def compiled_plan(
     source: StepSource,
     target: Target,
@@ -121,7 +107,14 @@ def compiled_plan(
         except UserError as error:
             unknown = (f"no MFU: {first_line(error)}",)
     program, notes, _ = cache.compile_cached(
-        request_for(source, target, values, (*(run_flags or ()), *flags)),
+        Request(
+            module=source.module,
+            target=target,
+            python=source.python,
+            config={"arguments": source.words(values)},
+            flags=(*(run_flags or ()), *flags),
+            identity=source.identity(values),
+        ),
         folder=folder,
         limits=limits,
         progress=progress,

@@ -61,15 +61,15 @@ _MESH, _REMATERIALIZATION = "mesh", "remat"
 _FEW_LAYERS = {"tpu": 16, "gpu": 48, "cpu": 16}  # that its compiler unrolls in a minute
 _LONG = 16_384  # tokens of a sequence from which on splitting it is tried
 _FUSION = "--xla_tpu_enable_async_collective_fusion"
-_TPU_COLLECTIVES = {
+TPU_COLLECTIVES = {
     _FUSION: "true",
     f"{_FUSION}_fuse_all_gather": "true",
     f"{_FUSION}_multiple_steps": "true",
     "--xla_tpu_overlap_compute_collective_tc": "true",
     "--xla_enable_async_all_gather": "true",
 }
-_VMEM = {"--xla_tpu_scoped_vmem_limit_kib": "98304"}
-_GPU_COLLECTIVES = {
+VMEM = {"--xla_tpu_scoped_vmem_limit_kib": "98304"}
+GPU_COLLECTIVES = {
     f"--xla_gpu_{kind}": value
     for name in ("all_gather", "reduce_scatter", "all_reduce")
     for kind, value in (
@@ -77,7 +77,7 @@ _GPU_COLLECTIVES = {
         (f"enable_pipelined_{name}", "true"),
     )
 }
-_GPU_SCHEDULER = {"--xla_gpu_enable_latency_hiding_scheduler": "true"}
+GPU_SCHEDULER = {"--xla_gpu_enable_latency_hiding_scheduler": "true"}
 _EIGHT_BITS = ("fp8", "fp8_e5m2", "fp8_full", "int8")
 
 
@@ -181,16 +181,16 @@ def _flags(
 ) -> Iterator[tuple[str, Choices]]:
     if platform == "tpu":
         if devices > 1:
-            yield "collectives", {"default": {}, "fused": _TPU_COLLECTIVES}
+            yield "collectives", {"default": {}, "fused": TPU_COLLECTIVES}
         if chip and "v6e" in chip.name:
-            yield "vmem", {"default": {}, "98304": _VMEM}
+            yield "vmem", {"default": {}, "98304": VMEM}
         if chip and chip.clock_state and runs:  # a plan's peaks are those of that clock
             name, _, value = chip.clock_state.partition("=")
             yield "clock", {"default": {}, f"p-state {value}": {name: value}}
     if platform == "gpu":
-        yield "scheduler", {"default": {}, "latency hiding": _GPU_SCHEDULER}
+        yield "scheduler", {"default": {}, "latency hiding": GPU_SCHEDULER}
         if devices > 1:
-            yield "collectives", {"default": {}, "combined": _GPU_COLLECTIVES}
+            yield "collectives", {"default": {}, "combined": GPU_COLLECTIVES}
 
 
 def _single(key: str, texts: Any) -> Choices:

@@ -12,7 +12,7 @@ Fields that a config omits take their defaults from transformers 5.23.0
 Adding one, in this order: a row of `decoder_table`, or a function (`model_type` is in `common`);
 into ``defaults.yml`` what ``python -m scripts.hugging_face_defaults NAME`` prints; into
 tests/data/hf_defaults.json the real model's counts, which ``python -m
-scripts.count_hugging_face NAME`` prints and the existing tests read; its name in
+tests.support.count_hugging_face NAME`` prints and the existing tests read; its name in
 docs/huggingface.md.
 """
 

@@ -120,12 +120,15 @@ _ENCODERS = (
 )
 
 
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForBlockDiffusion")
+
+
 def _with_head(c: Fields, config: ModelConfig) -> ModelConfig:
     """Keeps or drops the head, like the class in ``architectures``; encoders have their own."""
     names = c.list_of(str, "architectures")
     if not names or config.encoder != EncoderConfig():
         return config
-    if names[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+    if names[0].endswith(_WITH_HEAD):
         return config
     # Only families that list their layers can be counted without a head.
     if names[0].endswith("Model") and "For" not in names[0] and config.stack.layer_types:

@@ -14,6 +14,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     layer_types,
     model_type,
     per_layer_inputs,
+    refuse,
     tied_text,
     vision_encoder,
 )
@@ -142,8 +143,8 @@ def gemma4_text(c: Fields) -> ModelConfig:
     window = c.optional_size("sliding_window")
     kinds = layer_types(c, every(6, FULL, SLIDING))
     kinds[-1] = FULL
-    equal = c.flag("attention_k_eq_v")
-    beside = c.flag("enable_moe_block")
+    equal = c.flag("attention_k_eq_v", default=not c.knows("attention_k_eq_v"))
+    beside = c.flag("enable_moe_block", default=not c.knows("enable_moe_block"))
     return decoder(
         c,
         decoder_block="hf_gemma",
@@ -171,6 +172,21 @@ def _global_heads(c: Fields, kinds: list[str], *, equal: bool) -> dict[str, int]
         "global_head_dim": c.size("global_head_dim", 512),
         "global_num_kv_heads": c.optional_size("num_global_key_value_heads") if equal else 0,
     }
+
+
+@model_type("diffusion_gemma")
+def diffusion_gemma(c: Fields) -> ModelConfig:
+    """Gemma 4 as an encoder and a decoder of blocks of text, with experts in every layer."""
+    if not c.flag("tie_word_embeddings"):
+        c.fail("tie_word_embeddings", "expected true: encoder and decoder have the same weights")
+    text = tied_text(c, "diffusion_gemma_text")
+    refuse(text, "attention_bias")  # the only weights that transformers has twice
+    return gemma4_text(text).replace(
+        decoder_block="hf_diffusion_gemma",
+        causal_block_size=c.size("canvas_length"),
+        vision_tower="gemma4",
+        **_vision(c.nested("vision_config", "gemma4_vision")),
+    )
 
 
 @model_type("gemma4")

@@ -311,6 +311,34 @@ def hrm_text(c: Fields) -> ModelConfig:
     )
 
 
+@model_type("zaya")
+def zaya(c: Fields) -> ModelConfig:
+    """Convolutions over queries and keys, a router of four matrices, scales and shifts of streams.
+
+    A token may skip its expert; PyTorch then computes one and multiplies by 0, counted here too.
+    """
+    layers, width, rank = (
+        c.size("num_hidden_layers"),
+        c.size("hidden_size"),
+        c.size("router_hidden_size"),
+    )
+    sizes = heads(c)
+    return decoder(
+        c,
+        mlp_dim=0,
+        head_bias=c.flag("lm_head_bias"),
+        qk_kernels=(c.size("cca_time0"), c.size("cca_time1")),
+        router_rank=rank,
+        zero_experts=1,
+        layer_types=layer_types(c, lambda _: FULL, hybrid=FULL, hybrid_sliding=SLIDING),
+        further_vectors=(8 * layers + 2) * width
+        + layers * sizes["num_kv_heads"]
+        + (layers - 1) * rank,
+        **experts(c, "num_experts", where=0),
+        **sizes,
+    )
+
+
 @model_type("rwkv")
 def rwkv(c: Fields) -> ModelConfig:
     """RWKV-4: time and channel mixing; an extra norm before the first layer."""

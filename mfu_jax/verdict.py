@@ -17,6 +17,8 @@ SCHEMA = 1
 NOTABLE = 0.02
 """Smallest loss, as a fraction of its whole, that is worth a reader's time."""
 COLUMNS = 100
+TOKENS = "tokens_per_step=N, for the published runs of models of this size"
+"""The next step where all published runs on the chip are named, for want of FLOPs per token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ class Verdict:
         yield self._number
         if self.mfu is not None and self.like_runs is not None:
             yield self.like_runs.judged(self.mfu)
-        elif self.mfu is not None and self.kind == "report":
+        elif self.mfu is not None:
             yield "no published run is like it"
         if self.bound_mfu is not None:
             owner = "its" if self.kind == "plan" else "its plan's"

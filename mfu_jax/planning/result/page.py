@@ -17,7 +17,6 @@ from mfu_jax.planning.result.rendering import size_text
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_time.layer_timeline import LaneInterval, LayerTimeline
 from mfu_jax.util.formatting import percent, seconds_text
-from mfu_jax.verdict import Verdict
 
 _WIDTH, _LEFT, _RIGHT = 900, 84, 30
 _LANE, _GAP, _BOTTOM = 22, 8, 24
@@ -32,14 +31,9 @@ _KEY = (
 )
 
 
-def plan_page(plan: Plan, verdict: Verdict | None = None) -> str:
-    """The whole page's HTML.
-
-    Args:
-        plan: the plan.
-        verdict: at the top; None: that of the plan alone.
-    """
-    verdict = verdict or plan_verdict(plan)
+def plan_page(plan: Plan) -> str:
+    """The whole page's HTML."""
+    verdict = plan_verdict(plan)
     body = [
         page_head(plan.target, verdict.sentence, {plan.target: verdict}, _about(plan)),
         facts(list(_numbers(plan))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mfu_jax.planning.result.plan import Plan, warning_of
-from mfu_jax.verdict import LikeRuns, NextStep, TimeLoss, Verdict
+from mfu_jax.verdict import TOKENS, LikeRuns, NextStep, TimeLoss, Verdict
 
 _GIB = 2**30
 _SWEEP = "mfu-jax plan --sweep with several values of a key, as remat_policy=none,full"
@@ -12,13 +12,8 @@ _BEYOND = "matmuls and kernels: extra FLOPs, and below the peak"
 _SMALLER = "a smaller per_device_batch_size=, a remat_policy= that keeps less, or more chips"
 
 
-def plan_verdict(plan: Plan, like_runs: LikeRuns | None = None) -> Verdict:
-    """Judges a plan.
-
-    Args:
-        plan: the plan.
-        like_runs: published runs of such a model on these chips.
-    """
+def plan_verdict(plan: Plan) -> Verdict:
+    """Judges a plan."""
     model = f"{plan.model} " if plan.model else ""
     fits = "fits" if plan.fits else "does NOT fit"
     used, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
@@ -38,6 +33,7 @@ def plan_verdict(plan: Plan, like_runs: LikeRuns | None = None) -> Verdict:
     ]
     if not plan.fits:
         helpful = [NextStep(text=_SMALLER)]
+    like_runs, more = _placed(plan, peak)
     return Verdict(
         kind="plan",
         finding=f"{warning_of(plan)}{plan.target}: {model}{fits}{size}",
@@ -49,7 +45,25 @@ def plan_verdict(plan: Plan, like_runs: LikeRuns | None = None) -> Verdict:
         peak_flops_per_sec_per_device=peak,
         step_time_seconds=step,
         losses=tuple(sorted(losses, key=lambda loss: -loss.fraction)),
-        next_steps=(*helpful, NextStep(text=_SWEEP)),
+        next_steps=(*helpful, NextStep(text=_SWEEP), *more),
         like_runs=like_runs,
         bound_mfu=plan.mfu_ceiling,
     )
+
+
+def _placed(plan: Plan, peak: float | None) -> tuple[LikeRuns | None, tuple[NextStep, ...]]:
+    """Published runs of such a model on these chips, and what would place it better."""
+    step, rate = plan.step_time_seconds, plan.tokens_per_sec_per_chip
+    if not (peak and plan.model_flops and step):
+        return None, ()
+    from mfu_jax.published import like_runs  # the analytic counts: 0.3 s
+
+    tokens = (rate or 0.0) * step * plan.chips / (plan.devices or plan.chips)  # of a device
+    found = like_runs(
+        chip=plan.hardware,
+        dtype="bf16",
+        peak_flops_per_sec=peak,
+        flops_per_token=plan.model_flops / tokens if tokens else None,
+        convention=plan.convention,
+    )
+    return found, (NextStep(text=TOKENS),) if found and not tokens else ()

@@ -199,7 +199,7 @@ def _like_runs(
     rate, tokens = summary.tflops_per_sec_per_device, summary.tokens_per_sec_per_device
     if len(chips) != 1 or not tflops or summary.mfu is None:
         return None
-    from mfu_jax.runs.published import like_runs  # the analytic counts: 0.3 s
+    from mfu_jax.published import like_runs  # the analytic counts: 0.3 s
 
     experts = setup.config.get("num_experts", "")
     dtype = found[2] if (found := _PEAK.search(peak)) else "bf16"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.logger.records.summary import Summary
-from mfu_jax.runs.published import find_run, like_runs
+from mfu_jax.published import find_run, like_runs
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.verdict import Verdict

@@ -32,7 +32,7 @@ from mfu_jax.profiling.timeline.time_attribution import summed
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.trace_folders import dump_files, trace_files
 from mfu_jax.util.formatting import percent, seconds_text
-from mfu_jax.verdict import TOKENS, LikeRuns, NextStep, TimeLoss, Verdict
+from mfu_jax.verdict import TOKENS, LikeRuns, NextStep, TimeLoss, Verdict, share_text
 
 _CUBLAS = "__cublas"
 _OF_CUBLAS = "and of cuBLAS's tiles, which its kernels' names state"
@@ -132,7 +132,10 @@ class Profile:
             peak=f"{peak.tflops_per_sec:.6g} TFLOP/s {peak.dtype}",
             peak_flops_per_sec_per_device=peak.flops_per_sec,
             step_time_seconds=step,
-            losses=tuple(TimeLoss(name=bar.name, fraction=bar.seconds / step) for bar in losses),
+            losses=tuple(
+                TimeLoss(name=bar.name, fraction=bar.seconds / step, seconds=bar.seconds)
+                for bar in losses
+            ),
             next_steps=tuple(self._next_steps()),
             like_runs=self.like_runs,
         )
@@ -142,6 +145,7 @@ class Profile:
             yield NextStep(
                 text=f"{advice.remedy}, against {advice.cause}",
                 gain_fraction=advice.gain_seconds / self.measured.step_seconds,
+                gain_seconds=advice.gain_seconds,
             )
         if not self.advice:
             yield NextStep(text=self.no_advice)
@@ -158,8 +162,8 @@ class Profile:
 
     def gain_of(self, advice: Advice) -> str:
         """What following the advice saves, as text."""
-        share = percent(advice.gain_seconds / self.measured.step_seconds)
-        return f"{seconds_text(advice.gain_seconds)} of a step ({share})"
+        seconds = advice.gain_seconds
+        return f"saves {share_text(seconds / self.measured.step_seconds, 'step', seconds)}"
 
     def scalars(self) -> dict[str, float]:
         """The headline numbers and the waterfall, in seconds and in points, by metric name."""
@@ -281,7 +285,10 @@ def read_profile(
     ran = {program: known for program in measured.executions if (known := library.find(program))}
     ran[measured.main] = main
     bars = waterfall(measured, ran, main, peaks)
-    stats = ProfileStats(measured=measured, peaks=peaks, program=main, programs=ran)
+    settings = settings or {}
+    stats = ProfileStats(
+        measured=measured, peaks=peaks, program=main, programs=ran, settings=settings
+    )
     return Profile(
         source=str(files[0].parent),
         measured=measured,
@@ -295,7 +302,7 @@ def read_profile(
         advice=advice_for(stats),
         chip=_chip(kind, hardware),
         tokens=tokens,
-        settings=settings or {},
+        settings=settings,
     )
 
 

@@ -17,6 +17,7 @@ from mfu_jax.planning.result.rendering import size_text
 from mfu_jax.planning.result.verdict import plan_verdict
 from mfu_jax.planning.step_time.layer_timeline import LaneInterval, LayerTimeline
 from mfu_jax.util.formatting import percent, seconds_text
+from mfu_jax.verdict import share_text
 
 _WIDTH, _LEFT, _RIGHT = 900, 84, 30
 _LANE, _GAP, _BOTTOM = 22, 8, 24
@@ -75,7 +76,7 @@ def _sections(plan: Plan) -> Iterator[Markup]:
         yield section("Where a step goes", causes)
     if plan.changes:
         items = [
-            tag("li", f"{c.change}: −{seconds_text(c.saves_seconds)} (+{percent(c.gain)}) at most")
+            tag("li", f"{c.change}: at most {share_text(c.gain_fraction, 'step', c.saves_seconds)}")
             for c in plan.changes
         ]
         yield section("What would help most", tag("ul", *items, class_="advice"))

@@ -114,8 +114,7 @@ class Verdict:
     """The number, the largest loss, what to do next, and how good it is.
 
     Attributes:
-        kind: what was looked at: ``report``, ``gate``, ``profile``, ``plan``, ``sweep`` or
-            ``tune``.
+        kind: what was looked at: ``report``, ``gate``, ``profile``, ``plan`` or ``tune``.
         finding: the answer, where it is not the MFU: ``passed: no regression of 1% or more``.
         passed: of a check, as a gate or a plan's memory; None: nothing was checked.
         mfu: model FLOPs utilisation, a fraction of the peak; None: not known, like those below.
@@ -130,7 +129,7 @@ class Verdict:
         bound_mfu: the MFU that a plan holds for possible.
     """
 
-    kind: Literal["report", "gate", "profile", "plan", "sweep", "tune"]
+    kind: Literal["report", "gate", "profile", "plan", "tune"]
     finding: str = ""
     passed: bool | None = None
     mfu: float | None = None
@@ -161,7 +160,7 @@ class Verdict:
             owner = "its" if self.kind == "plan" else "its plan's"
             yield f"{owner} bound is {percent(self.bound_mfu)}"
         large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
-        if self.losses:  # none are known without a peak, or of a sweep, which looks at whole steps
+        if self.losses:  # none are known without a peak, or of a search, which looks at whole steps
             yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
 
     @property

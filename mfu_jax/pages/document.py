@@ -125,7 +125,7 @@ def _numbers(of: Verdict) -> Iterable[tuple[str, float | None, str]]:
     else:
         yield percent(loss.fraction), loss.fraction, f"{loss.name}, of the {loss.of}"
     time = of.step_time_seconds
-    aside = "predicted" if of.kind in ("plan", "sweep") else "mean of the measured steps"
+    aside = "predicted" if of.kind == "plan" else "mean of the measured steps"
     yield "n/a" if time is None else seconds_text(time), time, aside
 
 

@@ -121,16 +121,28 @@ def json_text(value: Any) -> str:
     """
     import json  # a tenth of the start-up time of a command that only prints a table
 
-    return json.dumps(_finite(value), indent=1, allow_nan=False)
+    return json.dumps(strict(value), indent=1, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+def encodable(text: str) -> str:
+    """`text` with lone surrogates escaped; line breaks are kept."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def strict(value: Any) -> Any:
+    """`value` without what JSON lacks: NaN and Inf at any depth become text.
+
+    >>> strict({"a": [float("nan"), 1.0], 2: float("-inf")})
+    {'a': ['NaN', 1.0], '2': '-Infinity'}
+    """
+    if isinstance(value, str):
+        return encodable(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {encodable(str(name)): strict(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(inner) for inner in value]
     return value
 
 

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, first_line
-from mfu_jax.planning.sweep.outcomes import Source
-from mfu_jax.planning.sweep.space import seconds_of
 from mfu_jax.planning.tune.attached_devices import attached
-from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Trial, TrialLog
+from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY, Source, Trial, TrialLog
 from mfu_jax.planning.tune.result import TuneResult
 from mfu_jax.planning.tune.running import Tuning
 from mfu_jax.planning.tune.running import tune as search
-from mfu_jax.planning.tune.space import Point, SearchAxis, Space
+from mfu_jax.planning.tune.space import Point, SearchAxis, Space, seconds_of
 
 _ROUNDS, _WARMUP = 3, 2
 _EXIT_SECONDS = 30.0  # for a child to end that has answered, whatever threads it has

@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mfu_jax.planning.sweep.outcomes import speed
-from mfu_jax.planning.sweep.rendering import TOKENS, plot, table
-from mfu_jax.planning.tune.evidence import Trial
+from mfu_jax.planning.tune.evidence import Trial, speed
 from mfu_jax.util.formatting import columns, percent
 from mfu_jax.verdict import NextStep, Verdict
+
+TOKENS = "tokens/s/chip"  # what the speed of the trainer's steps counts
+
+_WIDTH, _HEIGHT = 64, 14  # of the plot, in characters
+_GIB = 2**30
+_MOST_ROWS = 60
+_FITS = {True: "fits", False: "too large", None: "?"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +137,10 @@ def _gain(result: TuneResult) -> str:
 
 def render_tune(result: TuneResult) -> str:
     """The search for the console."""
-    trials = table(_by_changes(result.rows), result.unit)
     return "\n".join(
         [
-            *(line.replace("  changes=", "  ", 1) for line in trials),
-            *plot(result.rows, sure="measured", others="planned", unit=result.unit),
+            *_table(result),
+            *_plot(result),
             *_changes(result),
             *_residuals(result),
             *_winner(result),
@@ -145,13 +149,68 @@ def render_tune(result: TuneResult) -> str:
     )
 
 
-def _by_changes(rows: Sequence[Trial]) -> list[Trial]:
-    """The trials, each with what differs from the first, the start, as its only column."""
-    start = rows[0].values
+def _table(result: TuneResult) -> list[str]:
+    """The trials, fastest first, each with what differs from the first, the start."""
+    start = result.rows[0].values
+    fastest_first = sorted(
+        result.rows, key=lambda t: (t.fits is not True, t.fits is False, -speed(t))
+    )
+    rows: list[tuple[str, ...]] = [("changes", "", "GiB", "s", result.unit, "MFU", "from")]
+    rows += [(_differences(start, t.values), *_cells(t)) for t in fastest_first[:_MOST_ROWS]]
+    rest = len(result.rows) - _MOST_ROWS
+    why = {t.note: t for t in result.rows if t.source == "failed" and t.note}
     return [
-        dataclasses.replace(row, values={"changes": _differences(start, row.values)})
-        for row in rows
+        *(f"  {line}" for line in columns(rows, "<<>>>><")),
+        *[f"  … and {rest} more; --json has all"] * (rest > 0),
+        *(f"  {_differences(start, t.values)}: {note}" for note, t in why.items()),
     ]
+
+
+def _cells(trial: Trial) -> tuple[str, ...]:
+    rate = trial.tokens_per_sec_per_chip
+    return (
+        _FITS[trial.fits],
+        f"{trial.memory_peak_bytes / _GIB:.2f}" if trial.memory_peak_bytes else "",
+        f"{trial.step_time_seconds:.4g}" if trial.step_time_seconds else "",
+        f"{rate:,.0f}" if rate else "",
+        percent(trial.mfu) if trial.mfu is not None else "",
+        trial.source + " *" * trial.pareto,
+    )
+
+
+def _plot(result: TuneResult) -> list[str]:
+    """Memory on x, time for a token, or of the unit, on y; `*` Pareto-optimal."""
+    points = [
+        (trial.memory_peak_bytes / _GIB, 1e6 / trial.tokens_per_sec_per_chip, trial)
+        for trial in result.rows
+        if trial.fits and trial.memory_peak_bytes and trial.tokens_per_sec_per_chip
+    ]
+    if len(points) < 2:
+        return []
+    xs, ys = [p[0] for p in points], [p[1] for p in points]
+    grid = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]
+    for x, y, trial in sorted(points, key=lambda p: (p[2].pareto, p[2].source == "measured")):
+        mark = "*" if trial.pareto else "#" if trial.source == "measured" else "o"
+        grid[_HEIGHT - round(_HEIGHT * _place(y, ys))][round(_WIDTH * _place(x, xs))] = mark
+    lines = [f"  {'':9}│{''.join(line).rstrip()}" for line in grid]
+    lines[0] = f"  {max(ys):8.4g} │{''.join(grid[0]).rstrip()}"
+    lines[-1] = f"  {min(ys):8.4g} │{''.join(grid[-1]).rstrip()}"
+    axis = f"{min(xs):.2f} GiB"
+    of_tokens = result.unit == TOKENS
+    what = (
+        "of a chip for a token" if of_tokens else f"for one of the {result.unit.partition('/')[0]}"
+    )
+    return [
+        f"  µs {what}, against memory (# measured, o planned, * Pareto front)",
+        *lines,
+        f"  {'':9}└{'─' * (_WIDTH + 1)}",
+        f"  {'':10}{axis}{f'{max(xs):.2f} GiB':>{_WIDTH + 1 - len(axis)}}",
+    ]
+
+
+def _place(value: float, values: Sequence[float]) -> float:
+    low, high = min(values), max(values)
+    return (value - low) / (high - low) if high > low else 0.5
 
 
 def _differences(start: Mapping[str, str], values: Mapping[str, str]) -> str:
@@ -189,3 +248,18 @@ def _number(trial: Trial) -> str:
 def texts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Values as text: what identifies a point, whatever their types."""
     return {key: str(value) for key, value in settings.items()}
+
+
+def with_pareto(trials: Sequence[Trial]) -> list[Trial]:
+    """Marks those that fit and that no other beats in memory and time per token."""
+    candidates = [t for t in trials if t.fits and t.memory_peak_bytes and speed(t)]
+
+    def beaten(trial: Trial) -> bool:
+        return any(
+            (other.memory_peak_bytes or 0) <= (trial.memory_peak_bytes or 0)
+            and speed(other) >= speed(trial)
+            and (other.memory_peak_bytes, speed(other)) != (trial.memory_peak_bytes, speed(trial))
+            for other in candidates
+        )
+
+    return [dataclasses.replace(t, pareto=t in candidates and not beaten(t)) for t in trials]

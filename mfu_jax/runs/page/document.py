@@ -185,10 +185,15 @@ def _about(run: RunData) -> dict[str, str]:
 
 
 def _plan_section(found: PlanComparison) -> Markup:
-    """A plan compared with the run, as two tables."""
+    """A plan compared with the run."""
     about = quiet(f"{found.target}, by {short(found.path)}")
-    tables = [_plan_table("plan and run", found.rows), _plan_table("cause", found.causes)]
-    return section("Predicted and measured", about, *tables, notes(found.notes), *_gap(found.gap))
+    columns: list[Column[PlannedRow]] = [
+        Column("predicted", lambda r: r.predicted, lambda r: r.cells[1]),
+        Column("measured", lambda r: r.measured, lambda r: r.cells[2]),
+        Column("measured / predicted", lambda r: r.ratio, lambda r: r.cells[3]),
+    ]
+    rows = table("plan and run", found.rows, lambda row: row.name, columns)
+    return section("Predicted and measured", about, rows, notes(found.notes), *_gap(found.gap))
 
 
 def _gap(gap: StepGap | None) -> Iterator[Markup]:
@@ -200,12 +205,3 @@ def _gap(gap: StepGap | None) -> Iterator[Markup]:
         yield tag("p", gap.sentence)
         yield table("gap", list(gap.by_reason().items()), lambda cause: cause[0], columns)
         yield notes(gap.notes)
-
-
-def _plan_table(by: str, rows: Sequence[PlannedRow]) -> Markup:
-    columns: list[Column[PlannedRow]] = [
-        Column("predicted", lambda r: r.predicted, lambda r: r.cells[1]),
-        Column("measured", lambda r: r.measured, lambda r: r.cells[2]),
-        Column("measured / predicted", lambda r: r.ratio, lambda r: r.cells[3]),
-    ]
-    return table(by, rows, lambda row: row.name, columns)

@@ -10,8 +10,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import Chip
-from mfu_jax.planning.sweep.space import BATCH, is_swept, listed
-from mfu_jax.planning.tune.space import SearchAxis
+from mfu_jax.planning.tune.space import BATCH, SearchAxis, listed_axes
 from mfu_jax.trainer.config.mesh_axes import axis_keys, mesh_shape
 from mfu_jax.trainer.config.model_keys import RematKeys
 from mfu_jax.trainer.config.pyconfig import Config
@@ -62,15 +61,15 @@ _MESH, _REMATERIALIZATION = "mesh", "remat"
 _FEW_LAYERS = {"tpu": 16, "gpu": 48, "cpu": 16}  # that its compiler unrolls in a minute
 _LONG = 16_384  # tokens of a sequence from which on splitting it is tried
 _FUSION = "--xla_tpu_enable_async_collective_fusion"
-_TPU_COLLECTIVES = {
+TPU_COLLECTIVES = {
     _FUSION: "true",
     f"{_FUSION}_fuse_all_gather": "true",
     f"{_FUSION}_multiple_steps": "true",
     "--xla_tpu_overlap_compute_collective_tc": "true",
     "--xla_enable_async_all_gather": "true",
 }
-_VMEM = {"--xla_tpu_scoped_vmem_limit_kib": "98304"}
-_GPU_COLLECTIVES = {
+VMEM = {"--xla_tpu_scoped_vmem_limit_kib": "98304"}
+GPU_COLLECTIVES = {
     f"--xla_gpu_{kind}": value
     for name in ("all_gather", "reduce_scatter", "all_reduce")
     for kind, value in (
@@ -78,7 +77,7 @@ _GPU_COLLECTIVES = {
         (f"enable_pipelined_{name}", "true"),
     )
 }
-_GPU_SCHEDULER = {"--xla_gpu_enable_latency_hiding_scheduler": "true"}
+GPU_SCHEDULER = {"--xla_gpu_enable_latency_hiding_scheduler": "true"}
 _EIGHT_BITS = ("fp8", "fp8_e5m2", "fp8_full", "int8")
 
 
@@ -110,8 +109,8 @@ def axes_of(
     Raises:
         UserError: a list of values is empty or wrong.
     """
-    swept = {key: listed(key, text) for key, text in given.items() if is_swept(text)}
-    fixed = {key: text for key, text in given.items() if key not in swept}
+    swept, fixed = listed_axes(given)
+    listed_keys = {axis.name for axis in swept}
     parts = [flag.partition("=") for flag in flags]
     of_start = {name: text if is_set else "true" for name, is_set, text in parts}
     axes = []
@@ -123,18 +122,14 @@ def axes_of(
         keys = {key for settings in choices.values() for key in settings}
         if name == _REMATERIALIZATION:
             keys |= {*field_types(RematKeys)}  # of a policy that was given: no other takes them
-        if not choices or keys & {*keep, *swept, *of_start}:
+        if not choices or keys & {*keep, *listed_keys, *of_start}:
             continue
         mine = {key: fixed.pop(key) for key in sorted(keys & set(fixed))}
         if axis := _axis(name, choices, _start(config, name, choices, mine, devices)):
             axes.append(axis)
         else:
             fixed |= mine
-    axes += [
-        SearchAxis(name=key, choices={text: {key: text} for text in texts})
-        for key, texts in swept.items()
-    ]
-    return axes, fixed
+    return [*axes, *swept], fixed
 
 
 def _standard(
@@ -186,16 +181,16 @@ def _flags(
 ) -> Iterator[tuple[str, Choices]]:
     if platform == "tpu":
         if devices > 1:
-            yield "collectives", {"default": {}, "fused": _TPU_COLLECTIVES}
+            yield "collectives", {"default": {}, "fused": TPU_COLLECTIVES}
         if chip and "v6e" in chip.name:
-            yield "vmem", {"default": {}, "98304": _VMEM}
+            yield "vmem", {"default": {}, "98304": VMEM}
         if chip and chip.clock_state and runs:  # a plan's peaks are those of that clock
             name, _, value = chip.clock_state.partition("=")
             yield "clock", {"default": {}, f"p-state {value}": {name: value}}
     if platform == "gpu":
-        yield "scheduler", {"default": {}, "latency hiding": _GPU_SCHEDULER}
+        yield "scheduler", {"default": {}, "latency hiding": GPU_SCHEDULER}
         if devices > 1:
-            yield "collectives", {"default": {}, "combined": _GPU_COLLECTIVES}
+            yield "collectives", {"default": {}, "combined": GPU_COLLECTIVES}
 
 
 def _single(key: str, texts: Any) -> Choices:

@@ -227,7 +227,7 @@ def kimi_linear(c: Fields) -> ModelConfig:
         gdn_low_rank_gates=1 if nested.get("use_full_rank_gate") is True else 2,
         attention_gate_width=sizes["v_head_dim"] if c.flag("mla_use_output_gate") else 0,
         moe_expert_input_dim=c.optional_size("routed_expert_hidden_size"),
-        latent_norm=True,
+        latent_norms=1,
         further_vectors=2 * width * (2 * c.size("num_hidden_layers") + 1) if residuals else 0,
         **sizes,
         **experts(
@@ -307,6 +307,34 @@ def hrm_text(c: Fields) -> ModelConfig:
         layer_passes=(high * low,) * stack + (high,) * stack,
         graded_passes=(sum(min(g, low) for g in graded),) * stack + (high,) * stack,
         further_vectors=c.size("hidden_size"),
+        **sizes,
+    )
+
+
+@model_type("zaya")
+def zaya(c: Fields) -> ModelConfig:
+    """Convolutions over queries and keys, a router of four matrices, scales and shifts of streams.
+
+    A token may skip its expert; PyTorch then computes one and multiplies by 0, counted here too.
+    """
+    layers, width, rank = (
+        c.size("num_hidden_layers"),
+        c.size("hidden_size"),
+        c.size("router_hidden_size"),
+    )
+    sizes = heads(c)
+    return decoder(
+        c,
+        mlp_dim=0,
+        head_bias=c.flag("lm_head_bias"),
+        qk_kernels=(c.size("cca_time0"), c.size("cca_time1")),
+        router_rank=rank,
+        zero_experts=1,
+        layer_types=layer_types(c, lambda _: FULL, hybrid=FULL, hybrid_sliding=SLIDING),
+        further_vectors=(8 * layers + 2) * width
+        + layers * sizes["num_kv_heads"]
+        + (layers - 1) * rank,
+        **experts(c, "num_experts", where=0),
         **sizes,
     )
 

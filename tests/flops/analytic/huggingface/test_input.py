@@ -326,7 +326,6 @@ def test_hostile_files_are_user_errors(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "field", "value"),
     [
-        ("axk1", "moe_layer_freq", 2),
         ("minimax_m3_vl_text", "sparse_attention_config", {"sparse_index_dim": 64}),
         ("minimax_m3_vl_text", "layer_types", ["minimax_m3_sparse"] * 60),
     ],

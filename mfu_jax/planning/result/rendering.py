@@ -6,6 +6,7 @@ import itertools
 
 from mfu_jax.planning.result.plan import Plan, warning_of
 from mfu_jax.util.formatting import columns, percent, seconds_text
+from mfu_jax.verdict import share_text
 
 _MOST_SCOPES = 4
 
@@ -96,7 +97,8 @@ def _changes(plan: Plan) -> list[str]:
     if not plan.changes:
         return []
     lines = [
-        f"  −{seconds_text(c.saves_seconds)} (+{percent(c.gain)}): {c.change}" for c in plan.changes
+        f"  −{share_text(c.gain_fraction, 'step', c.saves_seconds)}: {c.change}"
+        for c in plan.changes
     ]
     return ["would help most, each at most:", *lines]
 

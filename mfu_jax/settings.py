@@ -16,7 +16,6 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError, nearest
@@ -31,7 +30,7 @@ from mfu_jax.logger.config import (
     described,
     setting,
 )
-from mfu_jax.storage.addresses import Address, check_path, path_of
+from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.trace_folders import check_name
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.values import field_types, typed
@@ -130,9 +129,6 @@ class Settings(MetricsKeys):
     model_config: str = setting(
         "", "name or file of a model and key=value …, as mfu-jax flops takes them, for 'analytic'"
     )
-    hfu_source: Literal["executed", "cost_analysis"] = setting(
-        "executed", "FLOPs behind HFU: counted in the program, or XLA's cost analysis unchanged"
-    )
     tokens_per_step: int | None = setting(
         None, "tokens per step over all devices, for tokens/s; unset: not shown"
     )
@@ -182,16 +178,7 @@ class Settings(MetricsKeys):
 
     def logger_config(self) -> LoggerConfig:
         """The settings of a `MetricLogger`."""
-        given = {name: getattr(self, name) for name in LOGGER_KEYS}
-        return LoggerConfig(**given, hang_folder=self._hang_folder())
-
-    def _hang_folder(self) -> str:
-        """The folder of the metrics, if it is on this machine."""
-        for file in (self.heartbeat_file, self.metrics_file):
-            if file and isinstance(path := path_of(file), Path):
-                return str(path.parent)
-        is_local = self.tensorboard_dir and isinstance(path_of(self.tensorboard_dir), Path)
-        return self.tensorboard_dir if is_local else ""
+        return LoggerConfig(**{name: getattr(self, name) for name in LOGGER_KEYS})
 
     @classmethod
     def of(cls, config: Any, *, prefix: str = "", strict: bool = True) -> Settings:

@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.hardware.chips import find
 from mfu_jax.planning.compilation import cache
 from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.measured_runs import MeasuredRun, load_run
@@ -48,12 +47,9 @@ from mfu_jax.planning.step_sources import compiled_plan
 from mfu_jax.planning.targets import (
     CHIPS,
     Target,
-    generation_of,
-    parse_target,
-    slice_name,
     target_of,
 )
-from mfu_jax.planning.tune.attached_devices import AttachedDevices, attached
+from mfu_jax.planning.tune.attached_devices import attached
 from mfu_jax.planning.tune.evidence import Trial, TrialLog
 from mfu_jax.planning.tune.result import tune_verdict
 from mfu_jax.planning.tune.running import Tuning, planned, tune
@@ -158,7 +154,7 @@ class _Command:
         values = self.values
         if self.of_run and not (values.get("topology") or values.get("hardware")):
             return self.of_run.target
-        return target_of(values) if self.devices is None else _target_of(self.devices)
+        return target_of(values) if self.devices is None else self.devices.target()
 
     def _platform(self) -> tuple[str, int]:
         if self.devices is not None:
@@ -284,21 +280,6 @@ class _Command:
             steps=self.steps,
             seconds=seconds,
         )
-
-
-def _target_of(devices: AttachedDevices) -> Target | None:
-    """The attached devices as chips to plan for; None for those that the table does not know."""
-    chips = find(devices.kind)
-    if devices.platform == "cpu" or len(chips) != 1:
-        return None
-    chip = chips[0]
-    try:
-        if generation := generation_of(chip.name):
-            chips_count = devices.count // chip.devices_per_chip
-            return parse_target(topology=slice_name(generation, chips_count))
-        return parse_target(hardware=chip.name, devices=devices.count)
-    except UserError:
-        return None
 
 
 def _words(text: str) -> list[str]:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mfu_jax import names
 from mfu_jax.logger.records.step_cost import StepCost, StepRates, add_costs
-from mfu_jax.logger.records.step_record import strict
-from mfu_jax.util.formatting import counted, loss_text, percent, readable, seconds_text
+from mfu_jax.util.formatting import counted, loss_text, percent, readable, seconds_text, strict
 from mfu_jax.verdict import NOTABLE, Verdict
 
 if TYPE_CHECKING:

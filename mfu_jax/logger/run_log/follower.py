@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mfu_jax.logger.alarm import Alarm
-from mfu_jax.logger.records.step_record import encodable
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.events import Event
 from mfu_jax.logger.sinks.base import StepRecord, is_permanent
 from mfu_jax.util.failsafe import Boundary, Once
+from mfu_jax.util.formatting import encodable
 
 if TYPE_CHECKING:
     from mfu_jax.logger.records.summary import Summary
@@ -225,18 +225,20 @@ class Follower:
         for request in self._requests:
             request.set()
 
-    def _sleep(self, longest: float | None = None) -> None:
+    def _sleep(self) -> None:
         """Waits for work: the next attempt, the next period, or, if idle, an item."""
         if self._retry_seconds:
-            wait = max(0.0, self._retry_at - self._monotonic())
-            self._wake.wait(wait if longest is None else min(wait, longest))
+            self._wait(max(0.0, self._retry_at - self._monotonic()))
         elif self._has_written and self._pause_seconds:
-            self._wake.wait(self._pause_seconds)
+            self._wait(self._pause_seconds)
         else:
             self._is_asleep = True  # set first, so that `put` sees it
             if not (self._queue or self._reader):
-                self._wake.wait(longest)
+                self._wait(None)
             self._is_asleep = False
+
+    def _wait(self, seconds: float | None) -> None:
+        self._wake.wait(seconds)
 
     def _work(self) -> None:
         finish, requests = self._finish, list(self._requests)

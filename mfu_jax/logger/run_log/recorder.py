@@ -26,7 +26,7 @@ from typing import Any
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.records.non_finite import LossWatch, NonFiniteLossError
-from mfu_jax.logger.records.step_record import StepRecord, strict
+from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import Summary
 from mfu_jax.logger.run_log import events
 from mfu_jax.logger.run_log.monitor import Monitor
@@ -35,6 +35,7 @@ from mfu_jax.logger.run_log.run_log import RunLog
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.util.failsafe import Boundary, Once, failsafe
+from mfu_jax.util.formatting import strict
 
 # How often the thread looks at its queue while no items arrive.
 IDLE_SECONDS = 1.0
@@ -224,7 +225,7 @@ class Recorder:
         builder: makes records and keeps the statistics.
         log: where records go.
         sinks: follow the log; closed with the recorder.
-        config: which losses count as failures, and how many steps may wait.
+        config: which losses count as failures, and how often records are written.
         monitors: shown every record and event, in this order.
 
     Attributes:
@@ -263,9 +264,7 @@ class Recorder:
         self._of_monitor = failsafe(
             "slow-step, drift and host findings may be missing", self._boundary
         )
-        self._thread = RecorderThread(
-            self._handle, size=config.queue_size, period_seconds=config.write_period_seconds
-        )
+        self._thread = RecorderThread(self._handle, period_seconds=config.write_period_seconds)
         self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
         self.flush_soon: Callable[[], None] = self._thread.flush_soon
 

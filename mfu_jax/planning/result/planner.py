@@ -133,7 +133,13 @@ def make_plan(
             for tensor in resharded_tensors(counter, durations.mesh)
         ),
         layer=largest_layer(costs, durations),
-        changes=changes(costs, durations, line, is_roomy=_is_roomy(memory, target)),
+        changes=changes(
+            costs,
+            durations,
+            line,
+            is_roomy=_is_roomy(memory, target),
+            free=target.chip.usable_memory_bytes - memory.get("peak_memory_in_bytes", 0),
+        ),
         clock_state=target.chip.clock_state,
         notes=(
             *_notes(costs, memory),

@@ -12,14 +12,12 @@ from mfu_jax.profiling.attribution.device_times import OpTime
 from mfu_jax.profiling.breakdown.tables import model_share
 from mfu_jax.profiling.join.callbacks import with_callbacks
 from mfu_jax.profiling.join.ops import Join, JoinedOp
-from mfu_jax.profiling.join.programs import ProgramLibrary
+from mfu_jax.profiling.join.programs import open_traces
 from mfu_jax.profiling.join.unnamed_kernels import with_instructions
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.timeline.devices import DeviceTimeline
-from mfu_jax.profiling.timeline.platforms import read_devices
-from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.storage.targets import write_whole
-from mfu_jax.storage.trace_folders import dump_files, trace_files
+from mfu_jax.storage.trace_folders import trace_files
 
 _SECOND = 1e12  # picoseconds
 _NANOSECOND = 1000
@@ -36,11 +34,8 @@ def write_perfetto(profile: Profile, path: str) -> str:
     Raises:
         UserError: the file cannot be written.
     """
-    files = trace_files(Path(profile.source))
-    traces = [Trace(file) for file in files]
-    devices = read_devices(traces)
-    names = [name for timeline, _ in devices for name in timeline.names]
-    join = Join(ProgramLibrary(traces, dump_files(files[0]), names))
+    devices, library = open_traces(trace_files(Path(profile.source)))
+    join = Join(library)
     began = min(int(timeline.starts.min()) for timeline, _ in devices)
     events: list[Mapping[str, Any]] = []
     for number, (timeline, host) in enumerate(devices):

@@ -13,6 +13,7 @@ from mfu_jax.logger.records.step_record import StepRecord
 from mfu_jax.logger.records.summary import StepStatistics, Summary, fall_of
 from mfu_jax.runs.live.following import MetricsTail
 from mfu_jax.runs.metrics.step_table import STEP_SECONDS
+from mfu_jax.runs.report.processes import processes_of
 from mfu_jax.runs.report.setup import Setup
 from mfu_jax.runs.report.verdict import run_verdict
 from mfu_jax.util.formatting import counted, loss_text, percent, readable
@@ -281,23 +282,13 @@ def _split(split: Mapping[str, float], width: int) -> list[Any]:
 
 
 def _hosts(view: Mapping[str, Any]) -> Any:
-    """A line about the job's processes, if there are several."""
-    count = view.get("processes")
-    if not isinstance(count, int):
+    """The job's processes, if there are several, and which are slow or missing."""
+    found = processes_of(view)
+    if found is None:
         return None
-    text = _rich("text").Text(f"hosts   {count} processes at step {view.get('step')}: ")
-    slow, missing = view.get("slow") or [], view.get("missing") or []
-    if not slow and not missing:
-        text.append("none slow, none missing", style="green")
-    if slow:
-        named = [f"{one.get('process')} ({one.get('cause')})" for one in slow[:4]]
-        more = f" and {len(slow) - 4} more" if len(slow) > 4 else ""
-        text.append(_plain(f"slow: {', '.join(named)}{more}"), style="yellow")
-    if missing:
-        text.append("; " if slow else "")
-        shown = ", ".join(map(str, missing[:8]))
-        text.append(f"not heard: {shown}{' …' if len(missing) > 8 else ''}", style="red")
-    return text
+    style = "yellow" if found.findings else "green"
+    lines = [f"hosts   {found.summary}", *(f"  {_plain(line)}" for line in found.findings)]
+    return _rich("text").Text("\n".join(lines), style=style)
 
 
 def _alarms(follower: MetricsTail) -> Any:

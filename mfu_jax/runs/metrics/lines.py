@@ -26,7 +26,6 @@ _NAMES = frozenset(
     {
         *_LOG_NAMES.values(),
         *(f"goodput/{use}_seconds" for use in ("data_wait", "eval", "checkpoint", "compile")),
-        "unix_seconds",
         *("perf/per_device_tflops", "perf/per_device_tokens", "perf/mbu"),
         *("compile/seconds", "memory/peak_bytes_in_use"),
         *("learning/grad_norm", "learning/current_learning_rate", "eval/avg_loss", "eval/loss"),

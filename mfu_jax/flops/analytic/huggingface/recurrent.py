@@ -255,9 +255,10 @@ def bailing_hybrid(c: Fields) -> ModelConfig:
         logits_via_embedding=False,  # transformers does not read tie_word_embeddings
         layer_types=layer_types(c, every(group, FULL, "kimi_delta"), linear_attention="kimi_delta"),
         attention_gate_width=1,
-        gdn_num_value_heads=c.size("num_attention_heads"),
-        gdn_value_head_dim=c.size("head_dim"),
-        gdn_conv_kernel_dim=c.size("short_conv_kernel_size"),
+        # transformers saves these with names of their own, and the rotary width as head_dim.
+        gdn_num_value_heads=c.size("linear_num_heads", c.size("num_attention_heads")),
+        gdn_value_head_dim=c.size("linear_head_dim", c.size("head_dim")),
+        gdn_conv_kernel_dim=c.size("linear_conv_kernel_dim", c.size("short_conv_kernel_size")),
         **latent(c),
         **experts(c, "num_local_experts", where="first_k_dense_replace", shared="n_shared_experts"),
     )

@@ -215,6 +215,11 @@ def test_unknown_model_type_tells_what_was_recognised_and_the_way_out() -> None:
         {"model_type": "of_next_year", "thinker_config": {"text_config": TINY}},
         # The wrapper says whether the head is tied.
         {"model_type": "llava", "text_config": {**TINY, "tie_word_embeddings": True}},
+        {
+            "model_type": "of_next_year",
+            "tie_word_embeddings": True,
+            "thinker_config": {"tie_word_embeddings": False, "text_config": TINY},
+        },
     ],
 )
 def test_the_text_model_of_any_wrapper_is_counted_and_said_so(wrapped: dict[str, Any]) -> None:

@@ -226,7 +226,7 @@ def _twice_as_wide(part: formulas.Component) -> formulas.Component:
 
 
 def _indexed_attention(
-    config: ModelConfig, *, scored: bool, nope: str = "", borrowed: str = ""
+    config: ModelConfig, *, scored: bool, nope: bool, borrowed: bool
 ) -> Components:
     """Latent attention to the keys that an indexer selected.
 
@@ -243,7 +243,7 @@ def _indexed_attention(
     return (
         *(mixers.indexer(config, scored=True) if scored else ()),
         *_gate(config),
-        *mixers.latent_attention(config, mask, bias=sizes.attention_bias, borrowed=bool(borrowed)),
+        *mixers.latent_attention(config, mask, bias=sizes.attention_bias, borrowed=borrowed),
         formulas.vector("attention/sinks", sizes.attention_sinks * sizes.num_query_heads),
     )
 
@@ -257,7 +257,7 @@ _ATTENTION = (FULL, SLIDING, CHUNKED)
 _MIXERS: dict[str, Callable[[ModelConfig], Components]] = {
     **{
         f"{kind}{nope}{borrowed}": functools.partial(
-            _indexed_attention, scored=kind == INDEXED, nope=nope, borrowed=borrowed
+            _indexed_attention, scored=kind == INDEXED, nope=bool(nope), borrowed=bool(borrowed)
         )
         for kind in (INDEXED, SHARED_INDEX)
         for nope in ("", NOPE)

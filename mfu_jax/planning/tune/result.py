@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_jax.planning.tune.evidence import Trial, speed
+from mfu_jax.planning.tune.space import differences
 from mfu_jax.util.formatting import columns, percent
 from mfu_jax.verdict import NextStep, Verdict
 
@@ -154,14 +155,14 @@ def _table(result: TuneResult) -> list[str]:
         result.rows, key=lambda t: (t.fits is not True, t.fits is False, -speed(t))
     )
     rows: list[tuple[str, ...]] = [("changes", "", "GiB", "s", result.unit, "MFU", "from")]
-    rows += [(_differences(start, t.values), *_cells(t)) for t in fastest_first[:_MOST_ROWS]]
+    rows += [(differences(start, t.values), *_cells(t)) for t in fastest_first[:_MOST_ROWS]]
     rest = len(result.rows) - _MOST_ROWS
     why = {t.note: t for t in result.rows if t.source == "failed" and t.note}
     return [
         *(f"  {line}" for line in columns(rows, "<<>>>><")),
         *[f"  … and {rest} more; --json has all"] * (rest > 0),
         *["  *: no other needs less memory and is faster"] * any(t.pareto for t in result.rows),
-        *(f"  {_differences(start, t.values)}: {note}" for note, t in why.items()),
+        *(f"  {differences(start, t.values)}: {note}" for note, t in why.items()),
     ]
 
 
@@ -175,11 +176,6 @@ def _cells(trial: Trial) -> tuple[str, ...]:
         percent(trial.mfu) if trial.mfu is not None else "",
         trial.source + " *" * trial.pareto,
     )
-
-
-def _differences(start: Mapping[str, str], values: Mapping[str, str]) -> str:
-    words = [f"{key}={text}" for key, text in values.items() if text != start.get(key)]
-    return ", ".join(words) or "the start"
 
 
 def _changes(result: TuneResult) -> list[str]:

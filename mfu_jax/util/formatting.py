@@ -62,6 +62,36 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * factor:.3f} {unit}"
 
 
+def span(seconds: float) -> str:
+    """A span of time in its two largest units.
+
+    >>> [span(s) for s in (0, 0.000031, 0.25, 75.0, 7260.0, 200_000.0)]
+    ['0 s', '31 µs', '0.25 s', '1 min 15 s', '2 h 1 min', '2 d 7 h']
+    """
+    if seconds < 0.01:
+        number, unit = seconds_text(seconds).split()
+        return f"{float(number):.3g} {unit}"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    left, parts = round(seconds), []
+    for name, size in units:
+        count, left = divmod(left, size)
+        parts.append(f"{count} {name}" if count else "")
+    first = next(index for index, part in enumerate(parts) if part)
+    return " ".join(part for part in parts[first : first + 2] if part)
+
+
+def rounded_up(number: float) -> int:
+    """A whole number with at most two digits that are not zero.
+
+    >>> [rounded_up(n) for n in (0.2, 12, 12.1, 347, 5210)]
+    [1, 12, 13, 350, 5300]
+    """
+    unit = 10 ** max(0, len(str(math.ceil(number))) - 2)
+    return max(1, math.ceil(number / unit) * unit)
+
+
 def printable(text: str) -> str:
     """Text on one line, without control characters, which traces and metrics may contain.
 

@@ -64,7 +64,6 @@ from mfu_jax.storage.trace_folders import DUMP_SUFFIX
 from mfu_jax.util.arguments import MODEL_FLOPS, Arguments, own_key, parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.values import number_of
-from mfu_jax.verdict import LikeRuns
 
 if TYPE_CHECKING:
     from mfu_jax.trainer.planned.planned_run import NearestStep
@@ -137,7 +136,7 @@ def _show(arguments: Arguments, plan: Plan) -> int:
     values = arguments.values
     run = {key: _number(values, key) for key in _OWN_OF_RUN}
     plan = plan.for_run(**run)
-    verdict = plan_verdict(plan, _like_runs(plan))
+    verdict = plan_verdict(plan)
     if "--json" in arguments.flags:
         print(json_text({"verdict": verdict.to_json(), **plan.to_json()}))
     else:
@@ -146,26 +145,9 @@ def _show(arguments: Arguments, plan: Plan) -> int:
         from mfu_jax.pages.document import write_page
         from mfu_jax.planning.result.page import plan_page
 
-        where = write_page(values["html"] or "plan.html", plan_page(plan, verdict))
+        where = write_page(values["html"] or "plan.html", plan_page(plan))
         print(f"mfu-jax plan: wrote {where}", file=sys.stderr)
     return 0 if plan.fits else 1
-
-
-def _like_runs(plan: Plan) -> LikeRuns | None:
-    """Published runs of such a model on these chips; None if its MFU is not known."""
-    step, rate = plan.step_time_seconds, plan.tokens_per_sec_per_chip
-    if not (plan.mfu and plan.model_flops and step):
-        return None
-    from mfu_jax.runs.published import like_runs
-
-    tokens = (rate or 0.0) * step * plan.chips / (plan.devices or plan.chips)  # of a device
-    return like_runs(
-        chip=plan.hardware,
-        dtype="bf16",
-        peak_flops_per_sec=plan.model_flops / plan.mfu / step,
-        flops_per_token=plan.model_flops / tokens if tokens else None,
-        convention=plan.convention,
-    )
 
 
 def _of_dump(arguments: Arguments, target: Target) -> Plan:

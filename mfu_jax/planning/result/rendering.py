@@ -6,8 +6,7 @@ import itertools
 
 from mfu_jax.planning.result.plan import Plan, warning_of
 from mfu_jax.util.formatting import columns, percent, seconds_text
-
-_MOST_SCOPES = 4
+from mfu_jax.verdict import share_text
 
 
 def render(plan: Plan) -> str:
@@ -34,15 +33,9 @@ def _head(plan: Plan) -> list[str]:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """The kinds of memory, largest first, and the activations' scopes."""
+    """The kinds of memory, largest first."""
     kinds = sorted(plan.memory.items(), key=lambda pair: -pair[1])
-    lines = ["memory       " + ", ".join(f"{kind} {size_text(size)}" for kind, size in kinds)]
-    scopes = list(plan.activations_by_scope.items())[:_MOST_SCOPES]
-    if scopes:
-        lines.append(
-            "activations  " + ", ".join(f"{name} {size_text(size)}" for name, size in scopes)
-        )
-    return lines
+    return ["memory       " + ", ".join(f"{kind} {size_text(size)}" for kind, size in kinds)]
 
 
 def _times(plan: Plan) -> list[str]:
@@ -96,7 +89,8 @@ def _changes(plan: Plan) -> list[str]:
     if not plan.changes:
         return []
     lines = [
-        f"  −{seconds_text(c.saves_seconds)} (+{percent(c.gain)}): {c.change}" for c in plan.changes
+        f"  −{share_text(c.gain_fraction, 'step', c.saves_seconds)}: {c.change}"
+        for c in plan.changes
     ]
     return ["would help most, each at most:", *lines]
 

@@ -42,12 +42,14 @@ class ProfileStats:
         peaks: peaks of one device.
         program: the step's program.
         programs: all programs that ran and are known.
+        settings: the trainer's, key → text; empty if unknown.
     """
 
     measured: MeasuredStep
     peaks: Peaks
     program: KnownProgram
     programs: Mapping[Program, KnownProgram] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def step(self) -> float:

@@ -14,7 +14,6 @@ from mfu_jax.pages.document import document, facts, notes, page_head, quiet, sec
 from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, of_value, table
 from mfu_jax.runs.comparison.runs import RunComparison
-from mfu_jax.runs.goodput.time_table import span
 from mfu_jax.runs.page import columns, curves
 from mfu_jax.runs.page.configuration import configuration, last_records, record_notes
 from mfu_jax.runs.page.hosts import collectives, hosts
@@ -22,7 +21,7 @@ from mfu_jax.runs.page.ledgers import flops, time_ledger
 from mfu_jax.runs.page.step_times import outlier_numbers, step_times
 from mfu_jax.runs.report.plan_comparison import PlanComparison, PlannedRow, StepGap
 from mfu_jax.runs.report.run_data import RunData
-from mfu_jax.util.formatting import percent, readable, seconds_text, short
+from mfu_jax.util.formatting import percent, readable, seconds_text, short, span
 
 _STYLE = """
 @media (min-width: 641px) { .bar { grid-template-columns: minmax(0, 150px) 1fr 100px 70px } }

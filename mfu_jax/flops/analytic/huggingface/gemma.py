@@ -14,6 +14,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     layer_types,
     model_type,
     per_layer_inputs,
+    refuse,
     tied_text,
     vision_encoder,
 )
@@ -171,6 +172,22 @@ def _global_heads(c: Fields, kinds: list[str], *, equal: bool) -> dict[str, int]
         "global_head_dim": c.size("global_head_dim", 512),
         "global_num_kv_heads": c.optional_size("num_global_key_value_heads") if equal else 0,
     }
+
+
+@model_type("diffusion_gemma")
+def diffusion_gemma(c: Fields) -> ModelConfig:
+    """Gemma 4 as an encoder and a decoder of blocks of text, with experts in every layer."""
+    if not c.flag("tie_word_embeddings"):
+        c.fail("tie_word_embeddings", "expected true: encoder and decoder have the same weights")
+    text = tied_text(c, "diffusion_gemma_text")
+    refuse(text, "attention_bias")  # the only weights that transformers has twice
+    always = {"attention_k_eq_v": True, "enable_moe_block": True}
+    return gemma4_text(text.with_values(**always)).replace(
+        decoder_block="hf_diffusion_gemma",
+        causal_block_size=c.size("canvas_length"),
+        vision_tower="gemma4",
+        **_vision(c.nested("vision_config", "gemma4_vision")),
+    )
 
 
 @model_type("gemma4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
@@ -12,12 +13,20 @@ from mfu_jax.flops.analytic.huggingface.common import (
     deepseek_experts,
     every,
     experts,
+    has_rope,
     layer_types,
     model_type,
     refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.model_configs.layers import FULL, INDEXED, SHARED_INDEX, SLIDING
+from mfu_jax.flops.analytic.model_configs.layers import (
+    BORROWED,
+    FULL,
+    INDEXED,
+    NOPE,
+    SHARED_INDEX,
+    SLIDING,
+)
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
@@ -146,7 +155,10 @@ def _indexer(
 
 
 # Types whose layers may reuse an indexer, and the interval of the layers with one of their own.
-_SHARING = {"glm_moe_dsa": 1, "glm5_next_text": 1, "hy_v4": 4, "hy_v4_vl_text": 4}
+_SHARING = {
+    **dict.fromkeys(("glm_moe_dsa", "glm5_next_text", "mistral_large4_text"), 1),
+    **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), 4),
+}
 
 
 def _own_indexers(c: Fields, default: int) -> list[bool]:
@@ -200,6 +212,62 @@ def glm5_next_text(c: Fields) -> ModelConfig:
         **latent(c),
         **deepseek_experts(c, 3),
         **kinds,
+    )
+
+
+@model_type("mistral_large4_text")
+def mistral_large4_text(c: Fields) -> ModelConfig:
+    """Latent attention with an indexer on the layer's input, in some layers without rotary keys.
+
+    A layer may use an earlier one's latent. Queries are scaled by two weights a head, the indexer's
+    too, whose input has a norm; the rotary frequencies are learned.
+    """
+    if c.has("num_experts"):
+        c = c.with_values(n_routed_experts=c.size("num_experts"))
+    layers, sizes, indexed, rotary = (
+        c.size("num_hidden_layers"),
+        latent(c),
+        _indexer(c),
+        has_rope(c),
+    )
+    sources = c.list_of(int, "kv_source_layers") or list(range(layers))
+    kinds = [
+        f"{kind}{'' if rotary(i) else NOPE}{'' if source == i else BORROWED}"
+        for i, (kind, source) in enumerate(
+            zip(indexed["layer_types"], checked_length(c, "kv_source_layers", sources), strict=True)
+        )
+    ]
+    of_indexer = 2 * (c.size("hidden_size") + indexed["indexer_n_heads"])
+    return decoder(
+        c,
+        further_vectors=sum(kind.startswith(INDEXED) for kind in kinds) * of_indexer
+        + 2 * layers * sizes["num_query_heads"]
+        + sizes["qk_rope_head_dim"] // 2,
+        **sizes,
+        **deepseek_experts(c, "first_k_dense_replace"),
+        **{**indexed, "layer_types": kinds},
+    )
+
+
+@model_type("longcat_flash")
+def longcat_flash(c: Fields) -> ModelConfig:
+    """Two blocks of attention and MLP a layer, and beside the first experts for its input.
+
+    Some experts compute nothing. If routing is uniform, their share of a token's is that of all.
+    """
+    layers = c.size("num_hidden_layers", 2 * c.size("num_layers")) // 2
+    values = experts(c, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk")
+    idle = c.optional_size("zero_expert_num")
+    share = Fraction(idle, idle + values["num_experts"])
+    return decoder(
+        c.with_values(num_hidden_layers=2 * layers),
+        feed_forward_types=("dense+moe", "dense") * layers,
+        mlp_dim=c.size("ffn_hidden_size"),
+        routed_bias=c.flag("router_bias"),
+        zero_experts=idle,
+        zero_experts_per_tok=share * values["num_experts_per_tok"],
+        **latent(c),
+        **values,
     )
 
 

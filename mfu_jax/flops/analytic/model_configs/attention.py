@@ -22,6 +22,10 @@ class AttentionConfig(FieldGroup):
         value_head_dim: width of a value head, if it differs from `head_dim`.
         in_windows: fields of the config with the values that windowed layers have instead.
         bidirectional: no causal mask.
+        relative_dim: width in which a query chooses among the learned biases of `relative_extent`
+            distances.
+        projected_sinks: the sinks come from the input; `projected_taps`: as do a convolution's.
+        qk_kernels: of convolutions over queries and keys, per channel, then within heads (ZAYA).
     """
 
     num_query_heads: int = 0
@@ -53,6 +57,11 @@ class AttentionConfig(FieldGroup):
     value_head_dim: int = hugging_face(0)
     in_windows: tuple[tuple[int | str, ...], ...] = hugging_face(())
     bidirectional: bool = hugging_face(False)
+    relative_dim: int = hugging_face(0)
+    relative_extent: int = hugging_face(0)
+    projected_sinks: bool = hugging_face(False)
+    projected_taps: bool = hugging_face(False)
+    qk_kernels: tuple[int, ...] = hugging_face(())
 
     def __post_init__(self) -> None:
         super().__post_init__()

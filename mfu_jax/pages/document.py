@@ -101,10 +101,12 @@ def _three(verdicts: Mapping[str, Verdict]) -> Markup:
     cards = []
     for name, numbers in columns:
         rows = []
-        for i, (run, (text, value, aside)) in enumerate(zip(verdicts, numbers, strict=True)):
+        shown = zip(verdicts.items(), numbers, strict=True)
+        for i, ((run, of), (text, value, aside)) in enumerate(shown):
             large = tag("span", text, data_headline=name, data_value=value, class_="large")
             if len(verdicts) > 1:
-                label = run if name != names[1] else f"{run}: {aside}"
+                label = {names[0]: of.placed, names[1]: aside}.get(name, "")
+                label = ": ".join(filter(None, (run, label)))
                 rows.append(tag("dd", large, tag("small", tag("i", class_=color(i)), label)))
             else:
                 rows.append(tag("dd", large, tag("small", aside)))
@@ -115,10 +117,7 @@ def _three(verdicts: Mapping[str, Verdict]) -> Markup:
 def _numbers(of: Verdict) -> Iterable[tuple[str, float | None, str]]:
     """Each number's text, its value and what is said beside it."""
     peak = f"of {of.peak}" if of.peak else ""
-    like, reach = of.like_runs, ""
-    if like is not None:
-        reach = f"runs like it reach {like.span}"
-    yield percent(of.mfu), of.mfu, ", ".join(filter(None, (of.counted, peak, reach)))
+    yield percent(of.mfu), of.mfu, ", ".join(filter(None, (of.placed, of.counted, peak)))
     loss = of.losses[0] if of.losses else None
     if loss is None:
         yield "n/a", None, "not known"

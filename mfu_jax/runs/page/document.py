@@ -82,6 +82,10 @@ def _several(runs: Mapping[str, RunData], found: Sequence[RunComparison]) -> Ite
         {name: run.verdict for name, run in runs.items()},
         shared,
     )
+    splits = [
+        _named(c.split_text, names[0], name) for c, name in zip(found, names[1:], strict=True)
+    ]
+    yield from (quiet(text) for text in splits if text)
     warnings = dict.fromkeys(
         _named(note, names[0], name)
         for c, name in zip(found, names[1:], strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,7 +188,7 @@ def _table(result: TuneResult) -> list[str]:
     rest = len(result.rows) - _MOST_ROWS
     why = {t.note: t for t in result.rows if t.source == "failed" and t.note}
     return [
-        *(f"  {line}" for line in _folded(rows, "<<>>>><", column=0)),
+        *(f"  {line}" for line in columns(rows, "<<>>>><", width=COLUMNS - 2)),
         *[f"  … and {rest} more; --json has all"] * (rest > 0),
         *(f"  {_differences(start, t.values)}: {note}" for note, t in why.items()),
     ]
@@ -255,21 +254,7 @@ def _changes(result: TuneResult) -> list[str]:
         gain = change.gain_fraction
         words = "not on its own" if gain is None else f"{100 * gain:+.1f}%"
         rows.append((f"  {change.axis}", f"{change.before} → {change.after}", words, change.source))
-    return _folded(rows, "<<><", column=1)
-
-
-def _folded(rows: Sequence[tuple[str, ...]], alignment: str, *, column: int) -> list[str]:
-    """A table no wider than a terminal: long cells of a column go on in the lines below."""
-    widths = [max(map(len, cells)) + 2 for cells in zip(*rows, strict=True)]
-    room = COLUMNS - 2 - sum(widths) + widths[column]
-    lines: list[tuple[str, ...]] = []
-    for row in rows:
-        wrapped = textwrap.wrap(row[column], room, subsequent_indent="  ", break_on_hyphens=False)
-        first, *more = wrapped or [""]
-        lines.append((*row[:column], first, *row[column + 1 :]))
-        after = ("",) * (len(row) - column - 1)
-        lines += [(*[""] * column, part, *after) for part in more]
-    return columns(lines, alignment)
+    return columns(rows, "<<><", width=COLUMNS, fold=1)
 
 
 def _residuals(result: TuneResult) -> list[str]:

@@ -135,7 +135,7 @@ def test_a_run_of_warm_up_only_is_an_error(tmp_path: Path) -> None:
 def test_the_difference_of_the_steps_is_split(tmp_path: Path) -> None:
     """Into the step, with the bars of both profiles, and what is beside it."""
     pause = {"goodput/eval_seconds": 0.25}
-    bars = {"profile/waterfall/idle": 0.1, "profile/waterfall/MFU": 0.5}
+    bars = {"profile/mfu": 0.5, "profile/waterfall/idle": 0.1, "profile/waterfall/MFU": 0.5}
     slower = bars | {"profile/waterfall/idle": 0.4, "profile/waterfall/loop overhead": 0.001}
     a = write_run(tmp_path / "a.jsonl", [1.0] * 20, **bars)
     b = write_run(tmp_path / "b.jsonl", [1.5] * 20, **pause, **slower)

@@ -26,11 +26,9 @@ from mfu_jax.profiling.breakdown.program_times import ProgramTime, program_times
 from mfu_jax.profiling.breakdown.tables import KEYS, TableRow, table
 from mfu_jax.profiling.breakdown.waterfall import Bar, executed_seconds, waterfall
 from mfu_jax.profiling.join.ops import Join
-from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary
-from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.join.programs import KnownProgram, ProgramLibrary, open_traces
 from mfu_jax.profiling.timeline.time_attribution import summed
-from mfu_jax.profiling.trace.xspace import Trace
-from mfu_jax.storage.trace_folders import dump_files, trace_files
+from mfu_jax.storage.trace_folders import trace_files
 from mfu_jax.util.formatting import percent, seconds_text
 from mfu_jax.verdict import TOKENS, LikeRuns, NextStep, TimeLoss, Verdict, share_text
 
@@ -250,10 +248,8 @@ def read_profile(
         UserError: there is no trace, it is damaged or holds no program, or no peak is known.
     """
     files = trace_files(Path(path))
-    traces = [Trace(file) for file in files]
-    devices = read_devices(traces)
+    devices, library = open_traces(files)
     ops = [name for timeline, _ in devices for name in timeline.names]
-    library = ProgramLibrary(traces, dump_files(files[0]), ops)
     if not any(op.program.module for op in ops) and (only := library.only):
         devices = [(timeline.of_program(only), host) for timeline, host in devices]
     join = Join(library)
@@ -278,7 +274,7 @@ def read_profile(
     peaks = find_peaks(
         kind,
         main.costs.executed.by_dtype,
-        devices_per_host=len(devices) // len(traces),
+        devices_per_host=len(devices) // len(files),
         peak_tflops_per_device=peak_tflops_per_device,
         hardware_name=hardware,
     )

@@ -20,6 +20,7 @@ from mfu_jax.planning.compilation.compiling import Limits, compiler_flags
 from mfu_jax.planning.step_sources import compiled_plan
 from mfu_jax.planning.tune.attached_devices import AttachedDevices
 from mfu_jax.trainer.planned.planned_step import TrainerStep
+from mfu_jax.util.child_process import last_line
 from scripts.benchmarks.platforms import performance_flags
 
 _PYTORCH = (sys.executable, "-m", "scripts.comparisons.pytorch_step")
@@ -125,5 +126,4 @@ def _json_of(command: Sequence[str], timeout: float) -> Baseline:
         return Baseline(why=f"not finished after {timeout:.0f} s")
     if done.returncode == 0 and done.stdout.strip():
         return Baseline(values=json.loads(done.stdout[done.stdout.index("{") :]))
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return Baseline(why=lines[-1][:300] if lines else f"exit code {done.returncode}")
+    return Baseline(why=last_line(done.stderr)[:300] or f"exit code {done.returncode}")

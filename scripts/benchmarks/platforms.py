@@ -7,7 +7,7 @@ import os
 from mfu_jax.errors import UserError
 from mfu_jax.planning.tune.attached_devices import AttachedDevices, attached
 from mfu_jax.trainer.planned.trial_run import flags_variable
-from mfu_jax.trainer.planned.tuned_axes import GPU_COLLECTIVES, GPU_SCHEDULER, TPU_COLLECTIVES, VMEM
+from mfu_jax.trainer.planned.tuned_axes import tuning_tables
 
 GIB = 2**30
 _MEMORY_FRACTION = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}  # of a GPU; JAX's default is 0.75
@@ -21,12 +21,12 @@ def performance_flags(devices: AttachedDevices) -> dict[str, str]:
     VMEM on v6e (the flags of Google's public recipes).
     """
     is_several = devices.count > 1
-    flags: dict[str, str] = {}
+    tables, flags = tuning_tables(), {}
     if devices.platform == "gpu":
-        flags = GPU_SCHEDULER | (GPU_COLLECTIVES if is_several else {})
+        flags = tables["gpu_scheduler"] | (tables["gpu_collectives"] if is_several else {})
     elif devices.platform == "tpu":
-        flags = TPU_COLLECTIVES if is_several else {}
-        flags = flags | (VMEM if devices.kind in ("TPU v6 lite", "TPU v6e") else {})
+        flags = tables["tpu_collectives"] if is_several else {}
+        flags = flags | (tables["vmem"] if devices.kind in ("TPU v6 lite", "TPU v6e") else {})
     text = " ".join(f"{name}={value}" for name, value in flags.items())
     found = {flags_variable(devices.platform): text} if text else {}
     return found | (_MEMORY_FRACTION if devices.platform == "gpu" else {})

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from mfu_jax.planning.tune.attached_devices import AttachedDevices
 from mfu_jax.planning.tune.evidence import OUT_OF_MEMORY
 from mfu_jax.runs.metrics.files import read_metrics
 from mfu_jax.runs.report.setup import read_setup
+from mfu_jax.util.child_process import last_line, run_logged
 from mfu_jax.util.formatting import columns
 from scripts.benchmarks.baselines import Baseline, beside_pytorch, predicted
 from scripts.benchmarks.configs import BENCHMARKS, STANDARD, Benchmark
@@ -144,25 +144,17 @@ def run_benchmark(
 
 def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeout: float) -> str:
     """Runs the trainer; returns ``ok``, ``out of memory``, or what went wrong."""
-    with log.open("w", encoding="utf-8") as stream:
-        print("$", *command, file=stream, flush=True)
-        try:
-            # unbuffered: the last line of the log is then the last that the child wrote
-            code = subprocess.run(
-                command,
-                env={**environment, "PYTHONUNBUFFERED": "1"},
-                stdout=stream,
-                stderr=stream,
-                timeout=timeout,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            return f"not finished after {timeout:.0f} s"
+    log.write_text(f"$ {' '.join(command)}\n", encoding="utf-8")
+    # unbuffered: the last line of the log is then the last that the child wrote
+    code = run_logged(command, {**environment, "PYTHONUNBUFFERED": "1"}, log, timeout)
+    if code is None:
+        return f"not finished after {timeout:.0f} s"
     if code == 0:
         return "ok"
     text = log.read_text(encoding="utf-8", errors="replace")
     if OUT_OF_MEMORY.search(text):
         return _TOO_LARGE
-    return f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
+    return f"failed with exit code {code}: {last_line(text)[:200]}"
 
 
 def summarize(path: Path) -> dict[str, float]:
@@ -171,22 +163,24 @@ def summarize(path: Path) -> dict[str, float]:
     Raises:
         UserError: it has no measured step.
     """
+    run = read_metrics(path)
     statistics = StepStatistics()
-    steps = read_metrics(path).steps
-    for step in steps:
-        if step.kind == "step":
-            statistics.add_many({name: (value,) for name, value in step.scalars.items()})
+    for kind, segment in run.segments(warmup_steps=0):
+        if kind == "step":
+            statistics.add_many(segment.columns)
     if not len(statistics):
         raise UserError(
             f"{path} has no measured step; expected some after compilation and warm-up; pass a "
             "larger --steps"
         )
+    compiled, held = (
+        [step.scalars.get(name, 0.0) for step in run.steps]
+        for name in ("compile/seconds", "memory/peak_bytes_in_use")
+    )
     return {
         **statistics.fields(),
-        "compile_seconds": sum(s.scalars.get("compile/seconds", 0.0) for s in steps),
-        "peak_memory_bytes": max(
-            step.scalars.get("memory/peak_bytes_in_use", 0.0) for step in steps
-        ),
+        "compile_seconds": sum(compiled),
+        "peak_memory_bytes": max(held),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.hardware.chips import find
 from mfu_jax.planning.targets import Target, generation_of, parse_target, slice_name
-from mfu_jax.util.child_process import child_environment
+from mfu_jax.util.child_process import child_environment, last_line
 
 _PROBE = (
     "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
@@ -71,8 +71,7 @@ def attached(**variables: str) -> AttachedDevices:
             timeout=_PROBE_SECONDS,
         )
         if done.returncode:
-            last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-            raise UserError(" ".join(last) or f"exit code {done.returncode}")
+            raise UserError(last_line(done.stderr) or f"exit code {done.returncode}")
         platform, kind, count, limit = json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise UserError(

@@ -9,12 +9,12 @@ from typing import Any
 
 from mfu_jax.hardware.chips import named
 from mfu_jax.planning.tune.evidence import Trial, speed
+from mfu_jax.planning.tune.space import differences
 from mfu_jax.util.formatting import columns, percent
 from mfu_jax.verdict import COLUMNS, LikeRuns, NextStep, Verdict
 
 TOKENS = "tokens/s/chip"  # what the speed of the trainer's steps counts
 
-_WIDTH, _HEIGHT = 64, 14  # of the plot, in characters
 _GIB = 2**30
 _MOST_ROWS = 60
 _FITS = {True: "fits", False: "too large", None: "?"}
@@ -168,7 +168,6 @@ def render_tune(result: TuneResult) -> str:
     return "\n".join(
         [
             *_table(result),
-            *_plot(result),
             *_changes(result),
             *_residuals(result),
             *_winner(result),
@@ -184,13 +183,14 @@ def _table(result: TuneResult) -> list[str]:
         result.rows, key=lambda t: (t.fits is not True, t.fits is False, -speed(t))
     )
     rows: list[tuple[str, ...]] = [("changes", "", "GiB", "s", result.unit, "MFU", "from")]
-    rows += [(_differences(start, t.values), *_cells(t)) for t in fastest_first[:_MOST_ROWS]]
+    rows += [(differences(start, t.values), *_cells(t)) for t in fastest_first[:_MOST_ROWS]]
     rest = len(result.rows) - _MOST_ROWS
     why = {t.note: t for t in result.rows if t.source == "failed" and t.note}
     return [
         *(f"  {line}" for line in columns(rows, "<<>>>><", width=COLUMNS - 2)),
         *[f"  … and {rest} more; --json has all"] * (rest > 0),
-        *(f"  {_differences(start, t.values)}: {note}" for note, t in why.items()),
+        *["  *: no other needs less memory and is faster"] * any(t.pareto for t in result.rows),
+        *(f"  {differences(start, t.values)}: {note}" for note, t in why.items()),
     ]
 
 
@@ -204,46 +204,6 @@ def _cells(trial: Trial) -> tuple[str, ...]:
         percent(trial.mfu) if trial.mfu is not None else "",
         trial.source + " *" * trial.pareto,
     )
-
-
-def _plot(result: TuneResult) -> list[str]:
-    """Memory on x, time for a token, or of the unit, on y; `*` Pareto-optimal."""
-    points = [
-        (trial.memory_peak_bytes / _GIB, 1e6 / trial.tokens_per_sec_per_chip, trial)
-        for trial in result.rows
-        if trial.fits and trial.memory_peak_bytes and trial.tokens_per_sec_per_chip
-    ]
-    if len(points) < 2:
-        return []
-    xs, ys = [p[0] for p in points], [p[1] for p in points]
-    grid = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]
-    for x, y, trial in sorted(points, key=lambda p: (p[2].pareto, p[2].source == "measured")):
-        mark = "*" if trial.pareto else "#" if trial.source == "measured" else "o"
-        grid[_HEIGHT - round(_HEIGHT * _place(y, ys))][round(_WIDTH * _place(x, xs))] = mark
-    lines = [f"  {'':9}│{''.join(line).rstrip()}" for line in grid]
-    lines[0] = f"  {max(ys):8.4g} │{''.join(grid[0]).rstrip()}"
-    lines[-1] = f"  {min(ys):8.4g} │{''.join(grid[-1]).rstrip()}"
-    axis = f"{min(xs):.2f} GiB"
-    of_tokens = result.unit == TOKENS
-    what = (
-        "of a chip for a token" if of_tokens else f"for one of the {result.unit.partition('/')[0]}"
-    )
-    return [
-        f"  µs {what}, against memory (# measured, o planned, * Pareto front)",
-        *lines,
-        f"  {'':9}└{'─' * (_WIDTH + 1)}",
-        f"  {'':10}{axis}{f'{max(xs):.2f} GiB':>{_WIDTH + 1 - len(axis)}}",
-    ]
-
-
-def _place(value: float, values: Sequence[float]) -> float:
-    low, high = min(values), max(values)
-    return (value - low) / (high - low) if high > low else 0.5
-
-
-def _differences(start: Mapping[str, str], values: Mapping[str, str]) -> str:
-    words = [f"{key}={text}" for key, text in values.items() if text != start.get(key)]
-    return ", ".join(words) or "the start"
 
 
 def _changes(result: TuneResult) -> list[str]:

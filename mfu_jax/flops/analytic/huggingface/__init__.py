@@ -78,10 +78,10 @@ def _text(config: Mapping[str, Any]) -> Fields:
     Raises:
         UserError: there is no text model of a known type.
     """
-    outer, part, path = str(config["model_type"]), config, ""
+    outer, holder, part, path = str(config["model_type"]), config, config, ""
     for name in ("thinker_config", "text_config"):
         if isinstance(nested := part.get(name), Mapping):
-            part, path = nested, f"{path}{name}."
+            holder, part, path = part, nested, f"{path}{name}."
     own_kind = f"{outer.removesuffix('_mm_model')}_text"
     kind = str(part.get("model_type", own_kind) if path else own_kind)
     if kind not in TRANSLATIONS or kind in _ENCODERS or outer.endswith("_assistant"):
@@ -98,9 +98,10 @@ def _text(config: Mapping[str, Any]) -> Fields:
         stacklevel=4,
     )
     own = {"architectures": config.get("architectures")}
-    # The head is the wrapper's, which says whether it is tied, unless it is part of the text model.
+    # The head is the wrapper's (a thinker's), which says whether it is tied, unless it is part of
+    # the text model.
     if outer not in wrappers("wrappers_with_inner_head"):
-        own["tie_word_embeddings"] = config.get(
+        own["tie_word_embeddings"] = holder.get(
             "tie_word_embeddings", outer in wrappers("tied_wrappers")
         )
     return Fields({**part, **own}, kind, path)

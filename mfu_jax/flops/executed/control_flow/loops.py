@@ -104,8 +104,7 @@ class Loop:
         self.invariant = [self.body_at.get(r) == k for k, r in enumerate(self.next)]
         self.increments = [self._increment(k, made_by.get(r)) for k, r in enumerate(self.next)]
         self.is_joint = self.body.is_joint or self.condition.is_joint
-        self.memo: dict[State, LoopRun] = {}
-        self.joint_memo: dict[State, list[LoopRun]] = {}  # of each device
+        self.memo: dict[tuple[State, int], list[LoopRun]] = {}  # and of how many devices
 
     def _increment(self, k: int, step: RegisterStep | None) -> tuple[int, int] | None:
         """Sign and register of what an iteration adds to a value; None if it does not add."""
@@ -146,72 +145,42 @@ class Loop:
 
     def run(self, initial: State) -> LoopRun:
         """Runs the loop from a state."""
-        if initial not in self.memo:
-            self.memo[initial] = self._run(initial)
-        return self.memo[initial]
-
-    def _run(self, initial: State) -> LoopRun:
-        trips = self.count(initial)
-        states: Counter[State] = Counter()
-        state, done, reason = initial, 0, OVER_LIMIT
-        try:
-            while done <= MAX_TRIPS:
-                holds = self._holds(state) if trips is None else done < trips
-                if not holds:
-                    if holds is not None:
-                        return LoopRun(done, dict(states), state)
-                    reason = ON_DATA
-                    break
-                following = self._after(state)
-                if following != state:
-                    repeats = 1
-                elif trips is not None:
-                    repeats = trips - done
-                else:
-                    reason = ENDLESS
-                    break
-                states[state] += repeats
-                done += repeats
-                state = following
-        except StepLimitError:
-            pass
-        return self._vague(initial, trips, reason)
-
-    def _vague(self, initial: State, trips: int | None, reason: str) -> LoopRun:
-        """A run with only the invariant values known, and `trips` if given."""
-        self.evaluation.limited |= reason == OVER_LIMIT
-        pairs = zip(initial, self.invariant, strict=True)
-        vague = tuple(value if invariant else None for value, invariant in pairs)
-        return LoopRun(trips, {vague: 1 if trips is None else trips}, vague, reason)
+        return self._runs(initial, 1)[0]
 
     def run_jointly(self, initial: State) -> list[LoopRun]:
         """The run of each device, starting from a state of all devices."""
-        if initial not in self.joint_memo:
-            self.joint_memo[initial] = self._run_jointly(initial)
-        return self.joint_memo[initial]
+        return self._runs(initial, self.evaluation.devices)
 
-    def _run_jointly(self, initial: State) -> list[LoopRun]:
-        """As `_run`, for all devices in lockstep; those that are done drop out."""
-        running = set(range(self.evaluation.devices))
+    def _runs(self, initial: State, devices: int) -> list[LoopRun]:
+        if (initial, devices) not in self.memo:
+            self.memo[initial, devices] = self._in_lockstep(initial, devices)
+        return self.memo[initial, devices]
+
+    def _in_lockstep(self, initial: State, devices: int) -> list[LoopRun]:
+        """Runs the loop on devices that drop out when they are done."""
+        trips = self.count(initial)
+        running = set(range(devices))
         states: list[Counter[State]] = [Counter() for _ in running]
         runs: dict[int, LoopRun] = {}
         state, done, reason = initial, 0, OVER_LIMIT
         try:
-            while running and done <= MAX_TRIPS:
-                holds = self._holds(state) if self.trips is None else done < self.trips
+            while done <= MAX_TRIPS:
+                holds = self._holds(state) if trips is None else done < trips
                 for device in running:
                     goes_on = of_device(holds, device)
                     if goes_on is None:
                         runs[device] = self._vague(initial, None, ON_DATA)
                     elif not goes_on:
                         runs[device] = LoopRun(done, dict(states[device]), state)
-                if not running.isdisjoint(runs):
+                if runs and not running.isdisjoint(runs):
                     running -= runs.keys()
                     state = among(state, running)
+                if not running:
+                    break
                 following = self._after(state)
                 repeats = 1
-                if following == state and self.trips is not None:
-                    repeats = self.trips - done
+                if following == state and trips is not None:
+                    repeats = trips - done
                 elif following == state:
                     reason = ENDLESS
                     break
@@ -221,9 +190,16 @@ class Loop:
                 state = following
         except StepLimitError:
             pass
-        for device in running - runs.keys():
-            runs[device] = self._vague(initial, self.trips, reason)
-        return [run for _, run in sorted(runs.items())]
+        for device in running:
+            runs[device] = self._vague(initial, trips, reason)
+        return [runs[device] for device in range(devices)]
+
+    def _vague(self, initial: State, trips: int | None, reason: str) -> LoopRun:
+        """A run with only the invariant values known, and `trips` if given."""
+        self.evaluation.limited |= reason == OVER_LIMIT
+        pairs = zip(initial, self.invariant, strict=True)
+        vague = tuple(value if invariant else None for value, invariant in pairs)
+        return LoopRun(trips, {vague: 1 if trips is None else trips}, vague, reason)
 
     def _holds(self, state: State) -> Value:
         """Whether the loop continues: 1 or 0, by device if they differ; None if unknown."""

@@ -51,8 +51,9 @@ def frame(follower: MetricsTail, now: float, paper: Paper, lines: int = 32) -> l
     found, steps = snapshot(follower, now), list(follower.steps)
     shown = list(_headline(follower.path, found, paper))
     if steps:
-        sentence = textwrap.wrap(_plain(found["verdict"]["sentence"]), paper.columns)
-        shown += [paper.paint(line, "bold") for line in sentence]
+        answer, _, step = _plain(found["verdict"]["sentence"]).rpartition("; next: ")
+        for part in (f"{answer};", f"next: {step}"):
+            shown += [paper.paint(line, "bold") for line in textwrap.wrap(part, paper.columns)]
         width = max(8, paper.columns - _BESIDE_CURVE)
         last = max(_LAST_STEPS, lines - _BESIDE_STEPS)
         shown += [*_table(steps[-last:], paper), *_curves(steps, width, paper)]

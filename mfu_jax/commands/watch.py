@@ -17,13 +17,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mfu_jax.errors import UserError
 from mfu_jax.runs.live.following import MetricsTail, local_metrics_file
 from mfu_jax.runs.live.frame import frame, snapshot
 from mfu_jax.util.arguments import parse
 from mfu_jax.util.formatting import json_text
 from mfu_jax.util.optional_deps import TRAIN, require
-from mfu_jax.util.values import typed
+from mfu_jax.util.values import number_of
 
 _COLUMNS = 80
 
@@ -39,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     arguments = parse(argv, keys=("interval",), flags=("--once", "--json"))
     run = arguments.one_name("run")
-    interval = _interval(arguments.values)
+    interval = number_of(arguments.values, "interval", float, 2.0, is_positive=True)
     once = bool(arguments.flags) or not sys.stdout.isatty()
     follower = MetricsTail(local_metrics_file(run, may_come=not once))
     follower.update()
@@ -69,16 +68,6 @@ def _follow(follower: MetricsTail, console: Any, interval: float) -> None:
                 shown.update(now(), refresh=True)
         except KeyboardInterrupt:
             return
-
-
-def _interval(values: dict[str, str]) -> float:
-    seconds: float = typed("interval", values.get("interval", "2"), float)
-    if not 0.1 <= seconds <= 3600:
-        raise UserError(
-            f"interval={seconds:g}: expected 0.1 to 3600 seconds",
-            hint="usually milliseconds were meant; leave it out for 2",
-        )
-    return seconds
 
 
 def _console() -> Any:

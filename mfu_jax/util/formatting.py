@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _LONGEST_NAME = 60
+_LEAST_ROOM = 12  # columns of a folded cell
 
 
 def readable(value: float) -> str:
@@ -155,17 +157,25 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 
-def columns(rows: Sequence[Sequence[str]], alignment: str = "<>") -> list[str]:
+def columns(
+    rows: Sequence[Sequence[str]], alignment: str = "<>", *, width: int = 0, fold: int = 0
+) -> list[str]:
     """Lines of a table: columns as wide as their widest cell, two spaces between them.
 
     Args:
         rows: cells by row, including the header; all rows have the same number of cells.
         alignment: ``<`` (left) or ``>`` (right) for each column; the last one also applies to all
             columns after it.
+        width: most characters of a line; 0: any number.
+        fold: the column whose long cells then go on in the lines below.
 
     >>> columns([["layer", "FLOPs"], ["mlp", "1,024"], ["attention", "8"]])
     ['layer      FLOPs', 'mlp        1,024', 'attention      8']
+    >>> columns([["decoder/layers/mlp", "8"]], width=14)
+    ['decoder/   8', '  layers/', '  mlp']
     """
+    if width and rows:
+        rows = [line for row in rows for line in _folded(row, fold, _room(rows, width, fold))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = alignment.ljust(len(widths), alignment[-1])
     return [
@@ -174,3 +184,22 @@ def columns(rows: Sequence[Sequence[str]], alignment: str = "<>") -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _room(rows: Sequence[Sequence[str]], width: int, fold: int) -> int:
+    """What the other columns leave of a line."""
+    widths = [max(map(len, cells)) + 2 for cells in zip(*rows, strict=True)]
+    return max(_LEAST_ROOM, width + widths[fold] - sum(widths))
+
+
+def _folded(row: Sequence[str], fold: int, room: int) -> Iterator[list[str]]:
+    """A row's lines; a long cell is broken between words, or after slashes."""
+    cell = row[fold]
+    is_path = " " not in cell
+    text = cell.replace("/", "/ ") if is_path else cell
+    lines = textwrap.wrap(text, room, subsequent_indent="  ", break_on_hyphens=False)
+    if len(cell) <= room:
+        lines = [cell]
+    for i, line in enumerate(lines):
+        part = line.replace("/ ", "/") if is_path else line
+        yield [part if j == fold else "" if i else other for j, other in enumerate(row)]

@@ -177,7 +177,7 @@ def test_a_run_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["nowhere"], "has no metrics file"),
         (["nowhere", "intervall=1"], "unknown key 'intervall'"),
-        (["nowhere", "interval=0"], "expected 0.1 to 3600 seconds"),
+        (["nowhere", "interval=0"], "expected a number above 0"),
         ([], "usage: mfu-jax watch"),
     ],
 )

@@ -90,8 +90,6 @@ def _sections(plan: Plan) -> Iterator[Markup]:
         yield section("Transfers", _transfers(plan.collectives))
     if plan.memory:
         yield section("Memory", _sizes("kind", plan.memory))
-    if plan.activations_by_scope:
-        yield section("Activations", _sizes("scope", plan.activations_by_scope))
 
 
 def _bars(seconds_by_cause: Mapping[str, float]) -> Iterator[BarRow]:

@@ -8,8 +8,6 @@ from mfu_jax.planning.result.plan import Plan, warning_of
 from mfu_jax.util.formatting import columns, percent, seconds_text
 from mfu_jax.verdict import share_text
 
-_MOST_SCOPES = 4
-
 
 def render(plan: Plan) -> str:
     """The plan for the console."""
@@ -35,15 +33,9 @@ def _head(plan: Plan) -> list[str]:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """The kinds of memory, largest first, and the activations' scopes."""
+    """The kinds of memory, largest first."""
     kinds = sorted(plan.memory.items(), key=lambda pair: -pair[1])
-    lines = ["memory       " + ", ".join(f"{kind} {size_text(size)}" for kind, size in kinds)]
-    scopes = list(plan.activations_by_scope.items())[:_MOST_SCOPES]
-    if scopes:
-        lines.append(
-            "activations  " + ", ".join(f"{name} {size_text(size)}" for name, size in scopes)
-        )
-    return lines
+    return ["memory       " + ", ".join(f"{kind} {size_text(size)}" for kind, size in kinds)]
 
 
 def _times(plan: Plan) -> list[str]:

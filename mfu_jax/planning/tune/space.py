@@ -107,9 +107,7 @@ class Space:
 
     def changes(self, point: Point) -> str:
         """The labels that differ from the start's, in words."""
-        start = self.labels(self.start)
-        words = [f"{k}={text}" for k, text in self.labels(point).items() if text != start[k]]
-        return " ".join(words) or "the start"
+        return differences(self.labels(self.start), self.labels(point))
 
     def candidates(self, best: Iterable[Point]) -> list[Point]:
         """All points; of a large space those within one change of some points."""
@@ -123,6 +121,12 @@ class Space:
             reach = size if axis.positions is None else 1  # the next number, any other word
             for i in range(max(0, point[number] - reach), min(size, point[number] + reach + 1)):
                 yield moved(point, number, i)
+
+
+def differences(start: Mapping[str, str], labels: Mapping[str, str]) -> str:
+    """The labels that differ from the start's, in words."""
+    words = [f"{key}={text}" for key, text in labels.items() if text != start.get(key)]
+    return ", ".join(words) or "the start"
 
 
 def moved(point: Point, axis: int, choice: int) -> Point:

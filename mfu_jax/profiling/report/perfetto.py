@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from mfu_jax.profiling.join.ops import Join, JoinedOp
 from mfu_jax.profiling.join.programs import open_traces
 from mfu_jax.profiling.join.unnamed_kernels import with_instructions
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.timeline.devices import DeviceTimeline
+from mfu_jax.profiling.timeline.devices import DeviceTimeline, apart
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.storage.trace_folders import trace_files
 
@@ -55,7 +55,8 @@ def _device(
         yield _name("thread_name", process, lane, f"lane {lane}")
     runs = timeline.executions
     spans = [*zip(map(int, runs.starts), map(int, runs.ends), strict=True)]
-    tracks = [_PROGRAMS + row for row in rows(spans)]
+    # Perfetto drops a span that overlaps another one of its track.
+    tracks = (_PROGRAMS + apart(runs.starts, runs.ends)).tolist()
     for track in sorted({*tracks}):
         yield _name("thread_name", process, track, "programs")
     for program, track, run in zip(runs.programs, tracks, spans, strict=True):
@@ -73,22 +74,6 @@ def _device(
             if 0 < least <= seconds:
                 rates = {"mfu": least * share / seconds, "hfu": least / seconds, "flops": flops}
             yield _event(name, process, int(lane), span, began, {**args, **rates})
-
-
-def rows(spans: Sequence[tuple[int, int]]) -> list[int]:
-    """The first row in which each span overlaps none that began before; Perfetto drops such spans.
-
-    >>> rows([(0, 10), (4, 12), (10, 14)])
-    [0, 1, 0]
-    """
-    ends: list[int] = []
-    found = [0] * len(spans)
-    for place in sorted(range(len(spans)), key=spans.__getitem__):
-        start, end = spans[place]
-        row = next((row for row, last in enumerate(ends) if last <= start), len(ends))
-        ends[row : row + 1] = [end]
-        found[place] = row
-    return found
 
 
 def _cost(op: JoinedOp, profile: Profile) -> tuple[dict[str, Any], int, float, float]:

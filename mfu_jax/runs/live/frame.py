@@ -52,7 +52,8 @@ def frame(follower: MetricsTail, now: float, columns: int = 80, lines: int = 32)
     found, steps = snapshot(follower, now), list(follower.steps)
     parts = [_headline(follower.path, found)]
     if steps:
-        parts += [_rich("text").Text(_plain(found["verdict"]["sentence"]), style="bold")]
+        answer, _, step = _plain(found["verdict"]["sentence"]).rpartition("; next: ")
+        parts += [_rich("text").Text(f"{answer};\nnext: {step}", style="bold")]
         width = max(8, columns - _BESIDE_CURVE)
         last = max(_LAST_STEPS, lines - _BESIDE_STEPS)
         split = found["seconds_by_use"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import formulas, mixers, names
@@ -123,13 +124,17 @@ def _stream_weights(config: ModelConfig, name: str, outputs: int, scales: int) -
     )
 
 
-def _passes(config: ModelConfig) -> Iterator[tuple[tuple[str, str], bool, bool]]:
-    """Each run of each layer: its kind, whether it ran before, whether a gradient flows through."""
+def _passes(config: ModelConfig) -> Counter[tuple[tuple[str, str], bool, bool]]:
+    """Runs of layers by kind, whether it ran before, and whether a gradient flows through."""
     passes = config.stack.layer_passes or (1,) * config.num_decoder_layers
+    runs: Counter[tuple[tuple[str, str], bool, bool]] = Counter()
     for kind, times, graded in zip(
         kinds_of_layers(config), passes, config.stack.graded_passes or passes, strict=True
     ):
-        yield from ((kind, i > 0, i < graded) for i in range(times))
+        runs[kind, False, graded > 0] += 1
+        runs[kind, True, True] += max(graded - 1, 0)
+        runs[kind, True, False] += times - max(graded, 1)
+    return +runs  # those that there are
 
 
 def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
@@ -221,7 +226,7 @@ def _twice_as_wide(part: formulas.Component) -> formulas.Component:
 
 
 def _indexed_attention(
-    config: ModelConfig, *, scored: bool, nope: str = "", borrowed: str = ""
+    config: ModelConfig, *, scored: bool, nope: bool, borrowed: bool
 ) -> Components:
     """Latent attention to the keys that an indexer selected.
 
@@ -238,7 +243,7 @@ def _indexed_attention(
     return (
         *(mixers.indexer(config, scored=True) if scored else ()),
         *_gate(config),
-        *mixers.latent_attention(config, mask, bias=sizes.attention_bias, borrowed=bool(borrowed)),
+        *mixers.latent_attention(config, mask, bias=sizes.attention_bias, borrowed=borrowed),
         formulas.vector("attention/sinks", sizes.attention_sinks * sizes.num_query_heads),
     )
 
@@ -252,7 +257,7 @@ _ATTENTION = (FULL, SLIDING, CHUNKED)
 _MIXERS: dict[str, Callable[[ModelConfig], Components]] = {
     **{
         f"{kind}{nope}{borrowed}": functools.partial(
-            _indexed_attention, scored=kind == INDEXED, nope=nope, borrowed=borrowed
+            _indexed_attention, scored=kind == INDEXED, nope=bool(nope), borrowed=bool(borrowed)
         )
         for kind in (INDEXED, SHARED_INDEX)
         for nope in ("", NOPE)

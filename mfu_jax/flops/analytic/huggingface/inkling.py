@@ -83,28 +83,25 @@ def inkling2_text(c: Fields) -> ModelConfig:
     layers, width, rows = c.size("num_hidden_layers"), c.size("hidden_size"), c.size("vocab_size")
     kinds = layer_types(c, every(6, FULL, SLIDING), **_KINDS)
     common = _inkling(c, kinds)
-    windowed = {**common, **dict(common["in_windows"])}
     scales, of_windows = (
         sizes["num_query_heads"] * (sizes["head_dim"] + sizes["relative_dim"])
-        for sizes in (common, windowed)
+        for sizes in (common, {**common, **dict(common["in_windows"])})
     )
-    of_kind = {FULL: scales + 2 * width, SLIDING: of_windows}
-    queries = [(3 if kind == FULL else 1) * (i > 0) for i, kind in enumerate(kinds)]
     block = c.size("n_layers_per_attn_res_block")
-    sources = [
-        number * (-(-i // block) + 1) + -(-(i + 1) // block) + 1 for i, number in enumerate(queries)
-    ]
-    vectors = sum(of_kind[kind] for kind in kinds) + (sum(queries) + layers + 1) * width
-    total, loop = sum(sources) + -(-layers // block) + 1, {}
+    queries = [(3 if kind == FULL else 1) * (i > 0) for i, kind in enumerate(kinds)]
+    mixed = [-(-i // block) + 1 for i in range(layers + 1)]
+    sources = [queries[i] * mixed[i] + mixed[i + 1] for i in range(layers)]
+    total, loop = sum(sources) + mixed[-1], {}
+    vectors = (sum(queries) + layers + 1 + 2 * kinds.count(FULL)) * width
+    vectors += sum(scales if kind == FULL else of_windows for kind in kinds)
     if c.model_type == "inkling2_loop_text":
-        start, end, passes, rank = _loop(c)
+        start, end, passes, rank = _loop(c, block)
         inside = end - start
         # Of the previous pass: its blocks but the first's input, and its output.
         again = sum(sources[start:end]) + 4 * inside * (inside // block)
         total, vectors = total + (passes - 1) * again, vectors + 4 * inside * width
-        common["layer_types"] = [
-            f"{MESSAGES}+{kind}" if start <= i < end else kind for i, kind in enumerate(kinds)
-        ]
+        looped = [f"{MESSAGES}+{kind}" for kind in kinds[start:end]]
+        common["layer_types"] = kinds[:start] + looped + kinds[end:]
         loop = {
             "layer_passes": (1,) * start + (passes,) * inside + (1,) * (layers - end),
             "message_rank": rank,
@@ -127,20 +124,16 @@ def inkling2_text(c: Fields) -> ModelConfig:
     )
 
 
-def _loop(c: Fields) -> tuple[int, int, int, int]:
+def _loop(c: Fields, block: int) -> tuple[int, ...]:
     """First layer and end of the loop, its passes, and the rank of its gates."""
     nested = c.get("loop_config") or {}
     if not isinstance(nested, Mapping):
         c.fail("loop_config", "expected an object")
     inner = c.with_values(**{_LOOP[key]: nested[key] for key in _LOOP if key in nested})
-    start, end, passes, rank = (inner.size(name) for name in _LOOP.values())
-    block, layers = c.size("n_layers_per_attn_res_block"), c.size("num_hidden_layers")
-    if start % block or end % block or not start <= end <= layers:
-        inner.fail(
-            "loop_layer_index_start",
-            f"expected loops from and to a multiple of n_layers_per_attn_res_block={block}",
-        )
-    return start, end, passes, rank
+    start, end, *others = (inner.size(name) for name in _LOOP.values())
+    if start % block or end % block or not start <= end <= c.size("num_hidden_layers"):
+        inner.fail(_LOOP["core_start"], f"expected loops of whole blocks of {block} layers")
+    return start, end, *others
 
 
 _LOOP = {

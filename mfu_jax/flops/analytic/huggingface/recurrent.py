@@ -298,7 +298,7 @@ def hrm_text(c: Fields) -> ModelConfig:
     high, low = c.size("H_cycles"), c.size("L_cycles")
     stack = c.size("num_layers_per_stack", c.size("num_hidden_layers"))
     given = c.list_of(int, "L_bp_cycles") or [2]
-    graded = ([1] * max(0, high - len(given)) + given)[:high]
+    graded = max(0, high - len(given)) + sum(min(number, low) for number in given[:high])
     inner = c.with_values(num_hidden_layers=2 * stack)
     sizes = heads(c)
     return decoder(
@@ -306,7 +306,7 @@ def hrm_text(c: Fields) -> ModelConfig:
         normalization="none",
         attention_gate_width=sizes["head_dim"],
         layer_passes=(high * low,) * stack + (high,) * stack,
-        graded_passes=(sum(min(g, low) for g in graded),) * stack + (high,) * stack,
+        graded_passes=(graded,) * stack + (high,) * stack,
         further_vectors=c.size("hidden_size"),
         **sizes,
     )
@@ -318,12 +318,8 @@ def zaya(c: Fields) -> ModelConfig:
 
     A token may skip its expert; PyTorch then computes one and multiplies by 0, counted here too.
     """
-    layers, width, rank = (
-        c.size("num_hidden_layers"),
-        c.size("hidden_size"),
-        c.size("router_hidden_size"),
-    )
-    sizes = heads(c)
+    layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
+    rank, sizes = c.size("router_hidden_size"), heads(c)
     return decoder(
         c,
         mlp_dim=0,

@@ -17,6 +17,7 @@ SCHEMA = 1
 NOTABLE = 0.02
 """Smallest loss, as a fraction of its whole, that is worth a reader's time."""
 COLUMNS = 100
+_LIKE_NONE = "no published run is like it"
 _WITHOUT_MLP = 0.3  # of a layer's matmul results, by bytes: all but the MLP's, in Llama's widths
 _EXCEPT_MLP = "save_dot_with_context_except_mlp"
 TOKENS = "tokens_per_step=N, for the published runs of models of this size"
@@ -102,11 +103,14 @@ class LikeRuns:
         low, high = percent(self.low_mfu), percent(self.high_mfu)
         return low if low == high else f"{low} to {high}"
 
+    def place(self, mfu: float) -> str:
+        """Where an MFU is: above, within or below them."""
+        return "above" if mfu > self.high_mfu else "below" if mfu < self.low_mfu else "within"
+
     def judged(self, mfu: float) -> str:
         """How good an MFU is beside these runs."""
-        place = "above" if mfu > self.high_mfu else "below" if mfu < self.low_mfu else "within"
         count = counted(len(self.runs), "published run")
-        return f"{place} what {self.like} reach, {self.span} ({count})"
+        return f"{self.place(mfu)} what {self.like} reach, {self.span} ({count})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,13 +159,21 @@ class Verdict:
         if self.mfu is not None and self.like_runs is not None:
             yield self.like_runs.judged(self.mfu)
         elif self.mfu is not None:
-            yield "no published run is like it"
+            yield _LIKE_NONE
         if self.bound_mfu is not None:
             owner = "its" if self.kind == "plan" else "its plan's"
             yield f"{owner} bound is {percent(self.bound_mfu)}"
         large = [loss for loss in self.losses if loss.fraction >= NOTABLE]
         if self.losses:  # none are known without a peak, or of a search, which looks at whole steps
             yield f"largest loss: {large[0]}" if large else f"no loss above {NOTABLE:.0%} found"
+
+    @property
+    def placed(self) -> str:
+        """How good the MFU is, in the fewest words; empty if it is not known."""
+        if self.mfu is None:
+            return ""
+        like = self.like_runs
+        return f"{like.place(self.mfu)} {like.span} of published runs" if like else _LIKE_NONE
 
     @property
     def _next(self) -> str:

@@ -371,6 +371,11 @@ class MetricLogger:
         """Keeps an interrupt for the loop's next call of the logger; False if it is none."""
         return self._interrupt.defer(error)
 
+    @property
+    def setup_values(self) -> Mapping[str, Any]:
+        """The values that `write_setup` wrote last; empty before."""
+        return dict(self._setup.get("values", {}))
+
     @failsafe("the set-up is not written")
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TextIO
 
 _LONGEST_NAME = 60
+_LEAST_ROOM = 12  # columns of a folded cell
+MOST_COLUMNS = 100
+_STYLES = {
+    **{"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"},
+    **{"magenta": "35", "cyan": "36"},
+}
 
 
 def readable(value: float) -> str:
@@ -155,17 +164,25 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 
-def columns(rows: Sequence[Sequence[str]], alignment: str = "<>") -> list[str]:
+def columns(
+    rows: Sequence[Sequence[str]], alignment: str = "<>", *, width: int = 0, fold: int = 0
+) -> list[str]:
     """Lines of a table: columns as wide as their widest cell, two spaces between them.
 
     Args:
         rows: cells by row, including the header; all rows have the same number of cells.
         alignment: ``<`` (left) or ``>`` (right) for each column; the last one also applies to all
             columns after it.
+        width: most characters of a line; 0: any number.
+        fold: the column whose long cells then go on in the lines below.
 
     >>> columns([["layer", "FLOPs"], ["mlp", "1,024"], ["attention", "8"]])
     ['layer      FLOPs', 'mlp        1,024', 'attention      8']
+    >>> columns([["decoder/layers/mlp", "8"]], width=14)
+    ['decoder/   8', '  layers/', '  mlp']
     """
+    if width and rows:
+        rows = [line for row in rows for line in _folded(row, fold, _room(rows, width, fold))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = alignment.ljust(len(widths), alignment[-1])
     return [
@@ -174,3 +191,54 @@ def columns(rows: Sequence[Sequence[str]], alignment: str = "<>") -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _room(rows: Sequence[Sequence[str]], width: int, fold: int) -> int:
+    """What the other columns leave of a line."""
+    widths = [max(map(len, cells)) + 2 for cells in zip(*rows, strict=True)]
+    return max(_LEAST_ROOM, width + widths[fold] - sum(widths))
+
+
+def _folded(row: Sequence[str], fold: int, room: int) -> Iterator[list[str]]:
+    """A row's lines; a long cell is broken between words, or after slashes."""
+    cell = row[fold]
+    is_path = " " not in cell
+    text = cell.replace("/", "/ ") if is_path else cell
+    lines = textwrap.wrap(text, room, subsequent_indent="  ", break_on_hyphens=False)
+    if len(cell) <= room:
+        lines = [cell]
+    for i, line in enumerate(lines):
+        part = line.replace("/ ", "/") if is_path else line
+        yield [part if j == fold else "" if i else other for j, other in enumerate(row)]
+
+
+class Paper(NamedTuple):
+    """What lines are written on."""
+
+    columns: int = MOST_COLUMNS
+    is_terminal: bool = False
+    has_colours: bool = False
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Self:
+        """Of a stream; a terminal may be narrower."""
+        if not getattr(stream, "isatty", bool)():
+            return cls()
+        columns = shutil.get_terminal_size((MOST_COLUMNS, 0)).columns
+        has_colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+        return cls(min(columns, MOST_COLUMNS), True, has_colours)
+
+    def paint(self, text: str, style: str) -> str:
+        """The text in an ANSI style, such as ``bold red``."""
+        codes = ";".join(_STYLES[word] for word in style.split())
+        return f"\x1b[{codes}m{text}\x1b[0m" if self.has_colours else text
+
+    def wrap(self, text: str) -> str:
+        """The text in lines of at most the width, all but the first indented."""
+        return textwrap.fill(
+            text,
+            self.columns,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )

@@ -272,6 +272,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
     result = tune(
         Tuning(
             target=str(target),
+            chip=target.chip.name,
             space=space,
             flags=lambda point: source.run_words(keys(point)),
             plan=plan,

@@ -189,6 +189,7 @@ class _Command:
         values = self.values
         return Tuning(
             target=str(self.target or self.devices),
+            chip=self.chip.name if self.chip else "",
             space=self.space,
             flags=self.command_line,
             plan=self.plan if self.target else None,

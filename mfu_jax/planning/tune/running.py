@@ -33,6 +33,7 @@ class Tuning:
 
     Attributes:
         target: the devices, as text.
+        chip: its name in the hardware table; empty if unknown.
         space: what may be chosen.
         flags: command-line words of a point.
         unit: what a speed counts: ``tokens/s/chip``.
@@ -50,6 +51,7 @@ class Tuning:
     """
 
     target: str
+    chip: str = ""
     space: Space
     flags: Callable[[Point], Sequence[str]]
     unit: str = TOKENS
@@ -145,6 +147,7 @@ class _Run:
         after = {} if best is None else self.space.settings(best)
         return TuneResult(
             target=self.tuning.target,
+            chip=self.tuning.chip,
             unit=self.tuning.unit,
             points=self.space.size,
             rows=tuple(with_pareto([*rows.values()])),

@@ -75,12 +75,17 @@ def _several(runs: Mapping[str, RunData], found: Sequence[RunComparison]) -> Ite
     sentences = [
         _named(c.verdict, names[0], name) for c, name in zip(found, names[1:], strict=True)
     ]
+    splits = [
+        _named(c.split_text, names[0], name) for c, name in zip(found, names[1:], strict=True)
+    ]
+    nexts = [f"next for {name}: {run.verdict.next_steps[0]}" for name, run in runs.items()]
     title = " · ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     yield page_head(
         title,
         f"{'; '.join(sentences)}.",
         {name: run.verdict for name, run in runs.items()},
         shared,
+        beneath=[*filter(None, splits), *nexts],
     )
     warnings = dict.fromkeys(
         _named(note, names[0], name)
@@ -90,13 +95,11 @@ def _several(runs: Mapping[str, RunData], found: Sequence[RunComparison]) -> Ite
     yield from (tag("p", words, class_="warning") for words in warnings)
     yield notes([f"{name}: {note}" for name, run in runs.items() for note in run.time.notes])
     numbers = [_numbers(run) | outlier_numbers(run) for run in runs.values()]
-    steps = [{"next": (None, str(run.verdict.next_steps[0]))} for run in runs.values()]
     own = [{k: (None, v) for k, v in one.items() if (k, v) not in shared} for one in about]
-    words = [step | facts_of for step, facts_of in zip(steps, own, strict=True)]
     yield section(
         "The runs",
         columns.by_run("number", columns.merged(numbers), names),
-        columns.by_run("about", columns.merged(words), names, has_words=True),
+        columns.by_run("about", columns.merged(own), names, has_words=True),
     )
     yield from columns.comparison(found, names)
     yield from curves.sections(runs)

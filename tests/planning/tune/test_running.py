@@ -9,7 +9,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.planning.tune.evidence import Trial, TrialLog
-from mfu_jax.planning.tune.result import render_tune, tune_verdict
+from mfu_jax.planning.tune.result import TOKENS, render_tune, tune_verdict
 from mfu_jax.planning.tune.running import Tuning, tune
 from mfu_jax.planning.tune.space import SearchAxis, Space, listed_axes
 from tests.support import planned_models
@@ -147,6 +147,23 @@ def test_changes_multiply_to_the_gain():
     text = render_tune(result)
     assert result.flags in text
     assert tune_verdict(result).sentence.startswith("1 × cpu: ")
+
+
+def test_the_tables_fit_a_terminal_and_the_winner_is_placed():
+    machine = Machine(0)
+    result = tune(machine.tuning(), TrialLog(None, {}))
+    flags = {f"--xla_tpu_a_flag_with_a_long_name_{i}": "true" for i in range(3)}
+    wide = [dataclasses.replace(t, values={**t.values, **flags}) for t in result.rows[1:]]
+    change = dataclasses.replace(result.changes[0], before="none", after=str(flags))
+    result = dataclasses.replace(result, rows=(result.rows[0], *wide), changes=(change,), flags="")
+    text = render_tune(result)
+    assert max(map(len, text.splitlines())) <= 100
+    assert all(name in text for name in flags)
+    rate = 0.4 * 459e12 / 250e9  # 250 GFLOPs a token
+    best = dataclasses.replace(result.winner, mfu=0.4, tokens_per_sec_per_chip=rate)
+    placed = dataclasses.replace(result, winner=best, chip="TPU v5p", unit=TOKENS)
+    assert tune_verdict(placed).like_runs.like.startswith("models like this (")
+    assert tune_verdict(dataclasses.replace(placed, chip="")).like_runs is None
 
 
 def test_a_spent_budget_goes_on_from_the_file(tmp_path):

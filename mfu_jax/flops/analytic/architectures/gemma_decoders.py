@@ -108,13 +108,15 @@ def diffusion_gemma(config: ModelConfig) -> Layers:
 
     encoder, decoder = [], []
     for each in layers:
-        is_last = each.name == f"{FULL}_layers"
+        is_global = each.name == f"{FULL}_layers"
         encoded = dataclasses.replace(each, name=f"encoder_{each.name}")
-        encoder.append(dataclasses.replace(encoded, repeats=each.repeats - is_last).each(encoding))
-        if is_last:
+        encoder.append(
+            dataclasses.replace(encoded, repeats=each.repeats - is_global).each(encoding)
+        )
+        if is_global:
             last = dataclasses.replace(encoded, name="encoder_last_layer", repeats=1)
             encoder.append(last.each(functools.partial(encoding, is_read=False)))
-        kept = min(length, windows - 1) if windows and not is_last else length
+        kept = min(length, windows - 1) if windows and not is_global else length
         decoder.append(each.each(functools.partial(decoding, kept=kept)))
     conditioning = layer(
         "self_conditioning",
@@ -122,7 +124,7 @@ def diffusion_gemma(config: ModelConfig) -> Layers:
         *blocks.mlp(config),
     ).each(decoding)
     *below, top = blocks.decoder(config, (*encoder, conditioning, *decoder))
-    return (*below, top.each(decoding))
+    return (*(each for each in below if each.repeats), top.each(decoding))
 
 
 def _listed_layers(config: ModelConfig) -> Layers:

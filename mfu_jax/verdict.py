@@ -173,7 +173,7 @@ class Verdict:
         if self.mfu is None:
             return ""
         like = self.like_runs
-        return f"{like.place(self.mfu)} {like.span} of published runs" if like else _LIKE_NONE
+        return f"{like.place(self.mfu)} published runs ({like.span})" if like else _LIKE_NONE
 
     @property
     def _next(self) -> str:

@@ -173,6 +173,20 @@ def memory_used(stats: ProfileStats) -> int | None:
     return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
 
 
+def logits_of(stats: ProfileStats) -> tuple[int, ...] | None:
+    """The dimensions of the widest result of a forward matmul that is far wider than its input."""
+    wide = [
+        record.shape.results[0].dims
+        for record in stats.program.costs.records.values()
+        if record.shape.matmul
+        and record.phase in ("forward", "evaluation")
+        and record.shape.results
+        and record.shape.matmul.batch == 1
+        and record.shape.matmul.n >= 8 * record.shape.matmul.k
+    ]
+    return max(wide, key=lambda dims: dims[-1], default=None)
+
+
 def seconds_of(ops: Iterable[OpTime]) -> float:
     """The ops' wall time in a step."""
     return sum(op.seconds for op in ops)

@@ -47,8 +47,6 @@ _PATHS = (
     "prometheus_textfile",
     "webhook_url",
 )
-# Until 0.2, 0 means "unset" for these, too.
-_ZERO_WAS_UNSET = ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +90,7 @@ class MetricsKeys(LoggerKeys):
         super().check()
         if self.hardware and self.hardware != CALIBRATE:
             named(self.hardware)
-        if self.peak_tflops_per_device:
+        if self.peak_tflops_per_device is not None:
             checked_peak(self.peak_tflops_per_device)
         if self.profile_steps:
             parse_steps(self.profile_steps)
@@ -140,8 +138,6 @@ class Settings(MetricsKeys):
                 check_text(field.name, given)
             hint = f"usually a misspelling; {field.name} is: {field.metadata['help']}"
             value = typed(field.name, given, kind, hint=hint)
-            if field.name in _ZERO_WAS_UNSET and not value:
-                value = None
             object.__setattr__(self, field.name, value)
         if self.run_dir:
             for name, place in IN_RUN_DIR.items():

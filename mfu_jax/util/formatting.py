@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self, TextIO
 
 _LONGEST_NAME = 60
 _LEAST_ROOM = 12  # columns of a folded cell
+MOST_COLUMNS = 100
+_STYLES = {
+    **{"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"},
+    **{"magenta": "35", "cyan": "36"},
+}
 
 
 def readable(value: float) -> str:
@@ -203,3 +210,35 @@ def _folded(row: Sequence[str], fold: int, room: int) -> Iterator[list[str]]:
     for i, line in enumerate(lines):
         part = line.replace("/ ", "/") if is_path else line
         yield [part if j == fold else "" if i else other for j, other in enumerate(row)]
+
+
+class Paper(NamedTuple):
+    """What lines are written on."""
+
+    columns: int = MOST_COLUMNS
+    is_terminal: bool = False
+    has_colours: bool = False
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Self:
+        """Of a stream; a terminal may be narrower."""
+        if not getattr(stream, "isatty", bool)():
+            return cls()
+        columns = shutil.get_terminal_size((MOST_COLUMNS, 0)).columns
+        has_colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+        return cls(min(columns, MOST_COLUMNS), True, has_colours)
+
+    def paint(self, text: str, style: str) -> str:
+        """The text in an ANSI style, such as ``bold red``."""
+        codes = ";".join(_STYLES[word] for word in style.split())
+        return f"\x1b[{codes}m{text}\x1b[0m" if self.has_colours else text
+
+    def wrap(self, text: str) -> str:
+        """The text in lines of at most the width, all but the first indented."""
+        return textwrap.fill(
+            text,
+            self.columns,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )

@@ -19,8 +19,6 @@ from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
 from tests.support.written_logs import WrittenLog
 
-pytest.importorskip("rich")
-
 
 def write(folder: Path, steps: range, *, flags: tuple[str, ...] = (), **scalars: float) -> Path:
     path = folder / "metrics.jsonl"

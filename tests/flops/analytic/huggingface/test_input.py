@@ -374,6 +374,23 @@ def test_inklings_first_files_have_a_text_config_without_a_type() -> None:
     assert config == from_hf_config({"model_type": "inkling_text"})
 
 
+@pytest.mark.parametrize(
+    ("model_type", "field", "value"),
+    [
+        ("step3p5", "moe_layers_enum", "3,four"),
+        ("step3p5", "per_layer_config", {"1": {"num_attention_heads": 96}}),  # not a windowed layer
+        ("dots3_note_text", "per_layer_config", {"2": {"v_head_dim": 64}}),  # nor all of them
+        ("ernie4_5_vl_moe_text", "moe_intermediate_size", [1536]),
+        ("diffusion_gemma", "tie_word_embeddings", False),
+    ],
+)
+def test_what_contradicts_the_layers_of_a_type_is_an_error(
+    model_type: str, field: str, value: object
+) -> None:
+    with pytest.raises(UserError, match=f"{field}=.*expected"):
+        from_hf_config({"model_type": model_type, field: value})
+
+
 def test_of_glm_5_2_57_layers_reuse_the_indexer_of_an_earlier_one() -> None:
     config = from_hf_config({"model_type": "glm_moe_dsa", "index_topk_freq": 4})
     assert config.num_decoder_layers == 78

@@ -205,20 +205,6 @@ def largest_names(ops: Iterable[OpTime], count: int = 3) -> str:
     return ", ".join(f"{name} ({scope})" if scope else name for name, scope in named)
 
 
-def memory_limit(stats: ProfileStats) -> int:
-    """Memory of one device; 0 if unknown."""
-    return stats.program.memory_bytes or (stats.chip.usable_memory_bytes if stats.chip else 0)
-
-
-def memory_used(stats: ProfileStats) -> int | None:
-    """An upper bound on the program's peak memory; None if unknown."""
-    memory = stats.program.memory
-    sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
-    if any(size is None for size in sizes):
-        return None
-    return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)
-
-
 def milliseconds(seconds: float) -> str:
     """A time as text.
 

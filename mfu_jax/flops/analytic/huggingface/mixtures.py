@@ -9,6 +9,7 @@ from typing import Any
 from mfu_jax.flops.analytic.huggingface.common import (
     TRANSLATIONS,
     changed_layers,
+    checked_length,
     decoder,
     every,
     experts,
@@ -275,14 +276,22 @@ def afmoe(c: Fields) -> ModelConfig:
 @model_type("laguna")
 def laguna(c: Fields) -> ModelConfig:
     """One gate per head or channel; a shared expert; a bias helps select the experts."""
-    if len(set(c.list_of(int, "num_attention_heads_per_layer") or [0])) > 1:
-        c.fail("num_attention_heads_per_layer", "expected the same number in each layer")
-    attention = heads(c)
+    name, kinds = "num_attention_heads_per_layer", layer_types(c, lambda _: FULL)
+    default = [c.size("num_attention_heads")] * len(kinds)
+    counts = checked_length(c, name, c.list_of(int, name) or default)
+    of_kind = dict(zip(kinds, counts, strict=True))
+    if [of_kind[kind] for kind in kinds] != counts:
+        c.fail(name, "expected one number for all layers of a kind")
+    attention, windowed = (
+        heads(c.with_values(num_attention_heads=of_kind.get(kind, counts[0])))
+        for kind in (FULL, SLIDING)
+    )
     return decoder(
         c,
         qk_norm="head",
         attention_gate_width=1 if c.get("gating") in (True, "per-head") else attention["head_dim"],
-        layer_types=layer_types(c, lambda _: FULL),
+        layer_types=kinds,
+        in_windows=list(windowed.items()),
         routed_bias=True,
         **shared_expert(c, "shared_expert_intermediate_size"),
         **experts(c, "num_experts", where=1),
